@@ -1,0 +1,52 @@
+"""Every error that Backbay raises on purpose.
+
+::
+
+    BackbayError
+    ├── InputError              what the caller gave is wrong; the command line exits with code 2
+    │   ├── BackendNotFound     nobody knows the name
+    │   ├── BackendUnavailable  the name is known, and it does not run here
+    │   ├── BackendConflict     two origins claim one name
+    │   ├── BackendLoadError    the backend's own code raised, or is not a backend
+    │   ├── WorkloadNotFound    nobody knows the workload
+    │   └── WorkloadInvalid     the workload's function raised, or returned no model
+    └── ProofImpossible         no reference exists to prove a result against
+
+Each message says what happened, where, and what to do next, on one line.
+"""
+
+
+class BackbayError(Exception):
+    """Base of every error that Backbay raises on purpose."""
+
+
+class InputError(BackbayError):
+    """What the caller gave is wrong; nothing was run."""
+
+
+class BackendNotFound(InputError):  # noqa: N818 (reads as the mistake that it names)
+    """No backend of this name is known."""
+
+
+class BackendUnavailable(InputError):  # noqa: N818
+    """The backend is known, and it does not run here."""
+
+
+class BackendConflict(InputError):  # noqa: N818
+    """Two origins claim the same backend name."""
+
+
+class BackendLoadError(InputError):
+    """A backend's own code raised while it was loaded, or what it names is not a backend."""
+
+
+class WorkloadNotFound(InputError):  # noqa: N818
+    """No workload of this name is known."""
+
+
+class WorkloadInvalid(InputError):  # noqa: N818
+    """A workload's function raised, or did not return a model and its inputs."""
+
+
+class ProofImpossible(BackbayError):  # noqa: N818
+    """No reference exists that a result could be proven against."""

@@ -1,0 +1,35 @@
+"""What is proven and raced: a model and the inputs that it is run on."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, its inputs, and how training it is scored.
+
+    The model and the inputs are already on the device and in the dtype that they run in.
+    """
+
+    model: torch.nn.Module
+    """The model, in the mode (train or eval) that it is raced in."""
+
+    args: tuple[Any, ...] = ()
+    """Positional inputs of one call: any pytree of tensors and plain values."""
+
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword inputs of one call."""
+
+    loss: Callable[[Any], torch.Tensor] | None = None
+    """From the model's output to the scalar whose gradients are taken in training. Without it,
+    every floating-point output is given a fixed random cotangent, so that no gradient cancels."""
+
+    name: str = ""
+    """How the workload is called in reports, for example ``hf:llama@tiny``."""
+
+    reduced: "Callable[[], Workload] | None" = None
+    """Gives the same model on smaller inputs, for when float64 truth does not fit. Without it the
+    leading dimension that the tensor inputs share is cut."""

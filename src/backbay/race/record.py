@@ -1,0 +1,125 @@
+"""What a race reports, as data: the schema of ``backbay race --json``.
+
+Every record is a plain structure without torch in it, so that the process that draws tables and
+pages never imports torch. Times are in milliseconds where the name ends in ``_ms``, in seconds where
+it ends in ``_s``; sizes are in bytes. A value that was not measured is ``null``, never zero.
+"""
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = "backbay.race/1"
+
+Status = Literal["ok", "wrong", "failed", "crashed", "timeout", "unavailable"]
+Mode = Literal["infer", "train"]
+Interval = tuple[float, float]
+"""Lower and upper end of a 95 % bootstrap confidence interval."""
+
+
+class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a backend's results are right, and by how much."""
+
+    passed: bool
+    reason: str
+    """Why it failed, or what it passed; one sentence."""
+    where: str | None = None
+    """The tensor with the largest error relative to what is allowed, for example ``output[0]``."""
+    worst: float | None = None
+    """The largest absolute difference from float64 truth in that tensor."""
+    index: tuple[int, ...] | None = None
+    """Where in that tensor it is."""
+    ulps: float | None = None
+    """The same difference in units in the last place of the working dtype."""
+    ratio: float | None = None
+    """Root-mean-square error over eager's own root-mean-square error, in that tensor."""
+    tensors: int = 0
+    """How many tensors were compared."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend on one workload: a row of the table."""
+
+    workload: str
+    mode: Mode
+    backend: str
+    status: Status
+    reason: str = ""
+    """Why the status is not ``ok``; one line."""
+    verdict: VerdictRecord | None = None
+    """``null`` where nothing was compared: eager is what the others are compared with."""
+    median_ms: float | None = None
+    ci_ms: Interval | None = None
+    ratio_to_eager: float | None = None
+    """Eager's median over this backend's: above 1 is faster than eager."""
+    ratio_to_eager_ci: Interval | None = None
+    ratio_to_inductor: float | None = None
+    """Inductor's median over this backend's; ``null`` where inductor is not in the race."""
+    ratio_to_inductor_ci: Interval | None = None
+    compile_s: float | None = None
+    """Wall time of the first call in an empty cache, less ``warmup_s``."""
+    warmup_s: float | None = None
+    """The toolchain's own warm-up, paid once a machine: imports, precompiled headers."""
+    compile_peak_bytes: int | None = None
+    """Peak memory of the process (CPU) or the device allocator (GPU) while compiling."""
+    peak_bytes: int | None = None
+    """The same, while running one compiled step."""
+    graphs: int | None = None
+    """Graphs handed to the backend."""
+    breaks: int | None = None
+    """Graph breaks."""
+    samples_ms: tuple[float, ...] = ()
+    """One sample a round: the mean of a block of calls."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know to read the numbers rightly."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Which backend to use for one workload, or that it cannot be told."""
+
+    workload: str
+    mode: Mode
+    winner: str
+    """The backend to use; ``eager`` where nothing is significantly faster."""
+    abstained: bool
+    """True where the measurement does not tell the best backend from the default."""
+    ratio_to_eager: float | None = None
+    ratio_to_eager_ci: Interval | None = None
+    sentence: str
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the race was run."""
+
+    system: str
+    processor: str
+    cores: int
+    memory_bytes: int
+    device: str
+    """What the models ran on: ``cpu``, or the GPU's own name."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for."""
+
+    backends: tuple[str, ...]
+    mode: Mode
+    dtype: str
+    device: str
+    seed: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole race."""
+
+    schema: str = SCHEMA
+    created: str
+    """UTC, ISO 8601."""
+    machine: Machine
+    versions: dict[str, str]
+    """Distribution name to version: python, torch, backbay, and what provides each backend."""
+    settings: Settings
+    decision: tuple[Decision, ...]
+    """One for each workload, in the order raced."""
+    results: tuple[Result, ...]
+    notes: tuple[str, ...] = ()
