@@ -17,17 +17,17 @@ _HOME_OF = {
     "compare": "backbay.proof",
     "list_backends": "backbay.registry",
     "lookup_backend": "backbay.registry",
-    "race": "backbay.race",
     "register_backend": "backbay.registry",
 }
 
-__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604 (every item is a string)
+_SUBPACKAGES = ("proof", "race", "registry")
+
+__all__ = ["__version__", *sorted(_HOME_OF), *_SUBPACKAGES]  # noqa: PLE0604 (every item is a string)
 
 if TYPE_CHECKING:
     from backbay.errors import BackbayError as BackbayError
     from backbay.proof import Workload as Workload
     from backbay.proof import compare as compare
-    from backbay.race import race as race
     from backbay.registry import Availability as Availability
     from backbay.registry import BackendSpec as BackendSpec
     from backbay.registry import Registry as Registry
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"backbay.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'backbay' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)

@@ -47,6 +47,9 @@ class WorkloadNotFound(InputError):  # noqa: N818
 class WorkloadInvalid(InputError):  # noqa: N818
     """A workload's function raised, or did not return a model and its inputs."""
 
+    user_traceback: str = ""
+    """Where the user's own code raised: its traceback from the user's first frame on."""
+
 
 class ProofImpossible(BackbayError):  # noqa: N818
     """No reference exists that a result could be proven against."""

@@ -1,8 +1,8 @@
 """What a race reports, as data: the schema of ``backbay race --json``.
 
 Every record is a plain structure without torch in it, so that the process that draws tables and
-pages never imports torch. Times are in milliseconds where the name ends in ``_ms``, in seconds where
-it ends in ``_s``; sizes are in bytes. A value that was not measured is ``null``, never zero.
+pages never imports torch. Times are in milliseconds where the name ends in ``_ms``, in seconds
+where it ends in ``_s``; sizes are in bytes. A value that was not measured is ``null``, never zero.
 """
 
 from typing import Literal

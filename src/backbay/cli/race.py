@@ -1,0 +1,96 @@
+"""``backbay race``: which backend is right and fastest on a model."""
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from backbay.race import DEFAULT_WORKLOAD, DTYPES, Limits, Report, run
+
+_EXAMPLES = """
+\b
+Examples:
+  backbay race
+  backbay race hf:llama hf:bert timm:resnet50 --backends eager,aot_eager,inductor
+  backbay race train.py:model --train --dtype bfloat16 --html race.html
+"""
+
+
+@click.command("race", epilog=_EXAMPLES)
+@click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
+@click.option("--backends", help="Names, module:function or file.py:function, by commas.")
+@click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
+@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]")
+@click.option("--size", type=click.Choice(["tiny", "small", "base"]), help="Of built-in models.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--timeout", type=float, default=Limits().backend_s, show_default=True,
+              help="Seconds for one backend to compile and be proven.")  # fmt: skip
+@click.option("--seconds", type=float, default=Limits().timing_s, show_default=True,
+              help="Seconds of timing for each workload.")  # fmt: skip
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
+              help="Write everything as JSON; - for standard output.")  # fmt: skip
+@click.option("--html", "html_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
+              help="Write one self-contained HTML page.")  # fmt: skip
+def command(
+    *,
+    workloads: tuple[str, ...],
+    backends: str | None,
+    train: bool,
+    dtype: str,
+    device: str | None,
+    size: str | None,
+    seed: int,
+    timeout: float,
+    seconds: float,
+    json_path: Path | None,
+    html_path: Path | None,
+) -> None:
+    """Race backends on WORKLOADs: prove each right, time them side by side, say which to use.
+
+    A WORKLOAD is decoder (built in, the default), hf:NAME, timm:NAME, or your own file.py:function
+    or module:function that returns (model, args), (model, args, kwargs) or a backbay.Workload.
+    """
+    sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
+    from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
+
+    with progress() as tell:
+        report = run(
+            workloads or DEFAULT_WORKLOAD,
+            backends=_split(backends),
+            train=train,
+            dtype=dtype,
+            device=device,
+            size=size,
+            seed=seed,
+            limits=Limits(backend_s=timeout, timing_s=seconds),
+            tell=tell,
+        )
+    _write(report, json_path, html_path)
+
+
+def _split(backends: str | None) -> list[str] | None:
+    if backends is None:
+        return None
+    return [name.strip() for name in backends.split(",") if name.strip()]
+
+
+def _write(report: Report, json_path: Path | None, html_path: Path | None) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    from backbay.race.table import table  # noqa: PLC0415
+
+    to_stdout = json_path == Path("-")
+    Console(stderr=to_stdout).print(table(report))
+    if json_path is not None:
+        document = msgspec.json.format(msgspec.json.encode(report), indent=2)
+        if to_stdout:
+            click.echo(document.decode())
+        else:
+            json_path.write_bytes(document + b"\n")
+    if html_path is not None:
+        from backbay.race.page import write_page  # noqa: PLC0415 (matplotlib takes a second)
+
+        write_page(report, html_path)
+        click.echo(f"page: {html_path}", err=to_stdout)

@@ -1,0 +1,194 @@
+"""Carries out a race's requests: in a child process, or in this one for a model object."""
+
+import gc
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+import backbay
+from backbay.errors import InputError
+from backbay.proof import Golden, Step, Workload, digest, make_golden
+from backbay.race import job
+from backbay.race.memory import peak_bytes, reset_peak
+from backbay.race.trial import EAGER, Trial, compiled, synchronize
+from backbay.registry import CompilerFn, default_registry
+
+_LONGEST_REASON = 400  # characters: a row of a table, not a log
+
+
+class Bench:
+    """One workload and the backends that have been compiled for it."""
+
+    def __init__(
+        self,
+        workload: Workload | None = None,
+        backends: Mapping[str, CompilerFn] | None = None,
+    ) -> None:
+        self._given = workload
+        self._backends = backends or {}
+        self._built: tuple[job.Setup, Workload] | None = None
+        self._calls: dict[str, Callable[..., Any]] = {}
+        self._step: Step | None = None
+        self._device = torch.device("cpu")
+
+    def answer(self, request: job.Request) -> job.Reply:
+        """Carry out a request. Nothing is raised: what goes wrong is a reply."""
+        try:
+            return self._carry_out(request)
+        except InputError as error:
+            detail = getattr(error, "user_traceback", "")
+            return job.Refused(reason=str(error), input_error=True, detail=detail)
+        except Exception as error:  # noqa: BLE001 (whatever a model or a backend raises is a result)
+            traceback.print_exc()
+            return job.Refused(reason=one_line(error))
+
+    def _carry_out(self, request: job.Request) -> job.Reply:
+        match request:
+            case job.Load():
+                return job.Loaded(workload=self._workload(request.setup).name)
+            case job.Reference():
+                return self._reference(request)
+            case job.Trial():
+                return self._trial(request)
+            case job.Open():
+                return self._open(request)
+            case job.Block():
+                return self._block(request)
+
+    def _workload(self, setup: job.Setup) -> Workload:
+        self._device = torch.device(setup.device)
+        if self._given is not None:
+            return self._given
+        if self._built is not None and self._built[0] == setup:
+            return self._built[1]
+        from backbay.race.workloads import load  # noqa: PLC0415 (a given model needs none of it)
+
+        workload = load(
+            setup.workload,
+            seed=setup.seed,
+            dtype=getattr(torch, setup.dtype),
+            device=self._device,
+            train=setup.train,
+            size=setup.size,
+        )
+        self._built = (setup, workload)
+        return workload
+
+    def _reference(self, request: job.Reference) -> job.Referenced:
+        setup = request.setup
+        workload = self._workload(setup)
+        fingerprint = digest(workload)
+        golden = make_golden(workload, train=setup.train, seed=setup.seed)
+        golden.save(request.golden)
+        return job.Referenced(
+            workload=workload.name,
+            digest=fingerprint,
+            peak_bytes=self._eager_peak(workload, setup),
+            notes=golden.notes,
+            device_name=_device_name(self._device),
+            versions={"torch": torch.__version__, "backbay": backbay.__version__},
+        )
+
+    def _eager_peak(self, workload: Workload, setup: job.Setup) -> int | None:
+        step = Step(workload, train=setup.train, seed=setup.seed)
+        step(workload.model)
+        reset_peak(self._device)
+        step(workload.model)
+        synchronize(self._device)
+        return peak_bytes(self._device)
+
+    def _trial(self, request: job.Trial) -> job.Tried:
+        setup = request.setup
+        workload = self._same_workload(setup, request.digest)
+        try:
+            trial = Trial(
+                workload=workload,
+                device=self._device,
+                train=setup.train,
+                seed=setup.seed,
+                compiler=self._compiler(request.backend),
+            )
+            return trial.run(Golden.load(request.golden))
+        except Exception as error:  # noqa: BLE001 (a backend may raise anything)
+            traceback.print_exc()
+            return job.Tried(status="failed", reason=one_line(error))
+
+    def _open(self, request: job.Open) -> job.Opened:
+        setup = request.setup
+        workload = self._same_workload(setup, request.digest)
+        # Every backend adds entries for the same code, and must not be refused for the others'.
+        torch._dynamo.config.recompile_limit = 8 * (1 + len(request.backends))  # noqa: SLF001
+        self._step = Step(workload, train=setup.train, seed=setup.seed)
+        step_s: dict[str, float] = {}
+        failed: dict[str, str] = {}
+        for backend in request.backends:
+            try:
+                self._calls[backend] = compiled(workload.model, self._compiler(backend))
+                self._seconds(backend, calls=2)
+                step_s[backend] = self._seconds(backend, calls=1)
+            except Exception as error:  # noqa: BLE001
+                traceback.print_exc()
+                failed[backend] = one_line(error)
+        return job.Opened(step_s=step_s, failed=failed)
+
+    def _block(self, request: job.Block) -> job.Timed:
+        self._seconds(request.backend, request.warmups)
+        gc.collect()
+        gc.disable()  # a collection inside a block would be charged to the backend
+        try:
+            return job.Timed(seconds=self._seconds(request.backend, request.calls))
+        finally:
+            gc.enable()
+
+    def _seconds(self, backend: str, calls: int) -> float:
+        assert self._step is not None, "blocks are timed after Open"
+        step, call = self._step, self._calls[backend]
+        if self._device.type == "cuda":
+            return _cuda_seconds(lambda: step(call), calls)
+        start = time.perf_counter()
+        for _ in range(calls):
+            step(call)
+        return time.perf_counter() - start
+
+    def _compiler(self, backend: str) -> str | CompilerFn | None:
+        if backend in self._backends:
+            return self._backends[backend]
+        return None if backend == EAGER else default_registry.resolve(backend)
+
+    def _same_workload(self, setup: job.Setup, fingerprint: str) -> Workload:
+        workload = self._workload(setup)
+        if digest(workload) != fingerprint:
+            raise InputError(
+                f"workload {workload.name!r} was not built alike twice: its parameters or inputs "
+                "differ between processes. Draw all random numbers from torch's default generator."
+            )
+        return workload
+
+
+def one_line(error: BaseException) -> str:
+    """Give an error's kind and the first line of its message, for a table."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
+
+
+def _cuda_seconds(step: Callable[[], Any], calls: int) -> float:
+    start, end = _event(), _event()
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(calls):
+        step()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch has no stub
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

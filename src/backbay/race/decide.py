@@ -1,0 +1,91 @@
+"""Which backend to use, or that the measurement does not tell.
+
+Eager holds the field until a backend is significantly faster: the whole interval of their ratio
+lies above 1. Inductor, torch.compile's own default, challenges first; another backend then has to
+be significantly faster than Inductor, not only than eager.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from backbay.race import stats
+from backbay.race.record import Decision, Mode
+
+EAGER = "eager"
+INDUCTOR = "inductor"
+
+Samples = Mapping[str, Sequence[float]]
+
+
+def decide(workload: str, mode: Mode, samples: Samples) -> Decision:
+    """Decide from the samples of every backend that was proven right.
+
+    Args:
+        workload: its canonical name.
+        mode: what was timed.
+        samples: backend to one time a round, in the same rounds; must hold eager.
+    """
+    rivals = sorted((name for name in samples if name != EAGER), key=lambda n: _order(n, samples))
+    holder = EAGER
+    for rival in rivals:
+        if _faster(rival, holder, samples):
+            holder = rival
+    if holder == EAGER:
+        return _keep_eager(workload, mode, rivals, samples)
+    value, interval = stats.ratio(samples[EAGER], samples[holder])
+    tied = [rival for rival in rivals if rival != holder and _tied(rival, holder, samples)]
+    also = f"; {_listed(tied)} cannot be told from it" if tied else ""
+    return Decision(
+        workload=workload,
+        mode=mode,
+        winner=holder,
+        abstained=False,
+        ratio_to_eager=value,
+        ratio_to_eager_ci=interval,
+        sentence=f"{holder} is {_times(value, interval)} eager{also}; use {holder}",
+    )
+
+
+def _keep_eager(workload: str, mode: Mode, rivals: Sequence[str], samples: Samples) -> Decision:
+    tied = [rival for rival in rivals if _tied(rival, EAGER, samples)]
+    if not rivals:
+        return _eager(workload, mode, "no other backend finished and was right; keep eager")
+    if tied:
+        value, interval = stats.ratio(samples[EAGER], samples[tied[0]])
+        sentence = (
+            f"no significant difference ({tied[0]} is {_times(value, interval)} eager); keep eager"
+        )
+        return _eager(workload, mode, sentence, abstained=True)
+    best = min(rivals, key=lambda name: stats.median(samples[name])[0])
+    value, interval = stats.ratio(samples[EAGER], samples[best])
+    return _eager(
+        workload,
+        mode,
+        f"every backend is slower: {best} is {_times(value, interval)} eager; keep eager",
+    )
+
+
+def _eager(workload: str, mode: Mode, sentence: str, *, abstained: bool = False) -> Decision:
+    return Decision(
+        workload=workload, mode=mode, winner=EAGER, abstained=abstained, sentence=sentence
+    )
+
+
+def _order(name: str, samples: Samples) -> tuple[bool, float]:
+    return name != INDUCTOR, stats.median(samples[name])[0]
+
+
+def _faster(rival: str, holder: str, samples: Samples) -> bool:
+    return stats.ratio(samples[holder], samples[rival])[1][0] > 1.0
+
+
+def _tied(rival: str, holder: str, samples: Samples) -> bool:
+    low, high = stats.ratio(samples[holder], samples[rival])[1]
+    return low <= 1.0 <= high
+
+
+def _times(value: float, interval: stats.Interval) -> str:
+    return f"{value:.2f}x [{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

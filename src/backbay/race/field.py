@@ -1,0 +1,59 @@
+"""Which backends take part, decided before anything is run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from backbay.errors import BackendLoadError
+from backbay.race.decide import EAGER, INDUCTOR
+from backbay.registry import HIDDEN_TAGS, Availability, BackendSpec, Registry
+from backbay.registry.target import parse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrant:
+    """One backend of the race."""
+
+    name: str
+    spec: BackendSpec | None = None
+    """``None`` for eager, and for a function named by where it is."""
+    unavailable: Availability | None = None
+    """Why it is a row without a run; chosen backends never have this."""
+
+
+def chosen(registry: Registry, names: Sequence[str], device: str) -> list[Entrant]:
+    """Give the backends that the user named; eager is added, as what the others are measured by.
+
+    Raises:
+        BackendNotFound: a name is not known.
+        BackendUnavailable: a name is known and does not run here: a choice fails loudly.
+        BackendLoadError: a ``file.py:attribute`` names no file.
+    """
+    distinct = [name for name in dict.fromkeys(names) if name != EAGER]
+    return [Entrant(name=EAGER), *(_named(registry, name, device) for name in distinct)]
+
+
+def by_default(registry: Registry, device: str) -> list[Entrant]:
+    """Give eager and every backend that is ready and not tagged debug or experimental.
+
+    Inductor is always a row: without a compiler a user must see why torch.compile would fail.
+    """
+    entrants = [Entrant(name=EAGER)]
+    for name in registry.list_backends(exclude_tags=HIDDEN_TAGS):
+        availability = registry.availability(name, device)
+        if availability.ready:
+            entrants.append(Entrant(name=name, spec=registry.spec(name)))
+        elif name == INDUCTOR:
+            spec = registry.spec(name)
+            entrants.append(Entrant(name=name, spec=spec, unavailable=availability))
+    return entrants
+
+
+def _named(registry: Registry, name: str, device: str) -> Entrant:
+    target = parse(name)
+    if target is None:
+        return Entrant(name=name, spec=registry.require(name, device))
+    try:
+        target.check()
+    except LookupError as error:
+        raise BackendLoadError(f"backend {name!r}: {error}") from error
+    return Entrant(name=name)

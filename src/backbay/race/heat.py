@@ -1,0 +1,197 @@
+"""One workload's race: reference, a trial for each backend, interleaved timing, a decision.
+
+Everything that touches torch happens in lanes. A backend that fails, crashes, hangs or is wrong is
+a row with its reason, and the race goes on.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backbay.errors import WorkloadInvalid
+from backbay.race import job, stats
+from backbay.race.caches import Caches
+from backbay.race.child import ChildLost
+from backbay.race.decide import EAGER, INDUCTOR, decide
+from backbay.race.field import Entrant
+from backbay.race.lane import Lane
+from backbay.race.record import Decision, Result, Status
+from backbay.race.timing import Limits, Timing
+
+OpenLane = Callable[[Mapping[str, str]], Lane]
+"""Opens a lane whose process has these environment variables."""
+
+Tell = Callable[[str, str, str], None]
+"""Called with workload, backend and what is going on."""
+
+
+@dataclass(kw_only=True)
+class Heat:
+    """One workload and everyone who runs it."""
+
+    setup: job.Setup
+    entrants: Sequence[Entrant]
+    caches: Caches
+    golden: Path
+    """The file that keeps the reference while the race runs."""
+    open_lane: OpenLane
+    limits: Limits
+    tell: Tell
+
+    workload: str = ""
+    """Its canonical name, once it was built."""
+    device_name: str = ""
+    notes: list[str] = field(default_factory=list)
+    tried: dict[str, job.Tried] = field(default_factory=dict)
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    decision: Decision | None = None
+    results: tuple[Result, ...] = ()
+
+    def run(self) -> None:
+        """Race, and fill in what came of it.
+
+        Raises:
+            WorkloadInvalid: the workload could not be built; nothing was raced.
+        """
+        self.workload = self.setup.workload
+        reference = self._reference()
+        if isinstance(reference, job.Tried):
+            self.decision = self._without_reference(reference)
+        else:
+            self.decision = self._race(reference)
+        self.results = tuple(self._result(entrant.name) for entrant in self.entrants)
+
+    def _race(self, reference: job.Referenced) -> Decision:
+        self.tried[EAGER] = job.Tried(status="ok", peak_bytes=reference.peak_bytes)
+        for entrant in self.entrants[1:]:
+            self.tried[entrant.name] = self._trial(entrant, reference.digest)
+        self._time(reference.digest)
+        return decide(self.workload, self.setup.mode, self.samples)
+
+    def _reference(self) -> job.Referenced | job.Tried:
+        self._say(EAGER, "reference: eager and float64")
+        self.caches.empty()
+        request = job.Reference(setup=self.setup, golden=str(self.golden))
+        try:
+            with self.open_lane(self.caches.environment) as lane:
+                reply = lane.ask(request, timeout_s=self.limits.backend_s)
+        except ChildLost as lost:
+            return job.Tried(status=lost.status, reason=lost.reason)
+        if isinstance(reply, job.Refused):
+            return _refused_reference(reply)
+        assert isinstance(reply, job.Referenced)
+        self.workload = reply.workload
+        self.device_name = reply.device_name
+        self.notes += reply.notes
+        return reply
+
+    def _trial(self, entrant: Entrant, digest: str) -> job.Tried:
+        if entrant.unavailable is not None:
+            why = entrant.unavailable
+            return job.Tried(status="unavailable", reason=f"{why.reason}; {why.remedy}")
+        self._say(entrant.name, "compiling and proving")
+        self.caches.empty()
+        request = job.Trial(
+            setup=self.setup, backend=entrant.name, golden=str(self.golden), digest=digest
+        )
+        try:
+            with self.open_lane(self.caches.environment) as lane:
+                reply = lane.ask(request, timeout_s=self.limits.backend_s)
+        except ChildLost as lost:
+            return job.Tried(status=lost.status, reason=lost.reason)
+        if isinstance(reply, job.Refused):
+            return job.Tried(status="failed", reason=reply.reason)
+        assert isinstance(reply, job.Tried)
+        self.caches.keep(entrant.name)
+        return reply
+
+    def _time(self, digest: str) -> None:
+        survivors = [name for name, outcome in self.tried.items() if outcome.status == "ok"]
+        self.caches.restore(survivors)
+        timing = Timing(
+            setup=self.setup,
+            digest=digest,
+            open_lane=lambda: self.open_lane(self.caches.environment),
+            limits=self.limits,
+            tell=self._say,
+        )
+        timing.run(survivors)
+        self.caches.drop()
+        self.samples = timing.samples
+        self.notes += timing.notes
+        for name, (status, reason) in timing.lost.items():
+            self.tried[name] = _with(
+                self.tried[name], status, f"right, but lost while it was timed: {reason}"
+            )
+
+    def _result(self, name: str) -> Result:
+        outcome = self.tried[name]
+        measured = {
+            field: getattr(outcome, field)
+            for field in outcome.__struct_fields__
+            if field not in {"status", "reason"}
+        }
+        return Result(
+            workload=self.workload,
+            mode=self.setup.mode,
+            backend=name,
+            status=outcome.status,
+            reason=outcome.reason,
+            **measured,
+            **self._times(name),
+        )
+
+    def _times(self, name: str) -> dict[str, Any]:
+        if name not in self.samples:
+            return {}
+        own = self.samples[name]
+        median_ms, ci_ms = stats.median(own)
+        times: dict[str, Any] = {
+            "samples_ms": tuple(own),
+            "median_ms": median_ms,
+            "ci_ms": ci_ms,
+        }
+        for rival in (EAGER, INDUCTOR):
+            if rival in self.samples:
+                value, interval = stats.ratio(self.samples[rival], own)
+                times |= {f"ratio_to_{rival}": value, f"ratio_to_{rival}_ci": interval}
+        return times
+
+    def _without_reference(self, eager: job.Tried) -> Decision:
+        """Fill the rows with why nothing could be raced."""
+        self.tried[EAGER] = eager
+        for entrant in self.entrants[1:]:
+            reason = "not run: eager itself gave nothing to compare with"
+            self.tried[entrant.name] = job.Tried(status="failed", reason=reason)
+        return Decision(
+            workload=self.workload,
+            mode=self.setup.mode,
+            winner=EAGER,
+            abstained=True,
+            sentence=f"nothing was raced: eager itself {eager.status}: {eager.reason}",
+        )
+
+    def _say(self, backend: str, text: str) -> None:
+        self.tell(self.workload, backend, text)
+
+
+def _refused_reference(reply: job.Refused) -> job.Tried:
+    if reply.input_error:
+        raise workload_error(reply)
+    return job.Tried(status="failed", reason=reply.reason)
+
+
+def workload_error(reply: job.Refused) -> WorkloadInvalid:
+    """Give the error that a child met while it built the workload."""
+    error = WorkloadInvalid(reply.reason)
+    error.user_traceback = reply.detail
+    return error
+
+
+def _with(outcome: job.Tried, status: Status, reason: str) -> job.Tried:
+    changed: job.Tried = msgspec.structs.replace(outcome, status=status, reason=reason)
+    return changed

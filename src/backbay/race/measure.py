@@ -1,0 +1,105 @@
+"""Interleaved timing: A B C A B C ..., one block of calls at a time.
+
+A machine's speed drifts over seconds (clocks, temperature, neighbours). Taking one block of every
+backend in each round lets the drift meet all of them alike; the order turns by one each round, so
+that nobody always runs behind the same neighbour.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from backbay.race.child import ChildLost
+from backbay.race.job import Block, Refused, Timed
+from backbay.race.lane import Lane
+from backbay.race.record import Status
+
+SHORTEST_BLOCK_S = 0.02
+"""Shorter blocks are at the mercy of single interrupts."""
+FEWEST_ROUNDS = 12
+"""Below this a bootstrap interval of the median is not to be trusted."""
+MOST_ROUNDS = 60
+WARMUPS = 2
+"""Calls before a block: caches hold another backend's data, and Dynamo's guards another's entry."""
+
+
+class BlockLost(Exception):  # noqa: N818 (what happened to a backend, not an error of the race)
+    """A backend that had been ready raised, died or hung while it was timed."""
+
+    def __init__(self, backend: str, status: Status, reason: str) -> None:
+        super().__init__(f"{backend}: {reason}")
+        self.backend = backend
+        self.status = status
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How many calls to time."""
+
+    rounds: int
+    calls: Mapping[str, int]
+    """Backend to calls in a block."""
+
+
+def plan(step_s: Mapping[str, float], budget_s: float) -> Plan:
+    """Fit as many rounds as the time allows, within limits.
+
+    Args:
+        step_s: backend to seconds of one warm step.
+        budget_s: seconds for the timing of all of them together.
+    """
+    calls = {name: math.ceil(SHORTEST_BLOCK_S / max(step, 1e-7)) for name, step in step_s.items()}
+    round_s = sum((calls[name] + WARMUPS) * step for name, step in step_s.items())
+    fitting = int(budget_s / max(round_s, 1e-7))
+    return Plan(rounds=min(max(fitting, FEWEST_ROUNDS), MOST_ROUNDS), calls=calls)
+
+
+def interleave(
+    lanes: Mapping[str, Lane],
+    chosen: Plan,
+    *,
+    timeout_s: float,
+    on_round: Callable[[int, int], None],
+) -> dict[str, list[float]]:
+    """Time every backend in every round.
+
+    Args:
+        lanes: backend to the lane that it is ready in. Where there are several, the idle ones are
+            stopped: a process that only waits disturbs the one that is timed.
+        chosen: how much to time.
+        timeout_s: seconds that one block may take.
+        on_round: called with the number of rounds done and of all rounds.
+
+    Returns:
+        Backend to milliseconds a call, one sample a round.
+
+    Raises:
+        BlockLost: a backend raised, or its lane died or hung.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in lanes}
+    order = list(lanes)
+    several = len({id(lane) for lane in lanes.values()}) > 1
+    for index in range(chosen.rounds):
+        for name in order:
+            seconds = _block(lanes[name], name, chosen, several=several, timeout_s=timeout_s)
+            samples[name].append(1e3 * seconds / chosen.calls[name])
+        order.append(order.pop(0))
+        on_round(index + 1, chosen.rounds)
+    return samples
+
+
+def _block(lane: Lane, name: str, chosen: Plan, *, several: bool, timeout_s: float) -> float:
+    request = Block(backend=name, warmups=WARMUPS, calls=chosen.calls[name])
+    if several:
+        lane.resume()
+    try:
+        reply = lane.ask(request, timeout_s=timeout_s)
+    except ChildLost as lost:
+        raise BlockLost(name, lost.status, lost.reason) from lost
+    if several:
+        lane.stop()
+    if isinstance(reply, Refused):
+        raise BlockLost(name, "failed", reply.reason)
+    assert isinstance(reply, Timed)
+    return reply.seconds

@@ -1,0 +1,49 @@
+"""Medians, ratios and their confidence intervals, by the bootstrap.
+
+The percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 13)
+assumes no distribution of times. Rounds are resampled, not samples: what disturbs a round disturbs
+every backend in it, so that a ratio of two backends is taken within the same rounds.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+RESAMPLES = 4000
+CONFIDENCE = 0.95
+
+Interval = tuple[float, float]
+
+
+def median(samples: Sequence[float]) -> tuple[float, Interval]:
+    """Give the median of one sample a round, and its confidence interval."""
+    values = np.asarray(samples, dtype=np.float64)
+    medians = np.median(values[_resampled_rounds(len(values))], axis=1)
+    return float(np.median(values)), _interval(medians)
+
+
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, Interval]:
+    """Give the ratio of two medians, and its confidence interval; samples pair up by round.
+
+    Raises:
+        ValueError: the two were not measured in the same rounds.
+    """
+    above = np.asarray(numerator, dtype=np.float64)
+    below = np.asarray(denominator, dtype=np.float64)
+    if len(above) != len(below):
+        raise ValueError(f"{len(above)} rounds against {len(below)}: they do not pair up")
+    rounds = _resampled_rounds(len(above))
+    ratios = np.median(above[rounds], axis=1) / np.median(below[rounds], axis=1)
+    return float(np.median(above) / np.median(below)), _interval(ratios)
+
+
+def _resampled_rounds(count: int) -> npt.NDArray[np.int64]:
+    # A fixed seed: the same samples always give the same interval.
+    return np.random.default_rng(0).integers(0, count, size=(RESAMPLES, count))
+
+
+def _interval(values: npt.NDArray[np.float64]) -> Interval:
+    tail = 50.0 * (1.0 - CONFIDENCE)
+    low, high = np.percentile(values, [tail, 100.0 - tail])
+    return float(low), float(high)

@@ -1,0 +1,145 @@
+"""What this machine and this installation offer a backend, found out without importing torch."""
+
+import ast
+import ctypes
+import functools
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backbay.registry.distributions import Installed, scan
+
+_NVML = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The facts that requirements are checked against."""
+
+    installed: Installed
+    """The distributions on ``sys.path``."""
+
+    torch_build: Mapping[str, str | None] = field(default_factory=dict)
+    """Constants of ``torch/version.py``: ``__version__``, ``cuda``, ``hip``, ``xpu``; empty without
+    torch."""
+
+    devices: Mapping[str, str] = field(default_factory=dict)
+    """Device type to why it cannot be used; an empty reason means that it can."""
+
+    @property
+    def default_device(self) -> str:
+        """The accelerator if one can be used, else ``cpu``."""
+        usable = [device for device, reason in self.devices.items() if not reason]
+        return next((device for device in usable if device != "cpu"), "cpu")
+
+    @classmethod
+    def current(cls) -> "Environment":
+        """Look at this process's machine and path."""
+        build = torch_build()
+        return cls(installed=scan(), torch_build=build, devices=devices(build))
+
+    def missing_tool(self, tool: str) -> tuple[str, str] | None:
+        """Give (what is missing, how to get it), or ``None`` where the tool is here."""
+        if tool == "triton":
+            return _missing_triton(self.installed)
+        return _missing_compiler(tool)
+
+
+def torch_build() -> dict[str, str | None]:
+    """Read the constants of ``torch/version.py`` without running or importing torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return {}
+    try:
+        tree = ast.parse(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return {}
+    return dict(filter(None, map(_constant, tree.body)))
+
+
+def devices(build: Mapping[str, str | None]) -> dict[str, str]:
+    """Give torch's device types, each with why it cannot be used here, or an empty reason."""
+    return {
+        "cpu": "",
+        "cuda": _why_no_cuda(build),
+        "xpu": "" if build.get("xpu") else _built_without(build, "XPU"),
+        "mps": "" if _is_apple_silicon() else "Metal needs a Mac with Apple silicon",
+    }
+
+
+def _constant(node: ast.stmt) -> tuple[str, str | None] | None:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    value = getattr(node, "value", None)
+    if not isinstance(targets[0], ast.Name) or not isinstance(value, ast.Constant):
+        return None
+    return targets[0].id, value.value if isinstance(value.value, str) else None
+
+
+def _why_no_cuda(build: Mapping[str, str | None]) -> str:
+    if build.get("hip"):
+        return "" if Path("/dev/kfd").exists() else "no AMD GPU is visible (/dev/kfd is absent)"
+    if not build.get("cuda"):
+        return _built_without(build, "CUDA")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None and hidden.strip() in {"", "-1"}:
+        return f"CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU"
+    return "" if nvidia_gpus() else "no NVIDIA GPU is visible to the driver"
+
+
+def _built_without(build: Mapping[str, str | None], what: str) -> str:
+    if not build:
+        return "PyTorch is not installed"
+    return f"this PyTorch ({build.get('__version__')}) is built without {what}"
+
+
+@functools.cache
+def nvidia_gpus() -> int:
+    """Count NVIDIA GPUs through NVML, which does not initialise CUDA; 0 without a driver.
+
+    CUDA itself must not be touched: a process that has initialised it can no longer be forked.
+    """
+    try:
+        nvml = ctypes.CDLL(_NVML)
+    except OSError:
+        return 0
+    if nvml.nvmlInit_v2() != 0:
+        return 0
+    count = ctypes.c_uint(0)
+    failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0
+    nvml.nvmlShutdown()
+    return 0 if failed else count.value
+
+
+def _is_apple_silicon() -> bool:
+    return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
+def _missing_compiler(tool: str) -> tuple[str, str] | None:
+    variable, default = {"c++": ("CXX", _default_cxx()), "cc": ("CC", "cc")}[tool]
+    command = os.environ.get(variable) or default
+    if shutil.which(command):
+        return None
+    if tool == "cc" and variable not in os.environ and shutil.which("gcc"):
+        return None
+    language = "C++" if tool == "c++" else "C"
+    return (
+        f"no {language} compiler: {command!r} is not on PATH",
+        f"install one (Debian: apt-get install g++; conda: cxx-compiler) or set {variable}",
+    )
+
+
+def _default_cxx() -> str:
+    # torch/_inductor/config.py chooses the same way.
+    return {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+
+
+def _missing_triton(installed: Installed) -> tuple[str, str] | None:
+    names = ("triton", "pytorch-triton", "triton-windows", "pytorch-triton-rocm", "triton-rocm")
+    if any(installed.find(name) for name in names):
+        return None
+    return "Triton is not installed", "pip install triton"

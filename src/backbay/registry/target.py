@@ -1,0 +1,188 @@
+"""Load what a reference of the form ``module:attribute`` or ``file.py:attribute`` names.
+
+Backends and workloads are given on the command line in this form. This file neither imports torch
+nor judges what it loads: an exception from the loaded code reaches the caller as it was raised.
+"""
+
+import ast
+import contextlib
+import difflib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_LOADING = threading.RLock()
+
+
+class TargetNotFound(LookupError):  # noqa: N818 (reads as the mistake that it names)
+    """There is no such file, module or attribute; the message says which, on one line."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """An attribute of a module or of a Python file."""
+
+    source: str
+    """A dotted module name, or a path that ends in ``.py``."""
+
+    attribute: str
+    """A name in it; may be dotted."""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether ``source`` is a path."""
+        return self.source.endswith(".py")
+
+    def check(self) -> None:
+        """Check that the file or module exists, without running any of it.
+
+        Raises:
+            TargetNotFound: it does not.
+        """
+        if self.is_file:
+            _existing_file(self.source)
+        elif not _module_exists(self.source):
+            raise TargetNotFound(
+                f"there is no module {self.source!r}, installed or in {Path.cwd()}. "
+                f"A file is named FILE.py:{self.attribute}."
+            )
+
+    def load(self) -> object:
+        """Import the source and give its attribute.
+
+        A file's directory is importable meanwhile, before everything else, as in ``python
+        file.py``; afterwards it stays on ``sys.path``, last, for what the loaded code imports when
+        it is called. For a module that is the current directory, last from the start: what is
+        installed wins.
+
+        Raises:
+            TargetNotFound: there is no such file, module or attribute. Whatever else the source
+                raises while it is imported is not caught.
+        """
+        self.check()
+        with _LOADING:
+            module = _load_file(self.source) if self.is_file else _load_module(self.source)
+        return _attribute(module, self.attribute, self.source)
+
+
+def parse(reference: str) -> Target | None:
+    """Take a reference apart; ``None`` if it is not of the form ``SOURCE:ATTRIBUTE``."""
+    source, colon, attribute = reference.rpartition(":")
+    if not colon or not _DOTTED.fullmatch(attribute):
+        return None
+    if not source.endswith(".py") and not _DOTTED.fullmatch(source):
+        return None
+    return Target(source=source, attribute=attribute)
+
+
+def functions_in(path: str) -> list[str]:
+    """Give the names of a file's public top-level functions, without running it."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    functions = (node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+    return [name for name in functions if not name.startswith("_")]
+
+
+def _existing_file(source: str) -> Path:
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path.resolve()
+    siblings = [sibling.name for sibling in path.parent.glob("*.py")]
+    near = difflib.get_close_matches(path.name, siblings, n=1)
+    hint = f" Did you mean {path.with_name(near[0])}?" if near else ""
+    where = "" if path.is_absolute() else f" in {Path.cwd()}"
+    raise TargetNotFound(f"there is no file {source}{where}.{hint}")
+
+
+def _module_exists(name: str) -> bool:
+    """Look for a module without importing its parents, which ``importlib.util.find_spec`` does."""
+    if name in sys.modules:
+        return True
+    parts = name.split(".")
+    spec = _spec(parts[0], None) or PathFinder.find_spec(parts[0], [str(Path.cwd())])
+    for end in range(2, len(parts) + 1):
+        if spec is None:
+            return False
+        try:
+            spec = _spec(".".join(parts[:end]), list(spec.submodule_search_locations or ()))
+        except KeyError:
+            return True  # a namespace package inside another: only importing it can tell
+    return spec is not None
+
+
+def _spec(name: str, path: list[str] | None) -> ModuleSpec | None:
+    found = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def _load_module(name: str) -> ModuleType:
+    _make_importable(Path.cwd())
+    importlib.invalidate_caches()  # a module written a moment ago is found too
+    return importlib.import_module(name)
+
+
+def _load_file(source: str) -> ModuleType:
+    path = _existing_file(source)
+    name = _module_name(path)
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses and pickle look a class's module up
+    try:
+        with _first_on_path(path.parent):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    _make_importable(path.parent)
+    return module
+
+
+@contextlib.contextmanager
+def _first_on_path(directory: Path) -> Iterator[None]:
+    importlib.invalidate_caches()
+    sys.path.insert(0, str(directory))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the loaded code may have rearranged sys.path
+            sys.path.remove(str(directory))
+
+
+def _module_name(path: Path) -> str:
+    """Give the same file the same name in every process, and no installed module's name."""
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+    return f"_backbay_file_{re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}_{digest}"
+
+
+def _make_importable(directory: Path) -> None:
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))
+
+
+def _attribute(module: ModuleType, dotted: str, source: str) -> object:
+    try:
+        return functools.reduce(getattr, dotted.split("."), module)
+    except AttributeError as error:
+        near = difflib.get_close_matches(dotted, list(_public(module)), n=1)
+        hint = f" Did you mean {source}:{near[0]}?" if near else ""
+        raise TargetNotFound(f"{source} has no attribute {dotted!r}.{hint}") from error
+
+
+def _public(module: ModuleType) -> Iterator[str]:
+    return (name for name in vars(module) if not name.startswith("_"))

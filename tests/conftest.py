@@ -1,0 +1,55 @@
+"""What several test files share."""
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backbay.registry import Environment, Registry
+from backbay.registry.distributions import scan
+
+Install = Callable[..., Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Install:
+    """Write a distribution's metadata folder, as an installer would."""
+
+    def write(name: str, version: str = "1.0", entry_points: str | bytes = "") -> Path:
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        data = entry_points if isinstance(entry_points, bytes) else entry_points.encode()
+        (folder / "entry_points.txt").write_bytes(data)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    """Give a registry that sees torch 2.13 for CPUs, and what `install` wrote; looked at lazily."""
+
+    class LazyRegistry(Registry):
+        @property
+        def environment(self) -> Environment:
+            return Environment(
+                installed=scan([str(tmp_path)]),
+                torch_build={"__version__": "2.13.0+cpu", "cuda": None},
+                devices={"cpu": "", "cuda": "this PyTorch is built without CUDA"},
+            )
+
+    return LazyRegistry()
+
+
+@pytest.fixture
+def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a program in a fresh Python process."""
+
+    def run(program: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", textwrap.dedent(program)]
+        return subprocess.run(command, capture_output=True, text=True, check=check)
+
+    return run
