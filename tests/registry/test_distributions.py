@@ -26,7 +26,8 @@ def test_agrees_with_importlib_metadata_on_entry_points():
 def test_a_group_ends_where_the_next_begins(install, tmp_path):
     install(
         "many",
-        entry_points="[other]\na = x:y\n[torch_dynamo_backends]\n# no\nb = p.q:r [extra]\n[last]\nc = z:z\n",
+        entry_points="[other]\na = x:y\n[torch_dynamo_backends]\n# no\nb = p.q:r [extra]\n"
+        "[last]\nc = z:z\n",
     )
     found = [(e.name, e.value) for e in scan([str(tmp_path)]).entry_points("torch_dynamo_backends")]
     assert found == [("b", "p.q:r")]

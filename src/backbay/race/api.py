@@ -37,7 +37,7 @@ _IN_PROCESS = (
 def run(
     workloads: "str | Sequence[str] | Workload" = DEFAULT_WORKLOAD,
     *,
-    backends: Sequence[str] | Mapping[str, CompilerFn] | None = None,
+    backends: Sequence[str] | Mapping[str, str | CompilerFn] | None = None,
     train: bool = False,
     dtype: str = "float32",
     device: str | None = None,
@@ -54,8 +54,9 @@ def run(
             ``module:function``), each raced in child processes; or a `Workload` object, raced in
             this process as it is.
         backends: registered names, ``module:attribute`` or ``file.py:attribute``; for a `Workload`
-            object also a mapping of names to compiler functions. Default: every backend that is
-            ready here and not tagged debug or experimental. Eager always takes part.
+            object also a mapping of names to compiler functions or registered names. Default: every
+            backend that is ready here and not tagged debug or experimental. Eager always takes
+            part.
         train: a step is forward and backward; else forward without gradients.
         dtype: ``float32``, ``bfloat16`` or ``float16``: of parameters and inputs.
         device: as torch spells it; default: the accelerator if there is one.
@@ -123,7 +124,7 @@ def _check_device(device: str, registry: Registry) -> None:
 
 
 def _entrants(
-    registry: Registry, backends: Sequence[str] | Mapping[str, CompilerFn] | None, device: str
+    registry: Registry, backends: Sequence[str] | Mapping[str, str | CompilerFn] | None, device: str
 ) -> list[field.Entrant]:
     kind = device.partition(":")[0]
     if backends is None:
@@ -136,7 +137,7 @@ def _entrants(
 
 def _lanes(
     workloads: "str | Sequence[str] | Workload",
-    backends: Sequence[str] | Mapping[str, CompilerFn] | None,
+    backends: Sequence[str] | Mapping[str, str | CompilerFn] | None,
     setups: Sequence[job.Setup],
 ) -> tuple[OpenLane, tuple[str, ...]]:
     """Give what opens a lane, and what a reader must know of it."""

@@ -25,7 +25,7 @@ class Bench:
     def __init__(
         self,
         workload: Workload | None = None,
-        backends: Mapping[str, CompilerFn] | None = None,
+        backends: Mapping[str, str | CompilerFn] | None = None,
     ) -> None:
         self._given = workload
         self._backends = backends or {}

@@ -16,6 +16,7 @@ from backbay.race.record import Report, Result, Status
 from backbay.race.sections import Section, sections
 
 _GAP = 2
+_INDENT = 6
 _NAME_ROOM = 20
 _IMPORTANCE = (
     "status",
@@ -147,7 +148,7 @@ class _Rows:
             )
             words = [c.words[number] for c in columns if c not in shown and c.words[number]]
             if words:
-                yield _Hanging(Text("; ".join(words), style="dim"), first=6, rest=6)
+                yield from _packed(words, options.max_width)
 
 
 def _row(
@@ -175,13 +176,23 @@ def _line(
     return line
 
 
+def _packed(words: Sequence[str], width: int) -> Iterator[RenderableType]:
+    """Fill lines with phrases; only a phrase longer than a line is broken."""
+    line = words[0]
+    for phrase in words[1:]:
+        if cell_len(f"{line}; {phrase}") + _INDENT < width:
+            line = f"{line}; {phrase}"
+            continue
+        yield _Hanging(Text(f"{line};", style="dim"), first=_INDENT, rest=_INDENT)
+        line = phrase
+    yield _Hanging(Text(line, style="dim"), first=_INDENT, rest=_INDENT)
+
+
 def _fitting(columns: Sequence[_Column], room: int) -> list[_Column]:
-    """Choose columns by importance, and give them in their order on the line."""
-    chosen: list[_Column] = []
-    for column in sorted(columns, key=lambda c: _IMPORTANCE.index(c.title)):
-        if column.title in _IMPORTANCE[:2] or _total([*chosen, column]) <= room:
-            chosen.append(column)
-    return [column for column in columns if column in chosen]
+    """Choose columns by importance until one does not fit; give them in their order on the line."""
+    by_importance = sorted(columns, key=lambda column: _IMPORTANCE.index(column.title))
+    count = next((n for n in range(len(columns), 2, -1) if _total(by_importance[:n]) <= room), 2)
+    return [column for column in columns if column in by_importance[:count]]
 
 
 def _total(columns: Sequence[_Column]) -> int:
@@ -201,7 +212,7 @@ def _columns(results: Sequence[Result]) -> list[_Column]:
             [Text(r.status, style=_STYLES[r.status]) for r in results],
             [""] * len(results),
         ),
-        _worded("verdict", [_verdict(r) for r in results], "{}"),
+        _worded("verdict", [wording.judged(r) for r in results], "{}"),
         _measured("median ms", [wording.milliseconds(r.median_ms, r.ci_ms) for r in results]),
         _measured(
             "vs eager", [wording.ratio(r.ratio_to_eager, r.ratio_to_eager_ci) for r in results]
@@ -236,11 +247,6 @@ def _measured(title: str, readings: Sequence[wording.Reading]) -> _Column:
     ]
     words = ["" if r.value == wording.NOTHING else f"{title} {r}" for r in readings]
     return _Column(title, cells, words)
-
-
-def _verdict(result: Result) -> str:
-    word, detail = wording.verdict(result)
-    return (": " if word == "wrong" else ", ").join(filter(None, (word, detail)))
 
 
 def _compile(result: Result) -> str:

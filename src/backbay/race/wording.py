@@ -85,15 +85,17 @@ def size(value: float | None) -> str:
     return f"{scaled:.{_digits(scaled, 3) if exponent else 0}f} {_SIZES[exponent]}"
 
 
-def verdict(result: Result) -> tuple[str, str]:
-    """Word a verdict: one word, and what it rests on."""
+def judged(result: Result) -> str:
+    """Word a verdict; empty where nothing was compared."""
     proof = result.verdict
     if proof is None:
-        return ("reference", "") if result.backend == EAGER else ("", "")
+        return "reference" if (result.backend, result.status) == (EAGER, "ok") else ""
     error = "" if proof.ratio is None else f"{rough(proof.ratio)}x eager's error"
     if proof.passed:
-        return "right", error
-    return "wrong", ", ".join(filter(None, (plain(proof.where or ""), error)))
+        return ", ".join(filter(None, ("right", error)))
+    return ": ".join(
+        filter(None, ("wrong", ", ".join(filter(None, (plain(proof.where or ""), error)))))
+    )
 
 
 def reason(result: Result) -> str:

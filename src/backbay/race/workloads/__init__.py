@@ -8,7 +8,8 @@
 ``module:function``       likewise
 ========================  =========================================================================
 
-Nothing is ever downloaded. Importing this package, ``known``, ``parse`` and ``check`` need no torch.
+Nothing is ever downloaded. Importing this package needs no torch, nor do ``known``, ``parse`` and
+``check``.
 """
 
 import importlib

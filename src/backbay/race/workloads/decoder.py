@@ -75,7 +75,8 @@ class Attention(torch.nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        batch, length, _ = x.shape
+        return x.view(batch, length, -1, self.head_width).transpose(1, 2)
 
 
 class FeedForward(torch.nn.Module):

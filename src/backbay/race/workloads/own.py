@@ -1,6 +1,8 @@
 """Load the user's own workload: call their function, check what it gives, put it on the device."""
 
 import dataclasses
+import functools
+import importlib
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +20,7 @@ from backbay.registry.target import TargetNotFound
 
 _WANTED = "return (model, args), (model, args, kwargs) or a backbay.Workload"
 _OUR_FILES = str(Path(backbay.__file__).parent)
+_IMPORT_SYSTEM = str(Path(importlib.__file__).parent)
 
 
 def build_own(
@@ -49,7 +52,7 @@ def _function(reference: Reference) -> Callable[[], Any]:
             f"{reference.name} is a {type(loaded).__name__}, not a function: "
             f"put it in a function without arguments, and {_WANTED}"
         )
-    return loaded
+    return loaded  # type: ignore[no-any-return] # callable() says no more than that
 
 
 def _call(name: str, function: Callable[[], Any]) -> Any:
@@ -79,7 +82,7 @@ def _from_their_frame(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _is_ours(file: str) -> bool:
-    return file.startswith((_OUR_FILES, "<frozen importlib")) or "/importlib/" in file
+    return file.startswith((_OUR_FILES, _IMPORT_SYSTEM, "<frozen importlib"))
 
 
 def _location(trace: TracebackType) -> str:
@@ -88,9 +91,64 @@ def _location(trace: TracebackType) -> str:
 
 
 def _as_workload(name: str, returned: Any) -> Workload:
-    if isinstance(returned, Workload):
-        returned = (returned.model, returned.args, returned.kwargs, returned)
-    if not isinstance(returned, tuple) or len(returned) not in (2, 3, 4):
+    if isinstance(returned, tuple) and len(returned) in (2, 3):
+        returned = Workload(*returned)
+    if not isinstance(returned, Workload):
         raise WorkloadInvalid(f"{name} returned {_described(returned)}: {_WANTED}")
-    model, args, kwargs, whole = (*returned, {}, None)[:4] if len(returned) == 2 else returned
-    return whole
+    if not isinstance(returned.model, torch.nn.Module):
+        raise WorkloadInvalid(
+            f"{name} gave {_described(returned.model)} as the model: it must be a torch.nn.Module"
+        )
+    if not isinstance(returned.args, tuple | list):
+        raise WorkloadInvalid(
+            f"{name} gave {_described(returned.args)} as the positional inputs: "
+            "they must be a tuple, (x,) where there is one"
+        )
+    if not isinstance(returned.kwargs, Mapping) or not all(
+        isinstance(key, str) for key in returned.kwargs
+    ):
+        raise WorkloadInvalid(
+            f"{name} gave {_described(returned.kwargs)} as the keyword inputs: "
+            "they must be a dict from names to values"
+        )
+    return returned
+
+
+def _described(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _placed(
+    workload: Workload, name: str, *, dtype: torch.dtype, device: torch.device, train: bool
+) -> Workload:
+    place = functools.partial(_placed, name=name, dtype=dtype, device=device, train=train)
+    reduced = workload.reduced
+    args, kwargs = _inputs_on(
+        (tuple(workload.args), dict(workload.kwargs)), dtype=dtype, device=device
+    )
+    return dataclasses.replace(
+        workload,
+        model=workload.model.to(device=device, dtype=dtype).train(train),
+        args=args,
+        kwargs=kwargs,
+        name=name,
+        reduced=None if reduced is None else lambda: place(reduced()),
+    )
+
+
+def _inputs_on(inputs: Any, *, dtype: torch.dtype, device: torch.device) -> Any:
+    """Move the tensors of a pytree; one that occurs twice stays one tensor."""
+    moved: dict[int, torch.Tensor] = {}
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in moved:
+            wanted = dtype if leaf.is_floating_point() else leaf.dtype
+            placed = leaf.detach().to(device=device, dtype=wanted)
+            moved[id(leaf)] = placed.requires_grad_(leaf.requires_grad)
+        return moved[id(leaf)]
+
+    return pytree.tree_map(move, inputs)

@@ -1,8 +1,8 @@
 """Undo the parts of initialisation that would hide a wrong result.
 
-A fresh model is degenerate: its norm weights are one, its biases zero, the last norm weight of each
-residual block often zero, layer scales 1e-6. A backend that drops such a weight, or a whole residual
-branch, is then exactly right. ``randomise`` moves these parameters to where a trained model has them.
+A fresh model is degenerate: its norm weights are one, its biases zero, the last norm weight of
+each residual block often zero, layer scales 1e-6. A backend that drops such a weight, or a whole
+residual branch, is then exactly right. ``randomise`` moves these parameters to where training does.
 """
 
 import torch
@@ -26,8 +26,8 @@ def randomise(model: torch.nn.Module) -> None:
 
     Parameters that are one (norm weights) become 1 with noise of 0.1; those that are zero (biases)
     noise of 0.05; zero norm weights and layer scales of at most 0.01 become 0.25 with a tenth of
-    noise; other constants get a tenth of noise. Running means become noise of 0.1, running variances
-    uniform in [0.5, 1.5]. What initialisation has drawn at random is left alone.
+    noise; other constants get a tenth of noise. Running means become noise of 0.1, running
+    variances uniform in [0.5, 1.5]. What initialisation has drawn at random is left alone.
     """
     for module in model.modules():
         _open_gate(module)

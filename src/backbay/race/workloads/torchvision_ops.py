@@ -36,9 +36,9 @@ def ensure_torchvision_imports() -> None:
 
 
 def _define_schemas() -> None:
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    library.define(f"nms{_SCHEMA}")
-    library.define(f"qnms{_SCHEMA}")
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for name in ("nms", "qnms"):
+        library.define(f"{name}{_SCHEMA}")  # type: ignore[no-untyped-call]
     _defined.append(library)
 
 

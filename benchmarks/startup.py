@@ -1,0 +1,83 @@
+"""What Backbay costs to start, beside torch's own registry, in the same run.
+
+    python benchmarks/startup.py [--rounds 15]
+
+Every row is a fresh process; the rows take turns in each round. Prints a Markdown table: median
+wall time with its 95 % bootstrap interval, and how many times faster than torch's list it is. The
+last row is the time of `import backbay` alone, inside the process.
+"""
+
+import argparse
+import datetime as dt
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+from backbay.race import stats
+from backbay.registry import Environment
+
+PYTHON = [sys.executable, "-c"]
+TORCH_LIST = "import torch; torch.compiler.list_backends()"
+COMMAND = "import sys; sys.argv[0] = 'backbay'; from backbay.cli import main; main()"
+ROWS = {
+    "python -c pass": [*PYTHON, "pass"],
+    "import backbay": [*PYTHON, "import backbay"],
+    "backbay.list_backends()": [*PYTHON, "import backbay; backbay.list_backends()"],
+    "backbay list": [*PYTHON, COMMAND, "list"],
+    "backbay list --json": [*PYTHON, COMMAND, "list", "--json"],
+    "backbay info inductor": [*PYTHON, COMMAND, "info", "inductor"],
+    "torch.compiler.list_backends()": [*PYTHON, TORCH_LIST],
+}
+IMPORT_ALONE = (
+    "import time; start = time.perf_counter(); import backbay; print(time.perf_counter() - start)"
+)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    samples: dict[str, list[float]] = {name: [] for name in ROWS}
+    for _ in range(rounds):
+        for name, command in ROWS.items():
+            samples[name].append(wall_ms(command))
+    print_header()
+    torch_list = samples["torch.compiler.list_backends()"]
+    for name, values in samples.items():
+        median, (low, high) = stats.median(values)
+        ratio, (least, most) = stats.ratio(torch_list, values)
+        print(
+            f"| `{name}` | {median:.0f} [{low:.0f}, {high:.0f}] | {ratio:.1f} [{least:.1f}, {most:.1f}] |"
+        )
+    alone = statistics.median(import_alone_ms() for _ in range(rounds))
+    print(f"\n`import backbay` inside the process: {alone:.1f} ms (median of {rounds})")
+
+
+def wall_ms(command: list[str]) -> float:
+    """Run a command in a fresh process and give its wall time in milliseconds."""
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def import_alone_ms() -> float:
+    """Give the time of the import statement, in milliseconds, in a fresh process."""
+    done = subprocess.run([*PYTHON, IMPORT_ALONE], check=True, capture_output=True, text=True)
+    return 1e3 * float(done.stdout)
+
+
+def print_header() -> None:
+    """Print when and where this was measured."""
+    torch_version = Environment.current().torch_build.get("__version__")
+    print(
+        f"{dt.datetime.now(dt.UTC):%Y-%m-%d}, Python {platform.python_version()}, torch {torch_version}\n"
+    )
+    print("| what | wall ms, median [95 %] | times faster than torch's list |")
+    print("|---|---|---|")
+
+
+if __name__ == "__main__":
+    main()

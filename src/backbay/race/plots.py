@@ -1,0 +1,435 @@
+"""The page's plots, as inline SVG that follows the page's theme.
+
+Drawn in stand-in colours, which become ``currentColor`` and the page's own variables; text stays
+text, in the page's own font. Matplotlib takes half a second to import: only a page
+being drawn imports this.
+"""
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.transforms import blended_transform_factory
+
+from backbay.race import wording
+from backbay.race.record import Interval, Result
+from backbay.race.sections import Section
+from backbay.race.wording import EAGER
+
+_INK = "#010101"
+_FAINT = "#020202"
+_PAPER = "#030303"
+_SERIES = "#0400{:02x}"
+_MARKERS = "osD^v"
+_COLOURS = 6  # as many as the page defines beside eager's; beyond them, markers differ in shape
+
+_WIDTH = 460.0  # units of the drawing; on a page 460 wide, one unit is one pixel
+_MARGIN = 12.0
+_ROW = 40.0
+_FONT = 12.5
+_SMALL = 11.0
+_LONGEST_NAME = 40
+_LOGARITHMIC_FROM = 20  # largest over smallest: beyond it, a linear axis hides the small ones
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "backbay",
+    "text.parse_math": False,  # a dollar sign in a backend's name is a dollar sign
+    "font.size": _FONT,
+    "text.color": _INK,
+    "axes.edgecolor": _FAINT,
+    "axes.labelcolor": _INK,
+    "axes.labelsize": _SMALL,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": _FAINT,
+    "grid.linewidth": 0.8,
+    "xtick.color": _FAINT,
+    "xtick.labelcolor": _INK,
+    "xtick.labelsize": _SMALL,
+    "ytick.color": _FAINT,
+    "ytick.labelcolor": _INK,
+    "ytick.labelsize": _SMALL,
+    "figure.facecolor": "none",
+    "lines.solid_capstyle": "butt",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """A drawing, and the words for whoever does not see it."""
+
+    title: str
+    caption: str
+    description: str
+    svg: str
+
+
+def plots(section: Section, backends: Sequence[str], prefix: str) -> list[Plot]:
+    """Draw what was measured of one workload; nothing where there is nothing to compare.
+
+    Args:
+        section: the workload's results.
+        backends: every backend of the report, so that each keeps its colour across workloads.
+        prefix: begins every id in the drawings, so that none clashes with another on the page.
+    """
+    series = _series(backends)
+    with mpl.rc_context():
+        # Not the user's matplotlibrc: the same report gives the same page everywhere.
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
+        drawn = [draw(section, series) for draw in (_speed, _samples, _compiling, _memory)]
+        return [
+            Plot(
+                title=drawing.title,
+                caption=drawing.caption,
+                description=f"{drawing.title}. {'; '.join(drawing.values)}.",
+                svg=_inline(drawing.figure, f"{prefix}-{number}"),
+            )
+            for number, drawing in enumerate(drawn)
+            if drawing is not None
+        ]
+
+
+def colours(backends: Sequence[str]) -> dict[str, int]:
+    """Give the number of each backend's colour, ``--series-N`` on the page."""
+    others = {name: number % _COLOURS for name, number in _series(backends).items()}
+    return {EAGER: _COLOURS, **others}
+
+
+def _series(backends: Sequence[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(n for n in backends if n != EAGER)}
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    title: str
+    caption: str
+    values: Sequence[str]
+    figure: Figure
+
+
+def _speed(section: Section, series: Mapping[str, int]) -> _Drawing | None:
+    rows = [r for r in section.timed if r.ratio_to_eager is not None]
+    if len(rows) < 2:  # noqa: PLR2004 (a bar alone compares nothing)
+        return None
+    readings = [wording.ratio(r.ratio_to_eager, r.ratio_to_eager_ci) for r in rows]
+    figure, axes = _rows(rows, [str(reading) for reading in readings])
+    for y, row in enumerate(rows):
+        _bar(axes, y, row.ratio_to_eager or 0.0, _colour(row.backend, series))
+        _whisker(axes, y, row.ratio_to_eager_ci)
+    axes.axvline(1.0, color=_INK, linewidth=1.0, linestyle=(0, (3, 3)))
+    axes.set_xlim(left=0.0)
+    axes.set_xlabel("times as fast as eager")
+    return _Drawing(
+        "Speed",
+        "Eager's median time over each backend's; longer is faster, the dashed line is eager. "
+        "Whiskers are 95 % confidence intervals.",
+        [f"{r.backend} {reading}" for r, reading in zip(rows, readings, strict=True)],
+        figure,
+    )
+
+
+def _samples(section: Section, series: Mapping[str, int]) -> _Drawing | None:
+    rows = [r for r in section.timed if r.samples_ms]
+    if not rows:
+        return None
+    readings = [wording.milliseconds(r.median_ms, r.ci_ms) for r in rows]
+    figure, axes = _rows(rows, [f"{reading.value} ms" for reading in readings])
+    for y, row in enumerate(rows):
+        count = len(row.samples_ms)
+        heights = [y + 0.32 * ((n + 0.5) / count - 0.5) for n in range(count)]
+        colour = _colour(row.backend, series)
+        axes.plot(row.samples_ms, heights, ".", color=colour, markersize=4.5, alpha=0.75)
+        axes.plot([row.median_ms or 0.0] * 2, [y - 0.2, y + 0.2], color=_INK, linewidth=1.4)
+    _span(axes, [sample for row in rows for sample in row.samples_ms])
+    axes.set_xlabel("milliseconds a call")
+    return _Drawing(
+        "Every sample",
+        "One dot a round, the first round at the top of its band: a slope or a step down the band "
+        "is drift. The upright line is the median.",
+        [
+            f"{r.backend} median {reading.value} ms, "
+            f"{wording.counted(len(r.samples_ms), 'sample')} from "
+            f"{min(r.samples_ms):.4g} to {max(r.samples_ms):.4g} ms"
+            for r, reading in zip(rows, readings, strict=True)
+        ],
+        figure,
+    )
+
+
+def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
+    rows = [r for r in section.timed if r.compile_s and r.ratio_to_eager is not None]
+    if not rows:
+        return None
+    figure, axes = _axes(300.0, left=44.0)
+    xs = [row.compile_s or 0.0 for row in rows]
+    ys = [row.ratio_to_eager or 0.0 for row in rows]
+    for row, x, y in zip(rows, xs, ys, strict=True):
+        marker = _MARKERS[series.get(row.backend, 0) // _COLOURS % len(_MARKERS)]
+        colour = _colour(row.backend, series)
+        axes.plot([x, x], row.ratio_to_eager_ci or (y, y), color=colour, linewidth=1.5)
+        axes.plot(x, y, marker, color=colour, markersize=8, markeredgecolor=_PAPER)
+    axes.axhline(1.0, color=_INK, linewidth=1.0, linestyle=(0, (3, 3)))
+    axes.grid(visible=True, axis="y")
+    _logarithmic(axes, xs)
+    ends = [*ys, *(end for row in rows for end in row.ratio_to_eager_ci or ()), 1.0]
+    room = 0.12 * (max(ends) - min(ends)) or 0.1
+    axes.set_ylim(max(min(ends) - room, 0.0), max(ends) + room)
+    axes.set_xlabel("seconds to compile")
+    axes.set_ylabel("times as fast as eager")
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    _label(
+        figure,
+        axes,
+        [wording.elided(wording.plain(r.backend), _LONGEST_NAME) for r in rows],
+        xs,
+        ys,
+    )
+    return _Drawing(
+        "Compile time against speed",
+        "Up is faster, left compiles sooner; the dashed line is eager, which compiles nothing. "
+        "The table says after how many calls compiling has paid off.",
+        [
+            f"{row.backend} compiles in {wording.seconds(row.compile_s)} and is "
+            f"{wording.ratio(row.ratio_to_eager, None)} eager, "
+            f"pays off: {wording.calls(section.break_even(row))}"
+            for row in rows
+        ],
+        figure,
+    )
+
+
+def _memory(section: Section, series: Mapping[str, int]) -> _Drawing | None:
+    rows = [r for r in section.timed if r.peak_bytes]
+    if len(rows) < 2:  # noqa: PLR2004 (a bar alone compares nothing)
+        return None
+    figure, axes = _rows(rows, [wording.size(row.peak_bytes) for row in rows])
+    unit, scale = _unit(max(max(r.peak_bytes or 0, r.compile_peak_bytes or 0) for r in rows))
+    for y, row in enumerate(rows):
+        _bar(axes, y, (row.peak_bytes or 0) / scale, _colour(row.backend, series))
+        if row.compile_peak_bytes:
+            axes.plot(
+                [row.compile_peak_bytes / scale] * 2, [y - 0.2, y + 0.2], color=_INK, linewidth=1.4
+            )
+    axes.set_xlim(left=0.0)
+    axes.set_xlabel(unit)
+    return _Drawing(
+        "Peak memory",
+        "While running one compiled step. An upright line is the peak while compiling.",
+        [
+            f"{r.backend} {wording.size(r.peak_bytes)} running, "
+            f"{wording.size(r.compile_peak_bytes)} compiling"
+            for r in rows
+        ],
+        figure,
+    )
+
+
+def _axes(height: float, *, left: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(_WIDTH / 72, height / 72), dpi=72)
+    FigureCanvasSVG(figure)
+    bottom = 44.0
+    axes = figure.add_axes(
+        (
+            left / _WIDTH,
+            bottom / height,
+            1 - (left + _MARGIN) / _WIDTH,
+            1 - (bottom + 6) / height,
+        )
+    )
+    axes.tick_params(length=0, pad=5)
+    axes.margins(x=0.04)
+    return figure, axes
+
+
+def _rows(results: Sequence[Result], values: Sequence[str]) -> tuple[Figure, Axes]:
+    """Draw a band for each backend, its name and value above it: names of any length fit."""
+    figure, axes = _axes(_ROW * len(results) + 50, left=_MARGIN)
+    axes.set_ylim(len(results) - 0.6, -0.65)
+    axes.yaxis.set_major_locator(NullLocator())
+    axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
+    axes.grid(visible=True, axis="x")
+    place = blended_transform_factory(axes.transAxes, axes.transData)
+    for y, (result, value) in enumerate(zip(results, values, strict=True)):
+        name = wording.elided(wording.plain(result.backend), _LONGEST_NAME)
+        text: dict[str, Any] = {"transform": place, "verticalalignment": "baseline"}
+        axes.text(0.0, y - 0.25, name, **text)
+        axes.text(1.0, y - 0.25, value, horizontalalignment="right", fontsize=_SMALL, **text)
+    return figure, axes
+
+
+def _bar(axes: Axes, y: float, value: float, colour: str) -> None:
+    axes.barh(y, value, height=0.3, color=colour, alpha=0.8)
+
+
+def _whisker(axes: Axes, y: float, interval: Interval | None) -> None:
+    if interval is None or interval[0] == interval[1]:
+        return
+    axes.plot(interval, [y, y], color=_INK, linewidth=1.4)
+    for end in interval:
+        axes.plot([end, end], [y - 0.11, y + 0.11], color=_INK, linewidth=1.4)
+
+
+def _span(axes: Axes, values: Sequence[float]) -> None:
+    if max(values) > _LOGARITHMIC_FROM * min(values) > 0:
+        _logarithmic(axes, values)
+        return
+    if max(values) == min(values):
+        axes.set_xlim(values[0] * 0.9, values[0] * 1.1)
+
+
+def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
+    axes.set_xscale("log")
+    axes.set_xlim(min(values) / 1.5, max(values) * 1.5)
+    decades = max(values) / min(values)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 100 else (1.0,)))  # noqa: PLR2004 (two decades)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _position: f"{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _label(
+    figure: Figure, axes: Axes, names: Sequence[str], xs: Sequence[float], ys: Sequence[float]
+) -> None:
+    """Put each name near its dot, where it covers neither a dot nor another name."""
+    dots = [tuple(axes.transData.transform((x, y))) for x, y in zip(xs, ys, strict=True)]
+    frame = _Box(0.0, 34.0, _WIDTH, figure.get_figheight() * 72)
+    taken = [_Box(x - 6, y - 6, x + 6, y + 6) for x, y in dots]
+    for name, (x, y) in zip(names, dots, strict=True):
+        width = 0.56 * _FONT * len(name)
+        box = next(
+            (
+                box
+                for box in _places(x, y, width)
+                if box.within(frame) and not any(box.meets(other) for other in taken)
+            ),
+            next(_places(x, y, width)),
+        )
+        taken.append(box)
+        _leader(figure, (x, y), box)
+        figure.text(
+            box.left / _WIDTH, (box.bottom + 3.5) / frame.top, name, verticalalignment="baseline"
+        )
+
+
+@dataclass(frozen=True)
+class _Box:
+    left: float
+    bottom: float
+    right: float
+    top: float
+
+    def meets(self, other: "_Box") -> bool:
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.bottom < other.top
+            and other.bottom < self.top
+        )
+
+    def within(self, other: "_Box") -> bool:
+        return (
+            other.left <= self.left
+            and self.right <= other.right
+            and other.bottom <= self.bottom
+            and self.top <= other.top
+        )
+
+
+def _places(x: float, y: float, width: float) -> Iterator[_Box]:
+    """Name places around a point, the nearest first."""
+    height = 15.0
+    for step in range(12):
+        lift = step * height / 2
+        for centre in (y + lift, y - lift):
+            for left in (
+                x + 9,
+                x - 9 - width,
+                x - width / 2,
+                x + 9 - width / 3,
+                x - 9 - 2 * width / 3,
+            ):
+                yield _Box(left, centre - height / 2, left + width, centre + height / 2)
+
+
+def _leader(figure: Figure, dot: tuple[float, float], box: _Box) -> None:
+    height = figure.get_figheight() * 72
+    near_x = min(max(dot[0], box.left), box.right)
+    near_y = min(max(dot[1], box.bottom), box.top)
+    if abs(near_x - dot[0]) + abs(near_y - dot[1]) < 12:  # noqa: PLR2004 (the name stands at its dot)
+        return
+    line = mpl.lines.Line2D(
+        [dot[0] / _WIDTH, near_x / _WIDTH],
+        [dot[1] / height, near_y / height],
+        color=_INK,
+        linewidth=0.7,
+        alpha=0.6,
+    )
+    figure.add_artist(line)
+
+
+def _colour(backend: str, series: Mapping[str, int]) -> str:
+    if backend == EAGER:
+        return _SERIES.format(_COLOURS)
+    return _SERIES.format(series.get(backend, 0) % _COLOURS)
+
+
+def _unit(largest: int) -> tuple[str, float]:
+    word = wording.size(largest).split()[-1]
+    return word, 1024.0 ** ("B", "KiB", "MiB", "GiB", "TiB").index(word)
+
+
+def _inline(figure: Figure, prefix: str) -> str:
+    """Turn a figure into an ``<svg>`` element that can stand on a page with others."""
+    file = io.BytesIO()
+    figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
+    text = file.getvalue().decode()
+    text = text[text.index("<svg") :].strip()
+    # Matplotlib's own style rule would hold for every element of the page.
+    for part in (r"<metadata>.*?</metadata>", r"<style\b.*?</style>", r"<!--.*?-->"):
+        text = re.sub(part, "", text, flags=re.DOTALL)
+    text = re.sub(
+        r"<svg\b[^>]*?(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1 aria-hidden='true'>", text, count=1
+    )
+    text = text.replace("xlink:href", "href")
+    text = _renamed(text, prefix)
+    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
+    text = re.sub(r'(?<= )(?:d|x|y|transform)="[^"]*"', _rounded, text)
+    for colour, variable in _THEME.items():
+        text = text.replace(colour, variable)
+    return re.sub(r"\n\s*", "\n", text)
+
+
+def _renamed(svg: str, prefix: str) -> str:
+    """Drop the ids that nothing refers to, and make the others this drawing's own."""
+    used = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', svg))
+    names = {name for pair in used for name in pair if name}
+
+    def one(match: re.Match[str]) -> str:
+        return f' id="{prefix}-{match[1]}"' if match[1] in names else ""
+
+    svg = re.sub(r'\sid="([^"]*)"', one, svg)
+    svg = svg.replace("url(#", f"url(#{prefix}-")
+    return svg.replace('href="#', f'href="#{prefix}-')
+
+
+def _rounded(attribute: re.Match[str]) -> str:
+    return re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", attribute[0])
+
+
+_THEME = {
+    _INK: "currentColor",
+    _FAINT: "var(--line)",
+    _PAPER: "var(--paper)",
+    **{_SERIES.format(number): f"var(--series-{number})" for number in range(_COLOURS + 1)},
+}

@@ -1,0 +1,132 @@
+"""Backends with one planted fault each, and workloads that show them."""
+
+import ctypes
+import time
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+
+
+def honest(graph_module, example_inputs):
+    return graph_module.forward
+
+
+def scaled(graph_module, example_inputs):
+    """Every floating output is off by one part in a thousand."""
+
+    def call(*args):
+        return tuple(_scale(output) for output in graph_module(*args))
+
+    return call
+
+
+def detached(graph_module, example_inputs):
+    """The right values, cut off from the autograd graph."""
+
+    def call(*args):
+        return tuple(
+            output.detach() if isinstance(output, torch.Tensor) else output
+            for output in graph_module(*args)
+        )
+
+    return call
+
+
+def _scale(value):
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value * 1.001
+    return value
+
+
+def _forward_as_it_is(graph_module, example_inputs):
+    return graph_module
+
+
+def _backward_scaled(graph_module, example_inputs):
+    def call(*args):
+        return [_scale(gradient) for gradient in graph_module(*args)]
+
+    return call
+
+
+wrong_gradient = aot_autograd(fw_compiler=_forward_as_it_is, bw_compiler=_backward_scaled)
+
+
+def flushes_nan(graph_module, example_inputs):
+    def call(*args):
+        return tuple(torch.nan_to_num(output) for output in graph_module(*args))
+
+    return call
+
+
+def raises(graph_module, example_inputs):
+    raise NotImplementedError("no kernel for this graph")
+
+
+def hangs(graph_module, example_inputs):
+    time.sleep(3600)
+
+
+def segfaults(graph_module, example_inputs):
+    ctypes.string_at(0)
+
+
+def dies_when_called_often(graph_module, example_inputs):
+    """Right for a few calls, then takes its process down: only timing meets it."""
+    calls = 0
+
+    def call(*args):
+        nonlocal calls
+        calls += 1
+        if calls > 12:
+            ctypes.string_at(0)
+        return graph_module(*args)
+
+    return call
+
+
+def nothing_captured(*args):
+    """A workload that Dynamo skips whole: there is no graph to compile."""
+    return Opaque(), (torch.ones(4),)
+
+
+class Opaque(torch.nn.Module):
+    @torch._dynamo.disable
+    def forward(self, x):
+        return x + 1
+
+
+class Small(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(16, 32)
+        self.second = torch.nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.second(torch.nn.functional.gelu(self.first(x)))
+
+
+class Log(torch.nn.Module):
+    def forward(self, x):
+        return torch.log(x)
+
+
+def small():
+    return Small(), (torch.randn(64, 16),)
+
+
+def with_nan():
+    return Log(), (torch.randn(64, 16),)
+
+
+def with_dropout():
+    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Dropout(0.3))
+    return model, (torch.randn(64, 16),)
+
+
+def raising():
+    raise ZeroDivisionError("the model's own mistake")
+
+
+def not_a_model():
+    return 3

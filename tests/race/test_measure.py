@@ -1,0 +1,82 @@
+"""The schedule of interleaved timing, on lanes that only keep a diary."""
+
+import pytest
+
+from backbay.race.child import ChildLost
+from backbay.race.job import Block, Refused, Timed
+from backbay.race.measure import (
+    FEWEST_ROUNDS,
+    MOST_ROUNDS,
+    SHORTEST_BLOCK_S,
+    BlockLost,
+    Plan,
+    interleave,
+    plan,
+)
+
+
+class Diary:
+    def __init__(self, entries, *, seconds=0.1, fails=None):
+        self.entries = entries
+        self.seconds = seconds
+        self.fails = fails
+
+    def ask(self, request, *, timeout_s):
+        assert isinstance(request, Block)
+        self.entries.append(request.backend)
+        if isinstance(self.fails, Exception):
+            raise self.fails
+        if self.fails:
+            return Refused(reason=self.fails)
+        return Timed(seconds=self.seconds * request.calls)
+
+    def stop(self):
+        self.entries.append("stop")
+
+    def resume(self):
+        self.entries.append("resume")
+
+
+def timed(lanes, *, rounds=3):
+    chosen = Plan(rounds=rounds, calls=dict.fromkeys(lanes, 2))
+    return interleave(lanes, chosen, timeout_s=1.0, on_round=lambda done, of: None)
+
+
+def test_everyone_is_timed_in_every_round_and_the_order_turns():
+    diary = []
+    lane = Diary(diary)
+    samples = timed({"a": lane, "b": lane, "c": lane})
+    assert diary == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
+    assert samples == {name: [pytest.approx(100.0)] * 3 for name in "abc"}
+
+
+def test_lanes_apart_run_one_at_a_time():
+    diary = []
+    timed({"a": Diary(diary), "b": Diary(diary)}, rounds=1)
+    assert diary == ["resume", "a", "stop", "resume", "b", "stop"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (ChildLost("died", "crashed"), "crashed"),
+        (ChildLost("slow", "timeout"), "timeout"),
+        ("ValueError: no", "failed"),
+    ],
+)
+def test_who_is_lost_is_named(fault, status):
+    with pytest.raises(BlockLost) as caught:
+        timed({"good": Diary([]), "bad": Diary([], fails=fault)})
+    assert (caught.value.backend, caught.value.status) == ("bad", status)
+
+
+def test_short_steps_are_gathered_into_blocks_that_a_clock_can_tell():
+    chosen = plan({"fast": 1e-5, "slow": 1.0}, budget_s=30.0)
+    assert chosen.calls["fast"] * 1e-5 >= SHORTEST_BLOCK_S
+    assert chosen.calls["slow"] == 1
+    assert chosen.rounds == FEWEST_ROUNDS
+
+
+def test_rounds_fit_the_budget_between_bounds():
+    assert plan({"x": 0.02}, budget_s=1e9).rounds == MOST_ROUNDS
+    assert plan({"x": 0.1}, budget_s=6.1).rounds == 20

@@ -1,0 +1,185 @@
+"""Whole races in child processes: what is wrong is called wrong, what dies does not end the race."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backbay.errors import InputError, WorkloadInvalid
+from backbay.race import Limits, run
+
+FAULTY = Path(__file__).with_name("faulty.py")
+QUICK = Limits(backend_s=120.0, timing_s=0.5)
+
+pytestmark = pytest.mark.slow
+
+
+def race(workload: str, *backends: str, limits: Limits = QUICK, **options):
+    """Race functions of faulty.py; a name with an equals sign before it is a registered one."""
+    report = run(
+        f"{FAULTY}:{workload}",
+        backends=[name[1:] if name[0] == "=" else f"{FAULTY}:{name}" for name in backends],
+        device="cpu",
+        limits=limits,
+        **options,
+    )
+    return report, {result.backend.rpartition(":")[2]: result for result in report.results}
+
+
+def test_a_fault_of_one_in_a_thousand_is_called_wrong_and_cannot_win():
+    report, rows = race("small", "scaled", "honest")
+    assert (rows["scaled"].status, rows["honest"].status) == ("wrong", "ok")
+    assert rows["scaled"].median_ms is None
+    assert rows["scaled"].verdict is not None
+    assert rows["scaled"].verdict.where == "output"
+    assert rows["honest"].median_ms is not None
+    assert rows["honest"].graphs == 1
+    assert not report.decision[0].winner.endswith("scaled")
+
+
+def test_wrong_gradients_and_detached_outputs_are_called_wrong_in_training():
+    _, rows = race("small", "wrong_gradient", "detached", "honest", train=True)
+    assert rows["wrong_gradient"].status == "wrong"
+    assert "gradient" in (rows["wrong_gradient"].verdict.where or "")
+    assert rows["detached"].status in {"wrong", "failed"}
+    assert rows["honest"].status == "ok"
+
+
+def test_a_flushed_nan_is_called_wrong():
+    _, rows = race("with_nan", "flushes_nan", "honest")
+    assert (rows["flushes_nan"].status, rows["honest"].status) == ("wrong", "ok")
+    assert "NaN" in rows["flushes_nan"].reason
+
+
+def test_failures_hangs_and_crashes_are_rows_and_the_race_goes_on():
+    limits = Limits(backend_s=25.0, timing_s=0.5)
+    report, rows = race("small", "raises", "segfaults", "hangs", "honest", limits=limits)
+    assert rows["raises"].status == "failed"
+    assert "no kernel for this graph" in rows["raises"].reason
+    assert rows["segfaults"].status == "crashed"
+    assert "SIGSEGV" in rows["segfaults"].reason
+    assert rows["hangs"].status == "timeout"
+    assert rows["honest"].status == "ok"
+    assert rows["eager"].median_ms is not None
+    assert report.decision
+
+
+def test_a_death_while_timing_costs_the_guilty_only():
+    report, rows = race("small", "dies_when_called_often", "honest")
+    assert rows["dies_when_called_often"].status == "crashed"
+    assert rows["dies_when_called_often"].verdict.passed
+    assert rows["honest"].status == "ok"
+    assert rows["honest"].median_ms is not None
+    assert any("process of its own" in note for note in report.notes)
+
+
+def test_a_backend_that_was_given_no_graph_is_not_called_right():
+    _, rows = race("nothing_captured", "honest")
+    assert rows["honest"].status == "failed"
+    assert "no graph" in rows["honest"].reason
+
+
+def test_a_model_that_draws_random_numbers_is_proven_and_the_report_says_how():
+    report, rows = race("with_dropout", "=aot_eager", "honest", train=True)
+    assert (rows["aot_eager"].status, rows["honest"].status) == ("ok", "ok")
+    assert any("random" in note for note in report.notes)
+
+
+def test_eager_is_always_in_the_race_and_torchs_names_work():
+    report, rows = race("small", "=aot_eager")
+    assert list(rows) == ["eager", "aot_eager"]
+    assert rows["aot_eager"].compile_s > 0
+    assert rows["aot_eager"].ratio_to_eager_ci is not None
+    assert report.versions["torch"]
+    assert report.machine.device == "cpu"
+
+
+def test_a_workload_that_raises_stops_the_race_with_the_users_own_traceback():
+    with pytest.raises(WorkloadInvalid) as caught:
+        race("raising", "honest")
+    assert "ZeroDivisionError" in str(caught.value)
+    assert "faulty.py" in caught.value.user_traceback
+    assert "backbay/race" not in caught.value.user_traceback
+
+
+def test_a_mistake_in_the_second_workload_is_found_before_the_first_is_raced():
+    seen = []
+    with pytest.raises(InputError):
+        run(
+            [f"{FAULTY}:small", f"{FAULTY}:not_a_model"],
+            backends=["aot_eager"],
+            device="cpu",
+            tell=lambda *event: seen.append(event),
+        )
+    assert seen == []
+
+
+def test_a_model_object_is_raced_in_this_process_and_the_report_says_so():
+    import torch
+
+    from backbay import Workload
+
+    model = torch.nn.Linear(8, 8).eval()
+    workload = Workload(model, (torch.randn(4, 8),), name="mine")
+
+    def scaled(graph_module, example_inputs):
+        return lambda *args: tuple(1.001 * output for output in graph_module(*args))
+
+    before = torch.get_default_dtype()
+    report = run(workload, backends={"scaled": scaled}, device="cpu", limits=QUICK)
+    assert {r.backend: r.status for r in report.results} == {"eager": "ok", "scaled": "wrong"}
+    assert any("in this process" in note for note in report.notes)
+    assert torch.get_default_dtype() == before
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from backbay.cli import main; main()", "race", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_writes_table_json_and_page(tmp_path):
+    done = command(
+        f"{FAULTY}:small", "--backends", "aot_eager", "--device", "cpu", "--seconds", "0.5",
+        "--json", str(tmp_path / "race.json"), "--html", str(tmp_path / "race.html"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "aot_eager" in done.stdout
+    document = json.loads((tmp_path / "race.json").read_text())
+    assert document["schema"] == "backbay.race/1"
+    assert {"machine", "versions", "decision", "results"} <= set(document)
+    assert {
+        "workload", "mode", "backend", "status", "reason", "verdict", "median_ms", "ci_ms",
+        "ratio_to_eager", "compile_s", "peak_bytes", "graphs", "breaks",
+    } <= set(document["results"][1])  # fmt: skip
+    assert (tmp_path / "race.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["decodr"], "Did you mean 'decoder'"),
+        (["hf:lama"], "hf:llama"),
+        (["--backends", "indcutor"], "Did you mean 'inductor'"),
+        (["--backends", "tvm"], "pip install apache-tvm"),
+        (["--backends", "gone.py:fn"], "gone.py"),
+        (["--device", "cuda:0x"], "can't be used"),
+        (["--device", "gpu"], "choose one of"),
+        ([f"{FAULTY}:not_a_model"], "int"),
+        ([f"{FAULTY}:raising"], "ZeroDivisionError"),
+        ([f"{FAULTY}:absent"], "absent"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_code_2(arguments, said):
+    done = command(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    *_, last = done.stderr.strip().splitlines()
+    assert last.startswith("backbay: ")
+    assert said in last
+    assert "backbay/race" not in done.stderr
