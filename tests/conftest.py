@@ -1,5 +1,6 @@
 """What several test files share."""
 
+import functools
 import subprocess
 import sys
 import textwrap
@@ -33,7 +34,7 @@ def registry(tmp_path: Path) -> Registry:
     """Give a registry that sees torch 2.13 for CPUs, and what `install` wrote; looked at lazily."""
 
     class LazyRegistry(Registry):
-        @property
+        @functools.cached_property
         def environment(self) -> Environment:
             return Environment(
                 installed=scan([str(tmp_path)]),

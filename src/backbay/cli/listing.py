@@ -1,5 +1,6 @@
 """``backbay list``: which backends exist, and which run here."""
 
+import sys
 from typing import Any
 
 import click
@@ -8,6 +9,7 @@ import msgspec
 from backbay.registry import HIDDEN_TAGS, Availability, BackendSpec, default_registry
 
 SCHEMA = "backbay.list/1"
+_PIPE_WIDTH = 240
 
 
 def entry(spec: BackendSpec, availability: Availability) -> dict[str, Any]:
@@ -54,11 +56,13 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
     from rich.table import Table  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("backend", "state", "origin", "why, and what to do"):
-        table.add_column(title, overflow="fold")
+    for title in ("backend", "state", "origin"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("why, and what to do", overflow="fold", min_width=20)
     for row in entries:
         table.add_row(row["name"], _coloured(row["state"]), row["origin"], _explanation(row))
-    Console().print(table)
+    # A pipe has no width: whoever reads it wants a line a backend.
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 def _coloured(state: str) -> str:

@@ -15,7 +15,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
 from backbay.race import wording
@@ -31,7 +31,9 @@ _MARKERS = "osD^v"
 _COLOURS = 6  # as many as the page defines beside eager's; beyond them, markers differ in shape
 
 _WIDTH = 460.0  # units of the drawing; on a page 460 wide, one unit is one pixel
-_MARGIN = 12.0
+_MARGIN = 4.0
+_BELOW = 44.0  # the x axis: its numbers and its title
+_AXIS = 44.0  # the y axis, likewise
 _ROW = 40.0
 _FONT = 12.5
 _SMALL = 11.0
@@ -148,7 +150,7 @@ def _samples(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     figure, axes = _rows(rows, [f"{reading.value} ms" for reading in readings])
     for y, row in enumerate(rows):
         count = len(row.samples_ms)
-        heights = [y + 0.32 * ((n + 0.5) / count - 0.5) for n in range(count)]
+        heights = [y + 0.3 * ((n + 0.5) / count - 0.5) for n in range(count)]
         colour = _colour(row.backend, series)
         axes.plot(row.samples_ms, heights, ".", color=colour, markersize=4.5, alpha=0.75)
         axes.plot([row.median_ms or 0.0] * 2, [y - 0.2, y + 0.2], color=_INK, linewidth=1.4)
@@ -172,7 +174,7 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     rows = [r for r in section.timed if r.compile_s and r.ratio_to_eager is not None]
     if not rows:
         return None
-    figure, axes = _axes(300.0, left=44.0)
+    figure, axes = _axes(300.0, left=_AXIS)
     xs = [row.compile_s or 0.0 for row in rows]
     ys = [row.ratio_to_eager or 0.0 for row in rows]
     for row, x, y in zip(rows, xs, ys, strict=True):
@@ -239,13 +241,12 @@ def _memory(section: Section, series: Mapping[str, int]) -> _Drawing | None:
 def _axes(height: float, *, left: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(_WIDTH / 72, height / 72), dpi=72)
     FigureCanvasSVG(figure)
-    bottom = 44.0
     axes = figure.add_axes(
         (
             left / _WIDTH,
-            bottom / height,
+            _BELOW / height,
             1 - (left + _MARGIN) / _WIDTH,
-            1 - (bottom + 6) / height,
+            1 - (_BELOW + 6) / height,
         )
     )
     axes.tick_params(length=0, pad=5)
@@ -256,7 +257,7 @@ def _axes(height: float, *, left: float) -> tuple[Figure, Axes]:
 def _rows(results: Sequence[Result], values: Sequence[str]) -> tuple[Figure, Axes]:
     """Draw a band for each backend, its name and value above it: names of any length fit."""
     figure, axes = _axes(_ROW * len(results) + 50, left=_MARGIN)
-    axes.set_ylim(len(results) - 0.6, -0.65)
+    axes.set_ylim(len(results) - 0.6, -0.7)
     axes.yaxis.set_major_locator(NullLocator())
     axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
     axes.grid(visible=True, axis="x")
@@ -264,8 +265,8 @@ def _rows(results: Sequence[Result], values: Sequence[str]) -> tuple[Figure, Axe
     for y, (result, value) in enumerate(zip(results, values, strict=True)):
         name = wording.elided(wording.plain(result.backend), _LONGEST_NAME)
         text: dict[str, Any] = {"transform": place, "verticalalignment": "baseline"}
-        axes.text(0.0, y - 0.25, name, **text)
-        axes.text(1.0, y - 0.25, value, horizontalalignment="right", fontsize=_SMALL, **text)
+        axes.text(0.0, y - 0.28, name, **text)
+        axes.text(1.0, y - 0.28, value, horizontalalignment="right", fontsize=_SMALL, **text)
     return figure, axes
 
 
@@ -295,7 +296,7 @@ def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
     decades = max(values) / min(values)
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 100 else (1.0,)))  # noqa: PLR2004 (two decades)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _position: f"{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _label(
@@ -303,7 +304,7 @@ def _label(
 ) -> None:
     """Put each name near its dot, where it covers neither a dot nor another name."""
     dots = [tuple(axes.transData.transform((x, y))) for x, y in zip(xs, ys, strict=True)]
-    frame = _Box(0.0, 34.0, _WIDTH, figure.get_figheight() * 72)
+    frame = _Box(_AXIS, _BELOW, _WIDTH, figure.get_figheight() * 72)
     taken = [_Box(x - 6, y - 6, x + 6, y + 6) for x, y in dots]
     for name, (x, y) in zip(names, dots, strict=True):
         width = 0.56 * _FONT * len(name)

@@ -1,12 +1,13 @@
 """Does a backend run here, and if not, why and what to do: decided without importing it."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from packaging.requirements import InvalidRequirement, Requirement
-
 from backbay.registry.environment import Environment
 from backbay.registry.spec import BackendSpec
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 State = Literal["ready", "not_installed", "wrong_version", "no_device", "blocked", "broken"]
 
@@ -47,25 +48,43 @@ def check(spec: BackendSpec, environment: Environment, device: str | None = None
 
 
 def _distributions(spec: BackendSpec, environment: Environment) -> Availability | None:
-    for line in spec.requires.distributions:
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement as error:
-            return _broken(spec, f"its requirement {line!r} is not valid: {error}")
-        found = environment.installed.find(requirement.name)
-        if found is None:
-            return Availability(
-                state="not_installed",
-                reason=f"{requirement.name} is not installed",
-                remedy=spec.install or f"pip install '{line}'",
-            )
-        if not requirement.specifier.contains(found.version, prereleases=True):
-            return Availability(
-                state="wrong_version",
-                reason=f"{found.name} {found.version} is installed, {line} is needed",
-                remedy=spec.install or f"pip install '{line}'",
-            )
-    return None
+    checked = (_distribution(spec, environment, line) for line in spec.requires.distributions)
+    return next((found for found in checked if found is not None), None)
+
+
+def _distribution(
+    spec: BackendSpec, environment: Environment, requirement: str
+) -> Availability | None:
+    remedy = spec.install or f"pip install '{requirement}'"
+    name = _NAME.match(requirement)
+    if name is None:
+        return _broken(spec, requirement, "it names no distribution")
+    found = environment.installed.find(name[0])
+    if found is None:
+        reason = f"{name[0]} is not installed"
+        return Availability(state="not_installed", reason=reason, remedy=remedy)
+    try:
+        if _fits(found.version, requirement):
+            return None
+    except ValueError as error:
+        return _broken(spec, requirement, str(error).splitlines()[0])
+    reason = f"{found.name} {found.version} is installed, {requirement} is needed"
+    return Availability(state="wrong_version", reason=reason, remedy=remedy)
+
+
+def _broken(spec: BackendSpec, requirement: str, why: str) -> Availability:
+    return Availability(
+        state="broken",
+        reason=f"its requirement {requirement!r} cannot be read: {why}",
+        remedy=f"report it to {spec.origin}",
+    )
+
+
+def _fits(version: str, requirement: str) -> bool:
+    # Imported here: it costs as much as all the rest of a listing, and most names are absent.
+    from packaging.requirements import Requirement  # noqa: PLC0415
+
+    return Requirement(requirement).specifier.contains(version, prereleases=True)
 
 
 def _device(spec: BackendSpec, environment: Environment, device: str | None) -> Availability | None:
@@ -96,10 +115,6 @@ def _tools(spec: BackendSpec, environment: Environment, device: str | None) -> A
         if missing is not None:
             return Availability(state="not_installed", reason=missing[0], remedy=missing[1])
     return None
-
-
-def _broken(spec: BackendSpec, reason: str) -> Availability:
-    return Availability(state="broken", reason=reason, remedy=f"report it to {spec.origin}")
 
 
 def _why_ready(spec: BackendSpec) -> str:

@@ -1,0 +1,301 @@
+"""Is a tensor right? The comparison rule of every proof, as pure functions on tensors.
+
+A result is held against float64 truth and against eager's own error, never against a tolerance
+chosen for a model: a result may be as wrong as honest arithmetic in the working precision makes
+it, and no more. Three tests must all hold: one element, all elements together, their mean.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from backbay.proof.noise import Noise, noise_of, rms
+
+FULL_PRECISION = 1e-5
+"""A working precision whose epsilon is below this is full (float32, float64).
+
+Between its honest error (some 1e-7) and the smallest fault that counts (1e-4) there is room for
+generous bounds; between bfloat16's (4e-3) and a fault of 1e-2 there is next to none."""
+
+ELEMENT = 8.0
+"""One element's error may be this many times the noise: out of 1e9 normal draws, none is."""
+PEAK = 2.0
+"""...or this many times the largest error seen in any draw, where errors have heavy tails."""
+BIAS_ELEMENTS = 64
+"""Fewer elements than this say nothing about their mean that the other tests do not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What the rule allows in one class of precision, as multiples."""
+
+    rms: float
+    """Root-mean-square error over that of the noise, for many elements."""
+    few: float
+    """...and by how much more for one element; it falls as 1/sqrt(n), as the scatter of rms does."""
+    floor: float
+    """Noise is never taken to be below this many epsilons of the truth's mean size."""
+    bias: float
+    """Mean error over the mean error of the noise."""
+
+
+FULL = Bounds(rms=8.0, few=24.0, floor=2.0, bias=8.0)
+REDUCED = Bounds(rms=2.0, few=6.0, floor=0.25, bias=3.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The outcome of one comparison, with its reason."""
+
+    passed: bool
+    reason: str
+    """One sentence: why it failed, or what it passed."""
+    where: str | None = None
+    """Which tensor, for example ``output.logits`` or ``gradient of layers.0.weight``."""
+    worst: float | None = None
+    """Largest absolute difference from the truth."""
+    index: tuple[int, ...] | None = None
+    """Where in the tensor that is, or the first difference where there is no distance."""
+    ulps: float | None = None
+    """The largest difference in units in the last place of the working dtype, at that element."""
+    ratio: float | None = None
+    """Root-mean-square error over eager's own; infinite where only eager is exact."""
+    severity: float = 0.0
+    """Error over what is allowed, the worst of the tests: above 1 has failed."""
+
+    def raise_if_wrong(self) -> None:
+        """Raise AssertionError with the reason, unless passed."""
+        if not self.passed:
+            raise AssertionError(f"{self.where or 'tensor'}: {self.reason}")
+
+
+def compare(
+    result: torch.Tensor,
+    eager: torch.Tensor,
+    truth: torch.Tensor,
+    *,
+    working: torch.dtype | None = None,
+    name: str | None = None,
+    noise: Noise | None = None,
+    strides: bool = True,
+) -> Verdict:
+    """Compare a result with eager's, against float64 truth.
+
+    Args:
+        result: what a backend gave; on any device, where the comparison is made.
+        eager: what eager gave from the same inputs, in the same dtype.
+        truth: the same computation in float64 (complex128), of eager's shape. Integers and
+            booleans are compared with eager alone.
+        working: the lowest precision that the model computes in; the result's own dtype if not
+            given. A bfloat16 model may return a float32 loss.
+        name: which tensor this is, for the verdict.
+        noise: how far honest results scatter; eager's own error if not given.
+        strides: whether the result must be laid out in memory as eager's is, where both are dense.
+
+    Raises:
+        ValueError: ``eager`` and ``truth`` do not belong together, or a dtype cannot be used so.
+    """
+    _check_reference(eager, truth, working)
+    reason = _unlike(result, eager, strides=strides)
+    if reason is not None:
+        return Verdict(passed=False, reason=reason, where=name, severity=math.inf)
+    if not result.numel():
+        return Verdict(passed=True, reason="empty, as eager's", where=name)
+    eager, truth = eager.to(result.device), truth.to(result.device)
+    if not (result.is_floating_point() or result.is_complex()):
+        return _exact(result, eager, name)
+    precision = working if working is not None else result.dtype
+    if result.is_complex():
+        result, eager, truth = (_as_real(x) for x in (result, eager, truth))
+    return _Comparison(
+        result=result.detach().to(torch.float64),
+        eager=eager.detach().to(torch.float64),
+        truth=truth.detach(),
+        noise=noise if noise is not None else noise_of(eager, truth),
+        eps=torch.finfo(precision).eps,
+        name=name,
+    ).verdict()
+
+
+def _check_reference(
+    eager: torch.Tensor, truth: torch.Tensor, working: torch.dtype | None
+) -> None:
+    if eager.shape != truth.shape:
+        raise ValueError(
+            f"eager has shape {tuple(eager.shape)} and truth {tuple(truth.shape)}: "
+            "they are not results of the same computation"
+        )
+    wanted = torch.complex128 if eager.is_complex() else torch.float64
+    if (eager.is_floating_point() or eager.is_complex()) and truth.dtype != wanted:
+        raise ValueError(f"truth of {eager.dtype} must be {wanted}, not {truth.dtype}")
+    if working is not None and not (working.is_floating_point or working.is_complex):
+        raise ValueError(f"the working dtype must be floating-point, not {working}")
+
+
+def _unlike(result: torch.Tensor, eager: torch.Tensor, *, strides: bool) -> str | None:
+    """Say how a result is not even the same kind of tensor, if so."""
+    if result.shape != eager.shape:
+        return f"shape is {tuple(result.shape)}, and eager's is {tuple(eager.shape)}"
+    if result.dtype != eager.dtype:
+        return f"dtype is {result.dtype}, and eager's is {eager.dtype}"
+    if result.layout != eager.layout:
+        return f"layout is {result.layout}, and eager's is {eager.layout}"
+    if strides and result.layout == torch.strided and _laid_out_otherwise(result, eager):
+        return f"strides are {result.stride()}, and eager's are {eager.stride()}"
+    return None
+
+
+def _laid_out_otherwise(result: torch.Tensor, eager: torch.Tensor) -> bool:
+    # The stride of a dimension of one element moves nothing, and that of an expanded tensor is
+    # how eager saved memory, not a layout that anyone may rely on.
+    if not result.numel() or not (_dense(result) and _dense(eager)):
+        return False
+    sizes = zip(result.shape, result.stride(), eager.stride(), strict=True)
+    return any(size > 1 and ours != theirs for size, ours, theirs in sizes)
+
+
+def _dense(value: torch.Tensor) -> bool:
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(value))
+
+
+def _as_real(value: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(value.detach().resolve_conj())
+
+
+def _exact(result: torch.Tensor, eager: torch.Tensor, name: str | None) -> Verdict:
+    wrong = result != eager
+    count = int(wrong.sum())
+    if not count:
+        return Verdict(passed=True, reason="equal to eager's", where=name, ratio=None)
+    index = _first(wrong)
+    got, wanted = result[index].item(), eager[index].item()
+    return Verdict(
+        passed=False,
+        reason=f"{count} of {result.numel()} elements differ, the first is {got} and not {wanted}",
+        where=name,
+        index=index,
+        severity=math.inf,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Comparison:
+    """One floating-point comparison: everything in float64, of one shape, on one device."""
+
+    result: torch.Tensor
+    eager: torch.Tensor
+    truth: torch.Tensor
+    noise: Noise
+    eps: float
+    name: str | None
+
+    def verdict(self) -> Verdict:
+        kinds = [_kind(x) for x in (self.result, self.eager, self.truth)]
+        # Where eager overflowed and the truth did not, a finite result is the better one.
+        alien = (kinds[0] != kinds[1]) & (kinds[0] != kinds[2])
+        if alien.any():
+            return self._alien(alien)
+        counted = (kinds[0] == 0) & (kinds[2] == 0)
+        if not counted.any():
+            return Verdict(passed=True, reason="infinite or NaN as eager's", where=self.name)
+        return self._measured(counted)
+
+    def _alien(self, alien: torch.Tensor) -> Verdict:
+        index = _first(alien)
+        got, wanted = self.result[index].item(), self.eager[index].item()
+        return Verdict(
+            passed=False,
+            reason=f"{int(alien.sum())} of {alien.numel()} elements are infinite or NaN where "
+            f"eager's are not, or the reverse: the first is {got:.6g} and not {wanted:.6g}",
+            where=self.name,
+            index=index,
+            severity=math.inf,
+        )
+
+    def _measured(self, counted: torch.Tensor) -> Verdict:
+        truth = self.truth[counted]
+        error = (self.result - self.truth)[counted]
+        own = (self.eager - self.truth)[counted].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        tests = {
+            "an element's error": self._element(error, own, truth),
+            "the root-mean-square error": self._rms(error, truth),
+            "the mean error": self._bias(error, truth),
+        }
+        test = max(tests, key=lambda name: tests[name])
+        severity = tests[test]
+        distance = torch.where(counted, (self.result - self.truth).abs(), 0.0)
+        index = _unravel(int(distance.argmax()), distance.shape)
+        ratio = _ratio(rms(error), rms(own))
+        passed = severity <= 1.0
+        return Verdict(
+            passed=passed,
+            reason=f"error is {ratio:.3g}x eager's own"
+            if passed
+            else f"{test} is {severity:.3g}x what is allowed, and {ratio:.3g}x eager's overall",
+            where=self.name,
+            worst=distance[index].item(),
+            index=index,
+            ulps=self._ulps(distance[index].item(), self.truth[index].item()),
+            ratio=ratio,
+            severity=severity,
+        )
+
+    @property
+    def _bounds(self) -> Bounds:
+        return FULL if self.eps < FULL_PRECISION else REDUCED
+
+    def _element(self, error: torch.Tensor, own: torch.Tensor, truth: torch.Tensor) -> float:
+        size = truth.abs()
+        noise = torch.maximum(own.abs(), self.eps * size.clamp_min(size.mean().item()))
+        allowed = ELEMENT * noise.clamp_min(self.noise.rms)
+        return _over(error.abs(), allowed.clamp_min(PEAK * self.noise.peak))
+
+    def _rms(self, error: torch.Tensor, truth: torch.Tensor) -> float:
+        factor = self._bounds.rms + self._bounds.few / math.sqrt(error.numel())
+        return _ratio(rms(error), factor * max(self.noise.rms, self._floor(truth)), equal=0.0)
+
+    def _bias(self, error: torch.Tensor, truth: torch.Tensor) -> float:
+        if error.numel() < BIAS_ELEMENTS:
+            return 0.0
+        chance = max(self.noise.rms, self._floor(truth)) / math.sqrt(error.numel())
+        allowed = 4.0 * chance + self._bounds.bias * self.noise.mean
+        return _ratio(abs(error.mean().item()), allowed, equal=0.0)
+
+    def _floor(self, truth: torch.Tensor) -> float:
+        return self._bounds.floor * self.eps * truth.abs().mean().item()
+
+    def _ulps(self, distance: float, truth: float) -> float:
+        smallest = math.ldexp(self.eps, -126)
+        return distance / max(self.eps * 2.0 ** math.floor(math.log2(abs(truth))), smallest) if (
+            truth
+        ) else _ratio(distance, smallest, equal=0.0)
+
+
+def _kind(value: torch.Tensor) -> torch.Tensor:
+    """Tell finite (0), NaN (1), plus (2) and minus infinity (3) apart."""
+    return (value.isnan() + 2 * value.isposinf() + 3 * value.isneginf()).to(torch.int8)
+
+
+def _over(error: torch.Tensor, allowed: torch.Tensor) -> float:
+    """Give the largest error over what is allowed; an exact element needs no allowance."""
+    ratio = torch.where(error == 0, 0.0, error / allowed)
+    return float(ratio.max())
+
+
+def _ratio(error: float, allowed: float, *, equal: float = 1.0) -> float:
+    if allowed:
+        return error / allowed
+    return math.inf if error else equal
+
+
+def _first(flags: torch.Tensor) -> tuple[int, ...]:
+    return _unravel(int(flags.flatten().to(torch.uint8).argmax()), flags.shape)
+
+
+def _unravel(position: int, shape: torch.Size) -> tuple[int, ...]:
+    index: list[int] = []
+    for size in reversed(shape):
+        position, here = divmod(position, size)
+        index.append(here)
+    return tuple(reversed(index))

@@ -1,0 +1,121 @@
+"""Another draw of rounding noise: eager, with its last bits trembling.
+
+Each operator's floating-point results are moved by one unit in the last place, up or down, each
+with a chance of 1/24. That adds the variance of one rounding (1/12 of a unit squared), so a run
+scatters as one in which everything had been rounded once more, and otherwise. The idea is Monte
+Carlo arithmetic (D. S. Parker, 1997); a plain eager run shows one such outcome only.
+"""
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from backbay.proof.draws import is_random
+
+_CHANCE = 1 / 24
+_STEP = 0.6
+"""Of epsilon times the value: between 0.6 and 1.2 units in the last place, which rounds to one."""
+_LARGEST_EXACT = 256
+"""Whole numbers up to here are in most models exact (masks, counts), which no rounding touches."""
+
+_EXACT = frozenset(
+    "aten::" + name
+    for name in (
+        "clone",
+        "copy_",
+        "cat",
+        "stack",
+        "index",
+        "index_select",
+        "index_put",
+        "index_put_",
+        "gather",
+        "scatter",
+        "embedding",
+        "where",
+        "masked_fill",
+        "masked_fill_",
+        "neg",
+        "abs",
+        "relu",
+        "relu_",
+        "threshold_backward",
+        "max",
+        "min",
+        "amax",
+        "amin",
+        "maximum",
+        "minimum",
+        "clamp",
+        "clamp_min",
+        "topk",
+        "sort",
+        "constant_pad_nd",
+        "max_pool2d_with_indices",
+        "triu",
+        "tril",
+        "flip",
+        "roll",
+        "repeat",
+        "fill_",
+        "zero_",
+        "sgn",
+        "sign",
+        "floor",
+        "ceil",
+        "round",
+    )
+)
+"""Operators that move or choose values, and round nothing."""
+
+
+class Trembling(TorchDispatchMode):
+    """Moves the last bits of what operators give, while it is active; seeded."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = _tensors((args, kwargs))
+        if not given or is_random(func) or func.is_view or func._schema.name in _EXACT:  # noqa: SLF001
+            return result
+        if func._schema.name == "aten::_to_copy" and not _coarser(result, given[0]):  # noqa: SLF001
+            return result
+        for tensor in _tensors(result):
+            if tensor.is_floating_point() and tensor.layout == torch.strided:
+                self._move(tensor)
+        return result
+
+    def _move(self, tensor: torch.Tensor) -> None:
+        if torch.finfo(tensor.dtype).bits < 16:  # noqa: PLR2004 (float8 is storage, not arithmetic)
+            return
+        pick = torch.rand(tensor.shape, generator=self._generator(tensor), device=tensor.device)
+        sign = (pick < _CHANCE).to(torch.int8) - (pick > 1 - _CHANCE).to(torch.int8)
+        info = torch.finfo(tensor.dtype)
+        size = tensor.abs()
+        exact = (size <= _LARGEST_EXACT) & (tensor == tensor.trunc())
+        sign.masked_fill_(exact | ~(size < info.max / 2), 0)
+        tensor.add_(tensor * sign, alpha=_STEP * info.eps)
+
+    def _generator(self, tensor: torch.Tensor) -> torch.Generator:
+        device = tensor.device
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+
+
+def _coarser(result: torch.Tensor, given: torch.Tensor) -> bool:
+    if not (result.is_floating_point() and given.is_floating_point()):
+        return False
+    return torch.finfo(result.dtype).eps > torch.finfo(given.dtype).eps

@@ -1,0 +1,71 @@
+"""The commands that must answer before torch would have been imported."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from backbay.cli import main
+
+KEYS = {"name", "state", "reason", "remedy", "origin", "tags", "experimental"}
+
+
+def backbay(*arguments: str):
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_list_says_of_each_backend_whether_it_runs_here_and_what_to_do():
+    document = json.loads(backbay("list", "--json").stdout)
+    assert document["schema"] == "backbay.list/1"
+    rows = {row["name"]: row for row in document["backends"]}
+    assert set(rows) >= {"inductor", "cudagraphs", "tvm", "openxla"}
+    assert "aot_eager" not in rows
+    for row in rows.values():
+        assert set(row) >= KEYS
+        assert row["reason"]
+        assert bool(row["remedy"]) == (row["state"] != "ready")
+    assert rows["tvm"]["state"] == "not_installed"
+
+
+def test_all_shows_debug_backends_and_the_table_holds_what_json_holds():
+    rows = json.loads(backbay("list", "--all", "--json").stdout)["backends"]
+    assert "aot_eager" in {row["name"] for row in rows}
+    table = backbay("list", "--all").stdout
+    assert all(row["name"] in table for row in rows)
+
+
+def test_info_answers_for_one_device():
+    document = json.loads(backbay("info", "cudagraphs", "--device", "cpu", "--json").stdout)
+    assert document["state"] == "no_device"
+    assert document["requires"]["devices"] == ["cuda"]
+    assert "cudagraphs" in backbay("info", "cudagraphs").stdout
+
+
+def test_info_shows_what_a_name_shadows(monkeypatch, install, registry):
+    install("thief", "1.0", "[torch_dynamo_backends]\ninductor = thief:steal\n")
+    monkeypatch.setattr("backbay.cli.info.default_registry", registry)
+    document = json.loads(backbay("info", "inductor", "--json").stdout)
+    assert document["origin"].startswith("torch")
+    assert document["shadowed"] == ["thief 1.0 (thief:steal)"]
+
+
+def test_an_unreadable_distribution_is_named_beside_the_list(monkeypatch, install, registry):
+    install("bad", entry_points=b"\xff[torch_dynamo_backends]")
+    monkeypatch.setattr("backbay.cli.listing.default_registry", registry)
+    done = backbay("list")
+    assert "inductor" in done.stdout
+    assert "unreadable: bad 1.0" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["info", "indcutor"], ["race", "decodr"]])
+def test_a_mistake_is_one_line_and_exit_code_2(arguments):
+    done = backbay(*arguments)
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert "Did you mean" in done.stderr
+
+
+def test_help_names_every_command():
+    text = backbay("--help").stdout
+    assert all(name in text for name in ("list", "info", "race"))
+    assert "Examples:" in backbay("race", "--help").stdout

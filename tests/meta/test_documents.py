@@ -1,0 +1,64 @@
+"""What the documents say is what is so."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PROSE = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
+
+
+def test_ci_does_what_readmes_test_command_does():
+    command = re.search(r"^(python3 -m venv .*pytest)$", README, re.MULTILINE)
+    assert command is not None
+    ci = (ROOT / ".ci" / "run").read_text()
+    for step in command[1].split(" && "):
+        assert step in ci
+
+
+def test_every_file_that_a_document_links_to_exists():
+    for document in PROSE:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_readme_sends_a_newcomer_to_six_files():
+    section = README.partition("## Read these six files first")[2].partition("\n\n[")[0]
+    assert len(re.findall(r"^\d\.", section, re.MULTILINE)) == 6
+
+
+def test_there_is_no_unfinished_work_in_the_sources():
+    marks = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
+    for folder in ("src", "tests", "benchmarks", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert not marks.search(path.read_text()), path
+
+
+@pytest.mark.slow
+def test_readmes_python_example_runs(tmp_path):
+    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    assert code is not None
+    script = tmp_path / "example.py"
+    script.write_text(code[1].replace("print(graph_module.graph)", "pass"))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert "'inductor'" in done.stdout
+    assert "eager" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["mlp", "classifier"])
+def test_the_example_workloads_can_be_raced(workload, tmp_path):
+    command = "from backbay.cli import main; main()"
+    arguments = ["race", f"{ROOT}/examples/my_model.py:{workload}", "--train", "--device", "cpu"]
+    options = ["--backends", "aot_eager", "--seconds", "0.5"]
+    done = subprocess.run(
+        [sys.executable, "-c", command, *arguments, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
