@@ -361,3 +361,16 @@ def test_importing_the_page_loads_no_matplotlib():
         [sys.executable, "-c", f"import json; {script}"], check=True, capture_output=True, text=True
     )
     assert not {"matplotlib", "torch"} & set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    "name", ["</text></svg><script>x</script>", "--><evil>", "\"><evil a='", "]]>"]
+)
+def test_a_hostile_name_cannot_leave_its_plot(name):
+    text = page(reported([eager(), timed(name, 5.0)]))
+    reader = read(text)
+    assert [tag for tag, _ in reader.tags].count("script") == 2
+    assert "evil" not in {tag for tag, _ in reader.tags}
+    svgs = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    assert len(svgs) == 4
+    assert all(name in html.unescape(svg) for svg in svgs)

@@ -342,9 +342,7 @@ print(json.dumps([failure, len(torchvision_ops._defined), "torchvision.part" in 
     [
         ("", [None, 0, True]),
         (
-            "import torch\n"
-            "@torch.library.register_fake('torchvision::nms')\n"
-            "def nms(dets, scores, iou_threshold): ...\n",
+            "import torch\n@torch.library.register_fake('torchvision::nms')\ndef nms(dets): ...\n",
             [None, 1, True],
         ),
         ("raise RuntimeError('something else')", ["something else", 0, True]),

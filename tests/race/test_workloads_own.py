@@ -62,11 +62,11 @@ def test_inputs_that_need_gradients_still_do(write):
 
 def test_whole_workload_keeps_its_loss_and_its_reduced_form(write):
     reference = write(
-        "import backbay\n"
+        "from backbay.proof.workload import Workload\n"
         "def build():\n"
-        "    def reduced(): return backbay.Workload(model, (torch.ones(1, 3),))\n"
+        "    def reduced(): return Workload(model, (torch.ones(1, 3),))\n"
         "    model = nn.Linear(3, 3)\n"
-        "    return backbay.Workload(model, (torch.ones(4, 3),), loss=torch.sum, reduced=reduced)\n"
+        "    return Workload(model, (torch.ones(4, 3),), loss=torch.sum, reduced=reduced)\n"
     )
     workload = build(reference, dtype=torch.float64)
     assert workload.loss is torch.sum
@@ -160,6 +160,11 @@ def test_exception_in_the_users_code_keeps_their_traceback_and_cuts_ours(write):
     assert note.splitlines()[0] == "Traceback (most recent call last):"
     assert "mine.py" in note.splitlines()[1]
     assert "backbay/race" not in note
+
+
+def test_exception_in_a_library_points_at_the_line_that_called_it(write):
+    error = invalid(write("def build():\n    return nn.Linear(2, 2)(torch.ones(3)), ()\n"))
+    assert "mine.py:4: " in str(error)
 
 
 def test_exception_while_the_file_is_imported_is_the_users_too(write):

@@ -1,13 +1,9 @@
-"""The page's plots, as inline SVG that follows the page's theme.
+"""The page's plots: what is drawn of one workload's results.
 
-Drawn in stand-in colours, which become ``currentColor`` and the page's own variables; text stays
-text, in the page's own font. Matplotlib takes half a second to import: only a page
-being drawn imports this.
+Matplotlib takes half a second to import: only a page being drawn imports this.
 """
 
-import io
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +15,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import blended_transform_factory
 
 from backbay.race import wording
+from backbay.race.inline import COLOURS, FAINT, INK, PAPER, inline, stand_in
+from backbay.race.labels import label
 from backbay.race.record import Interval, Result
 from backbay.race.sections import Section
 from backbay.race.wording import EAGER
 
-_INK = "#010101"
-_FAINT = "#020202"
-_PAPER = "#030303"
-_SERIES = "#0400{:02x}"
-_MARKERS = "osD^v"
-_COLOURS = 6  # as many as the page defines beside eager's; beyond them, markers differ in shape
-
+_MARKERS = "osD^v"  # their shapes tell backends apart when the colours come round again
 _WIDTH = 460.0  # units of the drawing; on a page 460 wide, one unit is one pixel
 _MARGIN = 4.0
 _BELOW = 44.0  # the x axis: its numbers and its title
@@ -45,22 +37,22 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "backbay",
     "text.parse_math": False,  # a dollar sign in a backend's name is a dollar sign
     "font.size": _FONT,
-    "text.color": _INK,
-    "axes.edgecolor": _FAINT,
-    "axes.labelcolor": _INK,
+    "text.color": INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
     "axes.labelsize": _SMALL,
     "axes.facecolor": "none",
     "axes.spines.top": False,
     "axes.spines.left": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "grid.color": _FAINT,
+    "grid.color": FAINT,
     "grid.linewidth": 0.8,
-    "xtick.color": _FAINT,
-    "xtick.labelcolor": _INK,
+    "xtick.color": FAINT,
+    "xtick.labelcolor": INK,
     "xtick.labelsize": _SMALL,
-    "ytick.color": _FAINT,
-    "ytick.labelcolor": _INK,
+    "ytick.color": FAINT,
+    "ytick.labelcolor": INK,
     "ytick.labelsize": _SMALL,
     "figure.facecolor": "none",
     "lines.solid_capstyle": "butt",
@@ -96,7 +88,7 @@ def plots(section: Section, backends: Sequence[str], prefix: str) -> list[Plot]:
                 title=drawing.title,
                 caption=drawing.caption,
                 description=f"{drawing.title}. {'; '.join(drawing.values)}.",
-                svg=_inline(drawing.figure, f"{prefix}-{number}"),
+                svg=inline(drawing.figure, f"{prefix}-{number}"),
             )
             for number, drawing in enumerate(drawn)
             if drawing is not None
@@ -105,8 +97,8 @@ def plots(section: Section, backends: Sequence[str], prefix: str) -> list[Plot]:
 
 def colours(backends: Sequence[str]) -> dict[str, int]:
     """Give the number of each backend's colour, ``--series-N`` on the page."""
-    others = {name: number % _COLOURS for name, number in _series(backends).items()}
-    return {EAGER: _COLOURS, **others}
+    others = {name: number % COLOURS for name, number in _series(backends).items()}
+    return {EAGER: COLOURS, **others}
 
 
 def _series(backends: Sequence[str]) -> dict[str, int]:
@@ -130,7 +122,7 @@ def _speed(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     for y, row in enumerate(rows):
         _bar(axes, y, row.ratio_to_eager or 0.0, _colour(row.backend, series))
         _whisker(axes, y, row.ratio_to_eager_ci)
-    axes.axvline(1.0, color=_INK, linewidth=1.0, linestyle=(0, (3, 3)))
+    axes.axvline(1.0, color=INK, linewidth=1.0, linestyle=(0, (3, 3)))
     axes.set_xlim(left=0.0)
     axes.set_xlabel("times as fast as eager")
     return _Drawing(
@@ -153,7 +145,7 @@ def _samples(section: Section, series: Mapping[str, int]) -> _Drawing | None:
         heights = [y + 0.3 * ((n + 0.5) / count - 0.5) for n in range(count)]
         colour = _colour(row.backend, series)
         axes.plot(row.samples_ms, heights, ".", color=colour, markersize=4.5, alpha=0.75)
-        axes.plot([row.median_ms or 0.0] * 2, [y - 0.2, y + 0.2], color=_INK, linewidth=1.4)
+        axes.plot([row.median_ms or 0.0] * 2, [y - 0.2, y + 0.2], color=INK, linewidth=1.4)
     _span(axes, [sample for row in rows for sample in row.samples_ms])
     axes.set_xlabel("milliseconds a call")
     return _Drawing(
@@ -178,11 +170,11 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     xs = [row.compile_s or 0.0 for row in rows]
     ys = [row.ratio_to_eager or 0.0 for row in rows]
     for row, x, y in zip(rows, xs, ys, strict=True):
-        marker = _MARKERS[series.get(row.backend, 0) // _COLOURS % len(_MARKERS)]
+        marker = _MARKERS[series.get(row.backend, 0) // COLOURS % len(_MARKERS)]
         colour = _colour(row.backend, series)
         axes.plot([x, x], row.ratio_to_eager_ci or (y, y), color=colour, linewidth=1.5)
-        axes.plot(x, y, marker, color=colour, markersize=8, markeredgecolor=_PAPER)
-    axes.axhline(1.0, color=_INK, linewidth=1.0, linestyle=(0, (3, 3)))
+        axes.plot(x, y, marker, color=colour, markersize=8, markeredgecolor=PAPER)
+    axes.axhline(1.0, color=INK, linewidth=1.0, linestyle=(0, (3, 3)))
     axes.grid(visible=True, axis="y")
     _logarithmic(axes, xs)
     ends = [*ys, *(end for row in rows for end in row.ratio_to_eager_ci or ()), 1.0]
@@ -191,13 +183,9 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     axes.set_xlabel("seconds to compile")
     axes.set_ylabel("times as fast as eager")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    _label(
-        figure,
-        axes,
-        [wording.elided(wording.plain(r.backend), _LONGEST_NAME) for r in rows],
-        xs,
-        ys,
-    )
+    names = [wording.elided(wording.plain(r.backend), _LONGEST_NAME) for r in rows]
+    points = list(zip(xs, ys, strict=True))
+    label(figure, axes, names, points, font=_FONT, frame=(_AXIS, _BELOW))
     return _Drawing(
         "Compile time against speed",
         "Up is faster, left compiles sooner; the dashed line is eager, which compiles nothing. "
@@ -222,7 +210,7 @@ def _memory(section: Section, series: Mapping[str, int]) -> _Drawing | None:
         _bar(axes, y, (row.peak_bytes or 0) / scale, _colour(row.backend, series))
         if row.compile_peak_bytes:
             axes.plot(
-                [row.compile_peak_bytes / scale] * 2, [y - 0.2, y + 0.2], color=_INK, linewidth=1.4
+                [row.compile_peak_bytes / scale] * 2, [y - 0.2, y + 0.2], color=INK, linewidth=1.4
             )
     axes.set_xlim(left=0.0)
     axes.set_xlabel(unit)
@@ -277,9 +265,9 @@ def _bar(axes: Axes, y: float, value: float, colour: str) -> None:
 def _whisker(axes: Axes, y: float, interval: Interval | None) -> None:
     if interval is None or interval[0] == interval[1]:
         return
-    axes.plot(interval, [y, y], color=_INK, linewidth=1.4)
+    axes.plot(interval, [y, y], color=INK, linewidth=1.4)
     for end in interval:
-        axes.plot([end, end], [y - 0.11, y + 0.11], color=_INK, linewidth=1.4)
+        axes.plot([end, end], [y - 0.11, y + 0.11], color=INK, linewidth=1.4)
 
 
 def _span(axes: Axes, values: Sequence[float]) -> None:
@@ -293,144 +281,24 @@ def _span(axes: Axes, values: Sequence[float]) -> None:
 def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
     axes.set_xscale("log")
     axes.set_xlim(min(values) / 1.5, max(values) * 1.5)
-    decades = max(values) / min(values)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 100 else (1.0,)))  # noqa: PLR2004 (two decades)
+    axes.xaxis.set_major_locator(LogLocator(subs=_steps(max(values) / min(values))))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _position: f"{x:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _label(
-    figure: Figure, axes: Axes, names: Sequence[str], xs: Sequence[float], ys: Sequence[float]
-) -> None:
-    """Put each name near its dot, where it covers neither a dot nor another name."""
-    dots = [tuple(axes.transData.transform((x, y))) for x, y in zip(xs, ys, strict=True)]
-    frame = _Box(_AXIS, _BELOW, _WIDTH, figure.get_figheight() * 72)
-    taken = [_Box(x - 6, y - 6, x + 6, y + 6) for x, y in dots]
-    for name, (x, y) in zip(names, dots, strict=True):
-        width = 0.56 * _FONT * len(name)
-        box = next(
-            (
-                box
-                for box in _places(x, y, width)
-                if box.within(frame) and not any(box.meets(other) for other in taken)
-            ),
-            next(_places(x, y, width)),
-        )
-        taken.append(box)
-        _leader(figure, (x, y), box)
-        figure.text(
-            box.left / _WIDTH, (box.bottom + 3.5) / frame.top, name, verticalalignment="baseline"
-        )
-
-
-@dataclass(frozen=True)
-class _Box:
-    left: float
-    bottom: float
-    right: float
-    top: float
-
-    def meets(self, other: "_Box") -> bool:
-        return (
-            self.left < other.right
-            and other.left < self.right
-            and self.bottom < other.top
-            and other.bottom < self.top
-        )
-
-    def within(self, other: "_Box") -> bool:
-        return (
-            other.left <= self.left
-            and self.right <= other.right
-            and other.bottom <= self.bottom
-            and self.top <= other.top
-        )
-
-
-def _places(x: float, y: float, width: float) -> Iterator[_Box]:
-    """Name places around a point, the nearest first."""
-    height = 15.0
-    for step in range(12):
-        lift = step * height / 2
-        for centre in (y + lift, y - lift):
-            for left in (
-                x + 9,
-                x - 9 - width,
-                x - width / 2,
-                x + 9 - width / 3,
-                x - 9 - 2 * width / 3,
-            ):
-                yield _Box(left, centre - height / 2, left + width, centre + height / 2)
-
-
-def _leader(figure: Figure, dot: tuple[float, float], box: _Box) -> None:
-    height = figure.get_figheight() * 72
-    near_x = min(max(dot[0], box.left), box.right)
-    near_y = min(max(dot[1], box.bottom), box.top)
-    if abs(near_x - dot[0]) + abs(near_y - dot[1]) < 12:  # noqa: PLR2004 (the name stands at its dot)
-        return
-    line = mpl.lines.Line2D(
-        [dot[0] / _WIDTH, near_x / _WIDTH],
-        [dot[1] / height, near_y / height],
-        color=_INK,
-        linewidth=0.7,
-        alpha=0.6,
-    )
-    figure.add_artist(line)
+def _steps(span: float) -> tuple[float, ...]:
+    """Choose which multiples of powers of ten an axis of this span has room for."""
+    if span < 5:  # noqa: PLR2004 (no power of ten, or one)
+        return (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+    return (1.0, 2.0, 5.0) if span < 100 else (1.0,)  # noqa: PLR2004 (two powers of ten)
 
 
 def _colour(backend: str, series: Mapping[str, int]) -> str:
     if backend == EAGER:
-        return _SERIES.format(_COLOURS)
-    return _SERIES.format(series.get(backend, 0) % _COLOURS)
+        return stand_in(COLOURS)
+    return stand_in(series.get(backend, 0) % COLOURS)
 
 
 def _unit(largest: int) -> tuple[str, float]:
     word = wording.size(largest).split()[-1]
     return word, 1024.0 ** ("B", "KiB", "MiB", "GiB", "TiB").index(word)
-
-
-def _inline(figure: Figure, prefix: str) -> str:
-    """Turn a figure into an ``<svg>`` element that can stand on a page with others."""
-    file = io.BytesIO()
-    figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
-    text = file.getvalue().decode()
-    text = text[text.index("<svg") :].strip()
-    # Matplotlib's own style rule would hold for every element of the page.
-    for part in (r"<metadata>.*?</metadata>", r"<style\b.*?</style>", r"<!--.*?-->"):
-        text = re.sub(part, "", text, flags=re.DOTALL)
-    text = re.sub(
-        r"<svg\b[^>]*?(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1 aria-hidden='true'>", text, count=1
-    )
-    text = text.replace("xlink:href", "href")
-    text = _renamed(text, prefix)
-    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
-    text = re.sub(r'(?<= )(?:d|x|y|transform)="[^"]*"', _rounded, text)
-    for colour, variable in _THEME.items():
-        text = text.replace(colour, variable)
-    return re.sub(r"\n\s*", "\n", text)
-
-
-def _renamed(svg: str, prefix: str) -> str:
-    """Drop the ids that nothing refers to, and make the others this drawing's own."""
-    used = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', svg))
-    names = {name for pair in used for name in pair if name}
-
-    def one(match: re.Match[str]) -> str:
-        return f' id="{prefix}-{match[1]}"' if match[1] in names else ""
-
-    svg = re.sub(r'\sid="([^"]*)"', one, svg)
-    svg = svg.replace("url(#", f"url(#{prefix}-")
-    return svg.replace('href="#', f'href="#{prefix}-')
-
-
-def _rounded(attribute: re.Match[str]) -> str:
-    return re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", attribute[0])
-
-
-_THEME = {
-    _INK: "currentColor",
-    _FAINT: "var(--line)",
-    _PAPER: "var(--paper)",
-    **{_SERIES.format(number): f"var(--series-{number})" for number in range(_COLOURS + 1)},
-}

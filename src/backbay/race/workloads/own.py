@@ -86,8 +86,10 @@ def _is_ours(file: str) -> bool:
 
 
 def _location(trace: TracebackType) -> str:
-    innermost = traceback.extract_tb(trace)[-1]
-    return f"{innermost.filename}:{innermost.lineno}"
+    """Give the last line of the user's file that was reached; a library's may come after."""
+    frames = traceback.extract_tb(trace)
+    last = [frame for frame in frames if frame.filename == frames[0].filename][-1]
+    return f"{last.filename}:{last.lineno}"
 
 
 def _as_workload(name: str, returned: Any) -> Workload:

@@ -1,0 +1,103 @@
+"""The golden outcome: what a workload should give, made once, kept on disk, judged against."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import torch
+
+from backbay.proof.judging import Proof, Reference
+from backbay.proof.noise import Noise
+from backbay.proof.outcome import Outcome
+from backbay.proof.shrink import shrunk
+from backbay.proof.workload import Workload
+
+FORMAT = 1
+"""Version of the saved form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Golden:
+    """Eager's outcome and the float64 truth of one workload, and how honest results scatter."""
+
+    eager: Outcome
+    truth: Outcome
+    noise: dict[str, Noise]
+    """By tensor name: how far honest results are from the truth."""
+    working: torch.dtype
+    """The lowest precision that the model computes in."""
+    train: bool
+    draws_random: bool
+    """Whether the model draws random numbers; candidates must then draw eager's own."""
+    math_attention: bool = False
+    """Whether attention is computed from plain operators, because its kernels hide what they draw."""
+    reduced: bool = False
+    """Whether the proof was made on smaller inputs; see ``at``."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the verdict must know."""
+
+    def judge(self, outcome: Outcome) -> Proof:
+        """Compare what a backend gave, observed at this shape and under this context."""
+        reference = Reference(
+            eager=self.eager, truth=self.truth, noise=self.noise, working=self.working
+        )
+        return reference.judge(outcome)
+
+    def at(self, workload: Workload) -> Workload:
+        """Give the workload on the inputs that the proof was made on; the model is the same."""
+        return shrunk(workload, train=self.train) if self.reduced else workload
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """Be in the state that a candidate must be compiled and observed in."""
+        with contextlib.ExitStack() as stack:
+            if self.math_attention:
+                stack.enter_context(draws_in_the_open())
+            if self.draws_random:
+                import torch._inductor.config as inductor  # noqa: PLC0415 (a second; rarely needed)
+
+                stack.enter_context(inductor.patch(fallback_random=True))
+            yield
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write to a file that ``load`` reads, in this process or another."""
+        content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        content["format"] = FORMAT
+        content["working"] = str(self.working).removeprefix("torch.")
+        content["noise"] = {name: dataclasses.asdict(x) for name, x in self.noise.items()}
+        for name in ("eager", "truth"):
+            content[name] = _plain(getattr(self, name))
+        torch.save(content, path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "Golden":
+        """Read what ``save`` wrote. Tensors stay on disk until they are compared."""
+        content: dict[str, Any] = torch.load(
+            str(path), mmap=True, map_location="cpu", weights_only=True
+        )
+        if content.pop("format", None) != FORMAT:
+            raise ValueError(f"{path} was written by another version of Backbay: make it again")
+        content["working"] = getattr(torch, content["working"])
+        content["noise"] = {name: Noise(**x) for name, x in content["noise"].items()}
+        for name in ("eager", "truth"):
+            pairs = content[name]["aliases"]
+            content[name] = Outcome(**content[name] | {"aliases": frozenset(map(tuple, pairs))})
+        return cls(**content)
+
+
+@contextlib.contextmanager
+def draws_in_the_open() -> Iterator[None]:
+    """Compute attention and recurrent layers from operators whose random draws can be seen."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415 (imports Dynamo's parts)
+
+    with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+        yield
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    """Give an outcome as containers that torch.load reads without running code."""
+    content = {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome)}
+    return content | {"aliases": [list(pair) for pair in sorted(outcome.aliases)]}

@@ -1,0 +1,267 @@
+"""Make a golden outcome: eager once, float64 truth once, and further draws of rounding noise."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import psutil
+import torch
+
+from backbay.errors import ProofImpossible
+from backbay.proof.draws import Draw, Recording, Replay
+from backbay.proof.golden import Golden, draws_in_the_open
+from backbay.proof.noise import Noise, moderated, noise_of
+from backbay.proof.outcome import Outcome, outcome_of
+from backbay.proof.shrink import shrunk
+from backbay.proof.step import Cotangents, Step
+from backbay.proof.tree import leaves
+from backbay.proof.tremble import Trembling
+from backbay.proof.truth import in_float64, raised
+from backbay.proof.workload import Workload
+
+TREMBLES = 2
+"""Further draws of rounding noise, beside eager's own. Three draws in all: a fourth would narrow
+the bounds of few-element tensors by little, and costs another run."""
+_DOUBLE_BYTES = 8
+_SLOWER = {"cpu": 3.0, "cuda": 20.0}
+"""Float64's run time over the working precision's, roughly; only used against ``seconds``."""
+
+
+def make_golden(
+    workload: Workload,
+    *,
+    train: bool,
+    seed: int = 0,
+    memory_bytes: int | None = None,
+    seconds: float | None = None,
+) -> Golden:
+    """Run a workload in eager and in float64, and measure how honest results scatter.
+
+    Where the float64 run is predicted not to fit, or runs out of memory, the proof is made on
+    smaller inputs, and a note says so.
+
+    Args:
+        workload: what to run. It is left as it was.
+        train: whether to run backward as well.
+        seed: of the random state that each run starts from.
+        memory_bytes: memory that the float64 run may take; what is free if not given.
+        seconds: time that the float64 run may take; no limit if not given.
+
+    Raises:
+        ProofImpossible: no float64 truth can be made, even on smaller inputs.
+    """
+    maker = _Maker(train=train, seed=seed, memory_bytes=memory_bytes, seconds=seconds)
+    try:
+        return maker.golden(workload)
+    except _TooLargeError as large:
+        small = shrunk(workload, train=train)
+        note = f"{large}, so the proof was made on smaller inputs"
+    try:
+        golden = maker.golden(small)
+    except _TooLargeError as error:
+        raise ProofImpossible(f"{error}, even on smaller inputs") from error
+    return dataclasses.replace(golden, reduced=True, notes=(note, *golden.notes))
+
+
+class _TooLargeError(Exception):
+    """The float64 run does not fit; the message is the beginning of a sentence."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Eager:
+    """Eager's run, and what must be known of it to repeat it."""
+
+    outcome: Outcome
+    draws: list[Draw]
+    working: torch.dtype
+    math_attention: bool
+    cotangents: Cotangents
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Maker:
+    train: bool
+    seed: int
+    memory_bytes: int | None
+    seconds: float | None
+
+    def golden(self, workload: Workload) -> Golden:
+        eager = self._eager(workload)
+        with _open(eager.math_attention):
+            truth = self._truth(workload, eager)
+            noise = self._noise(workload, eager, truth)
+        return Golden(
+            eager=eager.outcome,
+            truth=truth,
+            noise=noise,
+            working=eager.working,
+            train=self.train,
+            draws_random=bool(eager.draws),
+            math_attention=eager.math_attention,
+            notes=_notes(eager),
+        )
+
+    def _eager(self, workload: Workload, *, math_attention: bool = False) -> _Eager:
+        recording, step = Recording(), Step(workload, train=self.train, seed=self.seed)
+        with _measured(workload) as used, _open(math_attention), recording:
+            outcome = outcome_of(workload.model, step, seed=self.seed)
+        if recording.hidden and not math_attention:
+            return self._eager(workload, math_attention=True)
+        if recording.hidden:
+            raise ProofImpossible(
+                f"{recording.hidden[0]} draws random numbers inside a kernel, where they cannot "
+                "be seen and given to the float64 run"
+            )
+        if self.train and all(x is None for x in outcome.gradients.values()):
+            raise ProofImpossible("in training, eager's backward reaches no parameter and no input")
+        working = _working(workload, recording.dtypes)
+        self._check_fits(workload, used.seconds, used.peak or recording.bytes_made, working)
+        return _Eager(
+            outcome=outcome,
+            draws=recording.draws,
+            working=working,
+            math_attention=math_attention,
+            cotangents=step.cotangents,
+        )
+
+    def _truth(self, workload: Workload, eager: _Eager) -> Outcome:
+        replay = Replay(eager.draws)
+        try:
+            double = raised(workload)
+            # Everything is float64 within the mode only, the step's own copies of inputs too.
+            with in_float64(), replay:
+                step = Step(
+                    double, train=self.train, seed=self.seed, cotangents=eager.cotangents
+                )
+                truth = outcome_of(double.model, step, seed=self.seed)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise _TooLargeError("the float64 truth ran out of memory") from error
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise ProofImpossible(f"the float64 run of the model raised {error!r}") from error
+        replay.check_finished()
+        return truth
+
+    def _noise(self, workload: Workload, eager: _Eager, truth: Outcome) -> dict[str, Noise]:
+        noise = _scatter(eager.outcome, truth)
+        for draw in range(TREMBLES):
+            step = Step(
+                workload, train=self.train, seed=self.seed, cotangents=eager.cotangents
+            )
+            try:
+                with Trembling(self.seed + 1 + draw), Replay(eager.draws):
+                    other = _scatter(outcome_of(workload.model, step, seed=self.seed), truth)
+            except ProofImpossible:
+                break  # a trembling bit changed how often the model draws: eager's error must do
+            noise = {n: x.widened(other[n]) if n in other else x for n, x in noise.items()}
+        return moderated(noise)
+
+    def _check_fits(
+        self, workload: Workload, seconds: float, peak: int, working: torch.dtype
+    ) -> None:
+        device = device_of(workload)
+        growth = _DOUBLE_BYTES / working.itemsize
+        need = int(growth * (peak + _state_bytes(workload)))
+        free = self.memory_bytes if self.memory_bytes is not None else _free_bytes(device)
+        if need > free:
+            raise _TooLargeError(
+                f"the float64 truth needs about {_gigabytes(need)} and {_gigabytes(free)} is free"
+            )
+        slow = seconds * _SLOWER.get(device.type, 1.0)
+        if self.seconds is not None and slow > self.seconds:
+            raise _TooLargeError(f"the float64 truth takes about {slow:.0f} s")
+
+
+def device_of(workload: Workload) -> torch.device:
+    """Give the device that a workload runs on."""
+    inputs = [x for _, x in leaves((workload.args, dict(workload.kwargs)), "inputs")]
+    for value in [*workload.model.parameters(), *workload.model.buffers(), *inputs]:
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device("cpu")
+
+
+def _open(math_attention: bool) -> contextlib.AbstractContextManager[None]:
+    return draws_in_the_open() if math_attention else contextlib.nullcontext()
+
+
+def _scatter(outcome: Outcome, truth: Outcome) -> dict[str, Noise]:
+    """Measure every floating-point tensor of an outcome against the truth."""
+    return {
+        name: noise_of(value, true[name])
+        for values, true in (
+            (outcome.tensors, truth.tensors),
+            (outcome.gradients, truth.gradients),
+            (_after(outcome), _after(truth)),
+        )
+        for name, value in values.items()
+        if value is not None and _comparable(value, true.get(name))
+    }
+
+
+def _after(outcome: Outcome) -> dict[str, torch.Tensor]:
+    return {f"{name} after the run": x for name, x in outcome.changed.items()}
+
+
+def _comparable(value: torch.Tensor, truth: torch.Tensor | None) -> bool:
+    floating = value.is_floating_point() or value.is_complex()
+    return floating and truth is not None and truth.shape == value.shape
+
+
+def _working(workload: Workload, computed: set[torch.dtype]) -> torch.dtype:
+    """Give the coarsest precision that anything is computed in, float8 storage apart."""
+    state = [*workload.model.parameters(), *workload.model.buffers()]
+    dtypes = computed | {x.dtype for x in state if x.is_floating_point()}
+    known = [x for x in dtypes if x.itemsize > 1]
+    return max(known, key=lambda x: torch.finfo(x).eps, default=torch.get_default_dtype())
+
+
+def _notes(eager: _Eager) -> tuple[str, ...]:
+    notes = [
+        f"{name} is not compared: its content is out of sight" for name in eager.outcome.opaque
+    ]
+    if eager.math_attention:
+        notes.append(
+            "dropout inside a fused kernel cannot be repeated: the proof was made, and backends "
+            "observed, with attention computed from plain operators"
+        )
+    return tuple(notes)
+
+
+@dataclasses.dataclass
+class _Used:
+    seconds: float = 0.0
+    peak: int = 0
+    """Bytes allocated at most during the run; 0 where the device does not tell."""
+
+
+@contextlib.contextmanager
+def _measured(workload: Workload) -> Iterator[_Used]:
+    used, device = _Used(), device_of(workload)
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+    start = time.perf_counter()
+    yield used
+    if on_cuda:
+        torch.cuda.synchronize(device)
+        used.peak = torch.cuda.max_memory_allocated(device) - before
+    used.seconds = time.perf_counter() - start
+
+
+def _state_bytes(workload: Workload) -> int:
+    inputs = [x for _, x in leaves((workload.args, dict(workload.kwargs)), "inputs")]
+    state = [*workload.model.parameters(), *workload.model.buffers(), *inputs]
+    return sum(x.numel() * x.element_size() for x in state if isinstance(x, torch.Tensor))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"

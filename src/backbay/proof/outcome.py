@@ -1,0 +1,143 @@
+"""Everything that one run of a workload gave, for comparison with another run's.
+
+A result is more than numbers: whether it can be differentiated, what it shares memory with, what
+the run changed on its way. Each of these a backend can lose while every number is right.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from backbay.proof.fingerprint import fingerprint
+from backbay.proof.step import Step
+from backbay.proof.tree import is_opaque, leaves, plain, structure
+from backbay.proof.workload import Workload
+
+Named = list[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One run's results, detached, on the device that they were computed on."""
+
+    tensors: dict[str, torch.Tensor]
+    """Output tensors by name, such as ``output.logits``; in training also ``loss``."""
+    requires_grad: dict[str, bool]
+    """Of each output tensor, whether it can be differentiated."""
+    plain: dict[str, Any] = field(default_factory=dict)
+    """Output leaves that are no tensors; objects are only named by their type."""
+    structure: str = ""
+    """How the output is nested."""
+    aliases: frozenset[tuple[str, str]] = frozenset()
+    """Output tensor and input, parameter or buffer that share memory."""
+    gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    """``gradient of layers.0.weight``; None where backward did not reach."""
+    changed: dict[str, torch.Tensor] = field(default_factory=dict)
+    """State after the run of every input and buffer that the run changed."""
+    parameters: dict[str, int] = field(default_factory=dict)
+    """Fingerprint after the run of every parameter."""
+    opaque: tuple[str, ...] = ()
+    """Output leaves whose content is out of sight."""
+
+
+def observe(
+    call: Callable[..., Any], workload: Workload, *, train: bool, seed: int = 0
+) -> Outcome:
+    """Run one step and note everything that it gave.
+
+    The model's buffers, the inputs and the random state are as before afterwards. Gradients of the
+    parameters are left as None.
+
+    Args:
+        call: the workload's model, or its compiled form.
+        workload: what to run it on.
+        train: whether to run backward as well.
+        seed: of the random state that the step starts from, and of cotangents.
+    """
+    return outcome_of(call, Step(workload, train=train, seed=seed), seed=seed)
+
+
+def outcome_of(call: Callable[..., Any], step: Step, *, seed: int) -> Outcome:
+    """Run a given step and note everything that it gave; see ``observe``."""
+    model = step.workload.model
+    state: Named = [*step.inputs, *((f"buffer {n}", x) for n, x in model.named_buffers())]
+    weights: Named = [(f"parameter {n}", x) for n, x in model.named_parameters()]
+    with _restored(state) as before, _seeded(seed):
+        output = step(call)
+        try:
+            return _noted(output, step, state, weights, before)
+        finally:
+            step.clear_gradients()
+
+
+def _noted(
+    output: Any, step: Step, state: Named, weights: Named, before: list[torch.Tensor]
+) -> Outcome:
+    found = leaves(output, "output")
+    tensors: Named = [(name, x) for name, x in found if isinstance(x, torch.Tensor)]
+    results = tensors if step.loss is None else [*tensors, ("loss", step.loss)]
+    return Outcome(
+        tensors={name: x.detach().clone() for name, x in results},
+        requires_grad={name: x.requires_grad for name, x in results},
+        plain={name: plain(x) for name, x in found if not isinstance(x, torch.Tensor)},
+        structure=structure(output),
+        aliases=_aliases(tensors, [*state, *weights]),
+        gradients=_gradients([*step.inputs, *weights]) if step.train else {},
+        changed={
+            name: x.detach().clone()
+            for (name, x), old in zip(state, before, strict=True)
+            if not _same_bits(x, old)
+        },
+        parameters={name: fingerprint(x) for name, x in weights},
+        opaque=tuple(f"{name} ({plain(x)})" for name, x in found if is_opaque(x)),
+    )
+
+
+def _gradients(leaves_of_graph: Named) -> dict[str, torch.Tensor | None]:
+    return {
+        f"gradient of {name.removeprefix('parameter ')}": None
+        if x.grad is None
+        else x.grad.detach().clone()
+        for name, x in leaves_of_graph
+        if x.requires_grad
+    }
+
+
+def _aliases(outputs: Named, others: Named) -> frozenset[tuple[str, str]]:
+    owners = {_storage(x): name for name, x in others if x.numel()}
+    shared = ((name, owners.get(_storage(x))) for name, x in outputs if x.numel())
+    return frozenset((name, owner) for name, owner in shared if owner is not None)
+
+
+def _storage(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr() if value.layout == torch.strided else id(value)
+
+
+def _same_bits(value: torch.Tensor, old: torch.Tensor) -> bool:
+    if value.shape != old.shape or value.dtype != old.dtype:
+        return False
+    return torch.equal(value, old) or fingerprint(value) == fingerprint(old)
+
+
+@contextmanager
+def _restored(state: Named) -> Iterator[list[torch.Tensor]]:
+    """Give copies of tensors, and write them back in place afterwards where they were changed."""
+    before = [x.detach().clone() for _, x in state]
+    try:
+        yield before
+    finally:
+        with torch.no_grad():
+            for (_, value), old in zip(state, before, strict=True):
+                if not _same_bits(value, old):
+                    value.resize_(old.shape).copy_(old)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,97 @@
+"""One step of a workload, for proof and for timing alike: what is proven is what is timed."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from backbay.proof.tree import leaves, mapped
+from backbay.proof.workload import Workload
+
+Cotangents = Mapping[int, torch.Tensor]
+"""By position among the differentiable outputs."""
+
+
+class Step:
+    """Runs a workload once a call: forward, or in training forward and backward.
+
+    In training every floating-point tensor input is a leaf that requires grad, a copy made once.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        train: bool,
+        seed: int = 0,
+        cotangents: Cotangents | None = None,
+    ) -> None:
+        self.workload = workload
+        self.train = train
+        self.loss: torch.Tensor | None = None
+        """The last call's loss, where the workload has one."""
+        self.cotangents: dict[int, torch.Tensor] = dict(cotangents or {})
+        """What backward starts from, where the workload has no loss. Made on first use."""
+        self._seed = seed
+        leaf = _leaf if train else _same
+        self.args, self.kwargs = mapped(leaf, (workload.args, dict(workload.kwargs)))
+        self._leaves = [x for _, x in self.inputs if x.requires_grad]
+        self._leaves += [p for p in workload.model.parameters() if p.requires_grad]
+
+    @property
+    def inputs(self) -> list[tuple[str, torch.Tensor]]:
+        """The tensor inputs, with their names."""
+        named = [*leaves(self.args, "args"), *leaves(self.kwargs, "kwargs")]
+        return [(name, x) for name, x in named if isinstance(x, torch.Tensor)]
+
+    def __call__(self, call: Callable[..., Any]) -> Any:
+        """Run one step; ``call`` is the model or its compiled form. Gives its output."""
+        if not self.train:
+            with torch.no_grad():
+                return call(*self.args, **self.kwargs)
+        self.clear_gradients()
+        output = call(*self.args, **self.kwargs)
+        self._backward(output)
+        return output
+
+    def clear_gradients(self) -> None:
+        """Forget the gradients of the last call."""
+        for leaf in self._leaves:
+            leaf.grad = None
+
+    def _backward(self, output: Any) -> None:
+        if self.workload.loss is not None:
+            self.loss = self.workload.loss(output)
+            if self.loss.requires_grad:
+                self.loss.backward()  # type: ignore[no-untyped-call] # torch has no stub
+            return
+        found = [x for _, x in leaves(output, "output") if _differentiable(x)]
+        if found:
+            torch.autograd.backward(found, [self._cotangent(i, x) for i, x in enumerate(found)])
+
+    def _cotangent(self, position: int, output: torch.Tensor) -> torch.Tensor:
+        known = self.cotangents.get(position)
+        if known is None or known.shape != output.shape:
+            generator = torch.Generator(output.device).manual_seed(self._seed + position)
+            known = torch.randn(
+                output.shape, generator=generator, device=output.device, dtype=torch.float32
+            )
+            self.cotangents[position] = known = known.to(output.dtype)
+        # Truth is given eager's own cotangent: rounded to the working dtype first.
+        return known.to(output.dtype)
+
+
+def _leaf(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not (value.is_floating_point() or value.is_complex()):
+        return value
+    return value.detach().clone().requires_grad_()
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad

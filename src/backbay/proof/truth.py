@@ -1,0 +1,141 @@
+"""Eager in float64, whatever the model does about precision: the truth that results are held to.
+
+``model.double()`` is not it: a model that casts to float32 inside, or makes a float32 constant,
+goes on in float32. Here every operator, forward and backward, gets float64 in place of every
+lower precision, as tensor or as dtype argument. Float8 is left alone: who stores float8 means to
+quantise, and the truth of a quantised model is quantised.
+"""
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from backbay.errors import ProofImpossible
+from backbay.proof.workload import Workload
+
+RAISED = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+"""What is computed with in place of each low precision."""
+
+aten = torch.ops.aten
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """Compute everything in float64 inside; the default dtype is as it was afterwards."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with InFloat64():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class InFloat64(TorchDispatchMode):
+    """Raises every low-precision tensor and dtype that an operator is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Tensors from outside (a constant in a closure, a cache in a plain attribute) stay as they
+        # are: each has one float64 twin here, which also takes what is written to it.
+        self._twins: Any = WeakTensorKeyDictionary()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is aten.view.dtype:
+            raise ProofImpossible(
+                "the model reads the bits of a floating-point tensor (Tensor.view of a dtype), "
+                "which have no counterpart in float64"
+            )
+        args, kwargs = pytree.tree_map(self._raised, (args, kwargs or {}))
+        if func is aten._grouped_mm.default:  # noqa: SLF001 (its ATen name)
+            return _grouped_mm(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _raised(self, value: Any) -> Any:
+        if isinstance(value, torch.dtype):
+            return RAISED.get(value, value)
+        if isinstance(value, torch.Tensor) and value.dtype in RAISED:
+            return self._twin(value)
+        return value
+
+    def _twin(self, value: torch.Tensor) -> torch.Tensor:
+        twin: torch.Tensor | None = self._twins.get(value)
+        if twin is None:
+            twin = value.to(RAISED[value.dtype])
+            self._twins[value] = twin
+        return twin
+
+
+def _grouped_mm(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Multiply group by group; torch's own operator has no float64 kernel.
+
+    Groups are cut from the rows of ``left`` (m, k) for ``right`` (g, k, n), or from the inner
+    dimension of ``left`` (m, k) and ``right`` (k, n). ``offs`` holds the g ends of the groups.
+    """
+    if offs is None or bias is not None:
+        return torch.bmm(left, right)
+    ends = offs.tolist()
+    starts = [0, *ends[:-1]]
+    if right.dim() == 3:  # noqa: PLR2004
+        result = left.new_zeros(left.shape[0], right.shape[2])
+        for group, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            result[start:end] = left[start:end] @ right[group]
+        return result
+    parts = [left[:, s:e] @ right[s:e] for s, e in zip(starts, ends, strict=True)]
+    return torch.stack(parts)
+
+
+def raised(workload: Workload) -> Workload:
+    """Copy a workload with every low-precision parameter, buffer and input in float64.
+
+    Raises:
+        ProofImpossible: the model cannot be copied.
+    """
+    # What is in the memo is not copied by deepcopy but used: parameters never exist twice in the
+    # working precision, and tensors that are tied stay tied.
+    memo: dict[int, Any] = {}
+    for tensor in [*workload.model.parameters(), *workload.model.buffers()]:
+        memo[id(tensor)] = _raised_state(tensor)
+    try:
+        model = copy.deepcopy(workload.model, memo)
+    except Exception as error:
+        raise ProofImpossible(
+            f"the float64 truth needs a copy of the model, and copy.deepcopy raised {error!r}"
+        ) from error
+    args, kwargs = pytree.tree_map(_raised_input, (workload.args, dict(workload.kwargs)))
+    return dataclasses.replace(workload, model=model, args=args, kwargs=kwargs)
+
+
+def _raised_state(tensor: torch.Tensor) -> torch.Tensor:
+    copied = _raised_input(tensor)
+    if not isinstance(tensor, torch.nn.Parameter):
+        return copied
+    return torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
+
+
+def _raised_input(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    copied = value.detach().to(RAISED.get(value.dtype, value.dtype), copy=True)
+    return copied.requires_grad_(value.requires_grad)
