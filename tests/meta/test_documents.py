@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from backbay.race.record import Decision, Machine, Report, Result, Settings, VerdictRecord
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PROSE = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
@@ -62,3 +64,9 @@ def test_the_example_workloads_can_be_raced(workload, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_key_of_the_race_report_is_documented():
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "json.md").read_text()))
+    for record in (Report, Result, Decision, VerdictRecord, Machine, Settings):
+        assert set(record.__struct_fields__) <= documented

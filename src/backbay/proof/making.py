@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import torch
@@ -104,8 +105,8 @@ class _Maker:
 
     def _eager(self, workload: Workload, *, math_attention: bool = False) -> _Eager:
         recording, step = Recording(), Step(workload, train=self.train, seed=self.seed)
-        with _measured(workload) as used, _open(math_attention), recording:
-            outcome = outcome_of(workload.model, step, seed=self.seed)
+        with _measured(workload) as used, _open(math_attention):
+            outcome = outcome_of(workload.model, step, seed=self.seed, during=recording)
         if recording.hidden and not math_attention:
             return self._eager(workload, math_attention=True)
         if recording.hidden:
@@ -129,12 +130,7 @@ class _Maker:
         replay = Replay(eager.draws)
         try:
             double = raised(workload)
-            # Everything is float64 within the mode only, the step's own copies of inputs too.
-            with in_float64(), replay:
-                step = Step(
-                    double, train=self.train, seed=self.seed, cotangents=eager.cotangents
-                )
-                truth = outcome_of(double.model, step, seed=self.seed)
+            truth = self._repeated(double, eager, _nested(in_float64(), replay))
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise _TooLargeError("the float64 truth ran out of memory") from error
         except (RuntimeError, NotImplementedError, TypeError) as error:
@@ -145,16 +141,20 @@ class _Maker:
     def _noise(self, workload: Workload, eager: _Eager, truth: Outcome) -> dict[str, Noise]:
         noise = _scatter(eager.outcome, truth)
         for draw in range(TREMBLES):
-            step = Step(
-                workload, train=self.train, seed=self.seed, cotangents=eager.cotangents
-            )
+            during = _nested(Trembling(self.seed + 1 + draw), Replay(eager.draws))
             try:
-                with Trembling(self.seed + 1 + draw), Replay(eager.draws):
-                    other = _scatter(outcome_of(workload.model, step, seed=self.seed), truth)
+                other = _scatter(self._repeated(workload, eager, during), truth)
             except ProofImpossible:
                 break  # a trembling bit changed how often the model draws: eager's error must do
             noise = {n: x.widened(other[n]) if n in other else x for n, x in noise.items()}
         return moderated(noise)
+
+    def _repeated(
+        self, workload: Workload, eager: _Eager, during: contextlib.AbstractContextManager[Any]
+    ) -> Outcome:
+        """Run what eager ran, from the same cotangents."""
+        step = Step(workload, train=self.train, seed=self.seed, cotangents=eager.cotangents)
+        return outcome_of(workload.model, step, seed=self.seed, during=during)
 
     def _check_fits(
         self, workload: Workload, seconds: float, peak: int, working: torch.dtype
@@ -179,6 +179,14 @@ def device_of(workload: Workload) -> torch.device:
         if isinstance(value, torch.Tensor):
             return value.device
     return torch.device("cpu")
+
+
+@contextlib.contextmanager
+def _nested(*contexts: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
 
 
 def _open(math_attention: bool) -> contextlib.AbstractContextManager[None]:

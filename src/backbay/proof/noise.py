@@ -28,6 +28,9 @@ class Noise:
     """Largest error of one element."""
     mean: float
     """Size of the mean error."""
+    along: float
+    """Size of the error along the truth: mean(error * truth) / rms(truth). A result that is the
+    truth times 1.01 has 0.01 rms(truth) of it, honest noise has next to none."""
     size: float
     """Root-mean-square of the truth."""
     elements: int
@@ -40,6 +43,7 @@ class Noise:
             rms=max(self.rms, other.rms),
             peak=max(self.peak, other.peak),
             mean=max(self.mean, other.mean),
+            along=max(self.along, other.along),
         )
 
 
@@ -49,12 +53,14 @@ def noise_of(draw: torch.Tensor, truth: torch.Tensor) -> Noise:
     finite = torch.isfinite(wanted) & torch.isfinite(got)
     wanted, error = wanted[finite], (got - wanted)[finite]
     if not error.numel():
-        return Noise(rms=0.0, peak=0.0, mean=0.0, size=0.0, elements=0)
+        return Noise(rms=0.0, peak=0.0, mean=0.0, along=0.0, size=0.0, elements=0)
+    size = rms(wanted)
     return Noise(
         rms=rms(error),
         peak=error.abs().max().item(),
         mean=abs(error.mean().item()),
-        size=rms(wanted),
+        along=along(error, wanted),
+        size=size,
         elements=error.numel(),
     )
 
@@ -62,25 +68,56 @@ def noise_of(draw: torch.Tensor, truth: torch.Tensor) -> Noise:
 def moderated(noises: Mapping[str, Noise]) -> dict[str, Noise]:
     """Let each tensor's noise borrow from all others': its size where it has few elements.
 
-    The mean error of n independent errors is rms / sqrt(n). Errors of one run are not independent
-    (one rounded statistic shifts a whole row); by how much the means exceed that is pooled too.
+    The mean of n independent errors is rms / sqrt(n). Errors of one run are not independent (one
+    rounded statistic shifts a whole row); by how much means exceed that is pooled too.
     """
-    relative = [n.rms / n.size for n in noises.values() if n.elements and n.size]
-    pooled = statistics.median(relative) if relative else 0.0
-    excess = [n.mean * math.sqrt(n.elements) / n.rms for n in noises.values() if n.rms]
-    together = math.sqrt(statistics.fmean(x * x for x in excess)) if excess else 1.0
-    return {name: _moderated(noise, pooled, together) for name, noise in noises.items()}
+    known = [x for x in noises.values() if x.rms]
+    pooled = _Pooled(
+        relative=statistics.median([x.rms / x.size for x in known if x.size] or [0.0]),
+        mean=_excess([x.mean / _chance(x) for x in known]),
+        along=_excess([x.along / _chance(x) for x in known]),
+    )
+    return {name: _moderated(noise, pooled) for name, noise in noises.items()}
 
 
-def _moderated(noise: Noise, pooled: float, together: float) -> Noise:
+@dataclass(frozen=True, kw_only=True)
+class _Pooled:
+    """What all tensors of one proof say together."""
+
+    relative: float
+    """Noise over size, of the middle tensor."""
+    mean: float
+    """How far mean errors exceed those of independent errors."""
+    along: float
+    """Likewise, of the errors along the truth."""
+
+
+def _chance(noise: Noise) -> float:
+    """Give the mean error that independent errors would have."""
+    return noise.rms / math.sqrt(noise.elements)
+
+
+def _excess(ratios: list[float]) -> float:
+    return math.sqrt(statistics.fmean([x * x for x in ratios] or [1.0]))
+
+
+def _moderated(noise: Noise, pooled: _Pooled) -> Noise:
     if not noise.elements:
         return noise
     own, prior = noise.elements, PRIOR_ELEMENTS
-    borrowed = (own * noise.rms**2 + prior * (pooled * noise.size) ** 2) / (own + prior)
-    spread = max(noise.rms, math.sqrt(borrowed))
+    borrowed = (own * noise.rms**2 + prior * (pooled.relative * noise.size) ** 2) / (own + prior)
+    wider = replace(noise, rms=max(noise.rms, math.sqrt(borrowed)))
     return replace(
-        noise, rms=spread, mean=max(noise.mean, together * spread / math.sqrt(noise.elements))
+        wider,
+        mean=max(noise.mean, pooled.mean * _chance(wider)),
+        along=max(noise.along, pooled.along * _chance(wider)),
     )
+
+
+def along(error: torch.Tensor, truth: torch.Tensor) -> float:
+    """Measure how much of an error is a wrong scale of the truth, in the error's own unit."""
+    size = rms(truth)
+    return abs((error * truth).mean().item()) / size if size else 0.0
 
 
 def rms(values: torch.Tensor) -> float:

@@ -2,7 +2,8 @@
 
 A result is held against float64 truth and against eager's own error, never against a tolerance
 chosen for a model: a result may be as wrong as honest arithmetic in the working precision makes
-it, and no more. Three tests must all hold: one element, all elements together, their mean.
+it, and no more. Four tests must all hold: of each element, of all together, and of what honest
+errors average out and faults do not: the mean, and the scale.
 """
 
 import math
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from backbay.proof.noise import Noise, noise_of, rms
+from backbay.proof.noise import Noise, along, noise_of, rms
 
 FULL_PRECISION = 1e-5
 """A working precision whose epsilon is below this is full (float32, float64).
@@ -22,7 +23,9 @@ ELEMENT = 8.0
 """One element's error may be this many times the noise: out of 1e9 normal draws, none is."""
 PEAK = 2.0
 """...or this many times the largest error seen in any draw, where errors have heavy tails."""
-BIAS_ELEMENTS = 64
+CHANCE = 4.0
+"""A mean of n independent errors may be this many times their rms / sqrt(n)."""
+MEAN_ELEMENTS = 64
 """Fewer elements than this say nothing about their mean that the other tests do not."""
 
 
@@ -36,12 +39,12 @@ class Bounds:
     """...and by how much more for one element; it falls as 1/sqrt(n), as the scatter of rms does."""
     floor: float
     """Noise is never taken to be below this many epsilons of the truth's mean size."""
-    bias: float
-    """Mean error over the mean error of the noise."""
+    mean: float
+    """Mean error, and error along the truth, over that of the noise."""
 
 
-FULL = Bounds(rms=8.0, few=24.0, floor=2.0, bias=8.0)
-REDUCED = Bounds(rms=2.0, few=6.0, floor=0.25, bias=3.0)
+FULL = Bounds(rms=8.0, few=24.0, floor=2.0, mean=8.0)
+REDUCED = Bounds(rms=2.0, few=6.0, floor=0.25, mean=3.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +223,8 @@ class _Comparison:
         tests = {
             "an element's error": self._element(error, own, truth),
             "the root-mean-square error": self._rms(error, truth),
-            "the mean error": self._bias(error, truth),
+            "the mean error": self._mean(error, truth),
+            "the error of scale": self._scale(error, truth),
         }
         test = max(tests, key=lambda name: tests[name])
         severity = tests[test]
@@ -236,7 +240,7 @@ class _Comparison:
             where=self.name,
             worst=distance[index].item(),
             index=index,
-            ulps=self._ulps(distance[index].item(), self.truth[index].item()),
+            ulps=self._ulps(distance[index].item(), self.truth[index].item(), truth),
             ratio=ratio,
             severity=severity,
         )
@@ -255,21 +259,30 @@ class _Comparison:
         factor = self._bounds.rms + self._bounds.few / math.sqrt(error.numel())
         return _ratio(rms(error), factor * max(self.noise.rms, self._floor(truth)), equal=0.0)
 
-    def _bias(self, error: torch.Tensor, truth: torch.Tensor) -> float:
-        if error.numel() < BIAS_ELEMENTS:
+    def _mean(self, error: torch.Tensor, truth: torch.Tensor) -> float:
+        if error.numel() < MEAN_ELEMENTS:
             return 0.0
-        chance = max(self.noise.rms, self._floor(truth)) / math.sqrt(error.numel())
-        allowed = 4.0 * chance + self._bounds.bias * self.noise.mean
+        allowed = CHANCE * self._chance(truth) + self._bounds.mean * self.noise.mean
         return _ratio(abs(error.mean().item()), allowed, equal=0.0)
+
+    def _scale(self, error: torch.Tensor, truth: torch.Tensor) -> float:
+        if error.numel() < MEAN_ELEMENTS:
+            return 0.0
+        # Relative errors weigh as truth squared: few large elements average little out.
+        weight = max(1.0, _ratio(rms(truth.square()), rms(truth) ** 2))
+        allowed = CHANCE * weight * self._chance(truth) + self._bounds.mean * self.noise.along
+        return _ratio(along(error, truth), allowed, equal=0.0)
+
+    def _chance(self, truth: torch.Tensor) -> float:
+        return max(self.noise.rms, self._floor(truth)) / math.sqrt(truth.numel())
 
     def _floor(self, truth: torch.Tensor) -> float:
         return self._bounds.floor * self.eps * truth.abs().mean().item()
 
-    def _ulps(self, distance: float, truth: float) -> float:
-        smallest = math.ldexp(self.eps, -126)
-        return distance / max(self.eps * 2.0 ** math.floor(math.log2(abs(truth))), smallest) if (
-            truth
-        ) else _ratio(distance, smallest, equal=0.0)
+    def _ulps(self, distance: float, at: float, truth: torch.Tensor) -> float | None:
+        # A truth near zero among large ones has units so small that their number says nothing.
+        size = max(abs(at), truth.abs().mean().item(), self.noise.rms)
+        return distance / (self.eps * 2.0 ** math.floor(math.log2(size))) if size else None
 
 
 def _kind(value: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ the run changed on its way. Each of these a backend can lose while every number 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,13 +60,23 @@ def observe(
     return outcome_of(call, Step(workload, train=train, seed=seed), seed=seed)
 
 
-def outcome_of(call: Callable[..., Any], step: Step, *, seed: int) -> Outcome:
-    """Run a given step and note everything that it gave; see ``observe``."""
+def outcome_of(
+    call: Callable[..., Any],
+    step: Step,
+    *,
+    seed: int,
+    during: AbstractContextManager[Any] | None = None,
+) -> Outcome:
+    """Run a given step and note everything that it gave; see ``observe``.
+
+    ``during`` is active while the step runs, and not while its results are noted.
+    """
     model = step.workload.model
     state: Named = [*step.inputs, *((f"buffer {n}", x) for n, x in model.named_buffers())]
     weights: Named = [(f"parameter {n}", x) for n, x in model.named_parameters()]
     with _restored(state) as before, _seeded(seed):
-        output = step(call)
+        with during or nullcontext():
+            output = step(call)
         try:
             return _noted(output, step, state, weights, before)
         finally:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from backbay.proof.tree import leaves, mapped
 from backbay.proof.workload import Workload
@@ -72,13 +73,18 @@ class Step:
     def _cotangent(self, position: int, output: torch.Tensor) -> torch.Tensor:
         known = self.cotangents.get(position)
         if known is None or known.shape != output.shape:
-            generator = torch.Generator(output.device).manual_seed(self._seed + position)
-            known = torch.randn(
-                output.shape, generator=generator, device=output.device, dtype=torch.float32
-            )
-            self.cotangents[position] = known = known.to(output.dtype)
+            known = self.cotangents[position] = _drawn(output, self._seed + position)
         # Truth is given eager's own cotangent: rounded to the working dtype first.
         return known.to(output.dtype)
+
+
+def _drawn(like: torch.Tensor, seed: int) -> torch.Tensor:
+    # Whoever watches the step's operators must not take this for the model's own draw.
+    with _disable_current_modes():
+        generator = torch.Generator(like.device).manual_seed(seed)
+        dtype = torch.complex64 if like.is_complex() else torch.float32
+        drawn = torch.randn(like.shape, generator=generator, device=like.device, dtype=dtype)
+        return drawn.to(like.dtype)
 
 
 def _leaf(value: Any) -> Any:

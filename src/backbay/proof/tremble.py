@@ -11,10 +11,15 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from backbay.proof.draws import is_random
 
 _CHANCE = 1 / 24
+_CHANCE_OF_FEW = 1 / 3
+_FEW = 64
+"""A statistic of few elements is shared by all that is computed from it: were it moved as seldom,
+most draws would not show what its rounding does."""
 _STEP = 0.6
 """Of epsilon times the value: between 0.6 and 1.2 units in the last place, which rounds to one."""
 _LARGEST_EXACT = 256
@@ -78,13 +83,19 @@ class Trembling(TorchDispatchMode):
         super().__init__()
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
+        # Floats computed from integers alone (a position's bucket, a mask) lie on boundaries where
+        # one moved bit is another choice, for every element at once; they stay.
+        self._from_integers: Any = WeakTensorKeyDictionary()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         given = _tensors((args, kwargs))
-        if not given or is_random(func) or func.is_view or func._schema.name in _EXACT:  # noqa: SLF001
+        if all(self._is_from_integers(x) for x in given):
+            self._from_integers.update((x, True) for x in _tensors(result))
+            return result
+        if is_random(func) or func.is_view or func._schema.name in _EXACT:  # noqa: SLF001
             return result
         if func._schema.name == "aten::_to_copy" and not _coarser(result, given[0]):  # noqa: SLF001
             return result
@@ -93,11 +104,15 @@ class Trembling(TorchDispatchMode):
                 self._move(tensor)
         return result
 
+    def _is_from_integers(self, tensor: torch.Tensor) -> bool:
+        return not tensor.is_floating_point() or tensor in self._from_integers
+
     def _move(self, tensor: torch.Tensor) -> None:
         if torch.finfo(tensor.dtype).bits < 16:  # noqa: PLR2004 (float8 is storage, not arithmetic)
             return
         pick = torch.rand(tensor.shape, generator=self._generator(tensor), device=tensor.device)
-        sign = (pick < _CHANCE).to(torch.int8) - (pick > 1 - _CHANCE).to(torch.int8)
+        chance = _CHANCE if tensor.numel() >= _FEW else _CHANCE_OF_FEW
+        sign = (pick < chance).to(torch.int8) - (pick > 1 - chance).to(torch.int8)
         info = torch.finfo(tensor.dtype)
         size = tensor.abs()
         exact = (size <= _LARGEST_EXACT) & (tensor == tensor.trunc())

@@ -151,7 +151,8 @@ def _lanes(
             "compiler functions cannot travel to child processes: race a Workload object"
         )
     _preflight(setups)
-    return Child, ()
+    disturbed = machine.disturbance()
+    return Child, (disturbed,) if disturbed else ()
 
 
 def _preflight(setups: Sequence[job.Setup]) -> None:

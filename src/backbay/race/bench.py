@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-import backbay
 from backbay.errors import InputError
 from backbay.proof import Golden, Step, Workload, digest, make_golden
 from backbay.race import job
@@ -16,6 +15,10 @@ from backbay.race.memory import peak_bytes, reset_peak
 from backbay.race.trial import EAGER, Trial, compiled, synchronize
 from backbay.registry import CompilerFn, default_registry
 
+_RANDOM = (
+    "the model draws random numbers: it was proven with Inductor's fallback_random, which draws "
+    "what eager draws, and timed without it"
+)
 _LONGEST_REASON = 400  # characters: a row of a table, not a log
 
 
@@ -87,9 +90,8 @@ class Bench:
             workload=workload.name,
             digest=fingerprint,
             peak_bytes=self._eager_peak(workload, setup),
-            notes=golden.notes,
+            notes=(*golden.notes, *([_RANDOM] if golden.draws_random else [])),
             device_name=_device_name(self._device),
-            versions={"torch": torch.__version__, "backbay": backbay.__version__},
         )
 
     def _eager_peak(self, workload: Workload, setup: job.Setup) -> int | None:

@@ -84,7 +84,6 @@ class Referenced(msgspec.Struct, frozen=True, kw_only=True, tag="referenced"):
     peak_bytes: int | None
     notes: tuple[str, ...]
     device_name: str
-    versions: dict[str, str]
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):

@@ -10,6 +10,9 @@ import psutil
 from backbay.race.record import Machine
 from backbay.registry import BackendSpec, Environment
 
+_LOOK_S = 0.5
+_QUIET_CORES = 0.3
+
 
 def machine(device_name: str) -> Machine:
     """Describe this machine."""
@@ -19,6 +22,20 @@ def machine(device_name: str) -> Machine:
         cores=_usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         device=device_name,
+    )
+
+
+def disturbance() -> str | None:
+    """Say so if other processes use this machine; a race on it measures them too.
+
+    Takes half a second. Give ``None`` where the machine is quiet.
+    """
+    busy = psutil.cpu_percent(interval=_LOOK_S) / 100 * (psutil.cpu_count() or 1)
+    if busy < _QUIET_CORES:
+        return None
+    return (
+        f"other processes kept {busy:.1f} cores busy when the race began: "
+        "the times are those of a busy machine, and may mislead"
     )
 
 
