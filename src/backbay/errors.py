@@ -45,10 +45,10 @@ class WorkloadNotFound(InputError):  # noqa: N818
 
 
 class WorkloadInvalid(InputError):  # noqa: N818
-    """A workload's function raised, or did not return a model and its inputs."""
+    """A workload's function raised, or did not return a model and its inputs.
 
-    user_traceback: str = ""
-    """Where the user's own code raised: its traceback from the user's first frame on."""
+    Where the user's own code raised, ``__notes__`` holds its traceback, ours cut.
+    """
 
 
 class ProofImpossible(BackbayError):  # noqa: N818

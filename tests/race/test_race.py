@@ -100,8 +100,9 @@ def test_a_workload_that_raises_stops_the_race_with_the_users_own_traceback():
     with pytest.raises(WorkloadInvalid) as caught:
         race("raising", "honest")
     assert "ZeroDivisionError" in str(caught.value)
-    assert "faulty.py" in caught.value.user_traceback
-    assert "backbay/race" not in caught.value.user_traceback
+    (traceback,) = caught.value.__notes__
+    assert "faulty.py" in traceback
+    assert "backbay/race" not in traceback
 
 
 def test_a_mistake_in_the_second_workload_is_found_before_the_first_is_raced():

@@ -35,9 +35,8 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except InputError as error:
-            detail = getattr(error, "user_traceback", "")
-            if detail:
-                click.echo(detail, err=True)
+            for note in getattr(error, "__notes__", ()):
+                click.echo(note, err=True)
             click.echo(f"backbay: {error}", err=True)
             sys.exit(2)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from backbay.race import DEFAULT_WORKLOAD, DTYPES, Limits, Report, run
+from backbay.race import DTYPES, Limits, Report, run
+from backbay.race.workloads import DEFAULT, SIZES
 
 _EXAMPLES = """
 \b
@@ -23,7 +24,7 @@ Examples:
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]")
-@click.option("--size", type=click.Choice(["tiny", "small", "base"]), help="Of built-in models.")
+@click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--timeout", type=float, default=Limits().backend_s, show_default=True,
               help="Seconds for one backend to compile and be proven.")  # fmt: skip
@@ -57,7 +58,7 @@ def command(
 
     with progress() as tell:
         report = run(
-            workloads or DEFAULT_WORKLOAD,
+            workloads or DEFAULT,
             backends=_split(backends),
             train=train,
             dtype=dtype,

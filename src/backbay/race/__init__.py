@@ -3,12 +3,11 @@
 Importing this package imports no torch; a race starts child processes that do.
 """
 
-from backbay.race.api import DEFAULT_WORKLOAD, DTYPES, run
+from backbay.race.api import DTYPES, run
 from backbay.race.record import Decision, Report, Result, VerdictRecord
 from backbay.race.timing import Limits
 
 __all__ = [
-    "DEFAULT_WORKLOAD",
     "DTYPES",
     "Decision",
     "Limits",

@@ -15,7 +15,7 @@ from backbay.race.heat import Heat, OpenLane, Tell, workload_error
 from backbay.race.lane import InProcessLane
 from backbay.race.record import Mode, Report, Settings
 from backbay.race.timing import Limits
-from backbay.race.workloads.reference import check
+from backbay.race.workloads.reference import DEFAULT, check
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.registry.target import parse
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from backbay.proof import Workload
 
 DTYPES = ("float32", "bfloat16", "float16")
-DEFAULT_WORKLOAD = "decoder"
 
 _MODEL_PACKAGES = {"hf": ["transformers"], "timm": ["timm", "torchvision"]}
 """Distributions whose versions a result depends on, by the prefix of a workload's reference."""
@@ -35,7 +34,7 @@ _IN_PROCESS = (
 
 
 def run(
-    workloads: "str | Sequence[str] | Workload" = DEFAULT_WORKLOAD,
+    workloads: "str | Sequence[str] | Workload" = DEFAULT,
     *,
     backends: Sequence[str] | Mapping[str, str | CompilerFn] | None = None,
     train: bool = False,
@@ -109,7 +108,7 @@ def _references(workloads: "str | Sequence[str] | Workload") -> list[str]:
     if isinstance(workloads, str):
         return [workloads]
     if isinstance(workloads, Sequence):
-        return list(dict.fromkeys(workloads)) or [DEFAULT_WORKLOAD]
+        return list(dict.fromkeys(workloads)) or [DEFAULT]
     return [workloads.name or type(workloads.model).__name__]
 
 

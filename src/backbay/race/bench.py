@@ -42,7 +42,7 @@ class Bench:
         try:
             return self._carry_out(request)
         except InputError as error:
-            detail = getattr(error, "user_traceback", "")
+            detail = "\n".join(getattr(error, "__notes__", ()))
             return job.Refused(reason=str(error), input_error=True, detail=detail)
         except Exception as error:  # noqa: BLE001 (whatever a model or a backend raises is a result)
             traceback.print_exc()

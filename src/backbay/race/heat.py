@@ -188,7 +188,8 @@ def _refused_reference(reply: job.Refused) -> job.Tried:
 def workload_error(reply: job.Refused) -> WorkloadInvalid:
     """Give the error that a child met while it built the workload."""
     error = WorkloadInvalid(reply.reason)
-    error.user_traceback = reply.detail
+    if reply.detail:
+        error.add_note(reply.detail)
     return error
 
 

@@ -1,0 +1,67 @@
+"""Run the calibration and print its table: ``python -m backbay.proof.calibration``."""
+
+import argparse
+import sys
+import time
+
+import torch
+
+from backbay.proof.calibration.report import BARS, Tally, tally
+from backbay.proof.calibration.programs import FIXING, UNSEEN
+
+FIXING_SEEDS = 3
+FIRST_UNSEEN_SEED = 100
+
+
+def main() -> int:
+    """Print the table; exit with 1 where our own rule misses its bars."""
+    given = _parser().parse_args()
+    torch.set_num_threads(1)
+    device, backends = torch.device(given.device), tuple(given.compile)
+    seeds = range(FIRST_UNSEEN_SEED, FIRST_UNSEEN_SEED + given.seeds)
+    start, held = time.perf_counter(), True
+    for title, programs, drawn in (
+        (f"fixing: {len(FIXING)} programs, {FIXING_SEEDS} seeds", FIXING, range(FIXING_SEEDS)),
+        (f"unseen seeds: the same programs, {len(seeds)} seeds", FIXING, seeds),
+        (f"unseen programs: {len(UNSEEN)}, {len(seeds)} seeds", UNSEEN, seeds),
+    ):
+        counted = tally(programs, drawn, device=device, backends=backends)
+        _print(title, counted, missed=given.missed)
+        held = held and counted.holds()
+    _say(f"\n{time.perf_counter() - start:.0f} s; bars {'hold' if held else 'DO NOT HOLD'}: {BARS}")
+    return 0 if held else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m backbay.proof.calibration")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--seeds", type=int, default=10, help="unseen seeds (10)")
+    parser.add_argument(
+        "--compile",
+        nargs="*",
+        default=[],
+        metavar="BACKEND",
+        help="count what these backends give as honest too, for example inductor",
+    )
+    parser.add_argument("--missed", action="store_true", help="list every fault that was missed")
+    return parser
+
+
+def _print(title: str, counted: Tally, *, missed: bool) -> None:
+    _say(f"\n{title}")
+    _say(f"{'rule':42}{'float32':>14}{'bfloat16':>14}{'honest rejected':>22}")
+    for rule in counted.rules():
+        full, reduced = (counted.caught(rule, d) for d in (torch.float32, torch.bfloat16))
+        honest = " / ".join(counted.rejected(rule, d) for d in (torch.float32, torch.bfloat16))
+        _say(f"{rule:42}{full:>14}{reduced:>14}{honest:>22}")
+    for line in counted.exceptions(missed=missed):
+        _say(f"  {line}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
