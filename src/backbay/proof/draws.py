@@ -46,11 +46,11 @@ def is_fused(name: str) -> bool:
     return name.removeprefix("aten::").startswith(_FUSED)
 
 
-class Recording(TorchDispatchMode):
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no stub
     """Notes every random draw, and the precisions computed in, while it is active."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[Draw] = []
         self.dtypes: set[torch.dtype] = set()
         self.bytes_made = 0
@@ -80,11 +80,11 @@ class Recording(TorchDispatchMode):
         self.draws.append(Draw(operator=func.name(), results=copies))
 
 
-class Replay(TorchDispatchMode):
+class Replay(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no stub
     """Gives recorded draws again, in the same order, in whatever precision is active outside it."""
 
     def __init__(self, draws: list[Draw]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._left = deque(draws)
 
     def check_finished(self) -> None:
@@ -145,7 +145,7 @@ def _would_draw(func: Any, args: tuple[Any, ...]) -> bool:
 
 def _generators() -> list[torch.Tensor]:
     states = [torch.get_rng_state()]
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states.append(torch.cuda.get_rng_state())
     return states
 

@@ -33,7 +33,7 @@ class Golden:
     draws_random: bool
     """Whether the model draws random numbers; candidates must then draw eager's own."""
     math_attention: bool = False
-    """Whether attention is computed from plain operators, because its kernels hide what they draw."""
+    """Whether attention runs as plain operators, because its kernels hide what they draw."""
     reduced: bool = False
     """Whether the proof was made on smaller inputs; see ``at``."""
     notes: tuple[str, ...] = ()

@@ -58,14 +58,15 @@ class Reference:
     def _values(self, outcome: Outcome) -> Iterator[Verdict]:
         eager, truth = self.eager, self.truth
         yield from self._tensors(outcome.tensors, eager.tensors, truth.tensors, "was not returned")
-        gradients = (_reached(x.gradients) for x in (outcome, eager, truth))
-        yield from self._tensors(*gradients, "is None: backward does not reach it", strides=False)
+        given, wanted, true = (_reached(x.gradients) for x in (outcome, eager, truth))
+        unreached = "is None: backward does not reach it"
+        yield from self._tensors(given, wanted, true, unreached, strides=False)
         for name in outcome.gradients.keys() - eager.gradients.keys():
             yield _broken(name, "is given, though eager has none")
-        for name in _reached(outcome.gradients).keys() - _reached(eager.gradients).keys():
+        for name in given.keys() & eager.gradients.keys() - wanted.keys():
             yield _broken(name, "is given, though eager's is None")
-        states = (_after(x.changed) for x in (outcome, eager, truth))
-        yield from self._tensors(*states, "was not updated, and eager updates it")
+        given, wanted, true = (_after(x.changed) for x in (outcome, eager, truth))
+        yield from self._tensors(given, wanted, true, "was not updated, and eager updates it")
         for name in outcome.changed.keys() - eager.changed.keys():
             yield _broken(name, "was changed by the run, and eager leaves it as it is")
 

@@ -196,24 +196,24 @@ def _open(math_attention: bool) -> contextlib.AbstractContextManager[None]:
 def _scatter(outcome: Outcome, truth: Outcome) -> dict[str, Noise]:
     """Measure every floating-point tensor of an outcome against the truth."""
     return {
-        name: noise_of(value, true[name])
-        for values, true in (
-            (outcome.tensors, truth.tensors),
-            (outcome.gradients, truth.gradients),
-            (_after(outcome), _after(truth)),
-        )
-        for name, value in values.items()
-        if value is not None and _comparable(value, true.get(name))
+        name: noise_of(value, true)
+        for name, value in _everything(outcome).items()
+        if (true := _everything(truth).get(name)) is not None and _comparable(value, true)
     }
+
+
+def _everything(outcome: Outcome) -> dict[str, torch.Tensor]:
+    gradients = {name: x for name, x in outcome.gradients.items() if x is not None}
+    return outcome.tensors | gradients | _after(outcome)
 
 
 def _after(outcome: Outcome) -> dict[str, torch.Tensor]:
     return {f"{name} after the run": x for name, x in outcome.changed.items()}
 
 
-def _comparable(value: torch.Tensor, truth: torch.Tensor | None) -> bool:
+def _comparable(value: torch.Tensor, truth: torch.Tensor) -> bool:
     floating = value.is_floating_point() or value.is_complex()
-    return floating and truth is not None and truth.shape == value.shape
+    return floating and truth.shape == value.shape
 
 
 def _working(workload: Workload, computed: set[torch.dtype]) -> torch.dtype:

@@ -43,9 +43,7 @@ class Outcome:
     """Output leaves whose content is out of sight."""
 
 
-def observe(
-    call: Callable[..., Any], workload: Workload, *, train: bool, seed: int = 0
-) -> Outcome:
+def observe(call: Callable[..., Any], workload: Workload, *, train: bool, seed: int = 0) -> Outcome:
     """Run one step and note everything that it gave.
 
     The model's buffers, the inputs and the random state are as before afterwards. Gradients of the
@@ -147,7 +145,8 @@ def _restored(state: Named) -> Iterator[list[torch.Tensor]]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # torch has no stub
+    devices = [torch.cuda.current_device()] if on_gpu else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield

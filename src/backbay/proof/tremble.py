@@ -76,11 +76,11 @@ _EXACT = frozenset(
 """Operators that move or choose values, and round nothing."""
 
 
-class Trembling(TorchDispatchMode):
+class Trembling(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no stub
     """Moves the last bits of what operators give, while it is active; seeded."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
         # Floats computed from integers alone (a position's bucket, a mask) lie on boundaries where

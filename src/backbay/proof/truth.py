@@ -44,11 +44,11 @@ def in_float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-class InFloat64(TorchDispatchMode):
+class InFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no stub
     """Raises every low-precision tensor and dtype that an operator is given."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         # Tensors from outside (a constant in a closure, a cache in a plain attribute) stay as they
         # are: each has one float64 twin here, which also takes what is written to it.
         self._twins: Any = WeakTensorKeyDictionary()
@@ -86,7 +86,7 @@ def _grouped_mm(
     right: torch.Tensor,
     offs: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,  # noqa: ARG001 (always float64 here)
 ) -> torch.Tensor:
     """Multiply group by group; torch's own operator has no float64 kernel.
 
@@ -128,7 +128,7 @@ def raised(workload: Workload) -> Workload:
 
 
 def _raised_state(tensor: torch.Tensor) -> torch.Tensor:
-    copied = _raised_input(tensor)
+    copied: torch.Tensor = _raised_input(tensor)
     if not isinstance(tensor, torch.nn.Parameter):
         return copied
     return torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
@@ -137,5 +137,5 @@ def _raised_state(tensor: torch.Tensor) -> torch.Tensor:
 def _raised_input(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    copied = value.detach().to(RAISED.get(value.dtype, value.dtype), copy=True)
+    copied: torch.Tensor = value.detach().to(RAISED.get(value.dtype, value.dtype), copy=True)
     return copied.requires_grad_(value.requires_grad)

@@ -15,9 +15,8 @@ from backbay.race.heat import Heat, OpenLane, Tell, workload_error
 from backbay.race.lane import InProcessLane
 from backbay.race.record import Mode, Report, Settings
 from backbay.race.timing import Limits
-from backbay.race.workloads.reference import DEFAULT, check
+from backbay.race.workloads.reference import DEFAULT, check, parse
 from backbay.registry import CompilerFn, Registry, default_registry
-from backbay.registry.target import parse
 
 if TYPE_CHECKING:
     from backbay.proof import Workload
@@ -162,12 +161,12 @@ def _preflight(setups: Sequence[job.Setup]) -> None:
         WorkloadInvalid: a user's function raised, or returned no model.
     """
     for setup in setups:
-        check(setup.workload, size=setup.size)
+        check(setup.workload, setup.size)
     if len(setups) == 1:  # its reference run comes first anyway
         return
     with Child({}) as child:
         for setup in setups:
-            if parse(setup.workload) is not None:
+            if parse(setup.workload, setup.size).kind == "own":
                 _load(child, setup)
 
 

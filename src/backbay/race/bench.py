@@ -84,12 +84,13 @@ class Bench:
         setup = request.setup
         workload = self._workload(setup)
         fingerprint = digest(workload)
+        eager_peak = self._eager_peak(workload, setup)  # first: a golden keeps its tensors
         golden = make_golden(workload, train=setup.train, seed=setup.seed)
         golden.save(request.golden)
         return job.Referenced(
             workload=workload.name,
             digest=fingerprint,
-            peak_bytes=self._eager_peak(workload, setup),
+            peak_bytes=eager_peak,
             notes=(*golden.notes, *([_RANDOM] if golden.draws_random else [])),
             device_name=_device_name(self._device),
         )

@@ -6,8 +6,8 @@ import time
 
 import torch
 
-from backbay.proof.calibration.report import BARS, Tally, tally
 from backbay.proof.calibration.programs import FIXING, UNSEEN
+from backbay.proof.calibration.report import BARS, DTYPES, Tally, tally
 
 FIXING_SEEDS = 3
 FIRST_UNSEEN_SEED = 100
@@ -48,12 +48,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _print(title: str, counted: Tally, *, missed: bool) -> None:
-    _say(f"\n{title}")
-    _say(f"{'rule':42}{'float32':>14}{'bfloat16':>14}{'honest rejected':>22}")
+    sizes = (f"{counted.faults[d]} / {counted.visible[d]}" for d in DTYPES)
+    _say(f"\n{title}; faults, all / visible: {', '.join(sizes)}")
+    _say(f"{'caught, all / visible':42}{'float32':>17}{'bfloat16':>17}{'honest rejected':>25}")
     for rule in counted.rules():
-        full, reduced = (counted.caught(rule, d) for d in (torch.float32, torch.bfloat16))
-        honest = " / ".join(counted.rejected(rule, d) for d in (torch.float32, torch.bfloat16))
-        _say(f"{rule:42}{full:>14}{reduced:>14}{honest:>22}")
+        full, reduced = (counted.caught(rule, d) for d in DTYPES)
+        honest = " / ".join(counted.rejected(rule, d) for d in DTYPES)
+        _say(f"{rule:42}{full:>17}{reduced:>17}{honest:>25}")
     for line in counted.exceptions(missed=missed):
         _say(f"  {line}")
 

@@ -37,17 +37,14 @@ class Reversed(Arithmetic):
 
 
 class SplitK(Arithmetic):
-    """Adds up partial sums, each rounded to the working dtype, as a GPU's split-K kernel does."""
+    """Adds up partial sums, each rounded to the working dtype, as a GPU's split-K kernel may."""
 
     parts = 4
 
     def matmul(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """Multiply slices of the inner dimension, and add the products."""
         slices = zip(left.chunk(self.parts, -1), right.chunk(self.parts, -2), strict=True)
-        products = [x @ y for x, y in slices]
-        return torch.stack([x.float() if x.element_size() < 4 else x for x in products]).sum(0).to(  # noqa: PLR2004
-            left.dtype
-        )
+        return torch.stack([_wide(x @ y) for x, y in slices]).sum(0).to(left.dtype)
 
     def total(self, value: torch.Tensor, dim: int) -> torch.Tensor:
         """Sum slices, and add the sums."""
@@ -59,7 +56,7 @@ class Sequential(Arithmetic):
 
     def total(self, value: torch.Tensor, dim: int) -> torch.Tensor:
         """Sum from first to last, in float32 at least."""
-        wide = value.float() if value.element_size() < 4 else value  # noqa: PLR2004
+        wide = _wide(value)
         total = torch.zeros_like(wide.select(dim, 0))
         for part in wide.unbind(dim):
             total = total + part
@@ -71,12 +68,14 @@ class Atomics(Arithmetic):
 
     def total(self, value: torch.Tensor, dim: int) -> torch.Tensor:
         """Sum by index_add, whose order is not defined on a GPU."""
-        value = value.movedim(dim, 0)
-        target = torch.zeros_like(value[:1], dtype=torch.float32).to(
-            value.dtype if value.element_size() >= 4 else torch.float32  # noqa: PLR2004
-        )
-        index = torch.zeros(value.shape[0], dtype=torch.int64, device=value.device)
-        return target.index_add(0, index, value.to(target.dtype))[0].to(value.dtype)
+        wide = _wide(value).movedim(dim, 0)
+        index = torch.zeros(wide.shape[0], dtype=torch.int64, device=value.device)
+        return torch.zeros_like(wide[:1]).index_add(0, index, wide)[0].to(value.dtype)
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """Give a value in the precision that kernels add up in: float32 at least."""
+    return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 HONEST: dict[str, Callable[[], Arithmetic]] = {

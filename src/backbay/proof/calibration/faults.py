@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+_FEW = 8
+
 Fault = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
 
@@ -25,14 +27,21 @@ def _bias(by: float) -> Fault:
 
 def _noise(by: float) -> Fault:
     def noisy(truth: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        drawn = torch.randn(truth.shape, generator=generator, dtype=torch.float64)
-        return truth + by * _size(truth) * drawn.to(truth.device)
+        # Each element up or down by as much: drawn from a normal distribution, the error of a
+        # single element would often be next to none.
+        up = torch.randint(2, truth.shape, generator=generator).to(truth.device)
+        return truth + by * _size(truth) * (2.0 * up - 1.0)
 
     return noisy
 
 
 def _rounded(dtype: torch.dtype) -> Fault:
-    return lambda truth, _: truth.to(dtype).to(torch.float64)
+    def rounded(truth: torch.Tensor, _: torch.Generator) -> torch.Tensor:
+        # One number alone may by luck lie close to what it is rounded to.
+        few = truth.numel() < _FEW
+        return truth if few else truth.to(dtype).to(torch.float64)
+
+    return rounded
 
 
 def _tail(truth: torch.Tensor, _: torch.Generator) -> torch.Tensor:

@@ -15,8 +15,8 @@ def _sum(result: torch.Tensor, eager: torch.Tensor, _: torch.Tensor) -> bool:
 
 
 def _cosine(result: torch.Tensor, eager: torch.Tensor, _: torch.Tensor) -> bool:
-    pair = (x.double().flatten().nan_to_num() for x in (result, eager))
-    return bool(torch.nn.functional.cosine_similarity(*pair, dim=0) >= 0.99)  # noqa: PLR2004
+    got, wanted = (x.double().flatten().nan_to_num() for x in (result, eager))
+    return bool(torch.nn.functional.cosine_similarity(got, wanted, dim=0) >= 0.99)  # noqa: PLR2004
 
 
 def _tolerance(result: torch.Tensor, eager: torch.Tensor, _: torch.Tensor) -> bool:

@@ -44,7 +44,7 @@ def build_hf(
     transformers = require("transformers", name)
     with offline(), device:
         config = transformers.AutoConfig.for_model(
-            entry.get("type", reference.name), **entry["always"], **sizes.get("config", {})
+            entry.get("type", reference.name), **entry.get("always", {}), **sizes.get("config", {})
         )
         auto_class = getattr(transformers, _AUTO_CLASS[entry["task"]])
         model = auto_class.from_config(config, dtype=dtype).train(train)
