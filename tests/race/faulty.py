@@ -130,3 +130,9 @@ def raising():
 
 def not_a_model():
     return 3
+
+
+def with_batch_norm():
+    """Training changes its buffers: every proof must start from the same ones."""
+    model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.BatchNorm1d(8))
+    return model, (torch.randn(64, 16),)

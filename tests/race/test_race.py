@@ -87,6 +87,11 @@ def test_a_model_that_draws_random_numbers_is_proven_and_the_report_says_how():
     assert any("random" in note for note in report.notes)
 
 
+def test_what_the_first_calls_change_is_not_held_against_a_backend():
+    _, rows = race("with_batch_norm", "honest", train=True)
+    assert rows["honest"].status == "ok", rows["honest"].reason
+
+
 def test_eager_is_always_in_the_race_and_torchs_names_work():
     report, rows = race("small", "=aot_eager")
     assert list(rows) == ["eager", "aot_eager"]

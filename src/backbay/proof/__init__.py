@@ -16,7 +16,7 @@ from backbay.proof.judging import Proof
 from backbay.proof.making import make_golden
 from backbay.proof.noise import Noise
 from backbay.proof.oracle import Verdict, compare
-from backbay.proof.outcome import Outcome, observe
+from backbay.proof.outcome import Outcome, observe, unchanged
 from backbay.proof.step import Step
 from backbay.proof.truth import in_float64
 from backbay.proof.workload import Workload
@@ -35,4 +35,5 @@ __all__ = [
     "in_float64",
     "make_golden",
     "observe",
+    "unchanged",
 ]

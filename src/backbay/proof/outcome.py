@@ -81,6 +81,14 @@ def outcome_of(
             step.clear_gradients()
 
 
+@contextmanager
+def unchanged(step: Step) -> Iterator[None]:
+    """Write back, when the block ends, what steps in it changed: buffers, inputs, random state."""
+    buffers = [(f"buffer {n}", x) for n, x in step.workload.model.named_buffers()]
+    with _restored([*step.inputs, *buffers]), _seeded(0):
+        yield
+
+
 def _noted(
     output: Any, step: Step, state: Named, weights: Named, before: list[torch.Tensor]
 ) -> Outcome:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from backbay.errors import InputError
-from backbay.proof import Golden, Step, Workload, digest, make_golden
+from backbay.proof import Golden, Step, Workload, digest, make_golden, unchanged
 from backbay.race import job
 from backbay.race.memory import peak_bytes, reset_peak
 from backbay.race.trial import EAGER, Trial, compiled, synchronize
@@ -97,11 +97,12 @@ class Bench:
 
     def _eager_peak(self, workload: Workload, setup: job.Setup) -> int | None:
         step = Step(workload, train=setup.train, seed=setup.seed)
-        step(workload.model)
-        reset_peak(self._device)
-        step(workload.model)
-        synchronize(self._device)
-        return peak_bytes(self._device)
+        with unchanged(step):
+            step(workload.model)
+            reset_peak(self._device)
+            step(workload.model)
+            synchronize(self._device)
+            return peak_bytes(self._device)
 
     def _trial(self, request: job.Trial) -> job.Tried:
         setup = request.setup

@@ -67,7 +67,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     graphs: int | None = None
     """Graphs handed to the backend."""
     breaks: int | None = None
-    """Graph breaks."""
+    """Graph breaks as Dynamo counts them: one that it meets while inlining can count twice."""
     samples_ms: tuple[float, ...] = ()
     """One sample a round: the mean of a block of calls."""
     notes: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-from backbay.proof import Golden, Proof, Step, Workload, observe
+from backbay.proof import Golden, Proof, Step, Workload, observe, unchanged
 from backbay.race.job import Tried
 from backbay.race.memory import peak_bytes, reset_peak
 from backbay.race.record import VerdictRecord
@@ -69,9 +69,10 @@ class Trial:
         warmup_s = self._warm_up()
         call = compiled(self.workload.model, self.compiler)
         step = Step(self.workload, train=self.train, seed=self.seed)
-        compile_s, compile_peak = self._first_call(step, call)
-        graphs, breaks = _counted()
-        run_peak = self._second_call(step, call)
+        with unchanged(step):  # the proof starts from the state that the reference started from
+            compile_s, compile_peak = self._first_call(step, call)
+            graphs, breaks = _counted()
+            run_peak = self._second_call(step, call)
         self._note_recompiles(graphs)
         measured: dict[str, Any] = {
             "warmup_s": warmup_s,
