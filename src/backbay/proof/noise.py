@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+_MEDIAN_OF = 1 << 20
 PRIOR_ELEMENTS = 16
 """How many elements the noise pooled over all tensors weighs, against a tensor's own."""
 
@@ -31,6 +32,8 @@ class Noise:
     along: float
     """Size of the error along the truth: mean(error * truth) / rms(truth). A result that is the
     truth times 1.01 has 0.01 rms(truth) of it, honest noise has next to none."""
+    middle: float
+    """Error of the middle element: a few flipped choices, however large, do not move it."""
     size: float
     """Root-mean-square of the truth."""
     elements: int
@@ -45,12 +48,19 @@ class Noise:
             peak=max(self.peak, other.peak),
             mean=max(self.mean, other.mean),
             along=max(self.along, other.along),
+            middle=max(self.middle, other.middle),
         )
 
     def halved(self) -> "Noise":
         """Give the noise of half the variance. Peaks stay: a flipped choice is no variance."""
         half = math.sqrt(0.5)
-        return replace(self, rms=half * self.rms, mean=half * self.mean, along=half * self.along)
+        return replace(
+            self,
+            rms=half * self.rms,
+            mean=half * self.mean,
+            along=half * self.along,
+            middle=half * self.middle,
+        )
 
 
 def noise_of(draw: torch.Tensor, truth: torch.Tensor) -> Noise:
@@ -59,13 +69,14 @@ def noise_of(draw: torch.Tensor, truth: torch.Tensor) -> Noise:
     finite = torch.isfinite(wanted) & torch.isfinite(got)
     wanted, error = wanted[finite], (got - wanted)[finite]
     if not error.numel():
-        return Noise(rms=0.0, peak=0.0, mean=0.0, along=0.0, size=0.0, elements=0)
+        return Noise(rms=0.0, peak=0.0, mean=0.0, along=0.0, middle=0.0, size=0.0, elements=0)
     size = rms(wanted)
     return Noise(
         rms=rms(error),
         peak=error.abs().max().item(),
         mean=abs(error.mean().item()),
         along=along(error, wanted),
+        middle=middle(error, wanted),
         size=size,
         elements=error.numel(),
     )
@@ -124,6 +135,16 @@ def along(error: torch.Tensor, truth: torch.Tensor) -> float:
     """Measure how much of an error is a wrong scale of the truth, in the error's own unit."""
     size = rms(truth)
     return abs((error * truth).mean().item()) / size if size else 0.0
+
+
+def middle(error: torch.Tensor, truth: torch.Tensor) -> float:
+    """Give the median size of the errors where the truth is not zero.
+
+    Of very many, an evenly spaced part is looked at. (Most of an embedding's gradient is zero.)
+    """
+    kept = error[truth != 0].abs()
+    kept = kept[:: kept.numel() // _MEDIAN_OF + 1]
+    return kept.median().item() if kept.numel() else 0.0
 
 
 def rms(values: torch.Tensor) -> float:

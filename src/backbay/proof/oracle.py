@@ -2,8 +2,9 @@
 
 A result is held against float64 truth and against eager's own error, never against a tolerance
 chosen for a model: a result may be as wrong as honest arithmetic in the working precision makes
-it, and no more. Four tests must all hold: of each element, of all together, and of what honest
-errors average out and faults do not: the mean, and the scale.
+it, and no more. Five tests must all hold: of each element; of all together; of the middle one,
+which a few flipped choices do not move; and of what honest errors average out and faults do not,
+the mean and the scale.
 """
 
 import math
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from backbay.proof.noise import Noise, along, noise_of, rms
+from backbay.proof.noise import Noise, along, middle, noise_of, rms
 
 FULL_PRECISION = 1e-5
 """A working precision whose epsilon is below this is full (float32, float64).
@@ -225,6 +226,7 @@ class _Comparison:
         tests = {
             "an element's error": self._element(error, own, truth),
             "the root-mean-square error": self._rms(error, truth),
+            "the middle element's error": self._middle(error, truth),
             "the mean error": self._mean(error, truth),
             "the error of scale": self._scale(error, truth),
         }
@@ -261,6 +263,13 @@ class _Comparison:
         factor = self._bounds.rms + self._bounds.few / math.sqrt(error.numel())
         return _ratio(rms(error), factor * self._least(truth), equal=0.0)
 
+    def _middle(self, error: torch.Tensor, truth: torch.Tensor) -> float:
+        if error.numel() < MEAN_ELEMENTS:
+            return 0.0
+        factor = self._bounds.rms + self._bounds.few / math.sqrt(error.numel())
+        noise = max(self.noise.middle, self._floor(truth))
+        return _ratio(middle(error, truth), factor * noise, equal=0.0)
+
     def _mean(self, error: torch.Tensor, truth: torch.Tensor) -> float:
         if error.numel() < MEAN_ELEMENTS:
             return 0.0
@@ -283,7 +292,10 @@ class _Comparison:
 
     def _least(self, truth: torch.Tensor) -> float:
         """Give the noise's size, never below a share of one rounding."""
-        return max(self.noise.rms, self._bounds.floor * self.eps * truth.abs().mean().item())
+        return max(self.noise.rms, self._floor(truth))
+
+    def _floor(self, truth: torch.Tensor) -> float:
+        return self._bounds.floor * self.eps * truth.abs().mean().item()
 
     def _ulps(self, distance: float, at: float, truth: torch.Tensor) -> float | None:
         # A truth near zero among large ones has units so small that their number says nothing.

@@ -1,0 +1,272 @@
+"""What a backend can lose while its numbers are right, and whether the golden outcome sees it."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from backbay.proof import Golden, ProofImpossible, Step, Workload, digest, make_golden, observe
+from backbay.proof.fingerprint import fingerprint
+from backbay.proof.shrink import shrunk
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+        self.linear = nn.Linear(16, 4)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x):
+        h = self.norm(x)
+        return {"logits": self.linear(h), "view": x[:2], "steps": 3, "hidden": h.detach()}
+
+
+@pytest.fixture
+def workload():
+    torch.manual_seed(0)
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+    return Workload(model=Net(), args=(x,), name="net")
+
+
+@pytest.fixture
+def golden(workload):
+    return make_golden(workload, train=True)
+
+
+@pytest.fixture
+def outcome(workload):
+    return observe(workload.model, workload, train=True)
+
+
+def broken(golden, outcome, **changes):
+    proof = golden.judge(dataclasses.replace(outcome, **changes))
+    assert not proof.passed
+    with pytest.raises(AssertionError):
+        proof.raise_if_wrong()
+    return f"{proof.worst.where}: {proof.worst.reason}"
+
+
+def test_eager_is_right(golden, outcome):
+    proof = golden.judge(outcome)
+    assert proof.passed
+    assert not proof.failures
+    assert "gradient of linear.weight" in {v.where for v in proof.verdicts}
+    assert "buffer norm.running_mean after the run" in {v.where for v in proof.verdicts}
+
+
+def test_detached_output_is_caught(golden, outcome):
+    flags = outcome.requires_grad | {"output.logits": False}
+    assert "is detached" in broken(golden, outcome, requires_grad=flags)
+
+
+def test_detached_output_is_caught_where_only_the_loss_is_used(workload):
+    workload = dataclasses.replace(workload, loss=lambda out: out["logits"].square().mean())
+    golden = make_golden(workload, train=True)
+    assert "loss" in golden.eager.tensors
+
+    def detaching(x):
+        return {k: v.detach() if k != "steps" else v for k, v in workload.model(x).items()}
+
+    proof = golden.judge(observe(detaching, workload, train=True))
+    reasons = {f"{v.where}: {v.reason}" for v in proof.failures}
+    assert any("is None: backward does not reach it" in reason for reason in reasons)
+    assert any("output.logits: is detached" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("by", [1.001, 1.01])
+def test_wrong_gradient_is_caught(golden, outcome, by):
+    name = "gradient of linear.weight"
+    gradients = outcome.gradients | {name: outcome.gradients[name] * by}
+    assert name in broken(golden, outcome, gradients=gradients)
+
+
+def test_missing_and_extra_gradients_are_caught(golden, outcome):
+    assert outcome.gradients["gradient of unused.weight"] is None
+    lost = outcome.gradients | {"gradient of linear.weight": None}
+    assert "backward does not reach it" in broken(golden, outcome, gradients=lost)
+    extra = outcome.gradients | {"gradient of unused.weight": torch.zeros(2, 2)}
+    assert "though eager's is None" in broken(golden, outcome, gradients=extra)
+
+
+def test_lost_and_extra_mutation_are_caught(golden, outcome):
+    assert "was not updated" in broken(golden, outcome, changed={})
+    extra = outcome.changed | {"args[0]": torch.zeros(8, 16)}
+    assert "eager leaves it as it is" in broken(golden, outcome, changed=extra)
+
+
+def test_overwritten_parameter_is_caught(golden, workload):
+    def overwriting(x):
+        output = workload.model(x)
+        workload.model.linear.weight.data[0, 0] += 1
+        return output
+
+    proof = golden.judge(observe(overwriting, workload, train=True))
+    assert any("was overwritten" in v.reason for v in proof.failures)
+
+
+def test_changed_stride_is_caught(golden, outcome):
+    logits = outcome.tensors["output.logits"].t().contiguous().t()
+    tensors = outcome.tensors | {"output.logits": logits}
+    assert "strides" in broken(golden, outcome, tensors=tensors)
+
+
+def test_lost_and_extra_aliasing_are_caught(golden, outcome):
+    assert ("output.view", "args[0]") in outcome.aliases
+    assert "is a copy" in broken(golden, outcome, aliases=frozenset())
+    extra = outcome.aliases | {("output.logits", "args[0]")}
+    assert "shares memory with args[0]" in broken(golden, outcome, aliases=extra)
+
+
+def test_other_structure_and_plain_values_are_caught(golden, outcome):
+    assert "output structure" in broken(golden, outcome, structure="*")
+    assert "is 4, and eager's is 3" in broken(golden, outcome, plain={"output.steps": 4})
+    lost = {k: v for k, v in outcome.tensors.items() if k != "output.logits"}
+    assert "was not returned" in broken(golden, outcome, tensors=lost)
+    extra = outcome.tensors | {"output.more": torch.zeros(1)}
+    assert "eager returns no such tensor" in broken(golden, outcome, tensors=extra)
+
+
+def test_observing_restores_buffers_inputs_and_random_state(workload):
+    class Mutating(Net):
+        def forward(self, x):
+            x.add_(torch.rand_like(x))
+            return super().forward(x)
+
+    workload = dataclasses.replace(workload, model=Mutating())
+    before = {name: x.clone() for name, x in workload.model.named_buffers()}
+    x, state = workload.args[0].clone(), torch.get_rng_state()
+    first = observe(workload.model, workload, train=False)
+    assert set(first.changed) >= {"args[0]", "buffer norm.running_mean"}
+    for name, value in workload.model.named_buffers():
+        assert torch.equal(value, before[name])
+    assert torch.equal(workload.args[0], x)
+    assert torch.equal(torch.get_rng_state(), state)
+    second = observe(workload.model, workload, train=False)
+    assert torch.equal(first.tensors["output.logits"], second.tensors["output.logits"])
+
+
+def test_state_is_restored_after_a_backend_raised(workload):
+    def raising(x):
+        workload.model(x)
+        raise RuntimeError("boom")
+
+    before = workload.model.norm.running_mean.clone()
+    with pytest.raises(RuntimeError, match="boom"):
+        observe(raising, workload, train=False)
+    assert torch.equal(workload.model.norm.running_mean, before)
+
+
+def test_saved_golden_judges_as_the_made_one(golden, outcome, tmp_path):
+    golden.save(tmp_path / "golden.pt")
+    loaded = Golden.load(tmp_path / "golden.pt")
+    assert loaded.judge(outcome) == golden.judge(outcome)
+    assert loaded.working == golden.working
+    assert loaded.noise == golden.noise
+    assert loaded.notes == golden.notes
+    wrong = outcome.tensors | {"output.logits": outcome.tensors["output.logits"] * 1.001}
+    broken(loaded, outcome, tensors=wrong)
+
+
+def test_file_of_another_format_is_refused(tmp_path):
+    torch.save({"format": 0}, tmp_path / "golden.pt")
+    with pytest.raises(ValueError, match="another version"):
+        Golden.load(tmp_path / "golden.pt")
+
+
+@pytest.mark.parametrize(("train", "rows"), [(False, 1), (True, 2)])
+def test_truth_that_does_not_fit_is_made_on_fewer_rows(workload, train, rows):
+    if not train:
+        workload.model.eval()
+    full = make_golden(workload, train=train, memory_bytes=10**9)
+    assert not full.reduced
+    assert full.at(workload) is workload
+    limit = _just_too_little(workload, train=train)
+    golden = make_golden(workload, train=train, memory_bytes=limit)
+    assert golden.reduced
+    assert "smaller inputs" in golden.notes[0]
+    small = golden.at(workload)
+    assert small.model is workload.model
+    assert small.args[0].shape[0] == rows
+    assert golden.judge(observe(workload.model, small, train=train)).passed
+    assert not golden.judge(observe(workload.model, workload, train=train)).passed
+
+
+def _just_too_little(workload, *, train):
+    """Find a limit that the full inputs exceed and the reduced ones do not."""
+    for limit in range(1_000, 60_000, 250):
+        try:
+            if make_golden(workload, train=train, memory_bytes=limit).reduced:
+                return limit
+        except ProofImpossible:
+            continue
+    pytest.fail("no limit tells the full inputs from the reduced ones")
+
+
+def test_truth_that_never_fits_is_impossible(workload):
+    with pytest.raises(ProofImpossible, match="even on smaller inputs"):
+        make_golden(workload, train=True, memory_bytes=10)
+
+
+def test_inputs_without_a_common_batch_are_impossible_to_reduce():
+    class Scaled(nn.Module):
+        def forward(self, x, by):
+            return x * by
+
+    workload = Workload(model=Scaled(), args=(torch.ones(3, 2), torch.ones(2)))
+    with pytest.raises(ProofImpossible, match=r"Workload\.reduced"):
+        make_golden(workload, train=False, memory_bytes=10)
+
+
+def test_workload_s_own_reduction_is_used(workload):
+    def reduced():
+        return Workload(model=Net(), args=(workload.args[0][:3],))
+
+    own = dataclasses.replace(workload, reduced=reduced)
+    small = shrunk(own, train=True)
+    assert small.args[0].shape[0] == 3
+    assert small.model is own.model
+
+
+def test_training_that_trains_nothing_is_impossible():
+    class Detached(nn.Module):
+        def forward(self, x):
+            return x.detach() * 2
+
+    with pytest.raises(ProofImpossible, match="reaches no parameter"):
+        make_golden(Workload(model=Detached(), args=(torch.ones(2),)), train=True)
+
+
+def test_step_is_repeatable_and_gradients_do_not_pile_up(workload):
+    step = Step(workload, train=True)
+    step(workload.model)
+    first = workload.model.linear.weight.grad.clone()
+    step(workload.model)
+    assert torch.allclose(workload.model.linear.weight.grad, first)
+    assert Step(workload, train=False)(workload.model)["logits"].requires_grad is False
+
+
+def test_digest_sees_parameters_inputs_and_their_order(workload):
+    same = dataclasses.replace(workload, args=(workload.args[0].clone(),))
+    first = digest(workload)
+    assert first == digest(same)
+    flipped = dataclasses.replace(workload, args=(workload.args[0].flip(0),))
+    assert first != digest(flipped)
+    other = dataclasses.replace(workload, kwargs={"flag": True})
+    assert first != digest(other)
+    with torch.no_grad():
+        workload.model.linear.bias[0] += 1e-6
+    assert first != digest(workload)
+
+
+def test_fingerprint_sees_each_byte_and_each_position():
+    for dtype in (torch.uint8, torch.bfloat16, torch.float32, torch.complex64, torch.bool):
+        x = torch.arange(21).to(dtype)
+        assert fingerprint(x) == fingerprint(x.clone())
+        assert fingerprint(x) != fingerprint(x.flip(0))
+        changed = x.clone()
+        changed[-1] = 0
+        assert fingerprint(x) != fingerprint(changed)
+    assert fingerprint(torch.tensor(torch.nan)) == fingerprint(torch.tensor(torch.nan))
+    assert fingerprint(torch.zeros(3, 2).t()) == fingerprint(torch.zeros(2, 3))
