@@ -30,7 +30,8 @@ class Dropped(nn.Module):
         self.linear = nn.Linear(16, 16)
 
     def forward(self, x):
-        noise = torch.randn_like(x) + torch.rand(16) + torch.empty(16).uniform_(1, 2)
+        noise = torch.randn_like(x) + torch.rand(16, device=x.device)
+        noise = noise + torch.empty_like(x).uniform_(1, 2)
         h = F.dropout(self.linear(x + noise), 0.25)
         return F.rrelu(h, training=True) * torch.bernoulli(torch.full_like(h, 0.5))
 

@@ -6,6 +6,7 @@ from backbay.race.child import ChildLost
 from backbay.race.job import Block, Refused, Timed
 from backbay.race.measure import (
     FEWEST_ROUNDS,
+    LONGEST_BLOCK_S,
     MOST_ROUNDS,
     SHORTEST_BLOCK_S,
     BlockLost,
@@ -75,6 +76,11 @@ def test_short_steps_are_gathered_into_blocks_that_a_clock_can_tell():
     assert chosen.calls["fast"] * 1e-5 >= SHORTEST_BLOCK_S
     assert chosen.calls["slow"] == 1
     assert chosen.rounds == FEWEST_ROUNDS
+
+
+def test_time_to_spare_makes_blocks_longer_up_to_a_bound():
+    assert plan({"x": 1e-3}, budget_s=1e9).calls["x"] * 1e-3 == pytest.approx(LONGEST_BLOCK_S)
+    assert plan({"x": 1e-3}, budget_s=3.0).calls["x"] * 1e-3 == pytest.approx(0.05)
 
 
 def test_rounds_fit_the_budget_between_bounds():

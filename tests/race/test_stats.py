@@ -73,3 +73,10 @@ def test_the_fastest_of_several_rivals_wins():
 
 def test_eager_alone_is_kept():
     assert decide("w", "infer", {"eager": rounds(10.0)}).winner == "eager"
+
+
+def test_a_small_significant_gain_does_not_read_as_none():
+    samples = {"eager": rounds(10.02, spread=1e-4), "x": rounds(10.0, spread=1e-4, seed=1)}
+    decision = decide("w", "infer", samples)
+    assert decision.winner == "x"
+    assert "[1.00," not in decision.sentence

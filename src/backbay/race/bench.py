@@ -173,7 +173,12 @@ class Bench:
 
 
 def one_line(error: BaseException) -> str:
-    """Give an error's kind and the first line of its message, for a table."""
+    """Give an error's kind and the first line of its message, for a table.
+
+    Dynamo wraps what a backend raises; what it raised is what a reader needs.
+    """
+    while isinstance(inner := getattr(error, "inner_exception", None), BaseException):
+        error = inner
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

@@ -12,6 +12,7 @@ from backbay.race.record import Decision, Mode
 
 EAGER = "eager"
 INDUCTOR = "inductor"
+_MOST_DIGITS = 4
 
 Samples = Mapping[str, Sequence[float]]
 
@@ -84,7 +85,12 @@ def _tied(rival: str, holder: str, samples: Samples) -> bool:
 
 
 def _times(value: float, interval: stats.Interval) -> str:
-    return f"{value:.2f}x [{interval[0]:.2f}, {interval[1]:.2f}]"
+    """Word a ratio; an interval that leaves out 1 never reads as if it held it."""
+    digits = 2
+    while digits < _MOST_DIGITS and any(round(end, digits) == 1.0 != end for end in interval):
+        digits += 1
+    low, high = interval
+    return f"{value:.{digits}f}x [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def _listed(names: Sequence[str]) -> str:

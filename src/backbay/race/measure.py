@@ -16,6 +16,8 @@ from backbay.race.record import Status
 
 SHORTEST_BLOCK_S = 0.02
 """Shorter blocks are at the mercy of single interrupts."""
+LONGEST_BLOCK_S = 0.1
+"""Longer blocks would tell no more: from here on rounds are what narrows an interval."""
 FEWEST_ROUNDS = 12
 """Below this a bootstrap interval of the median is not to be trusted."""
 MOST_ROUNDS = 60
@@ -49,7 +51,9 @@ def plan(step_s: Mapping[str, float], budget_s: float) -> Plan:
         step_s: backend to seconds of one warm step.
         budget_s: seconds for the timing of all of them together.
     """
-    calls = {name: math.ceil(SHORTEST_BLOCK_S / max(step, 1e-7)) for name, step in step_s.items()}
+    share_s = budget_s / (MOST_ROUNDS * len(step_s))
+    block_s = min(max(share_s, SHORTEST_BLOCK_S), LONGEST_BLOCK_S)
+    calls = {name: math.ceil(block_s / max(step, 1e-7)) for name, step in step_s.items()}
     round_s = sum((calls[name] + WARMUPS) * step for name, step in step_s.items())
     fitting = int(budget_s / max(round_s, 1e-7))
     return Plan(rounds=min(max(fitting, FEWEST_ROUNDS), MOST_ROUNDS), calls=calls)
