@@ -40,9 +40,9 @@ FULL_PRECISION = 1e-5
 """A working precision whose epsilon is below this is full (float32, float64)."""
 GENEROUS_UNTIL = 3e-5
 """Between honest float32 noise (some 1e-7 of a tensor's size) and the smallest fault that counts
-(1e-4) there is room, and honest kernels differ by more than a last bit: eager's CPU kernels add up
-in float64 where others add in float32. So bounds are up to ``MOST_SLACK`` times as wide, as long as
-they stay about this share of the size. Where noise is larger (TF32, deep models) they are strict."""
+(1e-4) there is room, and honest kernels differ by more than a last bit: some of eager's CPU kernels
+add up in float64 where others add in float32. So bounds are up to ``MOST_SLACK`` times as wide,
+until noise is this share of the size. Where it is larger (TF32, deep models) they are strict."""
 LEAST_SLACK, MOST_SLACK = 2.0, 16.0
 
 

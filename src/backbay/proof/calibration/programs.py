@@ -182,6 +182,41 @@ def _log_mean(do: Arithmetic, fault: str | None, x: torch.Tensor, w: torch.Tenso
     return torch.log(energy + (1e-3 if fault == "eps changed" else 1e-5)).reshape(())
 
 
+def _smoothed(
+    do: Arithmetic, fault: str | None, x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    logits = do.matmul(x, w.t() * 0.125).float()
+    shifted = logits - logits.amax(-1, keepdim=True)
+    whole = do.total(_short(shifted.exp(), fault), -1).unsqueeze(-1)
+    log_share = shifted - whole.log()
+    kept = 1.0 if fault == "smoothing dropped" else 0.9
+    own = log_share.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return -(kept * own + (1 - kept) * do.mean(log_share, -1).squeeze(-1))
+
+
+def _rotary_scores(
+    do: Arithmetic, fault: str | None, q: torch.Tensor, k: torch.Tensor
+) -> torch.Tensor:
+    half = q.shape[-1] // 2
+    rate = 100.0 ** (-torch.arange(half, device=q.device, dtype=torch.float32) / half)
+    first = 1 if fault == "position off by one" else 0
+    position = torch.arange(q.shape[-2], device=q.device, dtype=torch.float32)
+    turned = [_turned(x, torch.outer(position + s, rate)) for x, s in ((q, first), (k, 0))]
+    scale = q.shape[-1] ** (-0.25 if fault == "root of the scale" else -0.5)
+    return do.matmul(turned[0] * scale, turned[1].transpose(-1, -2))
+
+
+def _turned(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def _depthwise(_: Arithmetic, fault: str | None, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    h = F.conv2d(x, w.flip(-1) if fault == "kernel mirrored" else w, padding=1, groups=x.shape[1])
+    return F.relu6(h) if fault == "gate dropped" else F.hardswish(h)
+
+
 FIXING: tuple[Program, ...] = (
     Program(
         name="linear + gelu",
@@ -235,8 +270,6 @@ FIXING: tuple[Program, ...] = (
         shapes=((64, 32), (32, 32), (32,)),
         faults=("eps changed",),
     ),
-)
-UNSEEN: tuple[Program, ...] = (
     Program(
         name="rms norm + swiglu",
         compute=_swiglu,
@@ -263,3 +296,27 @@ UNSEEN: tuple[Program, ...] = (
         faults=("truncated reduction", "eps changed"),
     ),
 )
+"""What the rule's constants were fixed on."""
+
+UNSEEN: tuple[Program, ...] = (
+    Program(
+        name="smoothed loss",
+        compute=_smoothed,
+        shapes=((64, 64), (32, 64)),
+        classes=32,
+        faults=("smoothing dropped", "truncated reduction"),
+    ),
+    Program(
+        name="rotary scores",
+        compute=_rotary_scores,
+        shapes=((2, 4, 32, 16),) * 2,
+        faults=("position off by one", "root of the scale"),
+    ),
+    Program(
+        name="depthwise conv + hardswish",
+        compute=_depthwise,
+        shapes=((2, 16, 12, 12), (16, 1, 3, 3)),
+        faults=("kernel mirrored", "gate dropped"),
+    ),
+)
+"""Written after the constants were fixed, and never used to change them."""
