@@ -49,9 +49,8 @@ def main() -> None:
     for name, values in samples.items():
         median, (low, high) = stats.median(values)
         ratio, (least, most) = stats.ratio(torch_list, values)
-        print(
-            f"| `{name}` | {median:.0f} [{low:.0f}, {high:.0f}] | {ratio:.1f} [{least:.1f}, {most:.1f}] |"
-        )
+        wall = f"{median:.0f} [{low:.0f}, {high:.0f}]"
+        print(f"| `{name}` | {wall} | {ratio:.1f} [{least:.1f}, {most:.1f}] |")
     alone = statistics.median(import_alone_ms() for _ in range(rounds))
     print(f"\n`import backbay` inside the process: {alone:.1f} ms (median of {rounds})")
 
@@ -72,9 +71,8 @@ def import_alone_ms() -> float:
 def print_header() -> None:
     """Print when and where this was measured."""
     torch_version = Environment.current().torch_build.get("__version__")
-    print(
-        f"{dt.datetime.now(dt.UTC):%Y-%m-%d}, Python {platform.python_version()}, torch {torch_version}\n"
-    )
+    today = dt.datetime.now(dt.UTC).date()
+    print(f"{today}, Python {platform.python_version()}, torch {torch_version}\n")
     print("| what | wall ms, median [95 %] | times faster than torch's list |")
     print("|---|---|---|")
 

@@ -3,15 +3,15 @@
 from backbay.race.bench import one_line
 
 
-class Wrapped(Exception):
+class WrappedError(Exception):
     def __init__(self, inner):
         super().__init__("backend='x' raised:\n...")
         self.inner_exception = inner
 
 
 def test_what_the_backend_raised_is_the_reason_not_what_dynamo_wrapped_it_in():
-    assert one_line(Wrapped(ValueError("no kernel\nand more"))) == "ValueError: no kernel"
-    assert one_line(Wrapped(Wrapped(KeyError("x")))) == "KeyError: 'x'"
+    assert one_line(WrappedError(ValueError("no kernel\nand more"))) == "ValueError: no kernel"
+    assert one_line(WrappedError(WrappedError(KeyError("x")))) == "KeyError: 'x'"
 
 
 def test_a_reason_fits_a_table():

@@ -1,4 +1,4 @@
-"""Whole races in child processes: what is wrong is called wrong, what dies does not end the race."""
+"""Whole races in child processes: what is wrong is called so, and what dies ends no race."""
 
 import json
 import subprocess
