@@ -9,6 +9,7 @@ import pytest
 
 from backbay.errors import InputError, WorkloadInvalid
 from backbay.race import Limits, run
+from backbay.registry import Registry
 
 FAULTY = Path(__file__).with_name("faulty.py")
 QUICK = Limits(backend_s=120.0, timing_s=0.5)
@@ -43,7 +44,7 @@ def test_wrong_gradients_and_detached_outputs_are_called_wrong_in_training():
     _, rows = race("small", "wrong_gradient", "detached", "honest", train=True)
     assert rows["wrong_gradient"].status == "wrong"
     assert "gradient" in (rows["wrong_gradient"].verdict.where or "")
-    assert rows["detached"].status in {"wrong", "failed"}
+    assert rows["detached"].status == "wrong"
     assert rows["honest"].status == "ok"
 
 
@@ -138,6 +139,17 @@ def test_a_model_object_is_raced_in_this_process_and_the_report_says_so():
     assert {r.backend: r.status for r in report.results} == {"eager": "ok", "scaled": "wrong"}
     assert any("in this process" in note for note in report.notes)
     assert torch.get_default_dtype() == before
+
+
+def test_without_a_compiler_inductor_is_a_row_with_its_remedy(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    report = run(f"{FAULTY}:small", device="cpu", limits=QUICK, registry=Registry())
+    rows = {result.backend: result for result in report.results}
+    assert rows["eager"].status == "ok"
+    assert rows["inductor"].status == "unavailable"
+    assert "no-such-compiler" in rows["inductor"].reason
+    assert "install" in rows["inductor"].reason
+    assert report.decision[0].winner == "eager"
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
