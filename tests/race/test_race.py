@@ -134,11 +134,12 @@ def test_a_model_object_is_raced_in_this_process_and_the_report_says_so():
     def scaled(graph_module, example_inputs):
         return lambda *args: tuple(1.001 * output for output in graph_module(*args))
 
-    before = torch.get_default_dtype()
-    report = run(workload, backends={"scaled": scaled}, device="cpu", limits=QUICK)
+    before = (torch.get_default_dtype(), torch._dynamo.config.recompile_limit)
+    report = run(workload, backends={"scaled": scaled}, limits=QUICK)
     assert {r.backend: r.status for r in report.results} == {"eager": "ok", "scaled": "wrong"}
     assert any("in this process" in note for note in report.notes)
-    assert torch.get_default_dtype() == before
+    assert (torch.get_default_dtype(), torch._dynamo.config.recompile_limit) == before
+    assert report.settings.device == "cpu"
 
 
 def test_without_a_compiler_inductor_is_a_row_with_its_remedy(monkeypatch):

@@ -56,8 +56,10 @@ def run(
             backend that is ready here and not tagged debug or experimental. Eager always takes
             part.
         train: a step is forward and backward; else forward without gradients.
-        dtype: ``float32``, ``bfloat16`` or ``float16``: of parameters and inputs.
-        device: as torch spells it; default: the accelerator if there is one.
+        dtype: ``float32``, ``bfloat16`` or ``float16``: of parameters and inputs. A `Workload`
+            object is raced in the dtype that it has.
+        device: as torch spells it; default: the accelerator if there is one. A `Workload` object
+            is raced where it is.
         size: of built-in workloads: ``tiny``, ``small`` or ``base``.
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
@@ -67,9 +69,11 @@ def run(
     Raises:
         InputError: what was asked for does not exist or cannot run here; nothing was raced.
     """
+    if not isinstance(workloads, str | Sequence):
+        device, dtype = _placed(workloads)
     device = device or registry.environment.default_device
     _check_device(device, registry)
-    if dtype not in DTYPES:
+    if isinstance(workloads, str | Sequence) and dtype not in DTYPES:
         raise InputError(f"no dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     mode: Mode = "train" if train else "infer"
     setups = [
@@ -78,21 +82,7 @@ def run(
     ]
     entrants = _entrants(registry, backends, device)
     open_lane, notes = _lanes(workloads, backends, setups)
-    with tempfile.TemporaryDirectory(prefix="backbay-race-") as folder:
-        heats = [
-            Heat(
-                setup=setup,
-                entrants=entrants,
-                caches=Caches(Path(folder)),
-                golden=Path(folder) / "golden.pt",
-                open_lane=open_lane,
-                limits=limits or Limits(),
-                tell=tell,
-            )
-            for setup in setups
-        ]
-        for heat in heats:
-            heat.run()
+    heats = _conduct(setups, entrants, open_lane, limits or Limits(), tell)
     settings = Settings(
         backends=tuple(entrant.name for entrant in entrants),
         mode=mode,
@@ -101,6 +91,41 @@ def run(
         seed=seed,
     )
     return _report(heats, settings, registry, notes)
+
+
+def _conduct(
+    setups: Sequence[job.Setup],
+    entrants: Sequence[field.Entrant],
+    open_lane: OpenLane,
+    limits: Limits,
+    tell: Tell,
+) -> list[Heat]:
+    """Race every workload, one after the other; what they leave on disk is gone afterwards."""
+    heats: list[Heat] = []
+    with tempfile.TemporaryDirectory(prefix="backbay-race-") as folder:
+        for setup in setups:
+            heat = Heat(
+                setup=setup,
+                entrants=entrants,
+                caches=Caches(Path(folder)),
+                golden=Path(folder) / "golden.pt",
+                open_lane=open_lane,
+                limits=limits,
+                tell=tell,
+            )
+            heat.run()
+            heats.append(heat)
+    return heats
+
+
+def _placed(workload: "Workload") -> tuple[str, str]:
+    """Give the device and the dtype that a workload object has."""
+    tensors = [*workload.model.parameters(), *workload.model.buffers()]
+    tensors += [value for value in workload.args if hasattr(value, "is_floating_point")]
+    if not tensors:
+        return "cpu", DTYPES[0]
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return str(tensors[0].device), str((floating or tensors)[0].dtype).removeprefix("torch.")
 
 
 def _references(workloads: "str | Sequence[str] | Workload") -> list[str]:

@@ -1,5 +1,6 @@
 """Carries out a race's requests: in a child process, or in this one for a model object."""
 
+import contextlib
 import gc
 import time
 import traceback
@@ -19,6 +20,7 @@ _RANDOM = (
     "the model draws random numbers: it was proven with Inductor's fallback_random, which draws "
     "what eager draws, and timed without it"
 )
+_RECOMPILE_LIMIT = 256
 _LONGEST_REASON = 400  # characters: a row of a table, not a log
 
 
@@ -57,9 +59,11 @@ class Bench:
             case job.Trial():
                 return self._trial(request)
             case job.Open():
-                return self._open(request)
+                with _room_for_all():
+                    return self._open(request)
             case job.Block():
-                return self._block(request)
+                with _room_for_all():
+                    return self._block(request)
 
     def _workload(self, setup: job.Setup) -> Workload:
         self._device = torch.device(setup.device)
@@ -123,8 +127,6 @@ class Bench:
     def _open(self, request: job.Open) -> job.Opened:
         setup = request.setup
         workload = self._same_workload(setup, request.digest)
-        # Every backend adds entries for the same code, and must not be refused for the others'.
-        torch._dynamo.config.recompile_limit = 8 * (1 + len(request.backends))  # noqa: SLF001
         self._step = Step(workload, train=setup.train, seed=setup.seed)
         step_s: dict[str, float] = {}
         failed: dict[str, str] = {}
@@ -170,6 +172,14 @@ class Bench:
                 "differ between processes. Draw all random numbers from torch's default generator."
             )
         return workload
+
+
+def _room_for_all() -> contextlib.AbstractContextManager[None]:
+    """Let every backend compile the same code: none may be refused for the others' entries."""
+    patched: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(  # noqa: SLF001
+        recompile_limit=_RECOMPILE_LIMIT
+    )
+    return patched
 
 
 def one_line(error: BaseException) -> str:

@@ -74,16 +74,11 @@ class Heat:
 
     def _reference(self) -> job.Referenced | job.Tried:
         self._say(EAGER, "reference: eager and float64")
-        self.caches.empty()
-        request = job.Reference(setup=self.setup, golden=str(self.golden))
-        try:
-            with self.open_lane(self.caches.environment) as lane:
-                reply = lane.ask(request, timeout_s=self.limits.backend_s)
-        except ChildLost as lost:
-            return job.Tried(status=lost.status, reason=lost.reason)
-        if isinstance(reply, job.Refused):
-            return _refused_reference(reply)
-        assert isinstance(reply, job.Referenced)
+        reply = self._ask(job.Reference(setup=self.setup, golden=str(self.golden)))
+        if isinstance(reply, job.Refused) and reply.input_error:
+            raise workload_error(reply)
+        if not isinstance(reply, job.Referenced):
+            return _tried(reply)
         self.workload = reply.workload
         self.device_name = reply.device_name
         self.notes += reply.notes
@@ -94,20 +89,21 @@ class Heat:
             why = entrant.unavailable
             return job.Tried(status="unavailable", reason=f"{why.reason}; {why.remedy}")
         self._say(entrant.name, "compiling and proving")
-        self.caches.empty()
         request = job.Trial(
             setup=self.setup, backend=entrant.name, golden=str(self.golden), digest=digest
         )
+        reply = self._ask(request)
+        self.caches.keep(entrant.name)
+        return _tried(reply)
+
+    def _ask(self, request: job.Request) -> job.Reply:
+        """Ask a child of its own, with empty caches; one that is lost has tried in vain."""
+        self.caches.empty()
         try:
             with self.open_lane(self.caches.environment) as lane:
-                reply = lane.ask(request, timeout_s=self.limits.backend_s)
+                return lane.ask(request, timeout_s=self.limits.backend_s)
         except ChildLost as lost:
             return job.Tried(status=lost.status, reason=lost.reason)
-        if isinstance(reply, job.Refused):
-            return job.Tried(status="failed", reason=reply.reason)
-        assert isinstance(reply, job.Tried)
-        self.caches.keep(entrant.name)
-        return reply
 
     def _time(self, digest: str) -> None:
         survivors = [name for name, outcome in self.tried.items() if outcome.status == "ok"]
@@ -130,18 +126,12 @@ class Heat:
 
     def _result(self, name: str) -> Result:
         outcome = self.tried[name]
-        measured = {
-            field: getattr(outcome, field)
-            for field in outcome.__struct_fields__
-            if field not in {"status", "reason"}
-        }
+        tried = {key: getattr(outcome, key) for key in outcome.__struct_fields__}
         return Result(
             workload=self.workload,
             mode=self.setup.mode,
             backend=name,
-            status=outcome.status,
-            reason=outcome.reason,
-            **measured,
+            **tried,
             **self._times(name),
         )
 
@@ -179,18 +169,19 @@ class Heat:
         self.tell(self.workload, backend, text)
 
 
-def _refused_reference(reply: job.Refused) -> job.Tried:
-    if reply.input_error:
-        raise workload_error(reply)
-    return job.Tried(status="failed", reason=reply.reason)
-
-
 def workload_error(reply: job.Refused) -> WorkloadInvalid:
     """Give the error that a child met while it built the workload."""
     error = WorkloadInvalid(reply.reason)
     if reply.detail:
         error.add_note(reply.detail)
     return error
+
+
+def _tried(reply: job.Reply) -> job.Tried:
+    if isinstance(reply, job.Refused):
+        return job.Tried(status="failed", reason=reply.reason)
+    assert isinstance(reply, job.Tried)
+    return reply
 
 
 def _with(outcome: job.Tried, status: Status, reason: str) -> job.Tried:

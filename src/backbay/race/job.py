@@ -6,7 +6,7 @@ reference, seed and dtype do, and a digest of what was built from them must matc
 
 import msgspec
 
-from backbay.race.record import Mode, Status, VerdictRecord
+from backbay.race.record import Mode, Trying
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,19 +86,8 @@ class Referenced(msgspec.Struct, frozen=True, kw_only=True, tag="referenced"):
     device_name: str
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):
+class Tried(Trying, frozen=True, kw_only=True, tag="tried"):
     """How one backend did, before it is timed."""
-
-    status: Status
-    reason: str = ""
-    verdict: VerdictRecord | None = None
-    compile_s: float | None = None
-    warmup_s: float | None = None
-    compile_peak_bytes: int | None = None
-    peak_bytes: int | None = None
-    graphs: int | None = None
-    breaks: int | None = None
-    notes: tuple[str, ...] = ()
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):

@@ -37,25 +37,14 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How many tensors were compared."""
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One backend on one workload: a row of the table."""
+class Trying(msgspec.Struct, frozen=True, kw_only=True):
+    """How one backend did on one workload, before it is timed."""
 
-    workload: str
-    mode: Mode
-    backend: str
     status: Status
     reason: str = ""
     """Why the status is not ``ok``; one line."""
     verdict: VerdictRecord | None = None
     """``null`` where nothing was compared: eager is what the others are compared with."""
-    median_ms: float | None = None
-    ci_ms: Interval | None = None
-    ratio_to_eager: float | None = None
-    """Eager's median over this backend's: above 1 is faster than eager."""
-    ratio_to_eager_ci: Interval | None = None
-    ratio_to_inductor: float | None = None
-    """Inductor's median over this backend's; ``null`` where inductor is not in the race."""
-    ratio_to_inductor_ci: Interval | None = None
     compile_s: float | None = None
     """Wall time of the first call in an empty cache, less ``warmup_s``."""
     warmup_s: float | None = None
@@ -68,10 +57,26 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Graphs handed to the backend."""
     breaks: int | None = None
     """Graph breaks as Dynamo counts them: one that it meets while inlining can count twice."""
-    samples_ms: tuple[float, ...] = ()
-    """One sample a round: the mean of a block of calls."""
     notes: tuple[str, ...] = ()
     """What a reader must know to read the numbers rightly."""
+
+
+class Result(Trying, frozen=True, kw_only=True):
+    """One backend on one workload: a row of the table."""
+
+    workload: str
+    mode: Mode
+    backend: str
+    median_ms: float | None = None
+    ci_ms: Interval | None = None
+    ratio_to_eager: float | None = None
+    """Eager's median over this backend's: above 1 is faster than eager."""
+    ratio_to_eager_ci: Interval | None = None
+    ratio_to_inductor: float | None = None
+    """Inductor's median over this backend's; ``null`` where inductor is not in the race."""
+    ratio_to_inductor_ci: Interval | None = None
+    samples_ms: tuple[float, ...] = ()
+    """One sample a round: the mean of a block of calls."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,11 +1,9 @@
 """What this machine and this installation offer a backend, found out without importing torch."""
 
-import ast
-import ctypes
 import functools
 import importlib.util
 import os
-import platform
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -14,6 +12,10 @@ from pathlib import Path
 
 from backbay.registry.distributions import Installed, scan
 
+# `cuda: Optional[str] = None`, `__version__ = '2.13.0+cpu'`: as torch's build writes them.
+_CONSTANT = re.compile(
+    r"^(\w+)(?:\s*:[^=]+)?\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|None)\s*$", re.MULTILINE
+)
 _NVML = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 
 
@@ -56,10 +58,10 @@ def torch_build() -> dict[str, str | None]:
     if spec is None or spec.origin is None:
         return {}
     try:
-        tree = ast.parse(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
         return {}
-    return dict(filter(None, map(_constant, tree.body)))
+    return {name: single or double or None for name, single, double in _CONSTANT.findall(text)}
 
 
 def devices(build: Mapping[str, str | None]) -> dict[str, str]:
@@ -70,14 +72,6 @@ def devices(build: Mapping[str, str | None]) -> dict[str, str]:
         "xpu": "" if build.get("xpu") else _built_without(build, "XPU"),
         "mps": "" if _is_apple_silicon() else "Metal needs a Mac with Apple silicon",
     }
-
-
-def _constant(node: ast.stmt) -> tuple[str, str | None] | None:
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    value = getattr(node, "value", None)
-    if not isinstance(targets[0], ast.Name) or not isinstance(value, ast.Constant):
-        return None
-    return targets[0].id, value.value if isinstance(value.value, str) else None
 
 
 def _why_no_cuda(build: Mapping[str, str | None]) -> str:
@@ -103,6 +97,8 @@ def nvidia_gpus() -> int:
 
     CUDA itself must not be touched: a process that has initialised it can no longer be forked.
     """
+    import ctypes  # noqa: PLC0415 (most listings are made without a GPU)
+
     try:
         nvml = ctypes.CDLL(_NVML)
     except OSError:
@@ -116,7 +112,7 @@ def nvidia_gpus() -> int:
 
 
 def _is_apple_silicon() -> bool:
-    return sys.platform == "darwin" and platform.machine() == "arm64"
+    return sys.platform == "darwin" and os.uname().machine == "arm64"
 
 
 def _missing_compiler(tool: str) -> tuple[str, str] | None:

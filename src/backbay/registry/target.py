@@ -4,11 +4,9 @@ Backends and workloads are given on the command line in this form. This file nei
 nor judges what it loads: an exception from the loaded code reaches the caller as it was raised.
 """
 
-import ast
 import contextlib
 import difflib
 import functools
-import hashlib
 import importlib
 import importlib.util
 import re
@@ -87,6 +85,8 @@ def parse(reference: str) -> Target | None:
 
 def functions_in(path: str) -> list[str]:
     """Give the names of a file's public top-level functions, without running it."""
+    import ast  # noqa: PLC0415 (only a mistake needs it)
+
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -166,6 +166,8 @@ def _first_on_path(directory: Path) -> Iterator[None]:
 
 def _module_name(path: Path) -> str:
     """Give the same file the same name in every process, and no installed module's name."""
+    import hashlib  # noqa: PLC0415 (OpenSSL is loaded for it, and listing needs none)
+
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
     return f"_backbay_file_{re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}_{digest}"
 
