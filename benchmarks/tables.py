@@ -1,6 +1,5 @@
 """Write the tables of README.md from the JSON under results/: ``python benchmarks/tables.py``."""
 
-import re
 from pathlib import Path
 
 import msgspec
@@ -25,7 +24,9 @@ def main() -> None:
         results = [result for file in files for result in read(HERE / "results" / file).results]
         table = "\n".join([HEAD, *map(row, results)])
         block = f"<!-- {key} -->\n{table}\n<!-- /{key} -->"
-        text = re.sub(rf"<!-- {key} -->(.*<!-- /{key} -->)?", lambda _, b=block: b, text, flags=re.S)
+        before, _, rest = text.partition(f"<!-- {key} -->")
+        after = rest.partition(f"<!-- /{key} -->")[2]
+        text = before + block + after
     readme.write_text(text)
 
 
