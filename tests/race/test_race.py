@@ -142,6 +142,18 @@ def test_a_model_object_is_raced_in_this_process_and_the_report_says_so():
     assert report.settings.device == "cpu"
 
 
+def test_a_registry_of_ones_own_is_asked_for_names_in_this_process():
+    import torch
+
+    from backbay import Workload
+
+    registry = Registry()
+    registry.register_backend(lambda graph_module, example_inputs: graph_module.forward, "own")
+    workload = Workload(torch.nn.Linear(8, 8).eval(), (torch.randn(4, 8),))
+    report = run(workload, backends=["own"], limits=QUICK, registry=registry)
+    assert {r.backend: r.status for r in report.results} == {"eager": "ok", "own": "ok"}
+
+
 def test_without_a_compiler_inductor_is_a_row_with_its_remedy(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     report = run(f"{FAULTY}:small", device="cpu", limits=QUICK, registry=Registry())

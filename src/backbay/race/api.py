@@ -80,8 +80,9 @@ def run(
         job.Setup(workload=name, size=size, mode=mode, dtype=dtype, device=device, seed=seed)
         for name in _references(workloads)
     ]
-    entrants = _entrants(registry, backends, device)
-    open_lane, notes = _lanes(workloads, backends, setups)
+    same_process = not isinstance(workloads, str | Sequence)
+    entrants = _entrants(registry, backends, device, same_process=same_process)
+    open_lane, notes = _lanes(workloads, backends, setups, registry)
     heats = _conduct(setups, entrants, open_lane, limits or Limits(), tell)
     settings = Settings(
         backends=tuple(entrant.name for entrant in entrants),
@@ -147,27 +148,33 @@ def _check_device(device: str, registry: Registry) -> None:
 
 
 def _entrants(
-    registry: Registry, backends: Sequence[str] | Mapping[str, str | CompilerFn] | None, device: str
+    registry: Registry,
+    backends: Sequence[str] | Mapping[str, str | CompilerFn] | None,
+    device: str,
+    *,
+    same_process: bool,
 ) -> list[field.Entrant]:
     kind = device.partition(":")[0]
     if backends is None:
-        return field.by_default(registry, kind)
+        return field.by_default(registry, kind, same_process=same_process)
     if isinstance(backends, Mapping):
         others = [field.Entrant(name=name) for name in backends if name != EAGER]
         return [field.Entrant(name=EAGER), *others]
-    return field.chosen(registry, backends, kind)
+    return field.chosen(registry, backends, kind, same_process=same_process)
 
 
 def _lanes(
     workloads: "str | Sequence[str] | Workload",
     backends: Sequence[str] | Mapping[str, str | CompilerFn] | None,
     setups: Sequence[job.Setup],
+    registry: Registry,
 ) -> tuple[OpenLane, tuple[str, ...]]:
     """Give what opens a lane, and what a reader must know of it."""
     if not isinstance(workloads, str | Sequence):
         from backbay.race.bench import Bench  # noqa: PLC0415 (torch is loaded: there is a model)
 
-        bench = Bench(workloads, backends if isinstance(backends, Mapping) else None)
+        given = backends if isinstance(backends, Mapping) else None
+        bench = Bench(workloads, given, registry)
         return (lambda environment: InProcessLane(bench, environment)), (_IN_PROCESS,)
     if isinstance(backends, Mapping):
         raise InputError(

@@ -14,7 +14,7 @@ from backbay.proof import Golden, Step, Workload, digest, make_golden, unchanged
 from backbay.race import job
 from backbay.race.memory import peak_bytes, reset_peak
 from backbay.race.trial import EAGER, Trial, compiled, synchronize
-from backbay.registry import CompilerFn, default_registry
+from backbay.registry import CompilerFn, Registry, default_registry
 
 _RANDOM = (
     "the model draws random numbers: it was proven with Inductor's fallback_random, which draws "
@@ -31,9 +31,11 @@ class Bench:
         self,
         workload: Workload | None = None,
         backends: Mapping[str, str | CompilerFn] | None = None,
+        registry: Registry = default_registry,
     ) -> None:
         self._given = workload
         self._backends = backends or {}
+        self._registry = registry
         self._built: tuple[job.Setup, Workload] | None = None
         self._calls: dict[str, Callable[..., Any]] = {}
         self._step: Step | None = None
@@ -162,7 +164,7 @@ class Bench:
     def _compiler(self, backend: str) -> str | CompilerFn | None:
         if backend in self._backends:
             return self._backends[backend]
-        return None if backend == EAGER else default_registry.resolve(backend)
+        return None if backend == EAGER else self._registry.resolve(backend)
 
     def _same_workload(self, setup: job.Setup, fingerprint: str) -> Workload:
         workload = self._workload(setup)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backbay.errors import BackendLoadError
+from backbay.errors import BackendLoadError, InputError
 from backbay.race.decide import EAGER, INDUCTOR
 from backbay.registry import HIDDEN_TAGS, Availability, BackendSpec, Registry
 from backbay.registry.target import parse
@@ -20,32 +20,53 @@ class Entrant:
     """Why it is a row without a run; chosen backends never have this."""
 
 
-def chosen(registry: Registry, names: Sequence[str], device: str) -> list[Entrant]:
+def chosen(
+    registry: Registry, names: Sequence[str], device: str, *, same_process: bool
+) -> list[Entrant]:
     """Give the backends that the user named; eager is added, as what the others are measured by.
 
+    Args:
+        registry: where names are looked up.
+        names: what the user gave.
+        device: the device type that they compile for.
+        same_process: whether the race runs where the registry is; a child process has another.
+
     Raises:
+        InputError: a backend is registered in this process only, and the race is in others.
         BackendNotFound: a name is not known.
         BackendUnavailable: a name is known and does not run here: a choice fails loudly.
         BackendLoadError: a ``file.py:attribute`` names no file.
     """
     distinct = [name for name in dict.fromkeys(names) if name != EAGER]
-    return [Entrant(name=EAGER), *(_named(registry, name, device) for name in distinct)]
+    entrants = [_named(registry, name, device) for name in distinct]
+    for entrant in entrants:
+        if not same_process and _only_here(entrant.spec):
+            raise InputError(
+                f"backend {entrant.name!r} is registered in this process, and the race runs in "
+                "others: name it FILE.py:FUNCTION, or race a Workload object"
+            )
+    return [Entrant(name=EAGER), *entrants]
 
 
-def by_default(registry: Registry, device: str) -> list[Entrant]:
+def by_default(registry: Registry, device: str, *, same_process: bool) -> list[Entrant]:
     """Give eager and every backend that is ready and not tagged debug or experimental.
 
     Inductor is always a row: without a compiler a user must see why torch.compile would fail.
     """
     entrants = [Entrant(name=EAGER)]
     for name in registry.list_backends(exclude_tags=HIDDEN_TAGS):
-        availability = registry.availability(name, device)
+        availability, spec = registry.availability(name, device), registry.spec(name)
+        if _only_here(spec) and not same_process:
+            continue
         if availability.ready:
-            entrants.append(Entrant(name=name, spec=registry.spec(name)))
+            entrants.append(Entrant(name=name, spec=spec))
         elif name == INDUCTOR:
-            spec = registry.spec(name)
             entrants.append(Entrant(name=name, spec=spec, unavailable=availability))
     return entrants
+
+
+def _only_here(spec: BackendSpec | None) -> bool:
+    return spec is not None and spec.origin.kind == "process"
 
 
 def _named(registry: Registry, name: str, device: str) -> Entrant:

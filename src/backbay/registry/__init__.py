@@ -23,7 +23,7 @@ __all__ = [
     "register_backend",
 ]
 
-default_registry = Registry()
+default_registry = Registry(shared_with_torch=True)
 list_backends = default_registry.list_backends
 lookup_backend = default_registry.lookup_backend
 register_backend = default_registry.register_backend

@@ -1,4 +1,4 @@
-"""The one place where the registry touches torch's own.
+"""What the registry takes from torch's own; ``sharing.py`` is the other way.
 
 torch is imported here only when a backend of torch's is loaded; what other code has registered with
 torch is read only where torch's registry is already in memory.
@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from backbay.errors import BackendLoadError
+from backbay.registry.sharing import TORCH_REGISTRY
 from backbay.registry.spec import BackendSpec, CompilerFn, Origin
-
-_TORCH_REGISTRY = "torch._dynamo.backends.registry"
 
 
 def load_from_torch(name: str) -> CompilerFn:
@@ -30,10 +29,16 @@ def load_from_torch(name: str) -> CompilerFn:
 
 def registered_in_torch() -> Iterator[BackendSpec]:
     """Give what this process registered with torch; nothing where its registry is not loaded."""
-    module: Any = sys.modules.get(_TORCH_REGISTRY)
+    module: Any = sys.modules.get(TORCH_REGISTRY)
     for name, compiler_fn in list(getattr(module, "_COMPILER_FNS", {}).items()):
         origin = Origin(kind="process", location=location_of(compiler_fn))
         yield BackendSpec(name=name, origin=origin, tags=_tags(module, name, compiler_fn))
+
+
+def held_by_torch(name: str) -> CompilerFn | None:
+    """Give what this process has registered with torch under a name, if torch's is loaded."""
+    module: Any = sys.modules.get(TORCH_REGISTRY)
+    return cast("CompilerFn | None", getattr(module, "_COMPILER_FNS", {}).get(name))
 
 
 def location_of(compiler_fn: object) -> str | None:

@@ -8,6 +8,7 @@ import difflib
 import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 from backbay.errors import (
@@ -17,7 +18,7 @@ from backbay.errors import (
     BackendUnavailable,
     InputError,
 )
-from backbay.registry import bridge, discovery
+from backbay.registry import bridge, discovery, sharing
 from backbay.registry.availability import Availability, check
 from backbay.registry.environment import Environment
 from backbay.registry.spec import BackendSpec, CompilerFn, Origin
@@ -26,12 +27,32 @@ from backbay.registry.target import TargetNotFound, parse
 HIDDEN_TAGS = ("debug", "experimental")
 
 
+@dataclass(frozen=True, slots=True)
+class _Registration:
+    """One in-process registration."""
+
+    spec: BackendSpec
+    given: CompilerFn
+    resolved: CompilerFn
+    """What both look-ups return: ``given``, or its stand-in where torch could not take it."""
+
+
 class Registry:
     """Backends by name. The module's functions use one default instance; tests make their own."""
 
-    def __init__(self, environment: Environment | None = None) -> None:
+    def __init__(
+        self, environment: Environment | None = None, *, shared_with_torch: bool = False
+    ) -> None:
+        """Make a registry.
+
+        Args:
+            environment: what backends are checked against; default: this machine and path.
+            shared_with_torch: whether ``torch.compile(backend=name)`` finds what is registered
+            here.
+        """
         self._given_environment = environment
-        self._registered: dict[str, tuple[BackendSpec, CompilerFn]] = {}
+        self._shared_with_torch = shared_with_torch
+        self._registered: dict[str, _Registration] = {}
         self._loaded: dict[BackendSpec, CompilerFn] = {}
         self._lock = threading.RLock()
 
@@ -161,6 +182,9 @@ class Registry:
     ) -> Any:
         """Register a compiler function under a name; also a decorator, with or without arguments.
 
+        What is registered with the default registry is found by ``torch.compile(backend=name)``
+        and listed by ``torch.compiler.list_backends()``; torch is not imported for it.
+
         Args:
             compiler_fn: takes a graph module and its example inputs, gives a callable.
             name: what ``torch.compile(backend=...)`` is given; default: the function's own name.
@@ -181,14 +205,22 @@ class Registry:
         spec = BackendSpec(name=name, origin=origin, tags=tuple(tags))
         with self._lock:
             self._refuse_conflict(spec, compiler_fn)
-            self._registered[name] = (spec, compiler_fn)
+            if name not in self._registered:
+                self._registered[name] = self._registration(spec, compiler_fn)
         return compiler_fn
+
+    def _registration(self, spec: BackendSpec, given: CompilerFn) -> "_Registration":
+        if not self._shared_with_torch:
+            return _Registration(spec, given, given)
+        registration = _Registration(spec, given, sharing.shareable(given, spec.name))
+        sharing.share(spec.name, registration.resolved, spec.tags)
+        return registration
 
     def _all(self) -> Iterable[BackendSpec]:
         own = [spec for spec in self._discovered if spec.origin.kind == "torch"]
         published = [spec for spec in self._discovered if spec.origin.kind != "torch"]
         yield from own
-        yield from [spec for spec, _ in list(self._registered.values())]
+        yield from [registration.spec for registration in list(self._registered.values())]
         yield from published
         known = {spec.name for spec in [*own, *published]} | set(self._registered)
         yield from (spec for spec in bridge.registered_in_torch() if spec.name not in known)
@@ -201,16 +233,21 @@ class Registry:
                     f"Register {spec.origin} under another name."
                 )
         existing = self._registered.get(spec.name)
-        if existing is not None and existing[1] is not compiler_fn:
-            raise BackendConflict(
-                f"the name {spec.name!r} is taken by {existing[0].origin}. "
-                f"Register {spec.origin} under another name."
-            )
+        if existing is not None and existing.given == compiler_fn:
+            return
+        held = bridge.held_by_torch(spec.name) if self._shared_with_torch else None
+        if existing is None and (held is None or held == compiler_fn):
+            return
+        taken = existing.spec.origin if existing else f"{bridge.location_of(held)}, in torch"
+        raise BackendConflict(
+            f"the name {spec.name!r} is taken by {taken}. "
+            f"Register {spec.origin} under another name."
+        )
 
     def _load(self, spec: BackendSpec) -> CompilerFn:
         registered = self._registered.get(spec.name)
-        if registered is not None and registered[0] == spec:
-            return registered[1]
+        if registered is not None and registered.spec == spec:
+            return registered.resolved
         if spec.origin.kind == "distribution":
             assert spec.origin.entry_point is not None
             return _load_target(spec.origin.entry_point, f"{spec.name} of {spec.origin}")
