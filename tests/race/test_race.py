@@ -214,3 +214,24 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(arguments, said):
     assert last.startswith("backbay: ")
     assert said in last
     assert "backbay/race" not in done.stderr
+
+
+def test_where_truth_does_not_fit_the_proof_is_smaller_and_the_report_says_so(monkeypatch):
+    import functools
+
+    import torch
+
+    from backbay import Workload
+    from backbay.proof import make_golden
+
+    def scaled(graph_module, example_inputs):
+        return lambda *args: tuple(1.001 * output for output in graph_module(*args))
+
+    limited = functools.partial(make_golden, memory_bytes=4_000_000)
+    monkeypatch.setattr("backbay.race.bench.make_golden", limited)
+    workload = Workload(torch.nn.Linear(64, 64).eval(), (torch.randn(8192, 64),))
+    backends = {"scaled": scaled, "aot_eager": "aot_eager"}
+    report = run(workload, backends=backends, limits=QUICK)
+    status = {result.backend: result.status for result in report.results}
+    assert status == {"eager": "ok", "scaled": "wrong", "aot_eager": "ok"}
+    assert any("smaller inputs" in note for note in report.notes)
