@@ -3,7 +3,7 @@
 #
 #     bash benchmarks/race_gpu.sh OUT [STEP ...]
 #
-# Steps: list, infer, train, tests, calibration; default: all, about twelve minutes on an H200. Every
+# Steps: list, infer, train, tests, calibration; default: all, about fourteen minutes on an H200. Every
 # step runs even if one before it failed; the exit code says whether all were fine.
 set -uo pipefail
 out=$1

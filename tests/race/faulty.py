@@ -136,3 +136,9 @@ def with_batch_norm():
     """Training changes its buffers: every proof must start from the same ones."""
     model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.BatchNorm1d(8))
     return model, (torch.randn(64, 16),)
+
+
+def different_each_time():
+    generator = torch.Generator()
+    generator.seed()
+    return Small(), (torch.randn(64, 16, generator=generator),)

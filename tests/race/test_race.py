@@ -93,6 +93,14 @@ def test_what_the_first_calls_change_is_not_held_against_a_backend():
     assert rows["honest"].status == "ok", rows["honest"].reason
 
 
+def test_a_workload_that_is_built_otherwise_each_time_is_not_compared():
+    report, rows = race("different_each_time", "honest")
+    assert (rows["eager"].status, rows["honest"].status) == ("failed", "failed")
+    assert "not built alike" in rows["honest"].reason
+    assert report.decision[0].abstained
+    assert report.decision[0].sentence.startswith("nothing was timed")
+
+
 def test_eager_is_always_in_the_race_and_torchs_names_work():
     report, rows = race("small", "=aot_eager")
     assert list(rows) == ["eager", "aot_eager"]

@@ -70,6 +70,8 @@ class Heat:
         for entrant in self.entrants[1:]:
             self.tried[entrant.name] = self._trial(entrant, reference.digest)
         self._time(reference.digest)
+        if EAGER not in self.samples:
+            return self._undecided(f"nothing was timed: {self.tried[EAGER].reason}")
         return decide(self.workload, self.setup.mode, self.samples)
 
     def _reference(self) -> job.Referenced | job.Tried:
@@ -157,12 +159,15 @@ class Heat:
         for entrant in self.entrants[1:]:
             reason = "not run: eager itself gave nothing to compare with"
             self.tried[entrant.name] = job.Tried(status="failed", reason=reason)
+        return self._undecided(f"nothing was raced: eager itself {eager.status}: {eager.reason}")
+
+    def _undecided(self, sentence: str) -> Decision:
         return Decision(
             workload=self.workload,
             mode=self.setup.mode,
             winner=EAGER,
             abstained=True,
-            sentence=f"nothing was raced: eager itself {eager.status}: {eager.reason}",
+            sentence=sentence,
         )
 
     def _say(self, backend: str, text: str) -> None:

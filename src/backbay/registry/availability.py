@@ -81,7 +81,7 @@ def _broken(spec: BackendSpec, requirement: str, why: str) -> Availability:
 
 
 def _fits(version: str, requirement: str) -> bool:
-    # Imported here: it costs as much as all the rest of a listing, and most names are absent.
+    # Imported here: it is a large part of what a listing would cost, and most names are absent.
     from packaging.requirements import Requirement  # noqa: PLC0415
 
     return Requirement(requirement).specifier.contains(version, prereleases=True)
