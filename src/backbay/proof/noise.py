@@ -38,6 +38,13 @@ class Noise:
     """Root-mean-square of the truth."""
     elements: int
     """How many finite elements the tensor has."""
+    shared: float = 0.0
+    """Shift of mean and scale that honest results may share, over the truth's size, beside what the
+    draws show."""
+
+    def shifted(self, other: "Noise") -> "Noise":
+        """Take into account by how much another draw's mean and scale are off."""
+        return replace(self, mean=max(self.mean, other.mean), along=max(self.along, other.along))
 
     def widened(self, other: "Noise") -> "Noise":
         """Take another draw into account, which was rounded twice as often as eager."""

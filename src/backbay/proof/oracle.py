@@ -26,10 +26,6 @@ MEAN = 3.0
 """The mean error, and the error of scale, may be this many times the noise's."""
 CHANCE = 4.0
 """A mean of n independent errors may be this many times their rms / sqrt(n)."""
-SHARED = 0.5
-"""One constant (0.9, 1/sqrt(d)) that a kernel rounds to the working precision and another does not
-shifts everything computed from it by up to so many epsilons: no fault, in any number of elements.
-Seen in decompositions of dropout and of batch norm's running variance."""
 FLOOR, FLOOR_IN_FULL = 0.25, 2.0
 """Noise is never taken to be below this many epsilons of the truth's mean size."""
 MEAN_ELEMENTS = 64
@@ -280,7 +276,7 @@ class _Comparison:
     def _mean(self, error: torch.Tensor, truth: torch.Tensor) -> float:
         if error.numel() < MEAN_ELEMENTS:
             return 0.0
-        shared = SHARED * self.eps * truth.abs().mean().item()
+        shared = self.noise.shared * truth.abs().mean().item()
         allowed = CHANCE * self._chance(truth) + MEAN * self._slack * self.noise.mean + shared
         return _ratio(abs(error.mean().item()), allowed, equal=0.0)
 
@@ -290,7 +286,7 @@ class _Comparison:
         size = rms(truth)
         # Relative errors weigh as truth squared: few large elements average little out.
         weight = max(1.0, _ratio(rms(truth.square()), size**2))
-        chance, shared = CHANCE * weight * self._chance(truth), SHARED * self.eps * size
+        chance, shared = CHANCE * weight * self._chance(truth), self.noise.shared * size
         allowed = chance + MEAN * self._slack * self.noise.along + shared
         return _ratio(along(error, truth), allowed, equal=0.0)
 

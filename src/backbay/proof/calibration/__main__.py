@@ -10,7 +10,7 @@ from backbay.proof.calibration.programs import FIXING, UNSEEN
 from backbay.proof.calibration.report import BARS, DTYPES, Tally, tally
 
 FIXING_SEEDS = 3
-FIRST_UNSEEN_SEED = 20_000
+FIRST_UNSEEN_SEED = 40_000
 
 
 def main() -> int:

@@ -39,9 +39,10 @@ class Case:
         """Tell whether an element is further from the truth than one unit in the last place.
 
         A result within one unit everywhere is faithfully rounded: no arithmetic of this precision
-        promises better. The unit is that of an element of mean size at least.
+        promises better. The unit is the working precision's (a bfloat16 model may give a float32
+        loss), and that of an element of mean size at least.
         """
-        return any(_shows(*self.of(name)) for name in self.touched)
+        return any(_shows(*self.of(name), self.golden.working) for name in self.touched)
 
 
 def cases(
@@ -99,8 +100,8 @@ class _Cut:
         # that could be scaled, shifted or swapped.
         targets = {name: x for name, x in truth.items() if self.golden.noise[name].rms < _rms(x)}
         for position, (name, fault) in enumerate(FINITE.items()):
-            if name == "float16 inside" and self.golden.working == torch.bfloat16:
-                continue  # more digits than bfloat16 has are no fault
+            if name in _AS_FINE and self.golden.working == torch.bfloat16:
+                continue  # as many digits as bfloat16 has are no fault
             for target in sorted({"output", list(targets)[position % len(targets)]}):
                 wrong = self._planted(fault, target, generator)
                 if wrong is not None:
@@ -182,14 +183,16 @@ class _Rounding(torch.nn.Module):
         return result.to(self.dtype) if result.dim() else result
 
 
-def _shows(result: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> bool:
+def _shows(
+    result: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, working: torch.dtype
+) -> bool:
     finite = result.isfinite()
     if not torch.equal(finite, eager.isfinite()):
         return True
     result, truth = result[finite].double(), truth[finite]
     if not truth.numel():
         return False
-    unit = torch.finfo(eager.dtype).eps * truth.abs().clamp_min(truth.abs().mean())
+    unit = torch.finfo(working).eps * truth.abs().clamp_min(truth.abs().mean())
     return bool(((result - truth).abs() > unit).any())
 
 
@@ -214,6 +217,7 @@ def _as(golden: Golden, name: str, value: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(like).copy_(value)
 
 
+_AS_FINE = ("float16 inside", "bfloat16 inside")
 _SPECIAL = (torch.nan, torch.inf, -torch.inf)
 
 
