@@ -12,28 +12,59 @@ _HOME_OF = {
     "Availability": "backbay.registry",
     "BackbayError": "backbay.errors",
     "BackendSpec": "backbay.registry",
+    "Option": "backbay.registry",
     "Registry": "backbay.registry",
+    "Requirements": "backbay.registry",
+    "Traits": "backbay.registry",
     "Workload": "backbay.proof",
+    "collect": "backbay.registry",
     "compare": "backbay.proof",
+    "compile": "backbay.compiling",
+    "exported": "backbay.registry",
+    "get_backend": "backbay.registry",
+    "get_default_backend": "backbay.registry",
     "list_backends": "backbay.registry",
     "lookup_backend": "backbay.registry",
+    "policy": "backbay.registry.policy",
+    "refresh": "backbay.registry",
     "register_backend": "backbay.registry",
+    "register_debug_backend": "backbay.registry",
+    "register_experimental_backend": "backbay.registry",
+    "registered": "backbay.registry",
+    "set_default_backend": "backbay.registry",
+    "unregister_backend": "backbay.registry",
 }
 
-_SUBPACKAGES = ("proof", "race", "registry")
+_SUBPACKAGES = ("ledger", "proof", "race", "registry")
 
 __all__ = ["__version__", *sorted(_HOME_OF), *_SUBPACKAGES]  # noqa: PLE0604 (every item is a string)
 
 if TYPE_CHECKING:
+    from backbay import ledger as ledger
+    from backbay.compiling import compile as compile
     from backbay.errors import BackbayError as BackbayError
     from backbay.proof import Workload as Workload
     from backbay.proof import compare as compare
     from backbay.registry import Availability as Availability
     from backbay.registry import BackendSpec as BackendSpec
+    from backbay.registry import Option as Option
     from backbay.registry import Registry as Registry
+    from backbay.registry import Requirements as Requirements
+    from backbay.registry import Traits as Traits
+    from backbay.registry import collect as collect
+    from backbay.registry import exported as exported
+    from backbay.registry import get_backend as get_backend
+    from backbay.registry import get_default_backend as get_default_backend
     from backbay.registry import list_backends as list_backends
     from backbay.registry import lookup_backend as lookup_backend
+    from backbay.registry import refresh as refresh
     from backbay.registry import register_backend as register_backend
+    from backbay.registry import register_debug_backend as register_debug_backend
+    from backbay.registry import register_experimental_backend as register_experimental_backend
+    from backbay.registry import registered as registered
+    from backbay.registry import set_default_backend as set_default_backend
+    from backbay.registry import unregister_backend as unregister_backend
+    from backbay.registry.policy import policy as policy
 
 
 def __getattr__(name: str) -> Any:

@@ -8,11 +8,15 @@
     │   ├── BackendUnavailable  the name is known, and it does not run here
     │   ├── BackendConflict     two origins claim one name
     │   ├── BackendLoadError    the backend's own code raised, or is not a backend
+    │   ├── InvalidPreflight    what was asked of a backend cannot work; every reason is given
+    │   ├── PolicyError         a policy cannot be understood, or contradicts itself
+    │   ├── ManifestError       a manifest cannot be understood
     │   ├── WorkloadNotFound    nobody knows the workload
     │   └── WorkloadInvalid     the workload's function raised, or returned no model
     └── ProofImpossible         no reference exists to prove a result against
 
-Each message says what happened, where, and what to do next, on one line.
+Each message says what happened, where, and what to do next, on one line; a preflight's has a line
+for each reason.
 """
 
 
@@ -38,6 +42,26 @@ class BackendConflict(InputError):  # noqa: N818
 
 class BackendLoadError(InputError):
     """A backend's own code raised while it was loaded, or what it names is not a backend."""
+
+
+class InvalidPreflight(InputError):  # noqa: N818
+    """What was asked of a backend cannot work; nothing was compiled.
+
+    ``problems`` holds every reason, one line each.
+    """
+
+    def __init__(self, what: str, problems: list[str]) -> None:
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        super().__init__(f"{what} cannot work:{lines}")
+        self.problems = problems
+
+
+class PolicyError(InputError):
+    """A policy file, variable or call cannot be understood, or contradicts itself."""
+
+
+class ManifestError(InputError):
+    """A manifest cannot be understood."""
 
 
 class WorkloadNotFound(InputError):  # noqa: N818

@@ -37,7 +37,7 @@ def test_all_shows_debug_backends_and_the_table_holds_what_json_holds():
 def test_info_answers_for_one_device():
     document = json.loads(backbay("info", "cudagraphs", "--device", "cpu", "--json").stdout)
     assert document["state"] == "no_device"
-    assert document["requires"]["devices"] == ["cuda"]
+    assert document["spec"]["traits"]["devices"] == ["cuda"]
     assert "cudagraphs" in backbay("info", "cudagraphs").stdout
 
 

@@ -129,7 +129,7 @@ def test_entry_points_are_listed_without_being_imported(install, registry):
 
 def test_a_broken_entry_point_names_backend_and_distribution(install, registry):
     install("plug-in", "3.1", "[torch_dynamo_backends]\nplugged = plug_in_that_is_absent:fn\n")
-    with pytest.raises(BackendLoadError, match=r"plugged of plug_in 3\.1"):
+    with pytest.raises(BackendLoadError, match=r"'plugged' of plug_in 3\.1"):
         registry.lookup_backend("plugged")
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``backbay list, info, race``.
+"""The command line: ``backbay list, info, doctor, lock, check-manifest, stubs, race``.
 
 Commands are loaded when they are called: ``backbay list`` must not pay for the race's imports.
 """
@@ -15,6 +15,10 @@ from backbay.errors import InputError
 _COMMANDS = {
     "list": "backbay.cli.listing",
     "info": "backbay.cli.info",
+    "doctor": "backbay.cli.doctor",
+    "lock": "backbay.cli.lock",
+    "check-manifest": "backbay.cli.check_manifest",
+    "stubs": "backbay.cli.stubs",
     "race": "backbay.cli.race",
 }
 

@@ -4,59 +4,131 @@ from typing import Any
 
 import click
 
-from backbay.cli.listing import entry, print_json
-from backbay.registry import BackendSpec, default_registry
+from backbay.cli.entry import entry, print_json
+from backbay.cli.names import complete
+from backbay.registry import BackendSpec, KnownFault, Resolution, default_registry
+from backbay.registry.availability import matching
+from backbay.registry.spec import as_data
 
 SCHEMA = "backbay.info/1"
 
+_EXAMPLES = """
+\b
+Examples:
+  backbay info inductor
+  backbay info openvino --device cpu
+  backbay info tensorrt --json
+"""
 
-@click.command("info")
-@click.argument("name")
+
+@click.command("info", epilog=_EXAMPLES)
+@click.argument("name", shell_complete=complete)
 @click.option("--device", help="Ask for this device type; default: any that is here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 def command(*, name: str, device: str | None, as_json: bool) -> None:
-    """Show what is known of backend NAME, without importing it."""
-    spec = default_registry.spec(name)
-    document = entry(spec, default_registry.availability(name, device))
-    document["requires"] = _requirements(spec)
-    document["install"] = spec.install
-    document["shadowed"] = [str(s.origin) for s in default_registry.candidates(name)[1:]]
+    """Show what is known of backend NAME, without importing it.
+
+    Every candidate for the name is shown: which one wins and by which rule, what it shadows, and
+    what is blocked by which setting. What nobody has declared is unknown, and is left out.
+    """
+    resolution = default_registry.resolution(name)
+    document = _document(resolution, device)
     if as_json:
         print_json({"schema": SCHEMA, **document})
         return
-    _print(document)
+    _print(document, resolution.spec)
 
 
-def _requirements(spec: BackendSpec) -> dict[str, Any]:
+def _document(resolution: Resolution, device: str | None) -> dict[str, Any]:
+    spec = resolution.spec
+    document = entry(resolution, default_registry.availability(resolution.name, device))
+    limits = matching(spec.limits, spec, default_registry.environment)
     return {
-        "distributions": list(spec.requires.distributions),
-        "devices": list(spec.requires.devices),
-        "tools": dict(spec.requires.tools),
+        **document,
+        "spec": as_data(spec),
+        "requires": as_data(spec.requires),
+        "install": spec.install,
+        "shadowed": [str(x.origin) for x in default_registry.candidates(resolution.name)[1:]],
+        "limits_here": [as_data(x) for x in limits],
+        "candidates": [
+            {"origin": str(x.spec.origin), "standing": x.standing, "why": x.why}
+            for x in resolution.candidates
+        ],
     }
 
 
-def _print(document: dict[str, Any]) -> None:
+def _print(document: dict[str, Any], spec: BackendSpec) -> None:
     from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
     from rich.table import Table  # noqa: PLC0415
 
-    requires = document["requires"]
-    tools = ", ".join(f"{tool} (for {device})" for device, tool in requires["tools"].items())
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
+    table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, value in {
+    for label, value in {**_state(document), **_declared(spec), **_rest(document)}.items():
+        if value:
+            table.add_row(label, str(value))
+    Console(highlight=False).print(table)
+
+
+def _state(document: dict[str, Any]) -> dict[str, Any]:
+    return {
         "backend": document["name"],
         "summary": document["summary"] or "nobody says",
         "state": document["state"],
         "why": document["reason"],
         "what to do": document["remedy"],
         "origin": document["origin"],
-        "also claimed by": "; ".join(document["shadowed"]),
         "tags": ", ".join(document["tags"]),
-        "devices": ", ".join(requires["devices"]) or "nobody says",
-        "needs": ", ".join([*requires["distributions"], tools]).strip(", "),
-        "install": document["install"],
-    }.items():
-        if value:
-            table.add_row(label, str(value))
-    Console().print(table)
+    }
+
+
+def _declared(spec: BackendSpec) -> dict[str, Any]:
+    requires, traits = spec.requires, spec.traits
+    flags = ("training", "dynamic_shapes", "mutation", "boxed", "mode", "options", "name")
+    said = {flag: getattr(traits, flag) for flag in flags}
+    needs = [
+        *requires.distributions,
+        *([f"torch{requires.torch}"] if requires.torch else []),
+        *([f"Python{requires.python}"] if requires.python else []),
+        *requires.platforms,
+        *(f"module {x}" for x in requires.modules),
+        *(f"${x}" for x in requires.environment),
+        *(f"{tool} (for {device})" for device, tool in requires.tools),
+    ]
+    return {
+        "another name of": spec.alias_of,
+        "devices": ", ".join(spec.devices) or "nobody says",
+        "dtypes": ", ".join(traits.dtypes or ()),
+        "takes": ", ".join(flag for flag, yes in said.items() if yes),
+        "does not take": ", ".join(flag for flag, yes in said.items() if yes is False),
+        "options": _options(spec),
+        "reserved names": ", ".join(spec.reserved_launch_param_names or ()),
+        "needs": ", ".join(needs),
+        "install": spec.install,
+        "home page": spec.homepage,
+        "described by": spec.declared_by,
+    }
+
+
+def _options(spec: BackendSpec) -> str:
+    if spec.options is None:
+        return ""
+    if spec.options == "inductor":
+        return "those of torch._inductor.config"
+    return "; ".join(
+        f"{x.name}: {x.type}" + (f", {x.help}" if x.help else "") for x in spec.options
+    )
+
+
+def _rest(document: dict[str, Any]) -> dict[str, Any]:
+    others = document["candidates"][1:]
+    limits = [KnownFault(**x) for x in document["limits_here"]]
+    rest = {
+        "rule": document["candidates"][0]["why"],
+        "known limits": "\n".join(
+            x.reason + (f" ({x.remedy})" if x.remedy else "") for x in limits
+        ),
+    }
+    for number, x in enumerate(others, 1):
+        rest[f"also claimed {number}"] = f"{x['origin']}: {x['standing']}: {x['why']}"
+    return rest

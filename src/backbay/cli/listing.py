@@ -4,51 +4,60 @@ import sys
 from typing import Any
 
 import click
-import msgspec
 
-from backbay.registry import HIDDEN_TAGS, Availability, BackendSpec, default_registry
+from backbay.cli.entry import coloured, entry, is_here, print_json
+from backbay.registry import Resolution, default_registry
+from backbay.registry.availability import of_resolution
 
 SCHEMA = "backbay.list/1"
 _PIPE_WIDTH = 240
 
-
-def entry(spec: BackendSpec, availability: Availability) -> dict[str, Any]:
-    """Give a backend as ``--json`` prints it."""
-    return {
-        "name": spec.name,
-        "state": availability.state,
-        "reason": availability.reason,
-        "remedy": availability.remedy,
-        "origin": str(spec.origin),
-        "tags": list(spec.tags),
-        "experimental": spec.experimental,
-        "summary": spec.summary,
-    }
+_EXAMPLES = """
+\b
+Examples:
+  backbay list                      what torch.compile(backend=...) finds here
+  backbay list --available          what also runs here
+  backbay list --all                debug and experimental ones too, and every known absent one
+  backbay list --all --device cuda --json
+"""
 
 
-def print_json(document: dict[str, Any]) -> None:
-    """Print a document for machines."""
-    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
-
-
-@click.command("list")
-@click.option("--all", "all_", is_flag=True, help="Show debug and experimental backends too.")
+@click.command("list", epilog=_EXAMPLES)
+@click.option("--all", "all_", is_flag=True, help="Debug, experimental and absent backends too.")
+@click.option("--available", is_flag=True, help="Only what runs here.")
+@click.option("--device", help="Only what compiles for this device type; say whether it can here.")
+@click.option("--tag", help="Only what carries this tag.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def command(*, all_: bool, as_json: bool) -> None:
+def command(
+    *, all_: bool, available: bool, device: str | None, tag: str | None, as_json: bool
+) -> None:
     """List backends, where each comes from, and whether it runs here.
 
     Nothing is imported: neither torch nor any backend.
     """
     registry = default_registry
-    names = registry.list_backends(exclude_tags=() if all_ else HIDDEN_TAGS)
-    entries = [entry(registry.spec(name), registry.availability(name)) for name in names]
-    problems = registry.environment.installed.problems
+    shown = [
+        x
+        for x in registry.resolutions().values()
+        if (all_ or is_here(x, tag)) and _concerns(x, device, tag)
+    ]
+    answers = [(x, of_resolution(x, registry.environment, device)) for x in shown]
+    entries = [entry(x, answer) for x, answer in answers if answer.ready or not available]
+    problems = list(registry.problems)
     if as_json:
         print_json({"schema": SCHEMA, "backends": entries, "problems": problems})
         return
     _print_table(entries)
     for problem in problems:
         click.echo(f"unreadable: {problem}", err=True)
+
+
+def _concerns(resolution: Resolution, device: str | None, tag: str | None) -> bool:
+    spec = resolution.spec
+    if tag is not None and tag not in spec.tags:
+        return False
+    # Of one that says nothing of devices, nobody knows: it stays.
+    return device is None or not spec.devices or device in spec.devices
 
 
 def _print_table(entries: list[dict[str, Any]]) -> None:
@@ -60,13 +69,9 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
         table.add_column(title, no_wrap=True)
     table.add_column("why, and what to do", overflow="fold", min_width=20)
     for row in entries:
-        table.add_row(row["name"], _coloured(row["state"]), row["origin"], _explanation(row))
+        table.add_row(row["name"], coloured(row["state"]), row["origin"], _explanation(row))
     # A pipe has no width: whoever reads it wants a line a backend.
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
-
-
-def _coloured(state: str) -> str:
-    return f"[green]{state}[/green]" if state == "ready" else f"[yellow]{state}[/yellow]"
 
 
 def _explanation(row: dict[str, Any]) -> str:

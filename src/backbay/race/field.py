@@ -51,18 +51,25 @@ def chosen(
 def by_default(registry: Registry, device: str, *, same_process: bool) -> list[Entrant]:
     """Give eager and every backend that is ready and not tagged debug or experimental.
 
-    Inductor is always a row: without a compiler a user must see why torch.compile would fail.
+    Inductor is always a row: without a compiler a user must see why torch.compile would fail. What
+    only stands for another backend is not raced beside it.
     """
     entrants = [Entrant(name=EAGER)]
-    for name in registry.list_backends(exclude_tags=HIDDEN_TAGS):
-        availability, spec = registry.availability(name, device), registry.spec(name)
-        if _only_here(spec) and not same_process:
+    for name, resolution in registry.resolutions().items():
+        spec, here = resolution.spec, resolution.candidates[0].standing == "wins"
+        hidden = _stands_for_another(spec) or set(HIDDEN_TAGS).intersection(spec.tags)
+        if not here or hidden or (_only_here(spec) and not same_process):
             continue
+        availability = registry.availability(name, device)
         if availability.ready:
             entrants.append(Entrant(name=name, spec=spec))
         elif name == INDUCTOR:
             entrants.append(Entrant(name=name, spec=spec, unavailable=availability))
     return entrants
+
+
+def _stands_for_another(spec: BackendSpec) -> bool:
+    return spec.alias_of is not None or "alias" in spec.tags
 
 
 def _only_here(spec: BackendSpec | None) -> bool:

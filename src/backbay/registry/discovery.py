@@ -1,66 +1,183 @@
-"""Where backends come from: torch's own, and the entry points that distributions publish.
+"""Where backends come from: the catalogue, and what the installed distributions publish.
 
-Nothing here imports torch or runs any backend's code.
+Nothing here imports torch or runs any distribution's code.
 """
 
-import functools
-import tomllib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from backbay.registry.distributions import Distribution, EntryPoint, Installed, normalise
 from backbay.registry.environment import Environment
-from backbay.registry.spec import BackendSpec, Origin, Requirements
+from backbay.registry.spec import BackendSpec, Origin
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
+MANIFEST_GROUP = "backbay.backends"
 
 
-def discover(environment: Environment) -> Iterator[BackendSpec]:
-    """Give every backend that this installation offers; torch's own come first."""
-    yield from torch_backends(environment)
-    yield from entry_point_backends(environment)
+@dataclass(slots=True)
+class Discovered:
+    """Everything that claims a backend's name, and what could not be read on the way."""
+
+    specs: list[BackendSpec] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
-def torch_backends(environment: Environment) -> Iterator[BackendSpec]:
-    """Give the backends that the installed torch registers itself, as the catalogue has them."""
-    version = environment.torch_build.get("__version__")
-    if version is None:
-        return
-    origin = Origin(kind="torch", distribution="torch", version=version)
-    for entry in _catalogue():
-        yield _from_catalogue(entry, origin)
+def discover(
+    environment: Environment, why_blocked: Callable[[str], str | None] = lambda _: None
+) -> Discovered:
+    """Find every backend that torch, the catalogue and the installed distributions know.
+
+    Args:
+        environment: what is installed.
+        why_blocked: says why a distribution is blocked, if it is: its manifest is not even read.
+    """
+    found = Discovered()
+    catalogue = _catalogue(environment)
+    manifests = _Manifests(environment.installed, why_blocked, found.problems).specs()
+    described = {(_provider(spec), spec.name): spec for spec in [*catalogue, *manifests]}
+    published = [
+        _described(_from_entry_point(entry_point), described)
+        for entry_point in environment.installed.entry_points(ENTRY_POINT_GROUP)
+    ]
+    entered = {(_provider(spec), spec.name) for spec in published}
+    found.specs += [spec for spec in catalogue if spec.origin.kind == "torch"]
+    found.specs += published
+    for spec in [*manifests, *catalogue]:
+        if spec.origin.kind != "torch" and (_provider(spec), spec.name) not in entered:
+            entered.add((_provider(spec), spec.name))
+            found.specs.append(spec)
+    found.problems += environment.installed.problems
+    return found
 
 
-def entry_point_backends(environment: Environment) -> Iterator[BackendSpec]:
-    """Give the backends published as ``torch_dynamo_backends``; what they need is unknown."""
-    for entry_point in environment.installed.entry_points(ENTRY_POINT_GROUP):
-        origin = Origin(
-            kind="distribution",
-            distribution=entry_point.distribution.name,
-            version=entry_point.distribution.version,
-            entry_point=entry_point.value,
-        )
-        yield BackendSpec(name=entry_point.name, origin=origin)
+def _provider(spec: BackendSpec) -> str:
+    return normalise(spec.origin.distribution or spec.origin.kind)
 
 
-@functools.cache
-def _catalogue() -> tuple[Mapping[str, Any], ...]:
-    # Not importlib.resources: its imports are felt in a listing.
-    text = Path(__file__).with_name("catalog.toml").read_text("utf-8")
-    return tuple(tomllib.loads(text)["backend"])
+def _described(spec: BackendSpec, described: Mapping[tuple[str, str], BackendSpec]) -> BackendSpec:
+    """Give an entry point's backend what its distribution, or the catalogue, says of it."""
+    known = described.get((_provider(spec), spec.name))
+    if known is None:
+        return spec
+    return replace(known, origin=spec.origin, loading="entry_point", target=spec.target)
 
 
-def _from_catalogue(entry: Mapping[str, Any], origin: Origin) -> BackendSpec:
-    requires = Requirements(
-        distributions=tuple(entry.get("distributions", ())),
-        devices=tuple(entry.get("devices", ())),
-        tools=tuple(entry.get("tools", {}).items()),
-    )
+def _from_entry_point(entry_point: EntryPoint) -> BackendSpec:
+    origin = _origin(entry_point.distribution, entry_point.value)
     return BackendSpec(
-        name=entry["name"],
-        origin=origin,
-        summary=entry["summary"],
-        tags=tuple(entry.get("tags", ())),
-        requires=requires,
-        install=entry.get("install"),
+        name=entry_point.name, origin=origin, loading="entry_point", target=entry_point.value
     )
+
+
+def _origin(distribution: Distribution, entry_point: str | None = None) -> Origin:
+    return Origin(
+        kind="distribution",
+        distribution=distribution.name,
+        version=distribution.version,
+        entry_point=entry_point,
+        folder=distribution.folder,
+    )
+
+
+def _catalogue(environment: Environment) -> list[BackendSpec]:
+    """Give the catalogue's entries, those of installed distributions as theirs."""
+    from backbay.registry._catalog import SPECS  # noqa: PLC0415 (made from catalog.toml)
+
+    version = environment.torch_build.get("__version__")
+    torch = Origin(kind="torch", distribution="torch", version=version)
+    return [_placed(spec, environment.installed, torch) for spec in SPECS]
+
+
+def _placed(spec: BackendSpec, installed: Installed, torch: Origin) -> BackendSpec:
+    if spec.loading == "torch":
+        return replace(spec, origin=torch)
+    found = installed.find(spec.origin.distribution) if spec.origin.distribution else None
+    # An entry point is what its distribution publishes, not what the catalogue remembers of it.
+    if found is None or spec.loading in {"entry_point", "removed"}:
+        return spec
+    return replace(spec, origin=_origin(found))
+
+
+@dataclass(slots=True)
+class _Manifests:
+    """The manifests that distributions publish as ``backbay.backends``."""
+
+    installed: Installed
+    why_blocked: Callable[[str], str | None]
+    problems: list[str]
+
+    def specs(self) -> list[BackendSpec]:
+        return [
+            spec
+            for entry_point in self.installed.entry_points(MANIFEST_GROUP)
+            if self.why_blocked(entry_point.distribution.name) is None
+            for spec in self._read(entry_point)
+        ]
+
+    def _read(self, entry_point: EntryPoint) -> Iterator[BackendSpec]:
+        from backbay.registry.manifest import read  # noqa: PLC0415 (few installations have one)
+
+        distribution = entry_point.distribution
+        who = f"{distribution.name} {distribution.version}"
+        path = manifest_path(entry_point)
+        data = (
+            load_toml(path) if path else f"{entry_point.value} is not MODULE:FILE.toml, or absent"
+        )
+        if isinstance(data, str):
+            self.problems.append(f"{who}: manifest {entry_point.name}: {data}")
+            return
+        assert path is not None
+        manifest = read(data, lambda _: _origin(distribution), declared_by=path)
+        self.problems += [f"{who}: {problem}" for problem in manifest.problems]
+        for spec in manifest.specs:
+            foreign = spec.loading in {"torch", "removed"}
+            if foreign:
+                self.problems.append(
+                    f"{who}: {path}: {spec.name}: only torch's own are registers = {spec.loading!r}"
+                )
+                continue
+            yield spec
+
+
+def manifest_path(entry_point: EntryPoint) -> str | None:
+    """Give the file that a ``backbay.backends`` entry point names, without importing its module."""
+    module, colon, filename = entry_point.value.partition(":")
+    if not colon or not filename.endswith(".toml") or "/" in filename or "\\" in filename:
+        return None
+    parts = module.strip().split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    beside = os.path.dirname(entry_point.distribution.folder)
+    path = os.path.join(beside, *parts, filename.strip())
+    return path if os.path.isfile(path) else _of_editable(parts, filename.strip())
+
+
+def _of_editable(parts: list[str], filename: str) -> str | None:
+    # An editable installation keeps its modules elsewhere. Only the finders know where; of a
+    # subpackage they would import the parent, so the rest of the way is gone by hand.
+    import importlib.util  # noqa: PLC0415 (few installations are editable)
+
+    try:
+        spec = importlib.util.find_spec(parts[0])
+    except (ImportError, ValueError, AttributeError):
+        return None
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    paths = (os.path.join(place, *parts[1:], filename) for place in places)
+    return next((path for path in paths if os.path.isfile(path)), None)
+
+
+def load_toml(path: str) -> dict[str, Any] | str:
+    """Read a TOML file; a text where it can't be read says why. Never raises."""
+    import tomllib  # noqa: PLC0415 (few installations have a manifest)
+
+    from backbay.registry.manifest import LARGEST  # noqa: PLC0415
+
+    try:
+        if os.stat(path).st_size > LARGEST:
+            return f"{path} is larger than {LARGEST >> 20} MiB"
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{path}: {error}"

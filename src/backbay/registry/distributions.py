@@ -91,7 +91,8 @@ def scan(path: Iterable[str] | None = None) -> Installed:
 def _metadata_folders(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return [entry for entry in entries if entry.name.endswith(("-info",))]
+            found = [entry for entry in entries if entry.name.endswith("-info")]
+            return sorted(found, key=lambda entry: entry.name)  # the same on every file system
     except OSError:  # sys.path holds zip files and folders that are gone
         return []
 

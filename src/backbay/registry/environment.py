@@ -1,14 +1,11 @@
 """What this machine and this installation offer a backend, found out without importing torch."""
 
 import functools
-import importlib.util
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from backbay.registry.distributions import Installed, scan
 
@@ -45,6 +42,10 @@ class Environment:
         build = torch_build()
         return cls(installed=scan(), torch_build=build, devices=devices(build))
 
+    def variable(self, name: str) -> str | None:
+        """Give an environment variable, if it is set to anything."""
+        return os.environ.get(name) or None
+
     def missing_tool(self, tool: str) -> tuple[str, str] | None:
         """Give (what is missing, how to get it), or ``None`` where the tool is here."""
         if tool == "triton":
@@ -54,11 +55,15 @@ class Environment:
 
 def torch_build() -> dict[str, str | None]:
     """Read the constants of ``torch/version.py`` without running or importing torch."""
-    spec = importlib.util.find_spec("torch")
+    # Not importlib.util.find_spec: its import is felt in a listing.
+    found = (finder.find_spec("torch", None) for finder in sys.meta_path)
+    spec = next((spec for spec in found if spec is not None), None)
     if spec is None or spec.origin is None:
         return {}
     try:
-        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+        path = os.path.join(os.path.dirname(spec.origin), "version.py")
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
     except (OSError, UnicodeDecodeError):
         return {}
     return {name: single or double or None for name, single, double in _CONSTANT.findall(text)}
@@ -76,7 +81,7 @@ def devices(build: Mapping[str, str | None]) -> dict[str, str]:
 
 def _why_no_cuda(build: Mapping[str, str | None]) -> str:
     if build.get("hip"):
-        return "" if Path("/dev/kfd").exists() else "no AMD GPU is visible (/dev/kfd is absent)"
+        return "" if os.path.exists("/dev/kfd") else "no AMD GPU is visible (/dev/kfd is absent)"
     if not build.get("cuda"):
         return _built_without(build, "CUDA")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -116,6 +121,8 @@ def _is_apple_silicon() -> bool:
 
 
 def _missing_compiler(tool: str) -> tuple[str, str] | None:
+    import shutil  # noqa: PLC0415 (imports every archive format)
+
     variable, default = {"c++": ("CXX", _default_cxx()), "cc": ("CC", "cc")}[tool]
     command = os.environ.get(variable) or default
     if shutil.which(command):

@@ -1,107 +1,194 @@
-"""The registry: every backend by name, and which origin a name resolves to.
+"""The registry: every backend by name, what a name resolves to, and its compiler function."""
 
-Torch's own names are reserved, then come the registrations of this process, then the entry points
-in the order of ``sys.path``. What loses stays visible as a candidate.
-"""
-
-import difflib
+import contextlib
 import functools
+import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
-from backbay.errors import (
-    BackendConflict,
-    BackendLoadError,
-    BackendNotFound,
-    BackendUnavailable,
-    InputError,
-)
-from backbay.registry import bridge, discovery, sharing
-from backbay.registry.availability import Availability, check
+from backbay.errors import BackendConflict, BackendUnavailable, InputError
+from backbay.registry import bridge, discovery
+from backbay.registry.availability import Availability, of_resolution
 from backbay.registry.environment import Environment
-from backbay.registry.spec import BackendSpec, CompilerFn, Origin
-from backbay.registry.target import TargetNotFound, parse
+from backbay.registry.loading import Loader
+from backbay.registry.policy import Policy, active, standing_policy
+from backbay.registry.resolution import Resolution, group, resolve
+from backbay.registry.spec import (
+    BackendSpec,
+    CompilerFn,
+    Option,
+    Origin,
+    Requirements,
+    Traits,
+)
+
+if TYPE_CHECKING:
+    from backbay.registry.configured import Configurations, ConfiguredBackend
+    from backbay.registry.registration import Registrations
 
 HIDDEN_TAGS = ("debug", "experimental")
 
+Collected = Literal["devices", "dtypes", "options", "reserved_launch_param_names", "tags"]
 
-@dataclass(frozen=True, slots=True)
-class _Registration:
-    """One in-process registration."""
 
-    spec: BackendSpec
-    given: CompilerFn
-    resolved: CompilerFn
-    """What both look-ups return: ``given``, or its stand-in where torch could not take it."""
+class Details(TypedDict, total=False):
+    """What an in-process registration may say of its backend; the rest is unknown."""
+
+    summary: str
+    traits: Traits
+    requires: Requirements
+    options: tuple[Option, ...]
+    reserved_launch_param_names: tuple[str, ...]
+    homepage: str
 
 
 class Registry:
     """Backends by name. The module's functions use one default instance; tests make their own."""
 
     def __init__(
-        self, environment: Environment | None = None, *, shared_with_torch: bool = False
+        self,
+        environment: Environment | None = None,
+        *,
+        standing: Policy | None = None,
+        shared_with_torch: bool = False,
     ) -> None:
         """Make a registry.
 
         Args:
             environment: what backends are checked against; default: this machine and path.
+            standing: the policy below that of context managers; default: the configuration file's
+                and the environment's.
             shared_with_torch: whether ``torch.compile(backend=name)`` finds what is registered
-            here.
+                here.
         """
         self._given_environment = environment
+        self._given_standing = standing
         self._shared_with_torch = shared_with_torch
-        self._registered: dict[str, _Registration] = {}
-        self._loaded: dict[BackendSpec, CompilerFn] = {}
+        self._registered: Registrations | None = None
+        self._configured: Configurations | None = None
+        self._loader = Loader()
         self._lock = threading.RLock()
+        self._generation = 0
+        self._warm: dict[str, CompilerFn] = {}
+        self._default: str | CompilerFn | None = None
+        if shared_with_torch and os.environ.get("BACKBAY_STATE"):
+            self._inherit(os.environ["BACKBAY_STATE"])
+
+    def _inherit(self, state: str) -> None:
+        from backbay.registry.inheritance import (  # noqa: PLC0415 (few have a parent)
+            Inherited,
+            inherited_backends,
+        )
+
+        for name, (reference, tags) in inherited_backends(state).items():
+            self.register_backend(Inherited(name, reference), name, tags, replace=True)
+
+    def exported(self) -> contextlib.AbstractContextManager[None]:
+        """Let processes that are started in a block have this registry's policy and registrations.
+
+        ``with registry.exported(): multiprocessing.spawn(...)``; by any way of starting processes
+        that passes the environment on. The child's default registry takes it up.
+        """
+        from backbay.registry.inheritance import exported  # noqa: PLC0415 (few have children)
+
+        return exported(self)
 
     @functools.cached_property
     def environment(self) -> Environment:
-        """What backends are checked against; looked at once."""
+        """What backends are checked against; looked at once, and again after ``refresh``."""
         return self._given_environment or Environment.current()
 
+    @property
+    def _registrations(self) -> "Registrations":
+        from backbay.registry.registration import Registrations  # noqa: PLC0415 (a listing has none)
+
+        with self._lock:  # cached_property holds no lock from Python 3.12 on
+            if self._registered is None:
+                self._registered = Registrations(shared_with_torch=self._shared_with_torch)
+            return self._registered
+
     @functools.cached_property
-    def _discovered(self) -> tuple[BackendSpec, ...]:
-        return tuple(discovery.discover(self.environment))
+    def _standing(self) -> Policy:
+        return self._given_standing or standing_policy()
 
-    def candidates(self, name: str) -> tuple[BackendSpec, ...]:
-        """Give everything that claims a name; the first is what the name resolves to."""
-        return tuple(spec for spec in self._all() if spec.name == name)
+    @functools.cached_property
+    def _discovered(self) -> discovery.Discovered:
+        return discovery.discover(self.environment, self.policy.why_blocked)
 
-    def specs(self) -> dict[str, BackendSpec]:
-        """Give what each known name resolves to, sorted by name."""
-        winners: dict[str, BackendSpec] = {}
-        for spec in self._all():
-            winners.setdefault(spec.name, spec)
-        return dict(sorted(winners.items()))
+    @property
+    def policy(self) -> Policy:
+        """What is blocked, pinned and required here, context managers included."""
+        return self._standing.with_layers(active.get())
 
-    def spec(self, name: str) -> BackendSpec:
-        """Give what a name resolves to.
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What could not be read of distributions and manifests; one line each, who is named."""
+        return tuple(self._discovered.problems)
+
+    # -- what there is
+
+    def resolutions(self) -> dict[str, Resolution]:
+        """Give what became of every known name, sorted by name."""
+        by_name, here = group(self._claimants()), self.policy
+        return {name: resolve(name, by_name[name], here) for name in sorted(by_name)}
+
+    def resolution(self, name: str) -> Resolution:
+        """Give what became of one name: every claimant, and which won by which rule.
 
         Raises:
             BackendNotFound: nobody knows the name; the message gives the nearest one.
         """
-        found = self.candidates(name)
-        if found:
-            return found[0]
-        known = self.specs()
-        close = difflib.get_close_matches(name.lower(), known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise BackendNotFound(
-            f"no backend named {name!r}.{hint} {len(known)} are known: see `backbay list --all`."
-        )
+        claimants = [spec for spec in self._claimants() if spec.name == name]
+        if not claimants:
+            raise self._not_found(name)
+        return resolve(name, claimants, self.policy)
+
+    def candidates(self, name: str) -> tuple[BackendSpec, ...]:
+        """Give everything that claims a name, winner first; nothing where nobody does."""
+        claimants = [spec for spec in self._claimants() if spec.name == name]
+        if not claimants:
+            return ()
+        return tuple(x.spec for x in resolve(name, claimants, self.policy).candidates)
+
+    def specs(self) -> dict[str, BackendSpec]:
+        """Give the spec of each known name, the absent included, sorted by name."""
+        return {name: resolution.spec for name, resolution in self.resolutions().items()}
+
+    def spec(self, name: str) -> BackendSpec:
+        """Give the spec of what a name resolves to, runnable here or not.
+
+        Raises:
+            BackendNotFound: nobody knows the name; the message gives the nearest one.
+            BackendConflict: several claim it, and no rule decides.
+        """
+        return _winner(self.resolution(name))
+
+    def registered_specs(self) -> list[BackendSpec]:
+        """Give the specs of what this process registered here."""
+        return self._registered.specs() if self._registered is not None else []
 
     def list_backends(
-        self, exclude_tags: Sequence[str] | None = ("debug", "experimental")
+        self,
+        exclude_tags: Sequence[str] | None = ("debug", "experimental"),
+        *,
+        available: bool = False,
     ) -> list[str]:
         """List names that ``torch.compile(backend=...)`` takes, without importing torch.
 
         Args:
             exclude_tags: backends that carry one of these tags are left out.
+            available: whether to leave out what does not run here, as far as that is known. Torch's
+                list, and this one by default, has some names whose packages are not installed.
         """
         hidden = set(exclude_tags or ())
-        return [name for name, spec in self.specs().items() if not hidden.intersection(spec.tags)]
+        return [
+            name
+            for name, x in self.resolutions().items()
+            if x.candidates[0].standing not in {"absent", "blocked"}
+            and not hidden.intersection(x.spec.tags)
+            and (not available or of_resolution(x, self.environment).ready)
+        ]
 
     def availability(self, name: str, device: str | None = None) -> Availability:
         """Say whether a backend runs here, and if not why and what to do.
@@ -113,17 +200,30 @@ class Registry:
         Raises:
             BackendNotFound: nobody knows the name.
         """
-        return check(self.spec(name), self.environment, device)
+        return of_resolution(self.resolution(name), self.environment, device)
+
+    def collect(self, what: Collected) -> frozenset[str]:
+        """Give the union of one piece of metadata over all known backends, without loading any.
+
+        Args:
+            what: ``reserved_launch_param_names`` (which a kernel that is to be portable must not
+                use), ``devices``, ``dtypes``, ``tags``, or ``options`` (their names).
+        """
+        return frozenset(value for spec in self.specs().values() for value in _pieces(spec, what))
+
+    # -- looking up
 
     def require(self, name: str, device: str | None = None) -> BackendSpec:
         """Give a backend's spec, if it runs here.
 
         Raises:
             BackendNotFound: nobody knows the name.
+            BackendConflict: several claim it, and no rule decides.
             BackendUnavailable: it is known and does not run here; the message says what to do.
         """
-        spec = self.spec(name)
-        availability = check(spec, self.environment, device)
+        resolution = self.resolution(name)
+        spec = _winner(resolution)
+        availability = of_resolution(resolution, self.environment, device)
         if availability.ready:
             return spec
         raise BackendUnavailable(
@@ -131,26 +231,59 @@ class Registry:
             f"{availability.reason}. What to do: {availability.remedy}."
         )
 
-    def lookup_backend(self, compiler_fn: str | CompilerFn) -> CompilerFn:
+    def lookup_backend(self, compiler_fn: str | CompilerFn, *, checked: bool = True) -> CompilerFn:
         """Expand a backend's name to its compiler function; a function is given back as it is.
 
         A name is a registered one, ``module:attribute`` or ``file.py:attribute``. The same name
         gives the same object every time: Dynamo guards on it.
 
+        Args:
+            compiler_fn: the name, or a compiler function.
+            checked: whether its stated requirements must hold. Without the check it is loaded even
+                where it is known to be broken; what is blocked stays blocked.
+
         Raises:
             BackendNotFound: nobody knows the name.
+            BackendConflict: several claim it, and no rule decides.
             BackendUnavailable: it is known and does not run here.
             BackendLoadError: its own code raised, or what it names cannot be called.
         """
         if not isinstance(compiler_fn, str):
             return compiler_fn
-        if parse(compiler_fn) is not None:
-            return _load_target(compiler_fn, compiler_fn)
-        spec = self.require(compiler_fn)
+        warm = self._warm.get(compiler_fn)
+        if warm is not None and not active.get():
+            return warm
+        return self._lookup(compiler_fn, checked=checked)
+
+    def _lookup(self, name: str, *, checked: bool) -> CompilerFn:
+        from backbay.registry.target import parse  # noqa: PLC0415 (a warm look-up needs none of it)
+
+        generation = self._generation
+        if parse(name) is not None:
+            from backbay.registry.materialise import load_target  # noqa: PLC0415 (as above)
+
+            return load_target(name, f"backend {name}")
+        spec = self.require(name) if checked else self._unblocked(name)
+        loaded = self._materialised(spec)
         with self._lock:
-            if spec not in self._loaded:
-                self._loaded[spec] = self._load(spec)
-            return self._loaded[spec]
+            lasting = checked and not active.get() and spec.origin.kind != "process"
+            if lasting and generation == self._generation:
+                self._warm[name] = loaded
+        return loaded
+
+    def _unblocked(self, name: str) -> BackendSpec:
+        resolution = self.resolution(name)
+        return self.require(name) if resolution.blocked else _winner(resolution)
+
+    def _materialised(self, spec: BackendSpec) -> CompilerFn:
+        registration = self._registrations.get(spec.name) if self.registered_specs() else None
+        if registration is not None and registration.spec == spec:
+            return registration.resolved
+        from backbay.registry.materialise import materialise  # noqa: PLC0415 (as above)
+
+        if spec.loading == "torch":
+            return materialise(spec)  # torch keeps it, and may be told otherwise
+        return self._loader.load(spec, functools.partial(materialise, spec))
 
     def resolve(self, name: str) -> str | CompilerFn:
         """Give what to hand to ``torch.compile(backend=...)`` for a name.
@@ -160,18 +293,65 @@ class Registry:
         Raises:
             InputError: as `lookup_backend`.
         """
+        from backbay.registry.target import parse  # noqa: PLC0415 (as above)
+
         if parse(name) is None and self.require(name).origin.kind == "torch":
             return name
         return self.lookup_backend(name)
 
+    def get_backend(
+        self, name: str, *, mode: str | None = None, options: Mapping[str, Any] | None = None
+    ) -> "ConfiguredBackend":
+        """Give a backend with its mode and options as one callable for ``torch.compile(backend=)``.
+
+        The same request gives the same object every time, and an equal one after pickling: Dynamo
+        recompiles for a new one. It has a ``digest`` for caches.
+
+        Raises:
+            InputError: as `lookup_backend`.
+        """
+        compiler_fn = self.lookup_backend(name)
+        return self._configurations.get(self._described(name), compiler_fn, mode, options)
+
+    def _described(self, name: str) -> BackendSpec:
+        from backbay.registry.target import parse  # noqa: PLC0415 (as above)
+
+        if parse(name) is None:
+            return self.spec(name)
+        origin = Origin(kind="process", location=name)
+        return BackendSpec(name=name, origin=origin, loading="callable", target=name)
+
+    @property
+    def _configurations(self) -> "Configurations":
+        from backbay.registry.configured import Configurations  # noqa: PLC0415 (imports hashlib)
+
+        with self._lock:
+            if self._configured is None:
+                self._configured = Configurations()
+            return self._configured
+
+    # -- registering
+
     @overload
     def register_backend(
-        self, compiler_fn: CompilerFn, name: str | None = None, tags: Sequence[str] = ()
+        self,
+        compiler_fn: CompilerFn,
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        *,
+        replace: bool = False,
+        **details: Unpack[Details],
     ) -> CompilerFn: ...
 
     @overload
     def register_backend(
-        self, compiler_fn: None = None, name: str | None = None, tags: Sequence[str] = ()
+        self,
+        compiler_fn: None = None,
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        *,
+        replace: bool = False,
+        **details: Unpack[Details],
     ) -> Callable[[CompilerFn], CompilerFn]: ...
 
     def register_backend(
@@ -179,6 +359,9 @@ class Registry:
         compiler_fn: CompilerFn | None = None,
         name: str | None = None,
         tags: Sequence[str] = (),
+        *,
+        replace: bool = False,
+        **details: Unpack[Details],
     ) -> Any:
         """Register a compiler function under a name; also a decorator, with or without arguments.
 
@@ -189,83 +372,167 @@ class Registry:
             compiler_fn: takes a graph module and its example inputs, gives a callable.
             name: what ``torch.compile(backend=...)`` is given; default: the function's own name.
             tags: ``debug`` and ``experimental`` hide a backend from ``list_backends``.
+            replace: whether it may take a name that another registration or distribution has.
+            details: summary, traits, requirements, option schema: see `BackendSpec`.
 
         Raises:
             BackendConflict: another object has the name. The same object again is fine.
             InputError: ``compiler_fn`` cannot be called, or has no name and none is given.
         """
         if compiler_fn is None:
-            return functools.partial(self.register_backend, name=name, tags=tags)
-        if not callable(compiler_fn):
-            raise InputError(f"a backend must be callable, not {type(compiler_fn).__name__}")
-        name = name or getattr(compiler_fn, "__name__", None)
-        if not name:
-            raise InputError(f"{compiler_fn!r} has no __name__: pass name=... to register it")
-        origin = Origin(kind="process", location=bridge.location_of(compiler_fn))
-        spec = BackendSpec(name=name, origin=origin, tags=tuple(tags))
-        with self._lock:
-            self._refuse_conflict(spec, compiler_fn)
-            if name not in self._registered:
-                self._registered[name] = self._registration(spec, compiler_fn)
+            return functools.partial(
+                self.register_backend, name=name, tags=tags, replace=replace, **details
+            )
+        from backbay.registry.registration import described  # noqa: PLC0415 (a listing has none)
+
+        _check_details(details)
+        spec = described(compiler_fn, name, tags, dict(details))
+        others = [x for x in self._discovered.specs if x.name == spec.name]
+        with self._changing():
+            self._registrations.add(
+                spec, compiler_fn, others=others, policy=self.policy, replacing=replace
+            )
         return compiler_fn
 
-    def _registration(self, spec: BackendSpec, given: CompilerFn) -> "_Registration":
-        if not self._shared_with_torch:
-            return _Registration(spec, given, given)
-        registration = _Registration(spec, given, sharing.shareable(given, spec.name))
-        sharing.share(spec.name, registration.resolved, spec.tags)
-        return registration
+    def register_debug_backend(
+        self, compiler_fn: CompilerFn | None = None, name: str | None = None
+    ) -> Any:
+        """Register a backend that is there for finding faults: hidden from lists by default."""
+        return self.register_backend(compiler_fn, name, ("debug",))
 
-    def _all(self) -> Iterable[BackendSpec]:
-        own = [spec for spec in self._discovered if spec.origin.kind == "torch"]
-        published = [spec for spec in self._discovered if spec.origin.kind != "torch"]
-        yield from own
-        yield from [registration.spec for registration in list(self._registered.values())]
-        yield from published
-        known = {spec.name for spec in [*own, *published]} | set(self._registered)
+    def register_experimental_backend(
+        self, compiler_fn: CompilerFn | None = None, name: str | None = None
+    ) -> Any:
+        """Register a backend whose author makes no promises: hidden from lists by default."""
+        return self.register_backend(compiler_fn, name, ("experimental",))
+
+    def unregister_backend(self, name: str) -> None:
+        """Take back a registration that was made here, from torch's registry too.
+
+        Code that was compiled with it goes on; what is registered under the name later, even the
+        same function, is another backend to Dynamo, so that nothing old is served for it.
+
+        Raises:
+            BackendNotFound: nothing was registered here under the name.
+        """
+        with self._changing():
+            self._registrations.remove(name)
+
+    @contextlib.contextmanager
+    def registered(
+        self,
+        compiler_fn: CompilerFn,
+        name: str | None = None,
+        tags: Sequence[str] = (),
+        *,
+        replace: bool = False,
+        **details: Unpack[Details],
+    ) -> Iterator[CompilerFn]:
+        """Register a compiler function for a block of code; then the name is as it was before.
+
+        Raises:
+            BackendConflict, InputError: as `register_backend`.
+        """
+        from backbay.registry.registration import described  # noqa: PLC0415 (as above)
+
+        spec = described(compiler_fn, name, tags, dict(details))
+        before = self._registrations.get(spec.name)
+        self.register_backend(compiler_fn, name, tags, replace=replace, **details)
+        now = self._registrations.get(spec.name)
+        try:
+            yield compiler_fn
+        finally:
+            if now is not before and self._registrations.get(spec.name) is now:
+                with self._changing():
+                    self._registrations.restore(spec.name, before)
+
+    def refresh(self) -> None:
+        """Look at the installation, the configuration file and the environment again.
+
+        What this process registered stays, and so does what was loaded, where its distribution is
+        unchanged.
+        """
+        with self._changing():
+            for cached in ("environment", "_standing", "_discovered"):
+                self.__dict__.pop(cached, None)
+        installed = set(self._discovered.specs)
+        self._loader.forget(lambda spec: spec in installed)
+
+    # -- the default
+
+    def set_default_backend(self, backend: str | CompilerFn | None) -> None:
+        """Set what is compiled with where nobody names a backend; ``None``: torch's own default.
+
+        Torch is told too, where it has a default to set (2.13 and later).
+
+        Raises:
+            InputError: nobody knows the name, or it is neither a name nor callable.
+        """
+        if backend is not None and not isinstance(backend, str) and not callable(backend):
+            raise InputError(f"a backend is a name or callable, not {type(backend).__name__}")
+        if isinstance(backend, str):
+            self.resolve(backend)
+        self._default = backend
+        if self._shared_with_torch:
+            from backbay.registry.sharing import share_default  # noqa: PLC0415 (as above)
+
+            share_default(backend)
+
+    def get_default_backend(self) -> str | CompilerFn:
+        """Give what is compiled with where nobody names a backend."""
+        return self._default or "inductor"
+
+    # -- inside
+
+    def _claimants(self) -> Iterable[BackendSpec]:
+        installed = self._discovered.specs
+        registered = self.registered_specs()
+        yield from (spec for spec in installed if spec.origin.kind == "torch")
+        yield from registered
+        yield from (spec for spec in installed if spec.origin.kind != "torch")
+        # What others registered with torch, unless it is what is known here by other ways.
+        known = {x.name for x in installed if x.origin.kind != "catalogue"}
+        known |= {spec.name for spec in registered}
         yield from (spec for spec in bridge.registered_in_torch() if spec.name not in known)
 
-    def _refuse_conflict(self, spec: BackendSpec, compiler_fn: CompilerFn) -> None:
-        for other in self._discovered:
-            if other.name == spec.name and other.origin.kind == "torch":
-                raise BackendConflict(
-                    f"the name {spec.name!r} is reserved: {other.origin} has it. "
-                    f"Register {spec.origin} under another name."
-                )
-        existing = self._registered.get(spec.name)
-        if existing is not None and existing.given == compiler_fn:
-            return
-        held = bridge.held_by_torch(spec.name) if self._shared_with_torch else None
-        if existing is None and (held is None or held == compiler_fn):
-            return
-        taken = existing.spec.origin if existing else f"{bridge.location_of(held)}, in torch"
-        raise BackendConflict(
-            f"the name {spec.name!r} is taken by {taken}. "
-            f"Register {spec.origin} under another name."
+    def _not_found(self, name: str) -> Exception:
+        from difflib import get_close_matches  # noqa: PLC0415 (only a mistake needs it)
+
+        known = self.specs()
+        close = get_close_matches(name.lower(), known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        return bridge.not_found(
+            f"no backend named {name!r}.{hint} {len(known)} are known: see `backbay list --all`."
         )
 
-    def _load(self, spec: BackendSpec) -> CompilerFn:
-        registered = self._registered.get(spec.name)
-        if registered is not None and registered.spec == spec:
-            return registered.resolved
-        if spec.origin.kind == "distribution":
-            assert spec.origin.entry_point is not None
-            return _load_target(spec.origin.entry_point, f"{spec.name} of {spec.origin}")
-        return bridge.load_from_torch(spec.name)
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._generation += 1
+                self._warm.clear()
 
 
-def _load_target(reference: str, what: str) -> CompilerFn:
-    target = parse(reference)
-    if target is None:
-        raise BackendLoadError(f"backend {what}: {reference!r} is not of the form module:attribute")
-    try:
-        loaded = target.load()
-    except TargetNotFound as error:
-        raise BackendLoadError(f"backend {what}: {error}") from error
-    except Exception as error:
-        raise BackendLoadError(
-            f"backend {what} raised while it was loaded: {type(error).__name__}: {error}"
-        ) from error
-    if not callable(loaded):
-        raise BackendLoadError(f"backend {what}: {type(loaded).__name__} cannot be called")
-    return loaded
+def _winner(resolution: Resolution) -> BackendSpec:
+    if resolution.winner is None:
+        raise BackendConflict(str(resolution.conflict))
+    return resolution.winner
+
+
+def _pieces(spec: BackendSpec, what: Collected) -> Iterable[str]:
+    if what == "devices":
+        return spec.devices
+    if what == "dtypes":
+        return spec.traits.dtypes or ()
+    if what == "options":
+        return [x.name for x in spec.options] if isinstance(spec.options, tuple) else ()
+    return getattr(spec, what) or ()
+
+
+def _check_details(details: Details) -> None:
+    strange = details.keys() - Details.__annotations__.keys()
+    if strange:
+        known = ", ".join(sorted(Details.__annotations__))
+        raise InputError(f"register_backend takes no {min(strange)!r}; it takes {known}")

@@ -1,13 +1,18 @@
-"""What is known of a backend without importing it."""
+"""What is known of a backend without importing it. What nobody has said is ``None``: unknown."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 CompilerFn = Callable[..., Any]
 """``(GraphModule, list[Tensor]) -> Callable``: what torch.compile calls a backend."""
 
-OriginKind = Literal["torch", "distribution", "catalogue", "process"]
+OriginKind = Literal["torch", "process", "distribution", "catalogue"]
+
+Loading = Literal["torch", "entry_point", "import", "callable", "removed", "object"]
+"""How a backend comes into being: torch's registry has it; an entry point names it; importing a
+module registers it with torch; it is a callable that was never given a name; torch once had it; or
+it is an object that this process registered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +33,19 @@ class Origin:
     location: str | None = None
     """``file:line`` of an in-process registration."""
 
+    folder: str | None = None
+    """The distribution's metadata folder."""
+
     def __str__(self) -> str:
         """Say it in a few words, for tables and errors."""
         provider = " ".join(part for part in (self.distribution, self.version) if part)
         if self.kind == "torch":
             return provider or "torch"
         if self.kind == "distribution":
-            return f"{provider} ({self.entry_point})"
+            return f"{provider} ({self.entry_point})" if self.entry_point else provider
         if self.kind == "process":
             return f"this process ({self.location})" if self.location else "this process"
-        return "catalogue"
+        return f"catalogue ({provider})" if provider else "catalogue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +55,76 @@ class Requirements:
     distributions: tuple[str, ...] = ()
     """PEP 508 requirements that must be installed, for example ``torch-xla>=2.9``."""
 
+    torch: str | None = None
+    """Versions of torch that it works with, as a PEP 440 specifier."""
+
+    python: str | None = None
+    """Versions of Python, likewise."""
+
+    platforms: tuple[str, ...] = ()
+    """``linux``, ``darwin``, ``win32``, or one with its machine, ``linux-x86_64``; any of them."""
+
     devices: tuple[str, ...] = ()
-    """Device types that the backend compiles for; empty where nobody said."""
+    """Device types of which one must be here; empty where nobody said."""
+
+    modules: tuple[str, ...] = ()
+    """Modules that must be findable, where no distribution of a known name provides them."""
+
+    environment: tuple[str, ...] = ()
+    """Environment variables that must be set."""
 
     tools: tuple[tuple[str, str], ...] = ()
     """``(device type, tool)``: the tool is needed to compile for that device. The tools known are
     ``c++`` (a C++ compiler), ``cc`` (a C compiler) and ``triton`` (the Python package)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What a backend can take, as its author or the catalogue declares it; ``None`` is unknown."""
+
+    devices: tuple[str, ...] | None = None
+    """Device types that it compiles for."""
+    dtypes: tuple[str, ...] | None = None
+    """Names of torch dtypes, for example ``bfloat16``."""
+    training: bool | None = None
+    """Whether both forward and backward go through it."""
+    dynamic_shapes: bool | None = None
+    """Whether it takes graphs whose sizes are symbols."""
+    mutation: bool | None = None
+    """Whether inputs that the graph changes in place are handled."""
+    boxed: bool | None = None
+    """Whether what it returns takes its arguments as one list, and empties it."""
+    mode: bool | None = None
+    """Whether it honours ``torch.compile(mode=...)``."""
+    options: bool | None = None
+    """Whether it honours ``torch.compile(options=...)``."""
+    name: bool | None = None
+    """Whether it takes the keyword ``name`` that torch passes from 2.15 on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownFault:
+    """A combination of versions that is known not to work; specifiers not given match anything."""
+
+    reason: str
+    remedy: str = ""
+    torch: str | None = None
+    """PEP 440 specifier of torch's versions."""
+    version: str | None = None
+    """PEP 440 specifier of the providing distribution's versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One key of ``torch.compile(options=...)``."""
+
+    name: str
+    type: str = "any"
+    """``bool``, ``int``, ``float``, ``str``, ``list``, ``dict`` or ``any``."""
+    default: Any = field(default=None, hash=False)
+    choices: tuple[Any, ...] = ()
+    """The values that it may take; any of its type where empty."""
+    help: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +137,76 @@ class BackendSpec:
     origin: Origin
     """Who provides the name."""
 
+    loading: Loading = "torch"
+    """How the compiler function comes into being."""
+
+    target: str | None = None
+    """What is loaded: ``module:attribute``, or the module whose import registers it."""
+
+    factory: bool = False
+    """Whether the target is called, without arguments, to give the compiler function."""
+
+    alias_of: str | None = None
+    """The name of which this is another; both load the same compiler function."""
+
     summary: str = ""
     """One line on what it does; empty where nobody said."""
 
     tags: tuple[str, ...] = ()
     """``debug`` and ``experimental`` are hidden by default, as in torch's registry."""
 
+    traits: Traits = field(default_factory=Traits)
+    """What it can take."""
+
     requires: Requirements = field(default_factory=Requirements)
     """What must hold for it to run here."""
 
+    broken: tuple[KnownFault, ...] = ()
+    """Combinations in which it does not run at all."""
+
+    limits: tuple[KnownFault, ...] = ()
+    """Combinations in which it runs, and what it does not do there."""
+
+    options: tuple[Option, ...] | Literal["inductor"] | None = None
+    """Its option schema; ``()`` takes none, ``inductor`` has those of ``torch._inductor.config``,
+    and ``None`` is unknown."""
+
+    reserved_launch_param_names: tuple[str, ...] | None = None
+    """Names that a kernel for it must not use as parameters, as Helion's backends declare them."""
+
     install: str | None = None
     """The command that installs what it requires."""
+
+    homepage: str | None = None
+
+    declared_by: str | None = None
+    """Where its metadata is from: the path of a manifest, or ``catalogue``; none where nobody gave
+    any."""
 
     @property
     def experimental(self) -> bool:
         """Whether its own author calls it experimental."""
         return "experimental" in self.tags
+
+    @property
+    def debug(self) -> bool:
+        """Whether it is there for finding faults, not for speed."""
+        return "debug" in self.tags
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Give the device types that it is known to compile for; empty where unknown."""
+        return self.traits.devices or self.requires.devices
+
+
+def as_data(value: Any) -> Any:
+    """Give a spec, or a part of one, as plain data for JSON; what is unknown is left out."""
+    if isinstance(value, (tuple, list)):
+        return [as_data(x) for x in value]
+    if isinstance(value, Mapping):
+        return {key: as_data(x) for key, x in value.items()}
+    slots = getattr(type(value), "__slots__", None)
+    if slots is None:
+        return value
+    parts = {name: getattr(value, name) for name in slots}
+    return {name: as_data(x) for name, x in parts.items() if x is not None}

@@ -49,7 +49,7 @@ class Target:
         """
         if self.is_file:
             _existing_file(self.source)
-        elif not _module_exists(self.source):
+        elif not module_exists(self.source):
             raise TargetNotFound(
                 f"there is no module {self.source!r}, installed or in {Path.cwd()}. "
                 f"A file is named FILE.py:{self.attribute}."
@@ -106,7 +106,7 @@ def _existing_file(source: str) -> Path:
     raise TargetNotFound(f"there is no file {source}{where}.{hint}")
 
 
-def _module_exists(name: str) -> bool:
+def module_exists(name: str) -> bool:
     """Look for a module without importing its parents, which ``importlib.util.find_spec`` does."""
     if name in sys.modules:
         return True

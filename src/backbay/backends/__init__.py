@@ -1,0 +1,1 @@
+"""The backends that ship: found through the registry, by name, like anyone's."""

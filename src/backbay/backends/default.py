@@ -1,0 +1,61 @@
+"""``backend="backbay.default"``: the backend that the policy names for the device of the graph.
+
+Torch has one default for the whole process; a process that compiles for a CPU and an accelerator
+wants one for each. The choice is made when a graph is compiled, from its inputs; nothing of torch
+is patched.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from backbay import ledger
+from backbay.errors import InputError
+from backbay.registry import default_registry
+
+NAME = "backbay.default"
+FALLBACK = "inductor"
+
+
+def default(graph_module: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
+    """Compile a graph with the default backend for its inputs' device.
+
+    The policy in force where the graph is compiled counts, which is where the compiled function is
+    first called. A default that does not run here falls back to Inductor; the ledger says so.
+
+    Args:
+        graph_module: Dynamo's graph.
+        example_inputs: its inputs; the first accelerator among their devices decides, else ``cpu``.
+        given: ``mode`` and ``options``, as torch passes them on.
+    """
+    device = device_type(example_inputs)
+    name, why = _choice(device)
+    ledger.note(
+        ledger.Record(
+            asked=NAME, ran=name, why=why, device=device, nodes=len(graph_module.graph.nodes)
+        )
+    )
+    mode, options = given.get("mode"), given.get("options")
+    backend = default_registry.get_backend(name, mode=mode, options=options)
+    return backend(graph_module, example_inputs)
+
+
+def device_type(example_inputs: Sequence[Any]) -> str:
+    """Give the type of the first accelerator that an input is on; ``cpu`` if none is."""
+    import torch  # noqa: PLC0415 (a graph is being compiled)
+
+    types = [x.device.type for x in example_inputs if isinstance(x, torch.Tensor)]
+    return next((x for x in types if x not in {"cpu", "meta"}), "cpu")
+
+
+def _choice(device: str) -> tuple[str, str]:
+    configured = default_registry.policy.default_for(device)
+    if configured is None:
+        return FALLBACK, f"no policy names a default for {device}: torch's own"
+    name, source = configured
+    try:
+        if name == NAME:
+            raise InputError(f"{NAME} can't be its own default")  # noqa: TRY301 (as any other)
+        default_registry.require(name, device)
+    except InputError as error:
+        return FALLBACK, f"fell back from {name}, which {source} names for {device}: {error}"
+    return name, f"{source} names it for {device}"

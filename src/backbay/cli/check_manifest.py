@@ -1,0 +1,78 @@
+"""``backbay check-manifest``: is a manifest understood, whole."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from backbay.cli.entry import print_json
+from backbay.registry import BackendSpec, Origin
+from backbay.registry.discovery import load_toml
+from backbay.registry.manifest import Manifest, json_schema, read
+
+SCHEMA = "backbay.check-manifest/1"
+
+_EXAMPLES = """
+\b
+Examples:
+  backbay check-manifest src/my_backend/backends.toml
+  backbay check-manifest --schema > manifest.schema.json
+"""
+
+
+@click.command("check-manifest", epilog=_EXAMPLES)
+@click.argument("path", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--schema", is_flag=True, help="Print the manifest's JSON schema instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+def command(*, path: Path | None, schema: bool, as_json: bool) -> None:
+    """Check the manifest at PATH, which describes a distribution's backends as data.
+
+    Exit code 1: something in it is not understood.
+    """
+    if schema:
+        print_json(json_schema())
+        return
+    if path is None:
+        raise click.UsageError("give the manifest's path, or --schema")
+    manifest = check(path)
+    names = [spec.name for spec in manifest.specs]
+    if as_json:
+        print_json({"schema": SCHEMA, "backends": names, "problems": manifest.problems})
+    else:
+        for problem in manifest.problems:
+            click.echo(problem)
+        found = f"{len(manifest.problems)} problems" if manifest.problems else "understood"
+        click.echo(f"{path}: {', '.join(names) or 'no backends'}: {found}")
+    sys.exit(1 if manifest.problems else 0)
+
+
+def check(path: Path) -> Manifest:
+    """Read a manifest as a registry would, and say more: what it may not or should not say."""
+    data = load_toml(str(path))
+    if isinstance(data, str):
+        return Manifest(problems=[data])
+    manifest = read(data, lambda _: Origin(kind="distribution"), declared_by=str(path))
+    manifest.problems += [problem for spec in manifest.specs for problem in _problems(spec, path)]
+    return manifest
+
+
+def _problems(spec: BackendSpec, path: Path) -> list[str]:
+    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415
+
+    where = f"{path}: {spec.name}"
+    problems = []
+    if spec.loading in {"torch", "removed"}:
+        problems.append(f"{where}: only torch's own backends are registers = {spec.loading!r}")
+    for line in spec.requires.distributions:
+        try:
+            Requirement(line)
+        except InvalidRequirement as error:
+            problems.append(f"{where}: requires.distributions: {str(error).splitlines()[0]}")
+    faults = [x for fault in (*spec.broken, *spec.limits) for x in (fault.torch, fault.version)]
+    for specifier in (spec.requires.torch, spec.requires.python, *faults):
+        try:
+            SpecifierSet(specifier or "")
+        except InvalidSpecifier as error:
+            problems.append(f"{where}: {error}")
+    return problems

@@ -1,0 +1,157 @@
+"""``backbay doctor``: what runs here, what does not, why, and what to do about it."""
+
+import sys
+from typing import Any
+
+import click
+
+from backbay.cli.entry import coloured, entry, is_here, print_json
+from backbay.cli.names import complete
+from backbay.registry import Availability, Registry, Resolution, default_registry
+from backbay.registry.availability import of_resolution
+
+SCHEMA = "backbay.doctor/1"
+_PIPE_WIDTH = 240
+
+_EXAMPLES = """
+\b
+Examples:
+  backbay doctor
+  backbay doctor --probe openvino          load it and compile with it, in a child process
+  backbay doctor --probe --json > doctor.json
+  BACKBAY_REQUIRE=inductor backbay doctor  exit code 1 unless inductor is ready
+"""
+
+
+@click.command("doctor", epilog=_EXAMPLES)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete)
+@click.option("--device", help="Ask for this device type; default: any that is here.")
+@click.option("--all", "all_", is_flag=True, help="Debug, experimental and absent backends too.")
+@click.option("--probe", is_flag=True, help="Load and try each, in a child process; measure it.")
+@click.option("--fresh", is_flag=True, help="Probe again what was probed before.")
+@click.option("--seconds", type=float, default=120.0, show_default=True, help="For one probe.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+def command(
+    *,
+    names: tuple[str, ...],
+    device: str | None,
+    all_: bool,
+    probe: bool,
+    fresh: bool,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Say of each backend whether it runs here, if not why, and what to do.
+
+    Without --probe nothing is imported, and `ready` says that the stated requirements hold. With
+    it, each backend that is ready is loaded and compiles a trial function. Exit code 1: something
+    that the policy requires is not ready.
+    """
+    registry = default_registry
+    chosen = [registry.resolution(name) for name in names] or [
+        x for x in registry.resolutions().values() if all_ or is_here(x)
+    ]
+    entries = [_entry(registry, x, device) for x in chosen]
+    if probe:
+        _probe(registry, chosen, entries, device=device, fresh=fresh, seconds=seconds)
+    unmet = _unmet(registry, entries, device)
+    notes = _notes(registry)
+    if as_json:
+        document = {"schema": SCHEMA, "backends": entries, "unmet": unmet, "notes": notes}
+        print_json({**document, "problems": list(registry.problems)})
+    else:
+        _print(entries, probed=probe)
+        for line in [*notes, *(f"unreadable: {x}" for x in registry.problems), *unmet]:
+            click.echo(line, err=True)
+    sys.exit(1 if unmet else 0)
+
+
+def _entry(registry: Registry, resolution: Resolution, device: str | None) -> dict[str, Any]:
+    return entry(resolution, of_resolution(resolution, registry.environment, device))
+
+
+def _probe(
+    registry: Registry,
+    chosen: list[Resolution],
+    entries: list[dict[str, Any]],
+    *,
+    device: str | None,
+    fresh: bool,
+    seconds: float,
+) -> None:
+    from backbay.registry.trial import try_out  # noqa: PLC0415 (starts processes)
+
+    for resolution, row in zip(chosen, entries, strict=True):
+        if row["state"] != "ready":
+            continue
+        result = try_out(registry, resolution.spec, device=device, fresh=fresh, seconds=seconds)
+        if result is None:
+            row["reason"] = "registered by this process: a child process can't load it"
+            continue
+        row["probe"] = {
+            "passed": result.passed,
+            "stage": result.stage,
+            "import_ms": result.import_ms,
+            "modules": result.modules,
+            "rss_mb": result.rss_mb,
+            "initialised_cuda": result.initialised_cuda,
+            "when": result.when,
+            "cached": result.cached,
+        }
+        row["reason"] = result.reason
+        if result.cached:
+            row["reason"] += f" (tried on {result.when[:10]}; --fresh tries again)"
+        if not result.passed:
+            row["state"] = "broken"
+            row["remedy"] = f"see `backbay info {resolution.name}`, or report it to its authors"
+
+
+def _unmet(registry: Registry, entries: list[dict[str, Any]], device: str | None) -> list[str]:
+    states = {row["name"]: row["state"] for row in entries}
+    unmet = []
+    for name, source in registry.policy.required.items():
+        state = states.get(name) or _state(registry, name, device)
+        if state != "ready":
+            unmet.append(f"{source} requires {name}, which is {state}")
+    return unmet
+
+
+def _state(registry: Registry, name: str, device: str | None) -> str:
+    if not registry.candidates(name):
+        return "unknown"
+    availability: Availability = registry.availability(name, device)
+    return availability.state
+
+
+def _notes(registry: Registry) -> list[str]:
+    blocked = [
+        name for name, x in registry.resolutions().items() if x.candidates[0].standing == "blocked"
+    ]
+    if not blocked:
+        return []
+    names = ", ".join(blocked)
+    return [f"note: {names}: blocked here, but torch.compile(backend=...) still finds it by name"]
+
+
+def _print(entries: list[dict[str, Any]], *, probed: bool) -> None:
+    from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("backend", "state", "origin"):
+        table.add_column(title, no_wrap=True)
+    if probed:
+        table.add_column("import ms", justify="right", no_wrap=True)
+    table.add_column("why, and what to do", overflow="fold", min_width=20)
+    for row in entries:
+        remedy = f"; {row['remedy']}" if row["remedy"] else ""
+        cost = [_cost(row)] if probed else []
+        table.add_row(
+            row["name"], coloured(row["state"]), row["origin"], *cost, f"{row['reason']}{remedy}"
+        )
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+
+
+def _cost(row: dict[str, Any]) -> str:
+    measured = row.get("probe", {}).get("import_ms")
+    return "" if measured is None else f"{measured:.0f}"

@@ -1,0 +1,46 @@
+"""``backbay lock``: write down what provides each backend, and see when it changes."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from backbay.cli.entry import print_json
+from backbay.registry import default_registry
+from backbay.registry.lock import FILE, drift, lock_text
+
+SCHEMA = "backbay.lock/1"
+
+_EXAMPLES = """
+\b
+Examples:
+  backbay lock                 write backbay.lock
+  backbay lock --check         exit code 1 where what is installed differs from it
+"""
+
+
+@click.command("lock", epilog=_EXAMPLES)
+@click.option("--check", is_flag=True, help="Compare with the file; write nothing.")
+@click.option("--file", "path", type=click.Path(dir_okay=False, path_type=Path), default=FILE,
+              show_default=True)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+def command(*, check: bool, path: Path, as_json: bool) -> None:
+    """Lock each backend to its distribution, version, manifest and range of torch.
+
+    Nothing is imported: neither torch nor any backend.
+    """
+    problems = drift(default_registry, path) if check else []
+    if not check:
+        path.write_text(lock_text(default_registry), "utf-8")
+    if as_json:
+        print_json({"schema": SCHEMA, "file": str(path), "ok": not problems, "drift": problems})
+    else:
+        _say(path, problems, check=check)
+    sys.exit(1 if problems else 0)
+
+
+def _say(path: Path, problems: list[str], *, check: bool) -> None:
+    for problem in problems:
+        click.echo(problem)
+    if not problems:
+        click.echo(f"{path}: {'what is installed is what was locked' if check else 'written'}")

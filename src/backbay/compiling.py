@@ -1,0 +1,212 @@
+"""``backbay.compile``: what can be known to be wrong is said at once; then it is torch.compile.
+
+``torch.compile`` compiles nothing when it is called: a wrong option, a missing package or a backend
+that can't train shows at the first call, in backward later still, one after the other.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from backbay.errors import BackendNotFound, InputError, InvalidPreflight
+from backbay.registry import Availability, BackendSpec, CompilerFn, Registry, default_registry
+from backbay.registry.names import BackendName
+from backbay.registry.options import mode_problems, option_problems, signature_problems
+from backbay.registry.registration import described
+from backbay.registry.target import parse
+
+DEFAULT = "backbay.default"
+
+
+def compile(  # noqa: A001 (torch's name for it)
+    model: Any = None,
+    *,
+    backend: BackendName | CompilerFn | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    training: bool | None = None,
+    dynamic: bool | None = None,
+    name: str | None = None,
+    registry: Registry | None = None,
+    **torch_options: Any,
+) -> Any:
+    """Check what is asked of a backend, then do as ``torch.compile``.
+
+    Args:
+        model: a module or function; without one a decorator is returned.
+        backend: a registered name, ``module:attribute``, ``file.py:attribute`` or a compiler
+            function. Default: what `set_default_backend` set, else what the policy names for the
+            model's device, else Inductor.
+        mode: as in torch.compile.
+        options: as in torch.compile; checked against the backend's option schema, if it has one.
+        training: whether backward will be called; ``None`` if that is not known.
+        dynamic: as in torch.compile.
+        name: as in torch.compile, from 2.13 on.
+        registry: where names are looked up; default: the process's.
+        torch_options: passed on to torch.compile (``fullgraph``, ``disable``, ...).
+
+    Returns:
+        What torch.compile returns.
+
+    Raises:
+        InvalidPreflight: it cannot work. Its ``problems`` are all that is known to be in the way.
+    """
+    if model is None:
+        return lambda given: compile(
+            given,
+            backend=backend,
+            mode=mode,
+            options=options,
+            training=training,
+            dynamic=dynamic,
+            name=name,
+            registry=registry,
+            **torch_options,
+        )
+    registry = registry or default_registry
+    wanted = _Wanted(
+        model, mode=mode, options=options, training=training, dynamic=dynamic, name=name
+    )
+    chosen = backend if backend is not None else default_backend(registry, wanted.device)
+    compiler_fn = preflight(chosen, wanted, registry)
+
+    import torch  # noqa: PLC0415 (only a compilation needs it)
+
+    if name is not None:
+        torch_options["name"] = name
+    return torch.compile(
+        model,
+        backend=compiler_fn,
+        mode=mode,
+        options=dict(options) if options is not None else None,
+        dynamic=dynamic,
+        **torch_options,
+    )
+
+
+class _Wanted:
+    """What is asked of a backend, and what the model says of itself."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        mode: str | None,
+        options: Mapping[str, Any] | None,
+        training: bool | None,
+        dynamic: bool | None,
+        name: str | None,
+    ) -> None:
+        self.model = model
+        self.mode = mode
+        self.options = options
+        self.training = training
+        self.dynamic = dynamic
+        self.name = name
+        state = _state(model)
+        self.devices = list(dict.fromkeys(x.device.type for x in state))
+        self.dtypes = list(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in state))
+
+    @property
+    def device(self) -> str | None:
+        """The device type that the model is on; nothing where it has no state."""
+        return next((x for x in self.devices if x != "cpu"), next(iter(self.devices), None))
+
+
+def default_backend(registry: Registry, device: str | None) -> str | CompilerFn:
+    """Give what is compiled with where nobody names a backend."""
+    chosen = registry.get_default_backend()
+    if chosen != "inductor" or device is None:
+        return chosen
+    return DEFAULT if registry.policy.default_for(device) is not None else chosen
+
+
+def preflight(backend: str | CompilerFn, wanted: "_Wanted", registry: Registry) -> str | CompilerFn:
+    """Give what to hand to torch.compile.
+
+    Raises:
+        InvalidPreflight: what is asked of the backend cannot work.
+    """
+    what = f"backend {backend!r}" if isinstance(backend, str) else "this backend"
+    try:
+        spec, compiler_fn = _found(backend, wanted, registry)
+    except InvalidPreflight:
+        raise
+    except BackendNotFound:
+        raise
+    except InputError as error:
+        raise InvalidPreflight(what, [str(error)]) from error
+    problems = list(_problems(spec, compiler_fn, wanted))
+    if problems:
+        raise InvalidPreflight(what, problems)
+    return compiler_fn
+
+
+def _found(
+    backend: str | CompilerFn, wanted: "_Wanted", registry: Registry
+) -> tuple[BackendSpec, str | CompilerFn]:
+    if not isinstance(backend, str):
+        return _spec_of(backend, registry), backend
+    if parse(backend) is not None:
+        compiler_fn = registry.lookup_backend(backend)
+        return described(compiler_fn, backend, (), {}), compiler_fn
+    spec = registry.spec(backend)
+    availability = registry.availability(backend, wanted.device)
+    if not availability.ready:
+        # Nothing is loaded that does not run here; whatever else is wrong is said all the same.
+        problems = [_why_not(availability), *_problems(spec, backend, wanted)]
+        raise InvalidPreflight(f"backend {backend!r}", problems)
+    return spec, registry.resolve(backend)
+
+
+def _spec_of(compiler_fn: CompilerFn, registry: Registry) -> BackendSpec:
+    known = (
+        x for x in registry.registered_specs() if registry.lookup_backend(x.name) is compiler_fn
+    )
+    return next(known, None) or described(
+        compiler_fn, getattr(compiler_fn, "__name__", type(compiler_fn).__name__), (), {}
+    )
+
+
+def _why_not(availability: Availability) -> str:
+    return f"{availability.state}: {availability.reason}. What to do: {availability.remedy}"
+
+
+def _problems(spec: BackendSpec, compiler_fn: str | CompilerFn, wanted: "_Wanted") -> Iterator[str]:
+    yield from mode_problems(spec, wanted.mode)
+    yield from option_problems(spec, wanted.options)
+    if not isinstance(compiler_fn, str):
+        given = {"mode": wanted.mode, "options": wanted.options, "name": wanted.name}
+        stated = {
+            "mode": spec.traits.mode,
+            "options": spec.traits.options,
+            "name": spec.traits.name,
+        }
+        asked = {key: value for key, value in given.items() if stated[key] is None}
+        yield from signature_problems(spec, compiler_fn, asked)
+    yield from _trait_problems(spec, wanted)
+
+
+def _trait_problems(spec: BackendSpec, wanted: "_Wanted") -> Iterator[str]:
+    traits = spec.traits
+    if wanted.training and traits.training is False:
+        yield f"{spec.name} does not train: use it under torch.no_grad(), or another backend"
+    if wanted.dynamic and traits.dynamic_shapes is False:
+        yield f"{spec.name} takes no dynamic shapes: leave dynamic=True out, or pass dynamic=False"
+    if wanted.name is not None and traits.name is False:
+        yield f"{spec.name} takes no name, and {wanted.name!r} was given"
+    for device in wanted.devices:
+        if spec.devices and device not in spec.devices:
+            takes = ", ".join(spec.devices)
+            yield f"{spec.name} compiles for {takes}, and the model is on {device}"
+    for dtype in wanted.dtypes:
+        if traits.dtypes and dtype not in traits.dtypes:
+            yield f"{spec.name} takes {', '.join(traits.dtypes)}, and the model holds {dtype}"
+
+
+def _state(model: Any) -> list[Any]:
+    """Give a module's parameters and floating-point buffers; of a function, nothing is known."""
+    parameters: Callable[[], Any] | None = getattr(model, "parameters", None)
+    buffers: Callable[[], Any] | None = getattr(model, "buffers", None)
+    if parameters is None or buffers is None:
+        return []
+    return [*parameters(), *(x for x in buffers() if x.is_floating_point())]

@@ -1,0 +1,56 @@
+"""What ran: one record for each graph that Backbay chose or changed a backend for.
+
+A choice that is made automatically must not be silent: who asks can see what was asked for, what
+ran, and why. Kept in memory, the newest ten thousand; nothing is written to disk.
+"""
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+_MOST = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One compiled graph."""
+
+    asked: str
+    """The backend that was asked for."""
+    ran: str
+    """The backend that compiled the graph."""
+    why: str
+    """What decided it; one line."""
+    device: str = ""
+    """Device type of the graph's inputs."""
+    nodes: int = 0
+    """How many nodes the graph has."""
+    when: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether something else ran than what was asked for or configured."""
+        return self.why.startswith("fell back")
+
+
+_records: deque[Record] = deque(maxlen=_MOST)
+_lock = threading.Lock()
+
+
+def note(record: Record) -> None:
+    """Add a record."""
+    with _lock:
+        _records.append(record)
+
+
+def records() -> list[Record]:
+    """Give every record, the oldest first."""
+    with _lock:
+        return list(_records)
+
+
+def clear() -> None:
+    """Forget every record."""
+    with _lock:
+        _records.clear()

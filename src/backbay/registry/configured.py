@@ -1,0 +1,180 @@
+"""A backend with its mode and options, as one object: the same one for the same request.
+
+Dynamo guards on the backend's identity: a new object for every call to torch.compile means a new
+compilation each, and after eight of them eager.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from backbay.errors import BackendNotFound
+from backbay.registry.sharing import CONTRACT
+from backbay.registry.spec import BackendSpec, CompilerFn
+
+if TYPE_CHECKING:
+    from backbay.registry.registry import Registry
+
+
+class ConfiguredBackend:
+    """A compiler function with its mode and options; what ``get_backend`` gives.
+
+    Equal to another of the same compiler function, mode and options, also after pickling.
+    """
+
+    def __init__(
+        self, spec: BackendSpec, compiler_fn: CompilerFn, mode: str | None, options: dict[str, Any]
+    ) -> None:
+        self.spec = spec
+        self.mode = mode
+        self.options = options
+        self._compiler_fn = compiler_fn
+        self._call: CompilerFn | None = None
+
+    @property
+    def __name__(self) -> str:
+        """What Dynamo shows in its errors."""
+        return self.spec.name
+
+    @property
+    def compiler_name(self) -> str:
+        """What Dynamo takes a wrapper's backend to be."""
+        return self.spec.name
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the name, what provides it in which version, mode and options: for caches.
+
+        It is the same in every process of the same installation.
+        """
+        origin = self.spec.origin
+        parts = [
+            *(self.spec.name, origin.kind, origin.distribution, origin.version, self.spec.target),
+            *(origin.location, self.mode, self.options),
+        ]
+        text = json.dumps(parts, sort_keys=True, default=_stable)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def __call__(self, graph_module: Any, example_inputs: Any, **given: Any) -> Any:
+        """Compile a graph with the backend, as torch.compile would with this mode and options."""
+        return self._calling()(graph_module, example_inputs, **given)
+
+    def __getattr__(self, name: str) -> Any:
+        # Dynamo asks hasattr(backend, "reset") and the like: the backend's own answer counts.
+        if name in CONTRACT:
+            return getattr(self._calling(), name)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ConfiguredBackend):
+            return NotImplemented
+        same = self._compiler_fn is other._compiler_fn
+        return same and (self.mode, self.options) == (other.mode, other.options)
+
+    def __hash__(self) -> int:
+        return hash((self.spec.name, self.mode))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        reference = reference_of(self._compiler_fn) if self.spec.loading == "object" else None
+        return _restored, (self.spec.name, self.mode, self.options, reference, self.spec.tags)
+
+    def __repr__(self) -> str:
+        given = {"mode": self.mode, "options": self.options}
+        said = "".join(f", {key}={value!r}" for key, value in given.items() if value)
+        return f"get_backend({self.spec.name!r}{said})"
+
+    def _calling(self) -> CompilerFn:
+        if self._call is None:
+            self._call = self._made()
+        return self._call
+
+    def _made(self) -> CompilerFn:
+        if self.spec.options != "inductor":
+            given = {"mode": self.mode, "options": self.options or None}
+            return _With(self._compiler_fn, {k: v for k, v in given.items() if v is not None})
+        # torch.compile's own way to give Inductor a mode and options.
+        import torch  # noqa: PLC0415 (a backend is being compiled with)
+
+        wrapper: CompilerFn = torch._TorchCompileInductorWrapper(  # type: ignore[no-untyped-call] # noqa: SLF001
+            self.mode, self.options or None, dynamic=None
+        )
+        return wrapper
+
+
+class _With:
+    """A compiler function with keywords; ``functools.partial`` would hide Dynamo's contract."""
+
+    def __init__(self, compiler_fn: CompilerFn, keywords: dict[str, Any]) -> None:
+        self._compiler_fn = compiler_fn
+        self._keywords = keywords
+
+    def __call__(self, graph_module: Any, example_inputs: Any, **given: Any) -> Any:
+        return self._compiler_fn(graph_module, example_inputs, **{**self._keywords, **given})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._compiler_fn, name)
+
+
+class Configurations:
+    """The configured backends of one registry, each made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Any, ...], ConfiguredBackend] = {}
+        self._lock = threading.Lock()
+
+    def get(
+        self,
+        spec: BackendSpec,
+        compiler_fn: CompilerFn,
+        mode: str | None,
+        options: Mapping[str, Any] | None,
+    ) -> ConfiguredBackend:
+        """Give the object for a compiler function, a mode and options."""
+        wanted = ConfiguredBackend(spec, compiler_fn, mode, dict(options or {}))
+        text = json.dumps(wanted.options, sort_keys=True, default=_stable)
+        key = (spec.name, mode, text)
+        with self._lock:
+            made = self._made.get(key)
+            if made is None or made != wanted:
+                made = self._made[key] = wanted
+            return made
+
+
+def reference_of(compiler_fn: CompilerFn) -> str | None:
+    """Give ``module:name`` under which another process can import a function, if there is one."""
+    module = getattr(compiler_fn, "__module__", None)
+    name = getattr(compiler_fn, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return None
+    importable = module not in {"__main__", "__mp_main__"} and "<" not in name
+    return f"{module}:{name}" if importable else None
+
+
+def _restored(
+    name: str,
+    mode: str | None,
+    options: dict[str, Any],
+    reference: str | None,
+    tags: tuple[str, ...],
+) -> ConfiguredBackend:
+    from backbay.registry import default_registry  # noqa: PLC0415 (an object is being unpickled)
+
+    registry: Registry = default_registry
+    try:
+        return registry.get_backend(name, mode=mode, options=options)
+    except BackendNotFound:
+        if reference is None:
+            raise
+    registry.register_backend(registry.lookup_backend(reference), name, tags)
+    return registry.get_backend(name, mode=mode, options=options)
+
+
+def _stable(value: Any) -> str:
+    uuid = getattr(value, "uuid", None)  # a custom pass of Inductor's says what it is
+    if callable(uuid):
+        return repr(uuid())
+    return reference_of(value) or repr(value)

@@ -1,0 +1,123 @@
+"""Hand the registry's state to child processes: the policy in force, and what was registered.
+
+A spawned process starts with neither: it re-imports modules, but not what a notebook, a test or a
+launcher did at run time. What is handed down is data in one environment variable; a child's
+registry takes it up when it is made.
+"""
+
+import contextlib
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from backbay.errors import PolicyError
+from backbay.registry.configured import reference_of
+from backbay.registry.policy import Layer
+
+if TYPE_CHECKING:
+    from backbay.registry.registry import Registry
+
+VARIABLE = "BACKBAY_STATE"
+_VERSION = 1
+
+
+@contextlib.contextmanager
+def exported(registry: "Registry") -> Iterator[None]:
+    """Let processes that are started in this block have this registry's state.
+
+    The policy of context managers counts too. A backend is handed down as ``module:name``: one that
+    another process can't import (a lambda, a function of ``__main__``) is left out, with a warning.
+    """
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = json.dumps(_state(registry))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
+def inherited_layers(text: str) -> list[Layer]:
+    """Give the policy layers that a parent process handed down.
+
+    Raises:
+        PolicyError: the variable holds something else.
+    """
+    return [
+        Layer(
+            source=f"{x['source']}, of the parent process",
+            block=frozenset(x["block"]),
+            allow=None if x["allow"] is None else frozenset(x["allow"]),
+            pin=x["pin"],
+            default=x["default"],
+            require=tuple(x["require"]),
+        )
+        for x in _read(text)["layers"]
+    ]
+
+
+def inherited_backends(text: str) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    """Give the backends that a parent process handed down: name to reference and tags.
+
+    Raises:
+        PolicyError: the variable holds something else.
+    """
+    return {name: (ref, tuple(tags)) for name, (ref, tags) in _read(text)["backends"].items()}
+
+
+class Inherited:
+    """A backend that a parent process registered; imported when it is first called."""
+
+    def __init__(self, name: str, reference: str) -> None:
+        self.__name__ = name
+        self.reference = reference
+
+    def __call__(self, graph_module: Any, example_inputs: Any, **given: Any) -> Any:
+        """Import it, and compile with it."""
+        from backbay.registry.materialise import load_target  # noqa: PLC0415 (runs its code)
+
+        what = f"backend {self.__name__!r}, registered by the parent process"
+        return load_target(self.reference, what)(graph_module, example_inputs, **given)
+
+
+def _state(registry: "Registry") -> dict[str, Any]:
+    layers = [
+        {
+            "source": x.source,
+            "block": sorted(x.block),
+            "allow": None if x.allow is None else sorted(x.allow),
+            "pin": dict(x.pin),
+            "default": dict(x.default),
+            "require": list(x.require),
+        }
+        for x in registry.policy.layers
+    ]
+    backends = {}
+    for spec in registry.registered_specs():
+        compiler_fn = registry.lookup_backend(spec.name)
+        reference = getattr(compiler_fn, "reference", None) or reference_of(_given(compiler_fn))
+        if reference is None:
+            text = f"backend {spec.name!r} of {spec.origin} can't be imported by another process"
+            warnings.warn(text, stacklevel=4)
+            continue
+        backends[spec.name] = (reference, spec.tags)
+    return {"version": _VERSION, "layers": layers, "backends": backends}
+
+
+def _given(compiler_fn: Any) -> Any:
+    return getattr(compiler_fn, "func", compiler_fn)  # a stand-in is a partial
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        state = json.loads(text)
+        version = state["version"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise PolicyError(f"{VARIABLE} cannot be read: {error}") from error
+    if version != _VERSION:
+        raise PolicyError(f"{VARIABLE} is of version {version}, and this Backbay reads {_VERSION}")
+    return dict(state)

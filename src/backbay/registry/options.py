@@ -1,0 +1,103 @@
+"""Check ``mode`` and ``options`` against what a backend takes, before anything is compiled.
+
+Torch checks late, and each backend in its own way: Inductor answers one wrong key with the list of
+all 622, others warn, ignore it, or fail at the first call.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from backbay.registry.manifest import OPTION_TYPES
+from backbay.registry.spec import BackendSpec, CompilerFn, Option
+
+
+def mode_problems(spec: BackendSpec, mode: str | None) -> Iterator[str]:
+    """Say why a backend cannot take a mode; nothing where it can, or where nobody knows."""
+    if mode is None or mode == "default":
+        return
+    if spec.options == "inductor":
+        known = _inductor_modes()
+        if mode not in known:
+            yield f"there is no mode {mode!r}{_near(mode, known)}; modes: {', '.join(known)}"
+    elif spec.traits.mode is False:
+        yield f"{spec.name} takes no mode, and {mode!r} was given"
+
+
+def option_problems(spec: BackendSpec, options: Mapping[str, Any] | None) -> Iterator[str]:
+    """Say why a backend cannot take some options; nothing where it can, or where nobody knows."""
+    if not options:
+        return
+    if spec.options == "inductor":
+        yield from _inductor_problems(options)
+    elif spec.traits.options is False or spec.options == ():
+        yield f"{spec.name} takes no options, and {_listed(options)} were given"
+    elif spec.options is not None:
+        known = {option.name: option for option in spec.options}
+        for name, value in options.items():
+            yield from _problems(spec.name, name, value, known)
+
+
+def signature_problems(
+    spec: BackendSpec, compiler_fn: CompilerFn, given: Mapping[str, Any]
+) -> Iterator[str]:
+    """Say which of the keywords that torch would pass a compiler function does not take.
+
+    Torch hands ``mode``, ``options`` and ``name`` to a backend as keywords, each where it was
+    given; a function of two parameters then fails at the first call.
+    """
+    try:
+        parameters = inspect.signature(compiler_fn).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return
+    if any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters.values()):
+        return
+    for keyword, value in given.items():
+        if value is not None and keyword not in parameters:
+            yield f"{spec.name} takes no {keyword}: its function has no parameter of this name"
+
+
+def _problems(backend: str, name: str, value: Any, known: Mapping[str, Option]) -> Iterator[str]:
+    option = known.get(name)
+    if option is None:
+        yield f"{backend} has no option {name!r}{_near(name, known)}"
+        return
+    allowed = OPTION_TYPES[option.type]
+    mistaken = isinstance(value, bool) and bool not in allowed and object not in allowed
+    if not isinstance(value, allowed) or mistaken:
+        yield f"option {name!r} of {backend} is {option.type}, not {type(value).__name__}"
+    elif option.choices and value not in option.choices:
+        choices = ", ".join(map(repr, option.choices))
+        yield f"option {name!r} of {backend} is one of {choices}, not {value!r}"
+
+
+def _inductor_problems(options: Mapping[str, Any]) -> Iterator[str]:
+    from torch._inductor import config  # noqa: PLC0415 (torch is imported for a compilation)
+
+    known: dict[str, Any] = config.get_config_copy()
+    kind: Callable[[str], Any] = config.get_type  # type: ignore[attr-defined] # made at run time
+    for name, value in options.items():
+        attribute = name.replace("-", "_")
+        if attribute not in known:
+            yield f"inductor has no option {name!r}{_near(attribute, known)}"
+            continue
+        wanted = kind(attribute)
+        plain = isinstance(wanted, type) and getattr(wanted, "__origin__", None) is None
+        if plain and not isinstance(value, wanted):
+            yield f"option {name!r} of inductor is {wanted.__name__}, not {type(value).__name__}"
+
+
+def _inductor_modes() -> tuple[str, ...]:
+    from torch._inductor import list_mode_options  # noqa: PLC0415 (as above)
+
+    return tuple(list_mode_options())
+
+
+def _near(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, options))

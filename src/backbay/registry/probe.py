@@ -1,0 +1,343 @@
+"""Does a backend really load and compile here? Tried in a process of its own, which may be lost.
+
+A plugin that crashes, hangs, ends its process, prints, or initialises CUDA does so in a child that
+has a time limit; what was found out is kept on disk. This file imports no torch.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import platformdirs
+import psutil
+
+from backbay.errors import InputError
+
+_CHILD = "backbay.registry.probe_child"
+_KINDS = {"torch": 1, "import": 2, "target": 2, "factory": 2}
+"""The first word of ``ProbeRequest.load``, and how many parts follow it."""
+
+_FORMAT = 1  # of a kept result; a new number forgets the old ones
+_ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH")
+_CRASHES = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP"}
+"""What a process does to itself; other signals come from outside, and may not come again."""
+
+_POLL_S = 0.05
+_GRACE_S = 10.0
+_MOST_OUTPUT = 64 * 2**20  # bytes
+_MOST_FINDINGS = 2**20  # bytes
+_TAIL = 2_000  # characters
+_WIDEST_CHARACTER = 4  # bytes of UTF-8
+_MOST_OF_A_REASON = 300  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRequest:
+    """What to try."""
+
+    name: str
+    """The backend's name, for messages."""
+
+    load: str
+    """How to get it: ``torch:NAME`` (torch looks the name up), ``import:MODULE:NAME`` (the module
+    is imported before that), ``target:module:attribute`` (the attribute is the backend) or
+    ``factory:module:attribute`` (what it returns when called without arguments is the backend)."""
+
+    device: str = "cpu"
+    """The device type that the trial function is compiled for."""
+
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Passed as ``torch.compile(options=...)`` where not empty; what JSON can carry."""
+
+    key: tuple[str, ...] = ()
+    """What else the result depends on: distribution, version, torch's version, driver, ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """What became of it.
+
+    ``passed`` says that the backend loads, compiles and runs a small function here. It does not
+    say that its results are right: they are only kept from being something else altogether.
+    """
+
+    passed: bool
+    """Whether every stage was passed."""
+
+    stage: str
+    """The stage that failed, or ``done``: ``start`` (torch itself, or eager on the device),
+    ``import``, ``call`` (of a factory), ``compile``, ``run`` (of what was compiled), ``compare``
+    (with eager, at 1e-2 of the largest value)."""
+
+    reason: str
+    """The cause in one line, 300 characters at most; never empty."""
+
+    import_ms: float | None
+    """Milliseconds to load it, with torch, ``torch._dynamo`` and torch's list of backends already
+    loaded; ``None``, as in the next three, where it did not load."""
+
+    modules: int | None
+    """Modules that loading it added to ``sys.modules``."""
+
+    rss_mb: float | None
+    """Resident memory that loading it added, in units of 2**20 bytes."""
+
+    initialised_cuda: bool | None
+    """Whether loading it initialised CUDA, by torch or in the driver: such a process can't fork."""
+
+    output: str
+    """The last 2,000 characters of what the child printed, standard output and error together."""
+
+    when: str
+    """When it was tried, ISO 8601, UTC."""
+
+    cached: bool = False
+    """Whether this was found out earlier, and read from disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Why a child did not answer."""
+
+    reason: str
+    lasting: bool
+    """Whether it would happen again, as far as can be told."""
+
+
+def probe(
+    request: ProbeRequest, *, seconds: float = 120.0, fresh: bool = False, cache: Path | None = None
+) -> ProbeResult:
+    """Try a backend in a child process, or give what an earlier try found out.
+
+    Args:
+        request: the backend and how to load it.
+        seconds: how long the child may take, ``import torch`` included; then it is killed with
+            every process that it started.
+        fresh: whether to try again where a result is kept.
+        cache: the folder of kept results; default: ``probes`` in ``BACKBAY_CACHE``, or in the
+            user's cache folder. What may pass by itself is not kept: a time-out, a kill from
+            outside, a failure of torch or of the device.
+
+    Raises:
+        InputError: ``load`` has none of the four forms, or JSON can't carry the options.
+    """
+    path = (cache or _default_cache()) / f"{probe_key(request)}.json"
+    kept = None if fresh else _read(path)
+    if kept is not None:
+        return dataclasses.replace(kept, cached=True)
+    result, lasting = _try(request, seconds)
+    with contextlib.suppress(OSError):  # a home that can't be written is no reason to fail
+        if lasting:
+            _write(path, result)
+        else:
+            path.unlink(missing_ok=True)
+    return result
+
+
+def probe_key(request: ProbeRequest) -> str:
+    """Give the name under which a result is kept: a SHA-256 of what it depends on.
+
+    That is the request, this Python, and the environment variables that select a GPU or change
+    the import path. What lies on that path is not looked at: ``request.key`` has to name it.
+
+    Raises:
+        InputError: ``load`` has none of the four forms, or JSON can't carry the options.
+    """
+    environment = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    facts = [_FORMAT, platform.python_version(), sys.prefix, environment, _as_json(request)]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _as_json(request: ProbeRequest) -> dict[str, Any]:
+    kind, *parts = request.load.split(":")
+    if len(parts) != _KINDS.get(kind) or not all(parts):
+        raise InputError(
+            f"backend {request.name!r}: load={request.load!r} is none of torch:NAME, "
+            "import:MODULE:NAME, target:module:attribute and factory:module:attribute"
+        )
+    fields = {
+        "name": request.name,
+        "load": request.load,
+        "device": request.device,
+        "options": dict(request.options),
+        "key": list(request.key),
+    }
+    try:
+        json.dumps(fields, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"backend {request.name!r}: its options can't be passed to another process: {error}"
+        ) from error
+    return fields
+
+
+def _default_cache() -> Path:
+    given = os.environ.get("BACKBAY_CACHE", "").strip()
+    return (Path(given) if given else platformdirs.user_cache_path("backbay")) / "probes"
+
+
+def _read(path: Path) -> ProbeResult | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ProbeResult)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _write(path: Path, result: ProbeResult) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        temporary = Path(file.name)
+    try:
+        temporary.write_bytes(msgspec.json.encode(result))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _try(request: ProbeRequest, seconds: float) -> tuple[ProbeResult, bool]:
+    """Give the result, and whether it is worth keeping."""
+    # What a killed process leaves behind may still be written to while it is cleaned up.
+    with tempfile.TemporaryDirectory(prefix="backbay-probe-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        loss = _run(request, seconds, folder)
+        facts = _facts(folder)
+        output = _tail(folder)
+    if facts.get("ended"):
+        loss = None
+    reason = loss.reason if loss else facts.get("reason", "")
+    result = ProbeResult(
+        passed=loss is None and facts["stage"] == "done",
+        stage=facts["stage"],
+        reason=_one_line(reason),
+        import_ms=facts.get("import_ms"),
+        modules=facts.get("modules"),
+        rss_mb=facts.get("rss_mb"),
+        initialised_cuda=facts.get("initialised_cuda"),
+        output=output,
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return result, facts["stage"] != "start" and (loss is None or loss.lasting)
+
+
+def _run(request: ProbeRequest, seconds: float, folder: Path) -> _Loss | None:
+    """Run the child to its answer (``None``) or its loss; nothing of it is left afterwards."""
+    findings = folder / "findings"
+    findings.touch()
+    asked = {
+        **_as_json(request),
+        "path": [os.path.abspath(entry) for entry in sys.path],  # noqa: PTH100 ("" is the cwd)
+        "findings": str(findings),
+        "seconds": seconds,
+    }
+    (folder / "request").write_text(json.dumps(asked), "utf-8")
+    with (folder / "request").open("rb") as stdin, (folder / "output").open("ab") as output:
+        try:
+            process = _start(stdin, output)
+        except OSError as error:
+            return _Loss(f"no process could be started: {error}", lasting=False)
+    tree = psutil.Process(process.pid)  # made now: later the number may be another process's
+    try:
+        return _wait(process, seconds, folder)
+    finally:
+        _end(process, tree)
+
+
+def _start(stdin: IO[bytes], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        # -P: a folder called `triton` or `torch` beside the user must not be imported.
+        # -u: what is printed just before a crash is what explains it.
+        [sys.executable, "-P", "-u", "-m", _CHILD],
+        stdin=stdin,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float, folder: Path) -> _Loss | None:
+    deadline = time.monotonic() + seconds
+    while not _facts(folder).get("ended"):
+        if process.poll() is not None:
+            return _death(process.returncode, _tail(folder))
+        if time.monotonic() > deadline:
+            return _Loss(f"no answer within {seconds:g} s", lasting=False)
+        if _size(folder / "output") > _MOST_OUTPUT:
+            return _Loss(f"it printed more than {_MOST_OUTPUT >> 20} MiB", lasting=True)
+        time.sleep(_POLL_S)
+    return None
+
+
+def _death(code: int, output: str) -> _Loss:
+    if code < 0:
+        name = _signal_name(-code)
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return _Loss(f"its process was killed by {name}{hint}", lasting=name in _CRASHES)
+    last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
+    said = f"; it last printed: {last.strip()}" if last else ""
+    return _Loss(f"its process ended with exit code {code}{said}", lasting=True)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _end(process: subprocess.Popen[bytes], tree: psutil.Process) -> None:
+    """Kill the child and its descendants, those that left its process group included."""
+    descendants: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        descendants = tree.children(recursive=True)
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    for descendant in descendants:
+        with contextlib.suppress(psutil.Error):
+            descendant.kill()
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits for a driver can't die
+        process.wait(_GRACE_S)
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """Give what the child has told so far; a later fact replaces an earlier one of its name."""
+    facts: dict[str, Any] = {"stage": "start"}
+    with contextlib.suppress(OSError), (folder / "findings").open("rb") as file:
+        for line in file.read(_MOST_FINDINGS).splitlines():
+            with contextlib.suppress(ValueError, TypeError):  # printed into it, or half a line
+                facts.update(json.loads(line))
+    return facts
+
+
+def _tail(folder: Path) -> str:
+    with contextlib.suppress(OSError), (folder / "output").open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL * _WIDEST_CHARACTER))
+        return file.read(_TAIL * _WIDEST_CHARACTER).decode(errors="replace")[-_TAIL:]
+    return ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # a plugin may have emptied the folder for temporary files
+        return 0
+
+
+def _one_line(text: str) -> str:
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    return printable.strip()[:_MOST_OF_A_REASON] or "no reason was given"

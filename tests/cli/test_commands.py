@@ -1,0 +1,153 @@
+"""doctor, lock, check-manifest, completion, and the filters of list."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from backbay.cli import main
+from backbay.cli import names as completion
+from backbay.cli.names import complete
+from backbay.registry.policy import Layer, Policy
+
+PUBLISHES = "[torch_dynamo_backends]\nplugged = plug_in:fn\n"
+
+
+def backbay(*arguments: str, **options):
+    return CliRunner(**options).invoke(main, list(arguments))
+
+
+@pytest.fixture
+def seen(monkeypatch, registry):
+    """Let every command look at the `registry` fixture's installation."""
+    for module in ("listing", "info", "doctor", "lock"):
+        monkeypatch.setattr(f"backbay.cli.{module}.default_registry", registry)
+    return registry
+
+
+def names(*arguments: str) -> set[str]:
+    return {row["name"] for row in json.loads(backbay(*arguments, "--json").stdout)["backends"]}
+
+
+def test_list_filters(seen, install):
+    install("plug-in", "3.1", PUBLISHES)
+    assert names("list") == {"inductor", "cudagraphs", "tvm", "openxla", "plugged"}
+    assert names("list", "--available") >= {"plugged"}
+    assert "tvm" not in names("list", "--available")
+    assert "cudagraphs" not in names("list", "--device", "cpu")
+    assert "plugged" in names("list", "--device", "cpu")  # nobody said that it can't
+    assert names("list", "--tag", "experimental") == {"openxla_eval"}
+    assert {"tensorrt", "aot_eager", "onnxrt"} <= names("list", "--all")
+
+
+def test_a_device_decides_the_state_in_the_list(seen):
+    rows = json.loads(backbay("list", "--device", "cuda", "--json").stdout)["backends"]
+    assert {row["state"] for row in rows if row["name"] == "inductor"} == {"no_device"}
+
+
+def test_info_shows_every_candidate_its_standing_and_the_rule(seen, install):
+    install("plug-in", "3.1", PUBLISHES)
+    install("other", "1.0", PUBLISHES)
+    seen._given_standing = Policy(
+        (Layer(source="test.toml", block=frozenset({"other"}), pin={"plugged": "plug-in"}),)
+    )
+    document = json.loads(backbay("info", "plugged", "--json").stdout)
+    first, second = document["candidates"]
+    assert (first["standing"], second["standing"]) == ("wins", "blocked")
+    assert first["why"] == "test.toml pins it to plug-in"
+    assert "blocked by test.toml" in second["why"]
+    text = backbay("info", "plugged").stdout
+    assert "test.toml pins it to plug-in" in text
+    assert "other 1.0" in text
+
+
+def test_info_of_an_absent_backend_says_how_to_get_it(seen):
+    text = backbay("info", "tensorrt").stdout
+    assert "not_installed" in text
+    assert "pip install torch-tensorrt" in text
+
+
+def test_doctor_fails_where_the_policy_requires_what_is_not_ready(seen):
+    assert backbay("doctor").exit_code == 0
+    seen._given_standing = Policy((Layer(source="ci.toml", require=("tvm", "nobody", "eager")),))
+    del seen.__dict__["_standing"]
+    done = backbay("doctor", "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["unmet"] == [
+        "ci.toml requires tvm, which is not_installed",
+        "ci.toml requires nobody, which is unknown",
+    ]
+    assert "requires tvm" in backbay("doctor").stderr
+
+
+def test_doctor_says_that_torch_still_finds_what_is_blocked_here(seen, install):
+    install("plug-in", "3.1", PUBLISHES)
+    seen._given_standing = Policy((Layer(source="x", block=frozenset({"plug-in"})),))
+    done = backbay("doctor", "plugged", "--json")
+    (row,) = json.loads(done.stdout)["backends"]
+    assert (row["state"], row["reason"]) == ("blocked", "plug_in is blocked by x")
+    assert "still finds it" in json.loads(done.stdout)["notes"][0]
+
+
+@pytest.mark.slow
+def test_doctor_probes_in_a_child_and_says_what_loading_costs(seen, install, tmp_path, monkeypatch):
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    install("plug-in", "3.1", PUBLISHES)
+    (tmp_path / "plug_in.py").write_text("import torch\nraise RuntimeError('no licence')\n")
+    done = backbay("doctor", "plugged", "--probe", "--json")
+    (row,) = json.loads(done.stdout)["backends"]
+    assert (row["state"], row["probe"]["stage"]) == ("broken", "import")
+    assert "no licence" in row["reason"]
+    (tmp_path / "plug_in.py").write_text("def fn(gm, inputs):\n    return gm.forward\n")
+    done = backbay("doctor", "plugged", "--probe", "--fresh", "--json")
+    (row,) = json.loads(done.stdout)["backends"]
+    assert (row["state"], row["probe"]["passed"]) == ("ready", True)
+    assert row["probe"]["import_ms"] > 0
+
+
+def test_lock_and_its_check(seen, install, tmp_path):
+    install("plug-in", "3.1", PUBLISHES)
+    path = str(tmp_path / "backbay.lock")
+    assert backbay("lock", "--file", path).exit_code == 0
+    assert backbay("lock", "--check", "--file", path).exit_code == 0
+    install("new", "1.0", "[torch_dynamo_backends]\nfresh = new:fn\n")
+    seen.refresh()
+    done = backbay("lock", "--check", "--file", path, "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["drift"] == ["fresh is provided by new and is not in the lock"]
+    missing = backbay("lock", "--check", "--file", str(tmp_path / "absent"))
+    assert missing.exit_code == 2
+
+
+def test_check_manifest_names_each_problem_and_its_place(tmp_path):
+    path = tmp_path / "backends.toml"
+    path.write_text('schema = 1\n[[backend]]\nname = "mine"\nsummary = "Mine"\n')
+    assert backbay("check-manifest", str(path)).exit_code == 0
+    path.write_text(
+        'schema = 1\n[[backend]]\nname = "mine"\nsumary = "Mine"\n'
+        '[backend.requires]\ntorch = ">=two"\ndistributions = ["a b"]\n'
+    )
+    done = backbay("check-manifest", str(path), "--json")
+    assert done.exit_code == 1
+    problems = json.loads(done.stdout)["problems"]
+    assert len(problems) == 3
+    assert "did you mean summary?" in problems[0]
+    assert json.loads(backbay("check-manifest", "--schema").stdout)["type"] == "object"
+    assert backbay("check-manifest").exit_code == 2
+    assert backbay("check-manifest", str(tmp_path / "absent.toml")).exit_code == 1
+
+
+def test_names_complete_in_a_shell():
+    found = {item.value: item.help for item in complete(None, None, "aot_eager")}
+    assert {"aot_eager", "aot_eager_decomp_partition"} <= set(found)
+    assert all(found.values())
+    assert not complete(None, None, "zzz")
+    assert completion.click
+    done = CliRunner(env={"_BACKBAY_COMPLETE": "bash_source"}).invoke(main, prog_name="backbay")
+    assert "complete" in done.stdout
+
+
+def test_every_command_has_help_with_an_example():
+    for command in ("list", "info", "doctor", "lock", "check-manifest", "race"):
+        assert "Examples:" in backbay(command, "--help").stdout

@@ -1,0 +1,141 @@
+"""``backbay.compile`` says at once what torch.compile says late, or never."""
+
+import pytest
+import torch
+
+import backbay
+from backbay import ledger
+from backbay.errors import BackendNotFound, InvalidPreflight
+from backbay.registry import Option, Registry, Traits
+
+
+def compiler(graph_module, example_inputs):
+    return graph_module.forward
+
+
+@pytest.fixture
+def registry():
+    return Registry()
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.compiler.reset()
+    ledger.clear()
+
+
+def problems(**asked) -> list[str]:
+    model = asked.pop("model", torch.nn.Linear(2, 2))
+    with pytest.raises(InvalidPreflight) as caught:
+        backbay.compile(model, **asked)
+    assert all(line in str(caught.value) for line in caught.value.problems)
+    return caught.value.problems
+
+
+def test_what_is_fine_compiles_and_runs():
+    model = torch.nn.Linear(2, 2)
+    compiled = backbay.compile(model, backend="aot_eager", training=True)
+    x = torch.randn(3, 2)
+    torch.testing.assert_close(compiled(x), model(x))
+    compiled(x).sum().backward()
+    assert model.weight.grad is not None
+
+
+def test_it_is_a_decorator_as_torch_compile_is():
+    @backbay.compile(backend="eager", fullgraph=True)
+    def f(x):
+        return x + 1
+
+    assert f(torch.ones(1)) == 2
+
+
+def test_every_reason_is_in_one_error_and_nothing_was_compiled():
+    said = problems(backend="tvm", options={"nonsense": 1}, training=True)
+    assert len(said) == 3
+    assert "apache-tvm is not installed" in said[0]
+    assert "no option 'nonsense'" in said[1]
+    assert "does not train" in said[2]
+
+
+def test_a_wrong_inductor_option_is_one_short_line():
+    (said,) = problems(backend="inductor", options={"max_autotun": True})
+    assert len(said) < 100
+    with pytest.raises(RuntimeError) as torchs:
+        torch.compile(torch.nn.Linear(2, 2), options={"max_autotun": True})
+    assert len(str(torchs.value)) > 10_000
+
+
+def test_a_typo_names_the_nearest_backend():
+    with pytest.raises(BackendNotFound, match="Did you mean 'inductor'"):
+        backbay.compile(torch.nn.Linear(2, 2), backend="indcutor")
+
+
+def test_a_function_that_takes_no_options_is_seen_before_its_first_call(registry):
+    registry.register_backend(compiler, "mine")
+    (said,) = problems(backend="mine", options={"a": 1}, registry=registry)
+    assert said == "mine takes no options: its function has no parameter of this name"
+    (said,) = problems(backend=compiler, mode="fast")
+    assert said.startswith("compiler takes no mode")
+
+
+def test_declared_traits_are_held_to(registry):
+    registry.register_backend(
+        compiler,
+        "narrow",
+        traits=Traits(
+            devices=("cuda",), dtypes=("float16",), training=False, dynamic_shapes=False, name=False
+        ),
+        options=(Option(name="level", type="int"),),
+    )
+    said = problems(
+        backend="narrow",
+        training=True,
+        dynamic=True,
+        name="x",
+        options={"levl": 1},
+        registry=registry,
+    )
+    assert len(said) == 6 + 1  # and the device is said as its availability too
+    assert any("model is on cpu" in x for x in said)
+    assert any("model holds float32" in x for x in said)
+
+
+def test_without_a_backend_the_policy_decides_by_the_models_device():
+    model = torch.nn.Linear(2, 2)
+    with backbay.policy(default={"cpu": "aot_eager"}):
+        backbay.compile(model)(torch.ones(1, 2))
+    (record,) = ledger.records()
+    assert (record.asked, record.ran, record.device) == ("backbay.default", "aot_eager", "cpu")
+    assert not record.fell_back
+
+
+def test_a_default_that_does_not_run_here_falls_back_and_is_recorded():
+    with backbay.policy(default="tvm"):
+        compiled = torch.compile(lambda x: x + 1, backend="backbay.default")
+        assert compiled(torch.ones(1)) == 2
+    (record,) = ledger.records()
+    assert record.ran == "inductor"
+    assert record.fell_back
+    assert "apache-tvm is not installed" in record.why
+
+
+def test_set_default_backend_refuses_what_nobody_knows_and_tells_torch(run_python):
+    program = """
+        import backbay
+        from backbay.errors import InputError
+        for wrong in ("nope", 3, "tvm"):
+            try:
+                backbay.set_default_backend(wrong)
+            except InputError as error:
+                print(type(error).__name__)
+        backbay.set_default_backend("aot_eager")
+        import torch, sys
+        assert "torch._dynamo" not in sys.modules
+        torch.compile(lambda x: x + 1)(torch.ones(1))
+        registry = sys.modules["torch._dynamo.backends.registry"]
+        print(getattr(registry, "get_default_backend", lambda: "aot_eager")())
+        backbay.set_default_backend(None)
+        print(getattr(registry, "get_default_backend", lambda: "inductor")())
+    """
+    said = run_python(program).stdout.split()
+    assert said == ["BackendNotFound", "InputError", "BackendUnavailable", "aot_eager", "inductor"]
