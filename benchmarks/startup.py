@@ -68,11 +68,16 @@ def import_alone_ms() -> float:
     return 1e3 * float(done.stdout)
 
 
-def print_header() -> None:
-    """Print when and where this was measured."""
+def print_date() -> None:
+    """Print when and with what this was measured."""
     torch_version = Environment.current().torch_build.get("__version__")
     today = dt.datetime.now(dt.UTC).date()
     print(f"{today}, Python {platform.python_version()}, torch {torch_version}\n")
+
+
+def print_header() -> None:
+    """Print the date and the table's head."""
+    print_date()
     print("| what | wall ms, median [95 %] | times faster than torch's list |")
     print("|---|---|---|")
 

@@ -66,7 +66,7 @@ def test_a_wrong_inductor_option_is_one_short_line():
 
 
 def test_a_typo_names_the_nearest_backend():
-    with pytest.raises(BackendNotFound, match="Did you mean 'inductor'"):
+    with pytest.raises(BackendNotFound, match="did you mean: 'inductor'"):
         backbay.compile(torch.nn.Linear(2, 2), backend="indcutor")
 
 

@@ -13,6 +13,15 @@
     │   ├── ManifestError       a manifest cannot be understood
     │   ├── WorkloadNotFound    nobody knows the workload
     │   └── WorkloadInvalid     the workload's function raised, or returned no model
+    ├── GraphBroken             a pass left a graph that is not right; a class for each way
+    │   ├── MissingOutput       the graph returns nothing, or something else than before
+    │   ├── WrongDtype          a result has another dtype than before
+    │   ├── ShapeAssumed        a result has another shape: a symbolic size was taken for a number
+    │   ├── DanglingNode        a node uses one that is not in the graph, or comes after it
+    │   ├── ErasedInUse         a node was erased that others still use
+    │   ├── StaleCode           the graph was changed, and its code was not made anew
+    │   ├── EndlessPass         a pass adds nodes to the graph that it is walking over
+    │   └── GradientMismatch    the graph's gradients are wrong
     └── ProofImpossible         no reference exists to prove a result against
 
 Each message says what happened, where, and what to do next, on one line; a preflight's has a line
@@ -77,3 +86,39 @@ class WorkloadInvalid(InputError):  # noqa: N818
 
 class ProofImpossible(BackbayError):  # noqa: N818
     """No reference exists that a result could be proven against."""
+
+
+class GraphBroken(BackbayError):  # noqa: N818 (reads as the mistake that it names)
+    """A pass left a graph that is not right; the message names the pass and the node."""
+
+
+class MissingOutput(GraphBroken):
+    """The graph returns nothing, or another structure than before."""
+
+
+class WrongDtype(GraphBroken):
+    """A result of the graph has another dtype, or another device, than before."""
+
+
+class ShapeAssumed(GraphBroken):
+    """A result of the graph has another shape: often a symbolic size was taken for a number."""
+
+
+class DanglingNode(GraphBroken):
+    """A node uses one that is not in the graph, or that comes after it."""
+
+
+class ErasedInUse(GraphBroken):
+    """A node was erased that others still use."""
+
+
+class StaleCode(GraphBroken):
+    """The graph was changed, and the graph module was not recompiled."""
+
+
+class EndlessPass(GraphBroken):
+    """A pass goes on adding nodes: it changes the graph while it walks over it."""
+
+
+class GradientMismatch(GraphBroken):
+    """The gradients of a graph are wrong, where its results are right."""

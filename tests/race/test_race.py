@@ -204,7 +204,7 @@ def test_the_command_writes_table_json_and_page(tmp_path):
     [
         (["decodr"], "Did you mean 'decoder'"),
         (["hf:lama"], "hf:llama"),
-        (["--backends", "indcutor"], "Did you mean 'inductor'"),
+        (["--backends", "indcutor"], "did you mean: 'inductor'"),
         (["--backends", "tvm"], "pip install apache-tvm"),
         (["--backends", "gone.py:fn"], "gone.py"),
         (["--device", "cuda:0x"], "can't be used"),

@@ -101,7 +101,7 @@ def test_blocking_one_of_two_leaves_the_other(two, importable, registry):
 def test_a_blocked_backend_says_which_setting_blocks_it(two, registry, monkeypatch, tmp_path):
     monkeypatch.setenv("BACKBAY_BLOCK", "one, two")
     with pytest.raises(BackendUnavailable, match="blocked by BACKBAY_BLOCK=one, two"):
-        registry.lookup_backend("shared", checked=False)
+        registry.lookup_backend("shared")
     assert "shared" not in registry.list_backends()
     (tmp_path / "backbay.toml").write_text('allow = ["other"]\n')
     monkeypatch.delenv("BACKBAY_BLOCK")

@@ -47,15 +47,31 @@ def test_listing_hides_debug_and_experimental_as_torch_does(registry):
 
 
 def test_a_typo_gets_the_nearest_name_also_among_debug_backends(registry):
-    with pytest.raises(BackendNotFound, match="Did you mean 'inductor'"):
+    with pytest.raises(BackendNotFound, match="did you mean: 'inductor'"):
         registry.lookup_backend("indcutor")
-    with pytest.raises(BackendNotFound, match="Did you mean 'aot_eager'"):
+    with pytest.raises(BackendNotFound, match="did you mean: 'aot_eager'"):
         registry.lookup_backend("aot_eagr")
 
 
 def test_a_known_absent_name_is_not_called_unknown(registry):
     with pytest.raises(BackendUnavailable, match="pip install apache-tvm"):
         registry.lookup_backend("tvm")
+
+
+def test_what_is_there_and_would_not_run_can_be_looked_up_as_with_torch(registry, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert registry.availability("inductor").state == "not_installed"
+    assert registry.availability("ts").state == "broken"
+    assert registry.availability("cudagraphs").state == "no_device"
+    assert all(map(callable, map(registry.lookup_backend, ("inductor", "ts", "cudagraphs"))))
+    with pytest.raises(BackendUnavailable, match="broken"):
+        registry.require("ts")
+
+
+def test_the_made_catalogue_is_what_its_source_says():
+    from backbay.registry import compile_catalog
+
+    assert compile_catalog.MADE.read_text() == compile_catalog.code(compile_catalog.source_specs())
 
 
 def test_lookup_gives_the_same_object_every_time():

@@ -129,6 +129,24 @@ def test_a_changing_batch_size_is_compiled_once_more_and_right() -> None:
     assert watched.silus <= 2  # noqa: PLR2004 (one of fixed, one of symbolic size)
 
 
+def test_an_input_that_is_written_is_written_once() -> None:
+    """A graph that is run to be looked at would write twice."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return torch.sigmoid(x) * x
+
+    watched, x = Watched(), torch.zeros(3)
+    torch.testing.assert_close(torch.compile(step, backend=watched)(x), F.silu(torch.ones(3)))
+    torch.testing.assert_close(x, torch.ones(3))
+    assert watched.silus == 1
+
+
+def test_the_keyword_name_is_taken() -> None:
+    """From torch 2.15 on it is passed, and a backend without it fails."""
+    assert callable(silu_eager(torch.fx.symbolic_trace(torch.nn.Identity()), [], name="mine"))
+
+
 def twice(x: torch.Tensor) -> torch.Tensor:
     """Hold two that can be replaced."""
     y = torch.sigmoid(x) * x

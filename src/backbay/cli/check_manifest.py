@@ -7,8 +7,10 @@ import click
 
 from backbay.cli.entry import print_json
 from backbay.registry import BackendSpec, Origin
+from backbay.registry._catalog import SPECS
 from backbay.registry.discovery import load_toml
 from backbay.registry.manifest import Manifest, json_schema, read
+from backbay.registry.options import default_problems
 
 SCHEMA = "backbay.check-manifest/1"
 
@@ -64,6 +66,11 @@ def _problems(spec: BackendSpec, path: Path) -> list[str]:
     problems = []
     if spec.loading in {"torch", "removed"}:
         problems.append(f"{where}: only torch's own backends are registers = {spec.loading!r}")
+    reserved = [x.name for x in SPECS if x.loading == "torch"]
+    if spec.name in reserved:
+        problems.append(f"{where}: the name is torch's own, and reserved")
+    if spec.options is not None and spec.options != "inductor":
+        problems += [f"{where}: {problem}" for x in spec.options for problem in default_problems(x)]
     for line in spec.requires.distributions:
         try:
             Requirement(line)

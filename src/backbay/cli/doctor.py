@@ -8,7 +8,7 @@ import click
 from backbay.cli.entry import coloured, entry, is_here, print_json
 from backbay.cli.names import complete
 from backbay.registry import Availability, Registry, Resolution, default_registry
-from backbay.registry.availability import of_resolution
+from backbay.registry.availability import matching, of_resolution
 
 SCHEMA = "backbay.doctor/1"
 _PIPE_WIDTH = 240
@@ -67,7 +67,10 @@ def command(
 
 
 def _entry(registry: Registry, resolution: Resolution, device: str | None) -> dict[str, Any]:
-    return entry(resolution, of_resolution(resolution, registry.environment, device))
+    spec = resolution.spec
+    limits = [x.reason for x in matching(spec.limits, spec, registry.environment)]
+    row = entry(resolution, of_resolution(resolution, registry.environment, device))
+    return {**row, "limits": limits}
 
 
 def _probe(
@@ -135,6 +138,7 @@ def _notes(registry: Registry) -> list[str]:
 
 def _print(entries: list[dict[str, Any]], *, probed: bool) -> None:
     from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
+    from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -144,12 +148,16 @@ def _print(entries: list[dict[str, Any]], *, probed: bool) -> None:
         table.add_column("import ms", justify="right", no_wrap=True)
     table.add_column("why, and what to do", overflow="fold", min_width=20)
     for row in entries:
-        remedy = f"; {row['remedy']}" if row["remedy"] else ""
         cost = [_cost(row)] if probed else []
-        table.add_row(
-            row["name"], coloured(row["state"]), row["origin"], *cost, f"{row['reason']}{remedy}"
-        )
+        name, origin = escape(row["name"]), escape(row["origin"])
+        table.add_row(name, coloured(row["state"]), origin, *cost, escape(_explanation(row)))
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+
+
+def _explanation(row: dict[str, Any]) -> str:
+    limits = "; ".join(row["limits"]) if row["state"] == "ready" else ""
+    said = [row["reason"], row["remedy"], f"known limits: {limits}" if limits else ""]
+    return "; ".join(x for x in said if x)
 
 
 def _cost(row: dict[str, Any]) -> str:

@@ -59,6 +59,7 @@ def _document(resolution: Resolution, device: str | None) -> dict[str, Any]:
 
 def _print(document: dict[str, Any], spec: BackendSpec) -> None:
     from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
+    from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -66,7 +67,7 @@ def _print(document: dict[str, Any], spec: BackendSpec) -> None:
     table.add_column(overflow="fold")
     for label, value in {**_state(document), **_declared(spec), **_rest(document)}.items():
         if value:
-            table.add_row(label, str(value))
+            table.add_row(label, escape(str(value)))
     Console(highlight=False).print(table)
 
 

@@ -62,6 +62,7 @@ def _concerns(resolution: Resolution, device: str | None, tag: str | None) -> bo
 
 def _print_table(entries: list[dict[str, Any]]) -> None:
     from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
+    from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -69,7 +70,8 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
         table.add_column(title, no_wrap=True)
     table.add_column("why, and what to do", overflow="fold", min_width=20)
     for row in entries:
-        table.add_row(row["name"], coloured(row["state"]), row["origin"], _explanation(row))
+        what = escape(_explanation(row))
+        table.add_row(escape(row["name"]), coloured(row["state"]), escape(row["origin"]), what)
     # A pipe has no width: whoever reads it wants a line a backend.
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import IO, Self
 
 import msgspec
-import psutil
 
+from backbay.processes import ProcessTree
 from backbay.race.job import Reply, Request
 from backbay.race.record import Status
 
@@ -53,6 +53,7 @@ class Child:
             env={**os.environ, **environment},
             start_new_session=True,
         )
+        self._tree = ProcessTree(self._process)
         self._replies: queue.Queue[bytes | None] = queue.Queue()
         self._stopped = False
         threading.Thread(target=self._read, daemon=True).start()
@@ -94,24 +95,18 @@ class Child:
     def stop(self) -> None:
         """Take the processor away until `resume`: an idle process disturbs the others."""
         if not self._stopped and hasattr(signal, "SIGSTOP"):
-            self._signal_group(signal.SIGSTOP)
+            self._tree.signal(signal.SIGSTOP)
             self._stopped = True
 
     def resume(self) -> None:
         """Give the processor back."""
         if self._stopped:
-            self._signal_group(signal.SIGCONT)
+            self._tree.signal(signal.SIGCONT)
             self._stopped = False
 
     def end(self) -> None:
         """Kill the child with all its descendants; also when it is already dead."""
-        descendants = self._descendants()
-        self._signal_group(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
-        for process in descendants:  # those that left the process group
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        self._process.kill()
-        self._process.wait()
+        self._tree.kill()
         self._log.close()
         with contextlib.suppress(OSError):
             _pipe(self._process.stdin).close()
@@ -121,18 +116,6 @@ class Child:
         for line in _pipe(self._process.stdout):
             self._replies.put(line)
         self._replies.put(_END_OF_OUTPUT)
-
-    def _descendants(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.Error):
-            found: list[psutil.Process] = psutil.Process(self._process.pid).children(recursive=True)
-            return found
-        return []
-
-    def _signal_group(self, number: int) -> None:
-        if not hasattr(os, "killpg"):
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
 
     def _post_mortem(self) -> str:
         code = self._process.wait()

@@ -5,10 +5,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from backbay.registry.distributions import normalise
+from backbay.registry.distributions import required_name
 from backbay.registry.environment import Environment
 from backbay.registry.resolution import Resolution
-from backbay.registry.spec import BackendSpec, KnownFault
+from backbay.registry.spec import BackendSpec, KnownFault, names_an_attribute
+
+_UNREADABLE = (ValueError, RecursionError)
+"""What packaging raises for what it cannot read; the latter for markers in very many brackets."""
 
 State = Literal["ready", "not_installed", "wrong_version", "no_device", "blocked", "broken"]
 
@@ -58,6 +61,7 @@ def check(spec: BackendSpec, environment: Environment, device: str | None = None
     checks: tuple[Callable[[], Availability | None], ...] = (
         asked.removed,
         asked.provider,
+        asked.entry_point,
         asked.distributions,
         asked.versions,
         asked.faults,
@@ -70,6 +74,16 @@ def check(spec: BackendSpec, environment: Environment, device: str | None = None
     found = (test() for test in checks)
     problem = next((x for x in found if x is not None), None)
     return problem or Availability(state="ready", reason=_why_ready(spec))
+
+
+def is_absent(spec: BackendSpec, environment: Environment) -> bool:
+    """Tell whether there is nothing to load: what provides it, or what it needs, is not installed.
+
+    What is there and would not run (no device, no compiler, known to be broken) can be loaded.
+    """
+    asked = _Asked(spec, environment, None)
+    found = (asked.removed(), asked.provider(), asked.distributions(), asked.modules())
+    return any(x is not None and x.state == "not_installed" for x in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +116,34 @@ class _Asked:
         reason = f"{found.name} {found.version} is installed and publishes no backend of this name"
         return Availability(state="wrong_version", reason=reason, remedy=f"{remedy} --upgrade")
 
+    def entry_point(self) -> Availability | None:
+        published = self.spec.origin.entry_point
+        if published is None or names_an_attribute(published):
+            return None
+        return Availability(
+            state="broken",
+            reason=f"its entry point {published!r} is not of the form module:attribute",
+            remedy=f"report it to {self.spec.origin}",
+        )
+
     def distributions(self) -> Availability | None:
         checked = (self._distribution(line) for line in self.spec.requires.distributions)
         return next((found for found in checked if found is not None), None)
 
     def _distribution(self, requirement: str) -> Availability | None:
-        name = _leading_name(requirement)
+        name = required_name(requirement)
         if not name:
-            return self._unreadable(requirement, "it names no distribution")
+            return self._unreadable(requirement, ValueError("it names no distribution"))
         remedy = self.spec.install or f"pip install '{requirement}'"
         found = self.environment.installed.find(name)
-        if found is None:
-            return _not_installed(name, remedy)
-        if name == requirement.strip():
-            return None
         try:
-            fits = _fits_requirement(found.version, requirement)
-        except ValueError as error:
-            return self._unreadable(requirement, str(error).splitlines()[0])
+            if ";" in requirement and not _applies(requirement):
+                return None
+            if found is None:
+                return _not_installed(name, remedy)
+            fits = name == requirement.strip() or _fits_requirement(found.version, requirement)
+        except _UNREADABLE as error:
+            return self._unreadable(requirement, error)
         return None if fits else _wrong(found.name, found.version, requirement, remedy)
 
     def versions(self) -> Availability | None:
@@ -134,8 +158,8 @@ class _Asked:
                 continue
             try:
                 fits = _fits(version, specifier)
-            except ValueError as error:
-                return self._unreadable(specifier, str(error).splitlines()[0])
+            except _UNREADABLE as error:
+                return self._unreadable(specifier, error)
             if not fits:
                 remedy = f"use it with {what}{specifier}"
                 return _wrong(what, version, f"{what}{specifier}", remedy)
@@ -210,7 +234,8 @@ class _Asked:
                 return Availability(state="not_installed", reason=missing[0], remedy=missing[1])
         return None
 
-    def _unreadable(self, requirement: str, why: str) -> Availability:
+    def _unreadable(self, requirement: str, error: Exception) -> Availability:
+        why = next(iter(str(error).splitlines()), type(error).__name__)
         return Availability(
             state="broken",
             reason=f"its requirement {requirement!r} cannot be read: {why}",
@@ -228,7 +253,7 @@ def matching(
         try:
             if _concerns(torch, fault.torch) and _concerns(version, fault.version):
                 yield fault
-        except ValueError:  # what cannot be read concerns nobody; check-manifest says so
+        except _UNREADABLE:  # what cannot be read concerns nobody; check-manifest says so
             continue
 
 
@@ -237,7 +262,7 @@ def _provider_version(spec: BackendSpec, environment: Environment) -> str | None
         return spec.origin.version
     # Of torch's own bridges to others (tvm, openxla), the version is the other's.
     lines = [*spec.requires.distributions, spec.origin.distribution or ""]
-    found = (environment.installed.find(_leading_name(line)) for line in lines)
+    found = (environment.installed.find(required_name(line)) for line in lines)
     return next((x.version for x in found if x is not None and x.name != "torch"), None)
 
 
@@ -247,10 +272,11 @@ def _concerns(version: str | None, specifier: str | None) -> bool:
     return version is not None and _fits(version, specifier)
 
 
-def _leading_name(requirement: str) -> str:
-    text = requirement.strip()
-    length = next((n for n, x in enumerate(text) if not (x.isalnum() or x in "._-")), len(text))
-    return text[:length] if text[:length] and normalise(text[:length]).isascii() else ""
+def _applies(requirement: str) -> bool:
+    from packaging.requirements import Requirement  # noqa: PLC0415 (as below)
+
+    marker = Requirement(requirement).marker
+    return marker is None or marker.evaluate()
 
 
 def _fits_requirement(version: str, requirement: str) -> bool:

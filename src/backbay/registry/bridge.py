@@ -6,9 +6,11 @@ used: ``_COMPILER_FNS`` (2.11 to 2.15), ``_BACKEND_TAGS`` (from 2.14.1), and the
 of functions (before). ``tests/registry/test_torch_versions.py`` holds them.
 """
 
+import functools
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import CodeType
 from typing import Any, cast
 
 from backbay.errors import BackendLoadError, BackendNotFound
@@ -51,7 +53,7 @@ def load_by_import(module: str, name: str) -> CompilerFn:
 def registered_in_torch() -> Iterator[BackendSpec]:
     """Give what this process registered with torch; nothing where its registry is not loaded."""
     module = _loaded()
-    for name, compiler_fn in list(getattr(module, "_COMPILER_FNS", {}).items()):
+    for name, compiler_fn in _table(module).items():
         origin = Origin(kind="process", location=location_of(compiler_fn))
         tags = _tags(module, name, compiler_fn)
         yield BackendSpec(name=name, origin=origin, loading="torch", tags=tags)
@@ -59,18 +61,44 @@ def registered_in_torch() -> Iterator[BackendSpec]:
 
 def held_by_torch(name: str) -> CompilerFn | None:
     """Give what torch's registry holds under a name, if it is loaded."""
-    return cast("CompilerFn | None", getattr(_loaded(), "_COMPILER_FNS", {}).get(name))
+    return _table(_loaded()).get(name)
+
+
+def names_in_torch() -> list[str]:
+    """Give the names in torch's registry, if it is loaded."""
+    return list(_table(_loaded()))
+
+
+def give(name: str, compiler_fn: CompilerFn, tags: Sequence[str]) -> None:
+    """Register a compiler function with torch, whose registry is loaded."""
+    module = _loaded()
+    published = getattr(module, "_BACKENDS", {}).get(name)
+    module.register_backend(compiler_fn, name=name, tags=tuple(tags))
+    if published is not None:  # up to 2.14.0 torch forgets whose entry point has the name
+        module._BACKENDS[name] = published
 
 
 def take_back(name: str, compiler_fn: CompilerFn) -> bool:
-    """Take out of torch's registry what was pushed there under a name; nothing else."""
+    """Take out of torch's registry what is there under a name, if it is this; nothing else."""
     module = _loaded()
     if held_by_torch(name) is not compiler_fn:
         return False
     del module._COMPILER_FNS[name]
-    getattr(module, "_BACKENDS", {}).pop(name, None)
+    if getattr(module, "_BACKENDS", {}).get(name, module) is None:  # else it is an entry point's
+        del module._BACKENDS[name]
     getattr(module, "_BACKEND_TAGS", {}).pop(name, None)
     return True
+
+
+def take_back_of_failed(before: frozenset[str]) -> None:
+    """Take out of torch's registry what came since, from modules that failed to be imported.
+
+    Their code will run again, and torch refuses a name that it has.
+    """
+    for name, compiler_fn in _table(_loaded()).items():
+        module = module_of(unwrapped(compiler_fn))
+        if name not in before and module is not None and module not in sys.modules:
+            take_back(name, compiler_fn)
 
 
 def not_found(message: str) -> BackendNotFound:
@@ -85,13 +113,30 @@ def not_found(message: str) -> BackendNotFound:
     return cast("BackendNotFound", both(message))
 
 
+def imported(target: str) -> Any:
+    """Give what ``module:attribute`` is by now; nothing if its module is not imported that far."""
+    module, _, attribute = target.partition(":")
+    first, *rest = attribute.split(".")
+    found = getattr(sys.modules.get(module), "__dict__", {}).get(first)  # runs no __getattr__ of it
+    for name in rest:
+        found = getattr(found, name, None)
+    return found
+
+
 def location_of(compiler_fn: object) -> str | None:
     """Give ``file:line`` of a function's definition, or its module where it has no code."""
     code = getattr(compiler_fn, "__code__", None)
-    if code is not None:
+    if isinstance(code, CodeType):
         return f"{code.co_filename}:{code.co_firstlineno}"
     module = getattr(compiler_fn, "__module__", None)
     return module if isinstance(module, str) else type(compiler_fn).__module__
+
+
+def unwrapped(compiler_fn: Any) -> Any:
+    """Give what partials of it call in the end."""
+    while isinstance(compiler_fn, functools.partial):
+        compiler_fn = compiler_fn.func
+    return compiler_fn
 
 
 def module_of(compiler_fn: object) -> str | None:
@@ -104,7 +149,12 @@ def _loaded() -> Any:
     return sys.modules.get(TORCH_REGISTRY)
 
 
+def _table(module: Any) -> dict[str, CompilerFn]:
+    found = list(getattr(module, "_COMPILER_FNS", {}).items())  # another thread may register
+    return {name: compiler_fn for name, compiler_fn in found if isinstance(name, str)}
+
+
 def _tags(module: Any, name: str, compiler_fn: CompilerFn) -> tuple[str, ...]:
     by_name = getattr(module, "_BACKEND_TAGS", None)
     tags = by_name.get(name, ()) if by_name is not None else getattr(compiler_fn, "_tags", ())
-    return tuple(tags)
+    return tuple(tag for tag in tags if isinstance(tag, str))

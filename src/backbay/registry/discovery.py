@@ -3,17 +3,30 @@
 Nothing here imports torch or runs any distribution's code.
 """
 
+import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backbay.registry.distributions import Distribution, EntryPoint, Installed, normalise
+from backbay.registry.distributions import (
+    Distribution,
+    EntryPoint,
+    Installed,
+    normalise,
+    read_text,
+)
 from backbay.registry.environment import Environment
-from backbay.registry.spec import BackendSpec, Origin
+from backbay.registry.spec import MOST_BACKENDS, BackendSpec, Origin, can_be_published
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 MANIFEST_GROUP = "backbay.backends"
+_MOST_PROBLEMS = 20  # that are told of one distribution's entry points
+_SHOWN = 60  # characters
+_LONGEST_VALUE = 300  # characters
+_MOST_MANIFESTS = 8  # of one distribution
+_LONGEST_REASON = 300  # characters
+_MOST_DOTS = 64  # in one line of TOML
 
 
 @dataclass(slots=True)
@@ -36,20 +49,72 @@ def discover(
     found = Discovered()
     catalogue = _catalogue(environment)
     manifests = _Manifests(environment.installed, why_blocked, found.problems).specs()
-    described = {(_provider(spec), spec.name): spec for spec in [*catalogue, *manifests]}
+    # What a distribution says of itself counts for more, and what it says first.
+    said = [*catalogue, *reversed(manifests)]
+    described = {(_provider(spec), spec.name): spec for spec in said}
     published = [
         _described(_from_entry_point(entry_point), described)
-        for entry_point in environment.installed.entry_points(ENTRY_POINT_GROUP)
+        for entry_point in _published(
+            environment.installed, ENTRY_POINT_GROUP, found.problems, MOST_BACKENDS
+        )
     ]
     entered = {(_provider(spec), spec.name) for spec in published}
     found.specs += [spec for spec in catalogue if spec.origin.kind == "torch"]
     found.specs += published
     for spec in [*manifests, *catalogue]:
-        if spec.origin.kind != "torch" and (_provider(spec), spec.name) not in entered:
-            entered.add((_provider(spec), spec.name))
-            found.specs.append(spec)
+        if spec.origin.kind == "torch" or (_provider(spec), spec.name) in entered:
+            continue
+        entered.add((_provider(spec), spec.name))
+        if spec.loading == "entry_point" and spec.origin.kind == "distribution":
+            found.problems.append(
+                f"{spec.origin}: {spec.declared_by} describes {spec.name!r}, of which there is no "
+                f"entry point in {ENTRY_POINT_GROUP}"
+            )
+            continue
+        found.specs.append(spec)
     found.problems += environment.installed.problems
     return found
+
+
+def _published(
+    installed: Installed, group: str, problems: list[str], most: int
+) -> Iterator[EntryPoint]:
+    """Give the entry points of a group that can be what they say; of the others, say why not."""
+    for distribution, lines in itertools.groupby(
+        installed.entry_points(group), key=lambda entry_point: entry_point.distribution
+    ):
+        kept, left_out = _sorted_out(lines, most)
+        who = f"{distribution.name} {distribution.version}: [{group}] "
+        problems += [who + problem for problem in left_out[:_MOST_PROBLEMS]]
+        if len(left_out) > _MOST_PROBLEMS:
+            problems.append(f"{who}{len(left_out) - _MOST_PROBLEMS} more are left out")
+        yield from kept
+
+
+def _sorted_out(lines: Iterable[EntryPoint], most: int) -> tuple[list[EntryPoint], list[str]]:
+    kept: dict[str, EntryPoint] = {}
+    left_out = []
+    for entry_point in lines:
+        why = _why_left_out(entry_point, kept, most)
+        if why is None:
+            kept.setdefault(entry_point.name, entry_point)
+        else:
+            left_out.append(f"{entry_point.name[:_SHOWN]!a} is left out: {why}")
+    return list(kept.values()), left_out
+
+
+def _why_left_out(entry_point: EntryPoint, kept: Mapping[str, EntryPoint], most: int) -> str | None:
+    if not can_be_published(entry_point.name):
+        return "no backend has such a name"
+    value = entry_point.value
+    if not value.isprintable() or not 0 < len(value) <= _LONGEST_VALUE:
+        return f"{value[:_SHOWN]!a} is not of the form module:attribute"
+    first = kept.get(entry_point.name)
+    if first is not None and first.value != value:
+        return f"it is {first.value} already"  # as Python's own reader, which takes the first
+    if first is None and len(kept) >= most:
+        return f"there are more than {most}"
+    return None
 
 
 def _provider(spec: BackendSpec) -> str:
@@ -111,7 +176,9 @@ class _Manifests:
     def specs(self) -> list[BackendSpec]:
         return [
             spec
-            for entry_point in self.installed.entry_points(MANIFEST_GROUP)
+            for entry_point in _published(
+                self.installed, MANIFEST_GROUP, self.problems, _MOST_MANIFESTS
+            )
             if self.why_blocked(entry_point.distribution.name) is None
             for spec in self._read(entry_point)
         ]
@@ -161,7 +228,7 @@ def _of_editable(parts: list[str], filename: str) -> str | None:
 
     try:
         spec = importlib.util.find_spec(parts[0])
-    except (ImportError, ValueError, AttributeError):
+    except Exception:  # noqa: BLE001 (finders are foreign code; what they do not find is absent)
         return None
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     paths = (os.path.join(place, *parts[1:], filename) for place in places)
@@ -175,9 +242,10 @@ def load_toml(path: str) -> dict[str, Any] | str:
     from backbay.registry.manifest import LARGEST  # noqa: PLC0415
 
     try:
-        if os.stat(path).st_size > LARGEST:
-            return f"{path} is larger than {LARGEST >> 20} MiB"
-        with open(path, "rb") as file:
-            return tomllib.load(file)
+        text = read_text(path, LARGEST)
+        # The parser's time and memory grow with the square of a dotted key.
+        if any(line.count(".") > _MOST_DOTS for line in text.split("\n")):
+            return f"{path}: a line has more than {_MOST_DOTS} dots: write it on several"
+        return tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        return f"{path}: {error}"
+        return f"{path}: {str(error)[:_LONGEST_REASON]}"

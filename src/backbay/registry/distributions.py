@@ -7,14 +7,22 @@ runs any distribution's code, and one that is damaged is skipped and named, neve
 
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 _METADATA_FOLDER = re.compile(
-    r"^(?P<name>.+?)(-(?P<version>[^-]+))?(-py[\d.]+.*)?\.(dist|egg)-info$"
+    r"^(?P<name>.+?)(-(?P<version>[^-]+))?(-py[\d.]+.*)?\.(dist|egg)-info$", re.DOTALL
 )
-_LARGEST_ENTRY_POINTS = 1 << 20  # bytes; a real file has a few kilobytes
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # PEP 508
+_SEPARATORS = re.compile(r"[-_.]+")
+_REQUIRED_NAME = re.compile(r"\s*([A-Za-z0-9._-]+)")
+_VERSION = re.compile(r"[A-Za-z0-9.!+_~*]*")
+LARGEST = 1 << 20
+"""Bytes of a file that a distribution publishes; a real one has a few kilobytes."""
+_CHUNK = 1 << 14
+"""Bytes; a buffer of the largest size, for each file, would be most of a scan's cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +52,15 @@ class Installed:
     distributions: dict[str, Distribution] = field(default_factory=dict)
     """By normalised name; the first on the path is the one that Python would import."""
 
-    problems: list[str] = field(default_factory=list)
-    """What could not be read, and why; one line each."""
+    skipped: list[str] = field(default_factory=list)
+    """Metadata folders that were left out, and why; one line each."""
+
+    _files: "_EntryPointFiles | None" = None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What could not be read, and why; one line each."""
+        return (*self.skipped, *self._read().problems)
 
     def find(self, name: str) -> Distribution | None:
         """Give the distribution of this name, in any spelling, if it is installed."""
@@ -53,67 +68,122 @@ class Installed:
 
     def entry_points(self, group: str) -> Iterator[EntryPoint]:
         """Give every entry point of a group, in the order of ``sys.path``."""
-        for distribution in self.distributions.values():
-            text = self._entry_points_text(distribution)
+        for distribution, text in self._read().texts:
+            if group not in text:
+                continue
             for name, value in _section(text, group):
                 yield EntryPoint(name, value, distribution)
 
-    def _entry_points_text(self, distribution: Distribution) -> str:
-        path = os.path.join(distribution.folder, "entry_points.txt")
-        try:
-            if os.stat(path).st_size > _LARGEST_ENTRY_POINTS:
-                raise OSError("larger than 1 MiB")
-            with open(path, encoding="utf-8") as file:
-                return file.read()
-        except FileNotFoundError:
-            return ""
-        except (OSError, UnicodeDecodeError) as error:
-            self.problems.append(f"{distribution.name} {distribution.version}: {path}: {error}")
-            return ""
+    def _read(self) -> "_EntryPointFiles":
+        if self._files is None:  # two threads may both read: either puts down the whole
+            self._files = _EntryPointFiles.of(self.distributions.values())
+        return self._files
+
+
+@dataclass(frozen=True, slots=True)
+class _EntryPointFiles:
+    """What the distributions' ``entry_points.txt`` hold."""
+
+    texts: tuple[tuple[Distribution, str], ...]
+    problems: tuple[str, ...]
+
+    @classmethod
+    def of(cls, distributions: Iterable[Distribution]) -> "_EntryPointFiles":
+        texts, problems = [], []
+        for distribution in distributions:
+            path = f"{distribution.folder}{os.sep}entry_points.txt"  # join() checks, and costs
+            try:
+                texts.append((distribution, read_text(path)))
+            except (FileNotFoundError, NotADirectoryError):  # a file for the folder: old installers
+                continue
+            except OSError as error:
+                problems.append(f"{distribution.name} {distribution.version}: {error}")
+        return cls(tuple(texts), tuple(problems))
+
+
+def read_text(path: str, largest: int = LARGEST) -> str:
+    """Read a file that a distribution, or whoever wrote its folder, may have made to do harm.
+
+    Raises:
+        OSError: it is absent, no regular file, larger than so many bytes, or not UTF-8.
+    """
+    # Not open(): of a thousand small files, its layers and its checks are most of the cost.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not wait
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(f"{path} is no file")
+        data = chunk = os.read(handle, _CHUNK)
+        while len(chunk) == _CHUNK and len(data) <= largest:
+            chunk = os.read(handle, _CHUNK)
+            data += chunk
+    finally:
+        os.close(handle)
+    if len(data) > largest:
+        raise OSError(f"{path} is larger than {largest >> 10} KiB")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise OSError(f"{path} is not UTF-8: {error}") from error
 
 
 def normalise(name: str) -> str:
     """Give a distribution's name in the form that compares equal (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return _SEPARATORS.sub("-", name).lower()
+
+
+def is_distribution_name(name: str) -> bool:
+    """Tell whether a distribution can have this name (PEP 508)."""
+    return _NAME.fullmatch(name) is not None
+
+
+def required_name(requirement: str) -> str:
+    """Give the distribution that a PEP 508 requirement names; nothing if it names none."""
+    match = _REQUIRED_NAME.match(requirement)
+    return match[1] if match else ""
 
 
 def scan(path: Iterable[str] | None = None) -> Installed:
     """Find the distributions on ``path`` (default ``sys.path``)."""
     installed = Installed()
-    for folder in dict.fromkeys(sys.path if path is None else path):
-        for entry in _metadata_folders(folder or os.curdir):
+    folders = dict.fromkeys(sys.path if path is None else path)
+    for folder in (x for x in folders if isinstance(x, str)):  # as Python does on sys.path
+        for entry in _metadata_folders(folder):
             distribution = _distribution(entry)
-            if distribution is not None:
+            if isinstance(distribution, str):
+                installed.skipped.append(distribution)
+            elif distribution is not None:
                 installed.distributions.setdefault(normalise(distribution.name), distribution)
     return installed
 
 
 def _metadata_folders(folder: str) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(folder or os.curdir) as entries:
             found = [entry for entry in entries if entry.name.endswith("-info")]
-            return sorted(found, key=lambda entry: entry.name)  # the same on every file system
-    except OSError:  # sys.path holds zip files and folders that are gone
+    except (OSError, ValueError):  # sys.path holds zip files and folders that are gone
         return []
+    return sorted(found, key=lambda entry: entry.name)  # a folder has no order of its own
 
 
-def _distribution(entry: os.DirEntry[str]) -> Distribution | None:
+def _distribution(entry: os.DirEntry[str]) -> Distribution | str | None:
+    """Give the distribution of a metadata folder; a text says why it is left out."""
     match = _METADATA_FOLDER.match(entry.name)
     if match is None:
         return None
     version = match["version"] or _version_in(os.path.join(entry.path, "PKG-INFO"))
+    # Nothing could block or pin such a name, and no terminal could be trusted to show it.
+    if not is_distribution_name(match["name"]) or _VERSION.fullmatch(version) is None:
+        return f"{entry.path!a} is left out: no distribution has such a name or version"
     return Distribution(match["name"], version, entry.path)
 
 
 def _version_in(metadata: str) -> str:
     try:
-        with open(metadata, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("Version:"):
-                    return line.removeprefix("Version:").strip()
+        text = read_text(metadata)
     except OSError:
-        pass
-    return ""
+        return ""
+    lines = (line for line in text.splitlines() if line.startswith("Version:"))
+    return next(lines, "Version:").removeprefix("Version:").strip()
 
 
 def _section(text: str, group: str) -> Iterator[tuple[str, str]]:
@@ -126,4 +196,5 @@ def _section(text: str, group: str) -> Iterator[tuple[str, str]]:
             continue
         name, separator, value = line.partition("=")
         if inside and separator:
-            yield name.strip(), value.partition("[")[0].strip()  # extras say nothing of where it is
+            target = value.partition("[")[0]  # extras say nothing of where it is
+            yield name.strip(), ":".join(part.strip() for part in target.split(":"))

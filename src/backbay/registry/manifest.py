@@ -4,11 +4,18 @@ The reader is one table of fields, from which the published JSON schema is made 
 untrusted input: whatever it is given, it gives specs and problems, and never raises.
 """
 
+import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from backbay.registry.spec import (
+    BACKEND_NAME_PATTERN,
+    LONGEST_NAME,
+    MOST_BACKENDS,
+    NAME_PATTERN,
+    TEXT_PATTERN,
     BackendSpec,
     KnownFault,
     Option,
@@ -18,10 +25,13 @@ from backbay.registry.spec import (
 )
 
 VERSION = 1
-LARGEST = 1 << 20
-"""Bytes; the catalogue, with all that is known, has a tenth."""
-_LONGEST_NAME, _LONGEST_TEXT = 100, 2_000
-_MOST_BACKENDS = 1_000
+LARGEST = 128 << 10
+"""Bytes; the catalogue, with all that is known, has half of that."""
+_LONGEST_TEXT = 2_000  # characters
+_MOST_ITEMS = 256  # of one list
+_MOST_PROBLEMS = 100  # that are told of one manifest
+_DEEPEST = 8  # lists and tables within each other, as an option's default
+_INTEGERS = range(-(1 << 63), 1 << 63)  # TOML's; Python's parser lets longer ones through
 
 OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "bool": (bool,),
@@ -43,85 +53,60 @@ class Manifest:
     problems: list[str] = field(default_factory=list)
     """What could not be understood, with its place; what is left of the entry still counts."""
 
+    names: set[str] = field(default_factory=set)
+    """Those of the specs."""
+
+    @property
+    def full(self) -> bool:
+        """Whether so many problems are known that no more are told."""
+        return len(self.problems) >= _MOST_PROBLEMS
+
+    def add_problem(self, what: str) -> None:
+        """Add a problem; of very many, the first are enough."""
+        if len(self.problems) == _MOST_PROBLEMS - 1:
+            what = f"{what}; whatever else is wrong is not told"
+        if not self.full:
+            self.problems.append(what)
+
 
 class _WrongError(ValueError):
     """A value is not what its field takes; the message says what is expected."""
-
-
-Reader = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
     """One key: how its value is read, and how JSON schema says the same."""
 
-    read: Reader
+    read: Callable[[Any], Any]
     schema: Mapping[str, Any]
-    help: str = ""
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST_TEXT:
-        raise _WrongError(f"must be a text of 1 to {_LONGEST_TEXT} characters")
-    if not value.isprintable():
-        raise _WrongError("must be one printable line")
-    return value.strip()
+def _string(pattern: str, wanted: str, longest: int = _LONGEST_TEXT) -> _Field:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or not 0 < len(value) <= longest:
+            raise _WrongError(f"must be {wanted} of 1 to {longest} characters")
+        if re.search(pattern, value) is None or not _is_unicode(value):
+            raise _WrongError(f"must be {wanted}")
+        return value.strip()
+
+    return _Field(read, {"type": "string", "maxLength": longest, "pattern": pattern})
 
 
-def _name(value: Any) -> str:
-    text = _text(value)
-    if len(text) > _LONGEST_NAME or any(character.isspace() for character in text):
-        raise _WrongError(f"must be a name of at most {_LONGEST_NAME} characters, without spaces")
-    return text
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # halves of surrogate pairs, which no file of UTF-8 can hold
+        return False
+    return True
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _WrongError("must be true or false")
-    return value
+def _list(item: _Field, wanted: str) -> _Field:
+    def read(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) > _MOST_ITEMS:
+            raise _WrongError(f"must be a list of at most {_MOST_ITEMS} {wanted}")
+        return tuple(map(item.read, value))
 
-
-def _names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise _WrongError("must be a list of names")
-    return tuple(dict.fromkeys(_name(x) for x in value))
-
-
-def _requirements(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise _WrongError("must be a list of PEP 508 requirements")
-    return tuple(_text(x) for x in value)
-
-
-def _platforms(value: Any) -> tuple[str, ...]:
-    names = _names(value)
-    strange = [x for x in names if x.partition("-")[0] not in _PLATFORMS]
-    if strange:
-        raise _WrongError(
-            f"{strange[0]!r} is none of {', '.join(_PLATFORMS)}, with -MACHINE or not"
-        )
-    return names
-
-
-def _specifier(value: Any) -> str:
-    text = _text(value)
-    operators = ("<", ">", "=", "!", "~")
-    if not all(part.strip().startswith(operators) for part in text.split(",")):
-        raise _WrongError("must be a PEP 440 specifier such as '>=2.11,<2.16'")
-    return text
-
-
-def _tools(value: Any) -> tuple[tuple[str, str], ...]:
-    known = ("c++", "cc", "triton")
-    if not isinstance(value, dict) or any(x not in known for x in value.values()):
-        raise _WrongError(f"must map device types to one of {', '.join(known)}")
-    return tuple((_name(device), tool) for device, tool in value.items())
-
-
-def _choices(value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list) or any(isinstance(x, (dict, list)) for x in value):
-        raise _WrongError("must be a list of plain values")
-    return tuple(value)
+    return _Field(read, {"type": "array", "maxItems": _MOST_ITEMS, "items": item.schema})
 
 
 def _one_of(*choices: str) -> _Field:
@@ -133,12 +118,61 @@ def _one_of(*choices: str) -> _Field:
     return _Field(read, {"enum": list(choices)})
 
 
-_TEXT_SCHEMA = {"type": "string", "minLength": 1, "maxLength": _LONGEST_TEXT}
-_LIST_SCHEMA = {"type": "array", "items": {"type": "string"}}
-_TEXT, _NAME = _Field(_text, _TEXT_SCHEMA), _Field(_name, _TEXT_SCHEMA | {"pattern": r"^\S+$"})
+def _mapping_of(key: _Field, value: _Field) -> _Field:
+    def read(given: Any) -> tuple[tuple[Any, Any], ...]:
+        if not isinstance(given, dict):
+            raise _WrongError("must be a table")
+        return tuple((key.read(x), value.read(y)) for x, y in given.items())
+
+    return _Field(read, _mapping(key, value.schema))
+
+
+def _mapping(key: _Field, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "propertyNames": key.schema, "additionalProperties": values}
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _WrongError("must be true or false")
+    return value
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, str) and len(value) <= _LONGEST_TEXT and _is_unicode(value):
+        return value
+    if isinstance(value, float) or (isinstance(value, int) and value in _INTEGERS):
+        return value
+    raise _WrongError("must be a plain value")
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    if depth > _DEEPEST:
+        raise _WrongError(f"must not be deeper than {_DEEPEST} tables and lists")
+    if isinstance(value, list):
+        return [_plain(x, depth + 1) for x in value]
+    if isinstance(value, dict):
+        return {_scalar(key): _plain(x, depth + 1) for key, x in value.items()}
+    return _scalar(value)
+
+
+_SCALAR_TYPES = ["boolean", "number", "string"]
+_PART = r" *(~=|===?|!=|<=?|>=?) *[0-9A-Za-z][0-9A-Za-z.!+_-]*(\.\*)? *"  # of a PEP 440 specifier
+_DOTTED = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
+_END = r"(?![\s\S])"  # "$" would let a line feed follow, in Python
+
+_SCALAR = _Field(_scalar, {"type": _SCALAR_TYPES, "maxLength": _LONGEST_TEXT})
 _FLAG = _Field(_flag, {"type": "boolean"})
-_NAMES = _Field(_names, _LIST_SCHEMA)
-_SPECIFIER = _Field(_specifier, {"type": "string", "pattern": "^[<>=!~]"})
+_TEXT = _string(TEXT_PATTERN, "one line of text")
+_NAME = _string(NAME_PATTERN, "a name without spaces", LONGEST_NAME)
+_BACKEND = _string(BACKEND_NAME_PATTERN, "a name without spaces and colons", LONGEST_NAME)
+_MODULE = _string(f"^{_DOTTED}{_END}", "a module's name")
+_TARGET = _string(f"^{_DOTTED}:{_DOTTED}{_END}", "of the form module:attribute")
+_PLATFORM = _string(
+    f"^(linux|darwin|win32)(-[A-Za-z0-9_]+)?{_END}",
+    "linux, darwin or win32, with -MACHINE or not,",
+)
+_SPECIFIER = _string(f"^{_PART}(,{_PART})*{_END}", "a PEP 440 specifier such as '>=2.11,<2.16'")
+_NAMES = _list(_NAME, "names")
 
 _TRAITS: Mapping[str, _Field] = {
     "devices": _NAMES,
@@ -148,17 +182,14 @@ _TRAITS: Mapping[str, _Field] = {
     ),
 }
 _REQUIRES: Mapping[str, _Field] = {
-    "distributions": _Field(_requirements, _LIST_SCHEMA),
+    "distributions": _list(_TEXT, "PEP 508 requirements"),
     "torch": _SPECIFIER,
     "python": _SPECIFIER,
-    "platforms": _Field(_platforms, _LIST_SCHEMA),
+    "platforms": _list(_PLATFORM, "platforms"),
     "devices": _NAMES,
-    "modules": _NAMES,
+    "modules": _list(_MODULE, "modules"),
     "environment": _NAMES,
-    "tools": _Field(
-        _tools,
-        {"type": "object", "additionalProperties": {"enum": ["c++", "cc", "triton"]}},
-    ),
+    "tools": _mapping_of(_NAME, _one_of("c++", "cc", "triton")),
 }
 _FAULT: Mapping[str, _Field] = {
     "torch": _SPECIFIER,
@@ -168,21 +199,21 @@ _FAULT: Mapping[str, _Field] = {
 }
 _OPTION: Mapping[str, _Field] = {
     "type": _one_of(*OPTION_TYPES),
-    "default": _Field(lambda value: value, {}),
-    "choices": _Field(_choices, {"type": "array"}),
+    "default": _Field(_plain, {"$ref": "#/$defs/plain"}),
+    "choices": _list(_SCALAR, "plain values"),
     "help": _TEXT,
 }
 
 
-_SCALARS: Mapping[str, _Field] = {
-    "name": _NAME,
+_ENTRY: Mapping[str, _Field] = {
+    "name": _BACKEND,
     "summary": _TEXT,
     "registers": _one_of("torch", "entry_point", "import", "callable", "removed"),
     "distribution": _NAME,
-    "module": _NAME,
-    "target": _NAME,
+    "module": _MODULE,
+    "target": _TARGET,
     "factory": _FLAG,
-    "aliases": _NAMES,
+    "aliases": _list(_BACKEND, "names"),
     "tags": _NAMES,
     "experimental": _FLAG,
     "homepage": _TEXT,
@@ -202,24 +233,25 @@ def read(data: Any, origin_of: Callable[[str | None], Origin], *, declared_by: s
     """
     manifest = Manifest()
     if not isinstance(data, dict):
-        manifest.problems.append(f"{declared_by}: not a table")
+        manifest.add_problem(f"{declared_by}: not a table")
         return manifest
     if data.get("schema") != VERSION or isinstance(data.get("schema"), bool):
-        manifest.problems.append(
+        manifest.add_problem(
             f"{declared_by}: schema = {_shown(data.get('schema'))} is not understood, "
             f"only schema = {VERSION}"
         )
         return manifest
-    entries = data.get("backend", [])
-    strange = [key for key in data if key not in {"schema", "backend"}]
-    manifest.problems += [f"{declared_by}: unknown key {_shown(key)}" for key in strange]
-    if not isinstance(entries, list) or len(entries) > _MOST_BACKENDS:
-        wanted = f"must be a list of at most {_MOST_BACKENDS} tables"
-        manifest.problems.append(f"{declared_by}: backend {wanted}")
+    for key in data:
+        if key not in {"schema", "backend"}:
+            manifest.add_problem(f"{declared_by}: unknown key {_shown(key)}")
+    entries = data.get("backend")
+    if not isinstance(entries, list) or len(entries) > MOST_BACKENDS:
+        wanted = f"must be a list of at most {MOST_BACKENDS} tables"
+        manifest.add_problem(f"{declared_by}: backend {wanted}")
         return manifest
     for number, entry in enumerate(entries):
-        reading = _Reading(place=f"{declared_by}: backend[{number}]", problems=manifest.problems)
-        manifest.specs += reading.specs(entry, origin_of, declared_by)
+        reading = _Reading(f"{declared_by}: backend[{number}]", manifest)
+        reading.add(entry, origin_of, declared_by)
     return manifest
 
 
@@ -228,22 +260,33 @@ class _Reading:
     """One entry being read."""
 
     place: str
-    problems: list[str]
+    manifest: Manifest
 
-    def specs(
-        self, entry: Any, origin_of: Callable[[str | None], Origin], declared_by: str
-    ) -> list[BackendSpec]:
+    def add(self, entry: Any, origin_of: Callable[[str | None], Origin], declared_by: str) -> None:
         if not isinstance(entry, dict):
-            self.problems.append(f"{self.place} must be a table")
-            return []
-        known = self._fields(entry, _SCALARS, "", also=_TABLES)
+            self.problem("must be a table")
+            return
+        known = self._fields(entry, _ENTRY, "", also=_TABLES)
         if "name" not in known:
-            self.problems.append(f"{self.place} has no usable name, and is left out")
-            return []
+            self.problem("has no usable name, and is left out")
+            return
         self.place += f" ({known['name']})"
         spec = self._spec(entry, known, origin_of(known.get("distribution")), declared_by)
-        others = [_alias(spec, name) for name in known.get("aliases", ()) if name != spec.name]
-        return [spec, *others]
+        self._add(spec.name, lambda: spec)
+        for name in known.get("aliases", ()):
+            self._add(name, functools.partial(_alias, spec, name))
+
+    def problem(self, what: str) -> None:
+        self.manifest.add_problem(f"{self.place} {what}")
+
+    def _add(self, name: str, make: Callable[[], BackendSpec]) -> None:
+        if name in self.manifest.names:
+            self.problem(f"gives the name {name} a second time; the first counts")
+        elif len(self.manifest.specs) >= MOST_BACKENDS:
+            self.problem(f"is one too many: at most {MOST_BACKENDS} names, aliases included")
+        else:
+            self.manifest.names.add(name)
+            self.manifest.specs.append(make())
 
     def _spec(
         self, entry: dict[str, Any], known: dict[str, Any], origin: Origin, declared_by: str
@@ -282,14 +325,13 @@ class _Reading:
             if key in also:
                 continue
             if key not in fields:
-                self.problems.append(
-                    f"{self.place}: unknown key {_shown(at + key)}{_near(key, [*fields, *also])}"
-                )
+                near = "" if self.manifest.full else _near(key, [*fields, *also])
+                self.problem(f"has an unknown key {at}{_shown(key)}{near}")
                 continue
             try:
                 known[key] = fields[key].read(value)
             except _WrongError as error:
-                self.problems.append(f"{self.place}: {at}{key} = {_shown(value)} {error}")
+                self.problem(f"has {at}{key} = {_shown(value)}, which {error}")
         return known
 
     def _table(
@@ -297,22 +339,24 @@ class _Reading:
     ) -> dict[str, Any]:
         table = entry.get(key, {})
         if not isinstance(table, dict):
-            self.problems.append(f"{self.place}: {key} must be a table")
+            self.problem(f"has {key} = {_shown(table)}, which must be a table")
             return {}
         return self._fields(table, fields, f"{key}.")
 
     def _faults(self, entry: dict[str, Any], key: str) -> Iterator[KnownFault]:
         faults = entry.get(key, [])
-        if not isinstance(faults, list) or not all(isinstance(x, dict) for x in faults):
-            self.problems.append(f"{self.place}: {key} must be a list of tables")
+        if not isinstance(faults, list) or len(faults) > _MOST_ITEMS:
+            self.problem(f"has {key}, which must be a list of at most {_MOST_ITEMS} tables")
             return
         for fault in faults:
+            if not isinstance(fault, dict):
+                self.problem(f"has {_shown(fault)} in {key}, which must be a table")
+                continue
             known = self._fields(fault, _FAULT, f"{key}.")
             if "reason" not in known:
-                self.problems.append(f"{self.place}: a table of {key} has no reason")
-            elif (
-                known.keys() >= fault.keys()
-            ):  # a specifier that was not understood matches nothing
+                self.problem(f"has a table of {key} without a reason")
+            elif known.keys() >= fault.keys():
+                # One with a specifier that was not understood would match too much.
                 yield KnownFault(**known)
 
     def _options(self, entry: dict[str, Any]) -> Any:
@@ -320,15 +364,21 @@ class _Reading:
         if options is None or options == "inductor":
             return options
         if not isinstance(options, dict):
-            self.problems.append(f"{self.place}: options must be a table, or 'inductor'")
+            self.problem(f"has options = {_shown(options)}, which must be a table, or 'inductor'")
             return None
-        return tuple(self._option(name, table) for name, table in options.items())
+        return tuple(self._named_options(options))
 
-    def _option(self, name: str, table: Any) -> Option:
-        if not isinstance(table, dict):
-            self.problems.append(f"{self.place}: options.{_shown(name)} must be a table")
-            return Option(name=name)
-        return Option(name=name, **self._fields(table, _OPTION, f"options.{name}."))
+    def _named_options(self, options: dict[str, Any]) -> Iterator[Option]:
+        for given, table in options.items():
+            try:
+                name = _NAME.read(given)
+            except _WrongError as error:
+                self.problem(f"has an option {_shown(given)}, which {error}")
+                continue
+            if not isinstance(table, dict):
+                self.problem(f"has options.{name} = {_shown(table)}, which must be a table")
+                table = {}  # noqa: PLW2901 (its name is understood)
+            yield Option(name=name, **self._fields(table, _OPTION, f"options.{name}."))
 
 
 def _alias(spec: BackendSpec, name: str) -> BackendSpec:
@@ -345,10 +395,10 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 (fits a line)
 
 
-def _near(key: str, known: list[str]) -> str:
+def _near(key: Any, known: list[str]) -> str:
     from difflib import get_close_matches  # noqa: PLC0415 (only a mistake needs it)
 
-    close = get_close_matches(key[:_LONGEST_NAME], known, n=1)
+    close = get_close_matches(str(key)[:LONGEST_NAME], known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -362,22 +412,34 @@ def json_schema() -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {
             "schema": {"const": VERSION},
-            "backend": {"type": "array", "maxItems": _MOST_BACKENDS, "items": _entry_schema()},
+            "backend": {"type": "array", "maxItems": MOST_BACKENDS, "items": _entry_schema()},
         },
+        "$defs": {"plain": _plain_schema()},
+    }
+
+
+def _plain_schema() -> dict[str, Any]:
+    itself = {"$ref": "#/$defs/plain"}
+    return {
+        "type": [*_SCALAR_TYPES, "array", "object"],
+        "maxLength": _LONGEST_TEXT,
+        "items": itself,
+        "propertyNames": {"maxLength": _LONGEST_TEXT},
+        "additionalProperties": itself,
     }
 
 
 def _entry_schema() -> dict[str, Any]:
     fault = _object(_FAULT, required=["reason"])
-    options = {"anyOf": [{"const": "inductor"}, _mapping(_object(_OPTION))]}
+    options = {"anyOf": [{"const": "inductor"}, _mapping(_NAME, _object(_OPTION))]}
     tables = {
         "traits": _object(_TRAITS),
         "requires": _object(_REQUIRES),
-        "broken": {"type": "array", "items": fault},
-        "limits": {"type": "array", "items": fault},
+        "broken": {"type": "array", "maxItems": _MOST_ITEMS, "items": fault},
+        "limits": {"type": "array", "maxItems": _MOST_ITEMS, "items": fault},
         "options": options,
     }
-    entry = _object(_SCALARS, required=["name"])
+    entry = _object(_ENTRY, required=["name"])
     entry["properties"] |= tables
     return entry
 
@@ -386,7 +448,3 @@ def _object(fields: Mapping[str, _Field], required: list[str] | None = None) -> 
     properties = {name: dict(x.schema) for name, x in fields.items()}
     schema = {"type": "object", "additionalProperties": False, "properties": properties}
     return schema | ({"required": required} if required else {})
-
-
-def _mapping(values: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "additionalProperties": values}

@@ -1,9 +1,13 @@
 """Get a backend's compiler function by running its code; what that code raises is put in words."""
 
+from collections.abc import Callable
+
 from backbay.errors import BackendLoadError
 from backbay.registry import bridge
 from backbay.registry.spec import BackendSpec, CompilerFn
-from backbay.registry.target import TargetNotFound, parse
+from backbay.registry.target import Target, TargetNotFound, parse
+
+_LONGEST_TEXT = 1_000  # characters of an error's text
 
 
 def materialise(spec: BackendSpec) -> CompilerFn:
@@ -20,7 +24,7 @@ def materialise(spec: BackendSpec) -> CompilerFn:
         raise BackendLoadError(f"{what}: nothing says how it is loaded")
     if spec.loading == "import":
         return _by_import(spec, spec.target, what)
-    loaded = load_target(spec.target, what)
+    loaded = _loaded(spec.target, what, Target.load_installed)
     return _called(loaded, what) if spec.factory else loaded
 
 
@@ -30,11 +34,15 @@ def load_target(reference: str, what: str) -> CompilerFn:
     Raises:
         BackendLoadError: there is no such thing, its code raised, or it cannot be called.
     """
+    return _loaded(reference, what, Target.load)
+
+
+def _loaded(reference: str, what: str, load: Callable[[Target], object]) -> CompilerFn:
     target = parse(reference)
     if target is None:
         raise BackendLoadError(f"{what}: {reference!r} is not of the form module:attribute")
     try:
-        loaded = target.load()
+        loaded = load(target)
     except TargetNotFound as error:
         raise BackendLoadError(f"{what}: {error}") from error
     except (Exception, SystemExit) as error:
@@ -64,6 +72,13 @@ def _called(factory: CompilerFn, what: str) -> CompilerFn:
 
 
 def _raised(what: str, error: BaseException) -> BackendLoadError:
-    said = f"{type(error).__name__}: {error}".strip()
+    said = f"{type(error).__name__}: {_text_of(error)}".strip()
     verb = "ends the process" if isinstance(error, SystemExit) else "raised"
     return BackendLoadError(f"{what} {verb} while it is loaded: {said.splitlines()[0]}")
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)[:_LONGEST_TEXT]
+    except Exception as another:  # noqa: BLE001 (the text of a foreign error is foreign code)
+        return f"({type(another).__name__} when asked for its text)"

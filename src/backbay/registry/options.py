@@ -72,6 +72,18 @@ def _problems(backend: str, name: str, value: Any, known: Mapping[str, Option]) 
         yield f"option {name!r} of {backend} is one of {choices}, not {value!r}"
 
 
+def default_problems(option: Option) -> Iterator[str]:
+    """Say how an option's own default and choices contradict its type."""
+    plain = Option(name=option.name, type=option.type)
+    for choice in option.choices:
+        yield from (
+            f"a choice: {x}" for x in _problems("it", option.name, choice, {option.name: plain})
+        )
+    if option.default is not None:
+        found = _problems("it", option.name, option.default, {option.name: option})
+        yield from (f"the default: {x}" for x in found)
+
+
 def _inductor_problems(options: Mapping[str, Any]) -> Iterator[str]:
     from torch._inductor import config  # noqa: PLC0415 (torch is imported for a compilation)
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backbay.errors import PolicyError
-from backbay.registry.distributions import normalise
+from backbay.registry.distributions import is_distribution_name, normalise, read_text
 
 CONFIG_FILE = "backbay.toml"
 _LARGEST_CONFIG = 1 << 20
-_OFF = frozenset({"0", "false", "off", "no", "none"})
+_OFF = frozenset({"0", "false", "off", "no"})
 _ON = frozenset({"1", "true", "on", "yes"})
 _KEYS = ("block", "allow", "pin", "default", "require", "lock")
 _OWN = frozenset({"backbay", "torch"})
@@ -114,8 +114,8 @@ def policy(
     layer = _layer(
         "backbay.policy()",
         {
-            "block": list(block),
-            "allow": None if allow is None else list(allow),
+            "block": _given(block),
+            "allow": None if allow is None else _given(allow),
             "pin": dict(pin or {}),
             "default": default if isinstance(default, str) else dict(default or {}),
         },
@@ -147,7 +147,10 @@ def configuration_file() -> str | None:
     given = os.environ.get("BACKBAY_CONFIG", "").strip()
     if given:
         return None if given.lower() in _OFF else given
-    folder = os.getcwd()
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was removed
+        return None
     while True:
         for name in (CONFIG_FILE, "pyproject.toml"):
             path = os.path.join(folder, name)
@@ -174,8 +177,7 @@ def _file_layers() -> Iterator[Layer]:
     import tomllib  # noqa: PLC0415 (only where there is a file)
 
     try:
-        with open(path, "rb") as file:
-            data = tomllib.load(file)
+        data: Any = tomllib.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise PolicyError(f"{path} cannot be read: {error}") from error
     if os.path.basename(path) == "pyproject.toml":
@@ -185,16 +187,16 @@ def _file_layers() -> Iterator[Layer]:
 
 
 def _environment_layers(environment: Mapping[str, str]) -> Iterator[Layer]:
-    switch = _set(environment, "PLUGINS")
-    if switch is not None and switch not in _ON | {"off"}:
-        raise PolicyError(f"BACKBAY_PLUGINS={switch!r} is neither on nor off")
-    if environment.get("BACKBAY_PLUGINS", "").strip().lower() in _OFF:
-        yield Layer(source="BACKBAY_PLUGINS=0", allow=frozenset())
     for key, read in _VARIABLES.items():
         value = _set(environment, key.upper())
         if value is not None:
             source = f"BACKBAY_{key.upper()}={value}"
             yield _layer(source, {key: read(value, source)})
+    switch = environment.get("BACKBAY_PLUGINS", "").strip().lower()
+    if switch in _OFF:
+        yield Layer(source="BACKBAY_PLUGINS=0", allow=frozenset())
+    elif switch and switch not in _ON:
+        raise PolicyError(f"BACKBAY_PLUGINS={switch!r} is neither on nor off")
 
 
 def _inherited_layers() -> list[Layer]:
@@ -226,9 +228,9 @@ def _default(value: str, source: str) -> str | dict[str, str]:
     return _mapped(value, source) if "=" in value else value
 
 
-_VARIABLES = {
-    "block": _listed,
+_VARIABLES = {  # the last say most: what is blocked is not let in by a list that allows it
     "allow": _listed,
+    "block": _listed,
     "pin": _mapped,
     "default": _default,
     "require": _listed,
@@ -237,7 +239,9 @@ _VARIABLES = {
 ANY_DEVICE = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "xla", "meta")
 
 
-def _layer(source: str, data: Mapping[str, Any]) -> Layer:
+def _layer(source: str, data: Any) -> Layer:
+    if not isinstance(data, dict):
+        raise PolicyError(f"{source}: a policy is a table, not {type(data).__name__}")
     strange = [key for key in data if key not in _KEYS]
     if strange:
         raise PolicyError(f"{source}: unknown key {strange[0]!r}; a policy has {', '.join(_KEYS)}")
@@ -247,12 +251,24 @@ def _layer(source: str, data: Mapping[str, Any]) -> Layer:
         default = dict.fromkeys(ANY_DEVICE, default)
     return Layer(
         source=source,
-        block=frozenset(map(normalise, _texts(source, "block", data.get("block", [])))),
-        allow=None if allow is None else frozenset(map(normalise, _texts(source, "allow", allow))),
+        block=_distributions(source, "block", data.get("block", [])),
+        allow=None if allow is None else _distributions(source, "allow", allow),
         pin=_table(source, "pin", data.get("pin", {})),
         default=_table(source, "default", default),
         require=tuple(_texts(source, "require", data.get("require", []))),
     )
+
+
+def _given(names: Iterable[str]) -> Any:
+    return names if isinstance(names, str) else list(names)  # a text is no list of its letters
+
+
+def _distributions(source: str, key: str, value: Any) -> frozenset[str]:
+    names = _texts(source, key, value)
+    strange = [name for name in names if not is_distribution_name(name)]
+    if strange:  # it would match nothing, and let through what it was written to block
+        raise PolicyError(f"{source}: {key}: {strange[0]!r} is not a distribution's name")
+    return frozenset(map(normalise, names))
 
 
 def _texts(source: str, key: str, value: Any) -> list[str]:

@@ -23,9 +23,9 @@ from typing import IO, Any
 
 import msgspec
 import platformdirs
-import psutil
 
 from backbay.errors import InputError
+from backbay.processes import ProcessTree
 
 _CHILD = "backbay.registry.probe_child"
 _KINDS = {"torch": 1, "import": 2, "target": 2, "factory": 2}
@@ -37,7 +37,6 @@ _CRASHES = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP"}
 """What a process does to itself; other signals come from outside, and may not come again."""
 
 _POLL_S = 0.05
-_GRACE_S = 10.0
 _MOST_OUTPUT = 64 * 2**20  # bytes
 _MOST_FINDINGS = 2**20  # bytes
 _TAIL = 2_000  # characters
@@ -249,11 +248,11 @@ def _run(request: ProbeRequest, seconds: float, folder: Path) -> _Loss | None:
             process = _start(stdin, output)
         except OSError as error:
             return _Loss(f"no process could be started: {error}", lasting=False)
-    tree = psutil.Process(process.pid)  # made now: later the number may be another process's
+    tree = ProcessTree(process)
     try:
         return _wait(process, seconds, folder)
     finally:
-        _end(process, tree)
+        tree.kill()
 
 
 def _start(stdin: IO[bytes], output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -296,22 +295,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _end(process: subprocess.Popen[bytes], tree: psutil.Process) -> None:
-    """Kill the child and its descendants, those that left its process group included."""
-    descendants: list[psutil.Process] = []
-    with contextlib.suppress(psutil.Error):
-        descendants = tree.children(recursive=True)
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    for descendant in descendants:
-        with contextlib.suppress(psutil.Error):
-            descendant.kill()
-    process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits for a driver can't die
-        process.wait(_GRACE_S)
 
 
 def _facts(folder: Path) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """What this process registers: the table, its rules, and taking things back."""
 
-import contextlib
 import functools
+import re
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,11 @@ from backbay.errors import BackendConflict, BackendNotFound, InputError
 from backbay.registry import bridge, sharing
 from backbay.registry.loading import current_transaction
 from backbay.registry.policy import PROCESS, Policy
-from backbay.registry.spec import BackendSpec, CompilerFn, Origin
+from backbay.registry.spec import LONGEST_NAME, TEXT_PATTERN, BackendSpec, CompilerFn, Origin
+from backbay.registry.target import parse
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Registration:
     """One in-process registration."""
 
@@ -32,12 +33,19 @@ class Registrations:
     def __init__(self, *, shared_with_torch: bool) -> None:
         self._shared = shared_with_torch
         self._by_name: dict[str, Registration] = {}
-        self._taken_back: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._taken_back: list[weakref.ref[Any]] = []
+        self._ended: weakref.WeakKeyDictionary[Registration, Registration | None]
+        self._ended = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
 
     def specs(self) -> list[BackendSpec]:
         """Give the specs of all that is registered."""
         return [registration.spec for registration in list(self._by_name.values())]
+
+    def everything(self) -> tuple[list[BackendSpec], list[BackendSpec]]:
+        """Give what is registered here, and what is in torch's registry, as of one moment."""
+        with self._lock:
+            return self.specs(), list(bridge.registered_in_torch())
 
     def get(self, name: str) -> Registration | None:
         """Give what is registered under a name."""
@@ -51,8 +59,8 @@ class Registrations:
         others: Iterable[BackendSpec],
         policy: Policy,
         replacing: bool,
-    ) -> bool:
-        """Register a compiler function; tell whether anything changed.
+    ) -> Callable[[], None]:
+        """Register a compiler function; give what puts back what the name had before.
 
         Args:
             spec: what it is.
@@ -63,22 +71,22 @@ class Registrations:
 
         Raises:
             BackendConflict: the name is reserved, or another has it.
+            InputError: it cannot be a name.
         """
+        _check_name(spec.name)
         others = list(others)
         if any(_is_published(x, compiler_fn) for x in others):
-            return False  # its own distribution's entry point leads to it: one backend, not two
+            return _nothing  # its own distribution's entry point leads to it: one, not two
         with self._lock:
             existing = self._by_name.get(spec.name)
             if existing is not None and _same(existing.given, compiler_fn):
-                return False
+                return _nothing
             self._refuse(spec, compiler_fn, existing, others, policy, replacing=replacing)
-            if existing is not None:
-                self._remove(existing)
-            self._put(spec, compiler_fn)
-        self._note_undo(spec.name, existing)
-        return True
+            now = Registration(spec, compiler_fn, self._resolved(spec, compiler_fn))
+            self._exchange(existing, now)
+        return self._undo(existing, now)
 
-    def remove(self, name: str) -> Registration:
+    def remove(self, name: str) -> None:
         """Take a registration back.
 
         Raises:
@@ -86,56 +94,78 @@ class Registrations:
         """
         with self._lock:
             existing = self._by_name.get(name)
-            if existing is None:
-                held = bridge.held_by_torch(name)
-                hint = (
-                    f" {bridge.location_of(held)} registered it with torch, which keeps it."
-                    if held is not None
-                    else " See `backbay list --all`."
-                )
-                raise BackendNotFound(
-                    f"this process registered no backend {name!r} with Backbay.{hint}"
-                )
-            self._remove(existing)
-            return existing
+            if existing is not None:
+                self._exchange(existing, None)
+                self._undo(existing, None)
+                return
+        held = bridge.held_by_torch(name)
+        hint = (
+            f" {bridge.location_of(held)} registered it with torch, which keeps it."
+            if held is not None
+            else " See `backbay list --all`."
+        )
+        raise BackendNotFound(f"this process registered no backend {name!r} with Backbay.{hint}")
 
-    def restore(self, name: str, registration: Registration | None) -> None:
-        """Put back what a name had before: a registration, or none."""
+    def _restore(self, now: Registration | None, before: Registration | None) -> None:
+        """Put back what a name had before; not if it has something else by now.
+
+        Whoever put that there may in turn want back what ends here: it gets what was before it.
+        """
+        either = now or before
         with self._lock:
-            current = self._by_name.get(name)
-            if current is not None:
-                self._remove(current)
-            if registration is not None:
-                self._put(registration.spec, registration.given)
+            while before is not None and before in self._ended:
+                before = self._ended[before]
+            if either is not None and self._by_name.get(either.spec.name) is now:
+                self._exchange(now, before)
+            elif now is not None:
+                self._ended[now] = before
 
-    def _put(self, spec: BackendSpec, given: CompilerFn) -> None:
-        resolved = given
-        if self._was_taken_back(given):
-            resolved = sharing.stand_in(given, spec.name)
-        elif self._shared:
-            resolved = sharing.shareable(given, spec.name)
-        self._by_name[spec.name] = Registration(spec, given, resolved)
+    def _exchange(self, old: Registration | None, new: Registration | None) -> None:
+        if old is not None:
+            self._remove(old)
+        try:
+            if new is not None:
+                self._put(new)
+        except BaseException:
+            if old is not None:
+                self._put(old)
+            raise
+
+    def _undo(self, before: Registration | None, now: Registration | None) -> Callable[[], None]:
+        undo = functools.partial(self._restore, now, before)
+        transaction = current_transaction()
+        if transaction is not None:
+            transaction.add(undo)
+        return undo
+
+    def _put(self, registration: Registration) -> None:
+        spec = registration.spec
         if self._shared:
-            sharing.share(spec.name, resolved, spec.tags)
+            sharing.share(spec.name, registration.resolved, spec.tags)
+        self._by_name[spec.name] = registration
 
     def _remove(self, registration: Registration) -> None:
         name = registration.spec.name
         del self._by_name[name]
-        with contextlib.suppress(TypeError):  # no weak references, or no hash: it had a stand-in
-            self._taken_back.add(registration.given)
+        alive = [reference for reference in self._taken_back if reference() is not None]
+        self._taken_back = alive
+        if registration.resolved is registration.given:  # else the next one is a new one anyhow
+            self._taken_back.append(weakref.ref(registration.given))
         if self._shared:
             sharing.withdraw(name, registration.resolved)
 
-    def _was_taken_back(self, given: CompilerFn) -> bool:
-        try:
-            return given in self._taken_back
-        except TypeError:
-            return False
+    def _resolved(self, spec: BackendSpec, given: CompilerFn) -> CompilerFn:
+        if self._was_taken_back(given) or (self._shared and self._is_tagged_otherwise(spec, given)):
+            return sharing.stand_in(given, spec.name)
+        return sharing.shareable(given, spec.name)
 
-    def _note_undo(self, name: str, before: Registration | None) -> None:
-        transaction = current_transaction()
-        if transaction is not None:
-            transaction.undo.append(functools.partial(self.restore, name, before))
+    def _was_taken_back(self, given: CompilerFn) -> bool:
+        return any(reference() is given for reference in self._taken_back)
+
+    def _is_tagged_otherwise(self, spec: BackendSpec, given: CompilerFn) -> bool:
+        """Tell whether it has another name, with other tags: up to 2.14.0 torch has one set."""
+        tags = [x.spec.tags for x in self._by_name.values() if x.resolved is given]
+        return any(x != spec.tags for x in [*tags, getattr(given, "_tags", spec.tags)])
 
     def _refuse(
         self,
@@ -172,26 +202,38 @@ def described(
     """Describe a compiler function that is being registered.
 
     Raises:
-        InputError: it cannot be called, or has no name and none is given.
+        InputError: it cannot be called, or has no name and none is given, or its tags are no names.
     """
     if not callable(compiler_fn):
         raise InputError(f"a backend must be callable, not {type(compiler_fn).__name__}")
     name = name or _name_of(compiler_fn)
     if not name:
         raise InputError(f"{compiler_fn!r} has no __name__: pass name=... to register it")
-    origin = Origin(kind="process", location=bridge.location_of(_inner(compiler_fn)))
-    spec = BackendSpec(name=name, origin=origin, loading="object", tags=tuple(tags))
+    if not isinstance(name, str):
+        raise InputError(f"a backend's name must be a text, not {type(name).__name__}")
+    tags = tags if isinstance(tags, str) else tuple(tags)
+    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+        raise InputError(f"tags must be a list of names, not {tags!r}")
+    origin = Origin(kind="process", location=bridge.location_of(bridge.unwrapped(compiler_fn)))
+    spec = BackendSpec(name=name, origin=origin, loading="object", tags=tags)
     return replace(spec, **details, declared_by=origin.location) if details else spec
 
 
-def _inner(compiler_fn: Any) -> Any:
-    while isinstance(compiler_fn, functools.partial):
-        compiler_fn = compiler_fn.func
-    return compiler_fn
+def _nothing() -> None:
+    """Take nothing back: nothing was changed."""
+
+
+def _check_name(name: str) -> None:
+    if len(name) > LONGEST_NAME or re.search(TEXT_PATTERN, name) is None:
+        raise InputError(f"{name[:LONGEST_NAME]!a} cannot be a backend's name")
+    if parse(name) is not None:
+        raise InputError(f"{name!r} cannot be a backend's name: it names an attribute of a module")
 
 
 def _name_of(compiler_fn: Any) -> str | None:
-    name = getattr(compiler_fn, "__name__", None) or getattr(_inner(compiler_fn), "__name__", None)
+    name = getattr(compiler_fn, "__name__", None) or getattr(
+        bridge.unwrapped(compiler_fn), "__name__", None
+    )
     return name if isinstance(name, str) else None
 
 
@@ -201,10 +243,21 @@ def _same(one: CompilerFn, other: CompilerFn) -> bool:
 
 
 def _is_published(spec: BackendSpec, compiler_fn: CompilerFn) -> bool:
-    module = bridge.module_of(_inner(compiler_fn))
-    if spec.origin.kind != "distribution" or spec.target is None or module is None:
+    """Tell whether a distribution's entry point leads to this, as far as that is known by now."""
+    if spec.origin.kind != "distribution" or spec.target is None:
         return False
-    return module.partition(".")[0] == spec.target.partition(":")[0].partition(".")[0]
+    published = bridge.imported(spec.target)
+    if published is not None:
+        return _same(published, compiler_fn) or _defined(published) == _defined(compiler_fn)
+    # Its module is not imported yet, or is being imported: one package does not contradict itself.
+    package = (bridge.module_of(bridge.unwrapped(compiler_fn)) or "").partition(".")[0]
+    return package == spec.target.partition(":")[0].partition(".")[0]
+
+
+def _defined(compiler_fn: Any) -> tuple[Any, Any] | object:
+    """Give where a function is defined, which stays when its module is run again."""
+    name = getattr(compiler_fn, "__qualname__", None)
+    return (bridge.module_of(compiler_fn), name) if name is not None else object()
 
 
 def _taken_by(
@@ -222,4 +275,5 @@ def _taken_by(
     if pin is not None and pin[0] == PROCESS:
         return None
     installed = (x.origin for x in others if x.origin.kind == "distribution")
-    return next((str(origin) for origin in installed), None)
+    free = (x for x in installed if policy.why_blocked(x.distribution or "") is None)
+    return next((str(origin) for origin in free), None)

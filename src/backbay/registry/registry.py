@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from backbay.errors import BackendConflict, BackendUnavailable, InputError
 from backbay.registry import bridge, discovery
-from backbay.registry.availability import Availability, of_resolution
+from backbay.registry.availability import Availability, is_absent, of_resolution
 from backbay.registry.environment import Environment
-from backbay.registry.loading import Loader
+from backbay.registry.loading import Loader, source_of, transaction
 from backbay.registry.policy import Policy, active, standing_policy
 from backbay.registry.resolution import Resolution, group, resolve
 from backbay.registry.spec import (
@@ -41,6 +41,16 @@ class Details(TypedDict, total=False):
     options: tuple[Option, ...]
     reserved_launch_param_names: tuple[str, ...]
     homepage: str
+
+
+_DETAILS: Mapping[str, type] = {
+    "summary": str,
+    "traits": Traits,
+    "requires": Requirements,
+    "options": tuple,
+    "reserved_launch_param_names": tuple,
+    "homepage": str,
+}
 
 
 class Registry:
@@ -113,7 +123,14 @@ class Registry:
         return self._given_standing or standing_policy()
 
     @functools.cached_property
+    def _standing_discovered(self) -> discovery.Discovered:
+        return discovery.discover(self.environment, self._standing.why_blocked)
+
+    @property
     def _discovered(self) -> discovery.Discovered:
+        if not active.get():
+            return self._standing_discovered
+        # A context may block, or allow, whose manifest is read; what it says ends with it.
         return discovery.discover(self.environment, self.policy.why_blocked)
 
     @property
@@ -186,6 +203,7 @@ class Registry:
             name
             for name, x in self.resolutions().items()
             if x.candidates[0].standing not in {"absent", "blocked"}
+            and x.spec.loading != "callable"  # torch has no name for it
             and not hidden.intersection(x.spec.tags)
             and (not available or of_resolution(x, self.environment).ready)
         ]
@@ -231,21 +249,17 @@ class Registry:
             f"{availability.reason}. What to do: {availability.remedy}."
         )
 
-    def lookup_backend(self, compiler_fn: str | CompilerFn, *, checked: bool = True) -> CompilerFn:
+    def lookup_backend(self, compiler_fn: str | CompilerFn) -> CompilerFn:
         """Expand a backend's name to its compiler function; a function is given back as it is.
 
         A name is a registered one, ``module:attribute`` or ``file.py:attribute``. The same name
-        gives the same object every time: Dynamo guards on it.
-
-        Args:
-            compiler_fn: the name, or a compiler function.
-            checked: whether its stated requirements must hold. Without the check it is loaded even
-                where it is known to be broken; what is blocked stays blocked.
+        gives the same object every time: Dynamo guards on it. As with torch, what can be loaded is
+        given, whether or not it would run here: that is what `require` asks.
 
         Raises:
             BackendNotFound: nobody knows the name.
             BackendConflict: several claim it, and no rule decides.
-            BackendUnavailable: it is known and does not run here.
+            BackendUnavailable: it is known and not installed, or it is blocked.
             BackendLoadError: its own code raised, or what it names cannot be called.
         """
         if not isinstance(compiler_fn, str):
@@ -253,37 +267,56 @@ class Registry:
         warm = self._warm.get(compiler_fn)
         if warm is not None and not active.get():
             return warm
-        return self._lookup(compiler_fn, checked=checked)
+        return self._lookup(compiler_fn)
 
-    def _lookup(self, name: str, *, checked: bool) -> CompilerFn:
+    def _lookup(self, name: str) -> CompilerFn:
         from backbay.registry.target import parse  # noqa: PLC0415 (a warm look-up needs none of it)
 
-        generation = self._generation
         if parse(name) is not None:
             from backbay.registry.materialise import load_target  # noqa: PLC0415 (as above)
 
-            return load_target(name, f"backend {name}")
-        spec = self.require(name) if checked else self._unblocked(name)
-        loaded = self._materialised(spec)
+            with transaction():
+                return load_target(name, f"backend {name}")
+        spec, loaded, generation = self._settled(name)
         with self._lock:
-            lasting = checked and not active.get() and spec.origin.kind != "process"
+            lasting = not active.get() and spec.origin.kind != "process"
             if lasting and generation == self._generation:
                 self._warm[name] = loaded
         return loaded
 
-    def _unblocked(self, name: str) -> BackendSpec:
-        resolution = self.resolution(name)
-        return self.require(name) if resolution.blocked else _winner(resolution)
+    def _settled(self, name: str) -> tuple[BackendSpec, CompilerFn, int]:
+        """Give what a name resolves to, loaded; and when that was so."""
+        while True:
+            generation = self._generation
+            spec = self._loadable(name)
+            loaded = self._materialised(spec)
+            # Meanwhile another thread, or the backend itself, may have registered another.
+            unchanged = generation == self._generation or spec == self._loadable(name)
+            if loaded is not None and unchanged:
+                return spec, loaded, generation
 
-    def _materialised(self, spec: BackendSpec) -> CompilerFn:
-        registration = self._registrations.get(spec.name) if self.registered_specs() else None
-        if registration is not None and registration.spec == spec:
-            return registration.resolved
+    def _loadable(self, name: str) -> BackendSpec:
+        resolution = self.resolution(name)
+        spec = _winner(resolution)
+        if resolution.blocked or is_absent(spec, self.environment):
+            return self.require(name)
+        return spec
+
+    def _materialised(self, spec: BackendSpec) -> CompilerFn | None:
+        if spec.origin.kind == "process":
+            return self._registered_as(spec)
         from backbay.registry.materialise import materialise  # noqa: PLC0415 (as above)
 
         if spec.loading == "torch":
             return materialise(spec)  # torch keeps it, and may be told otherwise
         return self._loader.load(spec, functools.partial(materialise, spec))
+
+    def _registered_as(self, spec: BackendSpec) -> CompilerFn | None:
+        """Give what is registered, here or with torch; nothing if it has been taken back since."""
+        if spec.loading == "torch":
+            return bridge.held_by_torch(spec.name)
+        registration = self._registered.get(spec.name) if self._registered is not None else None
+        return registration.resolved if registration and registration.spec == spec else None
 
     def resolve(self, name: str) -> str | CompilerFn:
         """Give what to hand to ``torch.compile(backend=...)`` for a name.
@@ -383,16 +416,28 @@ class Registry:
             return functools.partial(
                 self.register_backend, name=name, tags=tags, replace=replace, **details
             )
+        self._register(compiler_fn, name, tags, replace=replace, details=details)
+        return compiler_fn
+
+    def _register(
+        self,
+        compiler_fn: CompilerFn,
+        name: str | None,
+        tags: Sequence[str],
+        *,
+        replace: bool,
+        details: Details,
+    ) -> Callable[[], None]:
+        """Register a compiler function; give what puts back what the name had before."""
         from backbay.registry.registration import described  # noqa: PLC0415 (a listing has none)
 
         _check_details(details)
         spec = described(compiler_fn, name, tags, dict(details))
         others = [x for x in self._discovered.specs if x.name == spec.name]
         with self._changing():
-            self._registrations.add(
+            return self._registrations.add(
                 spec, compiler_fn, others=others, policy=self.policy, replacing=replace
             )
-        return compiler_fn
 
     def register_debug_backend(
         self, compiler_fn: CompilerFn | None = None, name: str | None = None
@@ -433,18 +478,12 @@ class Registry:
         Raises:
             BackendConflict, InputError: as `register_backend`.
         """
-        from backbay.registry.registration import described  # noqa: PLC0415 (as above)
-
-        spec = described(compiler_fn, name, tags, dict(details))
-        before = self._registrations.get(spec.name)
-        self.register_backend(compiler_fn, name, tags, replace=replace, **details)
-        now = self._registrations.get(spec.name)
+        put_back = self._register(compiler_fn, name, tags, replace=replace, details=details)
         try:
             yield compiler_fn
         finally:
-            if now is not before and self._registrations.get(spec.name) is now:
-                with self._changing():
-                    self._registrations.restore(spec.name, before)
+            with self._changing():
+                put_back()
 
     def refresh(self) -> None:
         """Look at the installation, the configuration file and the environment again.
@@ -453,10 +492,9 @@ class Registry:
         unchanged.
         """
         with self._changing():
-            for cached in ("environment", "_standing", "_discovered"):
+            for cached in ("environment", "_standing", "_standing_discovered"):
                 self.__dict__.pop(cached, None)
-        installed = set(self._discovered.specs)
-        self._loader.forget(lambda spec: spec in installed)
+        self._loader.forget({source_of(spec) for spec in self._standing_discovered.specs})
 
     # -- the default
 
@@ -486,23 +524,27 @@ class Registry:
 
     def _claimants(self) -> Iterable[BackendSpec]:
         installed = self._discovered.specs
-        registered = self.registered_specs()
+        registered, in_torch = (
+            ([], list(bridge.registered_in_torch()))
+            if self._registered is None
+            else self._registered.everything()
+        )
         yield from (spec for spec in installed if spec.origin.kind == "torch")
         yield from registered
         yield from (spec for spec in installed if spec.origin.kind != "torch")
         # What others registered with torch, unless it is what is known here by other ways.
         known = {x.name for x in installed if x.origin.kind != "catalogue"}
         known |= {spec.name for spec in registered}
-        yield from (spec for spec in bridge.registered_in_torch() if spec.name not in known)
+        yield from (spec for spec in in_torch if spec.name not in known)
 
     def _not_found(self, name: str) -> Exception:
         from difflib import get_close_matches  # noqa: PLC0415 (only a mistake needs it)
 
         known = self.specs()
         close = get_close_matches(name.lower(), known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = f", did you mean: {close[0]!r}?" if close else "."  # torch's own words, from 2.15
         return bridge.not_found(
-            f"no backend named {name!r}.{hint} {len(known)} are known: see `backbay list --all`."
+            f"no backend named {name!r}{hint} {len(known)} are known: see `backbay list --all`."
         )
 
     @contextlib.contextmanager
@@ -531,8 +573,12 @@ def _pieces(spec: BackendSpec, what: Collected) -> Iterable[str]:
     return getattr(spec, what) or ()
 
 
-def _check_details(details: Details) -> None:
-    strange = details.keys() - Details.__annotations__.keys()
+def _check_details(details: Mapping[str, Any]) -> None:
+    strange = details.keys() - _DETAILS.keys()
     if strange:
-        known = ", ".join(sorted(Details.__annotations__))
+        known = ", ".join(sorted(_DETAILS))
         raise InputError(f"register_backend takes no {min(strange)!r}; it takes {known}")
+    for key, value in details.items():
+        if not isinstance(value, _DETAILS[key]):
+            wanted, given = _DETAILS[key].__name__, type(value).__name__
+            raise InputError(f"{key} of a backend must be a {wanted}, not {given}")

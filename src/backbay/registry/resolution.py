@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from backbay.registry.distributions import normalise
+from backbay.registry.distributions import normalise, required_name
 from backbay.registry.policy import PROCESS, Policy
 from backbay.registry.spec import BackendSpec, Origin
 
@@ -52,9 +52,10 @@ class Resolution:
 def resolve(name: str, claimants: Iterable[BackendSpec], policy: Policy) -> Resolution:
     """Decide who gets a name.
 
-    A blocked claimant never wins. Of the others: a name of torch's own is torch's; then a pin
-    decides; then what this process registered; then the one distribution that publishes it. Two
-    distributions contend, until a pin decides. What is only known to the catalogue is absent.
+    A blocked claimant never wins. Of the others: a name of torch's own is torch's, and nobody's if
+    it only leads to a distribution that is blocked; then a pin decides; then what this process
+    registered; then the one distribution that publishes it. Two distributions contend, until a pin
+    decides. What is only known to the catalogue is absent.
 
     Args:
         name: the name.
@@ -112,12 +113,21 @@ def _reserved(
 ) -> tuple[tuple[Candidate, ...], str | None]:
     pin = policy.pinned(name)
     if pin is None or _is_from(torch.origin, pin[0]):
-        return _won(torch, free, "the names of torch's own backends are reserved"), None
+        won = _won(torch, free, "the names of torch's own backends are reserved")
+        why = _why_led_to_is_blocked(torch, policy)
+        return (won if why is None else (Candidate(torch, "blocked", why), *won[1:])), None
     conflict = (
         f"{pin[1]} pins {name!r} to {pin[0]}, but the name is torch's own, which nobody can take: "
         "remove the pin, and publish that backend under another name"
     )
     return _contending(free, conflict), conflict
+
+
+def _why_led_to_is_blocked(torch: BackendSpec, policy: Policy) -> str | None:
+    # Torch's bridges (tvm, openxla) have no code of their own to speak of: they run another's.
+    led_to = map(required_name, torch.requires.distributions)
+    reasons = (policy.why_blocked(distribution) for distribution in led_to)
+    return next((why for why in reasons if why is not None), None)
 
 
 def _pinned(

@@ -19,6 +19,7 @@ from backbay.registry.bridge import TORCH_REGISTRY
 from backbay.registry.spec import CompilerFn
 
 _REFUSING = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+_PACKAGE = TORCH_REGISTRY.rpartition(".")[0]
 CONTRACT = ("reset", "get_compiler_config", "backend_ctx_ctor", "_dynamo_backend_init")
 """What Dynamo looks for on a backend, up to 2.15."""
 
@@ -43,16 +44,21 @@ def shareable(compiler_fn: CompilerFn, name: str) -> CompilerFn:
     """Give what torch can register: the function itself, or a stand-in that calls it.
 
     Up to 2.13 torch sets an attribute on what it registers, and Dynamo shows its ``__name__``: a
-    bound method or an object with slots refuses the one or lacks the other.
+    bound method, a frozen dataclass or an object with slots refuses the one or lacks the other.
     """
-    refuses = not hasattr(compiler_fn, "__dict__") or isinstance(compiler_fn, _REFUSING)
+    refuses = (
+        isinstance(compiler_fn, _REFUSING)
+        or not hasattr(compiler_fn, "__dict__")
+        or isinstance(type(compiler_fn).__setattr__, types.FunctionType)
+        or not type(compiler_fn).__weakrefoffset__
+    )
     return stand_in(compiler_fn, name) if refuses else compiler_fn
 
 
 def share(name: str, compiler_fn: CompilerFn, tags: Sequence[str]) -> None:
     """Register with torch: now if its registry is loaded, else as soon as it is."""
 
-    def register(registry: Any) -> None:
+    def register(_: Any) -> None:
         held = bridge.held_by_torch(name)
         if held is compiler_fn:
             return
@@ -60,16 +66,16 @@ def share(name: str, compiler_fn: CompilerFn, tags: Sequence[str]) -> None:
             text = f"torch has another backend {name!r}: torch.compile does not see this one"
             warnings.warn(text, stacklevel=2)
             return
-        registry.register_backend(compiler_fn, name=name, tags=tuple(tags))
+        bridge.give(name, compiler_fn, tags)
 
     _act(f"backend {name}", register)
 
 
 def withdraw(name: str, compiler_fn: CompilerFn) -> None:
     """Take back what ``share`` gave to torch, or was about to give."""
-    with _lock:
+    with _lock:  # not between the moment when torch's registry is loaded and what is done then
         _waiting.pop(f"backend {name}", None)
-    bridge.take_back(name, compiler_fn)
+        bridge.take_back(name, compiler_fn)
 
 
 def share_default(backend: str | CompilerFn | None) -> None:
@@ -83,14 +89,18 @@ def share_default(backend: str | CompilerFn | None) -> None:
 
 
 def _act(key: str, action: Action) -> None:
-    with _lock:
-        _waiting[key] = action
-        loaded = TORCH_REGISTRY in sys.modules
-        if not loaded:
+    if TORCH_REGISTRY not in sys.modules:
+        with _lock:
+            _waiting[key] = action
             _wait_for_torch()
-    if loaded:
-        # Not sys.modules: another thread may be in the middle of importing it.
-        _act_on(importlib.import_module(TORCH_REGISTRY))
+        if _PACKAGE not in sys.modules:
+            return
+        with _lock:  # its import is under way: the finder may have come too late
+            _waiting.pop(key, None)
+    # Not sys.modules: another thread may be in the middle of importing it.
+    registry = importlib.import_module(TORCH_REGISTRY)
+    with _lock:
+        action(registry)
 
 
 def _wait_for_torch() -> None:
@@ -102,7 +112,9 @@ def _wait_for_torch() -> None:
 
 def _act_on(registry: Any) -> None:
     with _lock:
-        actions = list(_waiting.values())
-        _waiting.clear()
-    for action in actions:
-        action(registry)
+        for key in list(_waiting):
+            try:
+                _waiting.pop(key)(registry)
+            except Exception as error:  # noqa: BLE001 (whoever imports torch must not pay for it)
+                text = f"torch could not be told of {key}: {type(error).__name__}: {error}"
+                warnings.warn(text, stacklevel=2)

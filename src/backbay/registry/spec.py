@@ -1,8 +1,23 @@
 """What is known of a backend without importing it. What nobody has said is ``None``: unknown."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+_HIDDEN = (  # control characters, those of no width, those that turn the text around
+    r"\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    r"\ufeff\ufff9-\uffff"
+)
+TEXT_PATTERN = rf"^(?![\s\S]*[{_HIDDEN}])[\s\S]*\S"
+"""One line that a terminal can be trusted to show; in JavaScript's and Python's dialect alike."""
+NAME_PATTERN = rf"^(?![\s\S]*[\s{_HIDDEN}])[\s\S]"
+"""The same without spaces."""
+BACKEND_NAME_PATTERN = rf"^(?![\s\S]*[\s:{_HIDDEN}])[\s\S]"
+"""The same without colons: ``module:attribute`` names a backend by its place."""
+LONGEST_NAME = 100
+MOST_BACKENDS = 1_000
+"""Names that one distribution may publish, each way: more are taken for a mistake, or an attack."""
 
 CompilerFn = Callable[..., Any]
 """``(GraphModule, list[Tensor]) -> Callable``: what torch.compile calls a backend."""
@@ -197,6 +212,17 @@ class BackendSpec:
     def devices(self) -> tuple[str, ...]:
         """Give the device types that it is known to compile for; empty where unknown."""
         return self.traits.devices or self.requires.devices
+
+
+def can_be_published(name: str) -> bool:
+    """Tell whether a distribution can publish a backend under a name."""
+    return len(name) <= LONGEST_NAME and re.search(BACKEND_NAME_PATTERN, name) is not None
+
+
+def names_an_attribute(target: str) -> bool:
+    """Tell whether a text is of the form ``module:attribute``, either of them dotted or not."""
+    dotted = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+    return re.fullmatch(f"{dotted}:{dotted}", target) is not None
 
 
 def as_data(value: Any) -> Any:

@@ -20,6 +20,7 @@ from types import ModuleType
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LOADING = threading.RLock()
+_LOOKING = threading.Lock()
 
 
 class TargetNotFound(LookupError):  # noqa: N818 (reads as the mistake that it names)
@@ -68,8 +69,27 @@ class Target:
                 raises while it is imported is not caught.
         """
         self.check()
-        with _LOADING:
-            module = _load_file(self.source) if self.is_file else _load_module(self.source)
+        if not self.is_file:
+            _make_importable(Path.cwd())
+            return self.load_installed()
+        with _LOADING:  # not for a module: Python's import has locks of its own, and sees a circle
+            module = _load_file(self.source)
+        return _attribute(module, self.attribute, self.source)
+
+    def load_installed(self) -> object:
+        """Import the module, which is not looked for in the current directory, and do likewise.
+
+        Raises:
+            TargetNotFound: as `load`.
+        """
+        if not _DOTTED.fullmatch(self.source):
+            raise TargetNotFound(f"{self.source!r} is no module's name")
+        module = _import(self.source)
+        if module is None:
+            _look_again()  # it may have been written a moment ago
+            module = _import(self.source)
+        if module is None:
+            raise TargetNotFound(f"there is no module {self.source!r}")
         return _attribute(module, self.attribute, self.source)
 
 
@@ -127,10 +147,21 @@ def _spec(name: str, path: list[str] | None) -> ModuleSpec | None:
     return next((spec for spec in found if spec is not None), None)
 
 
-def _load_module(name: str) -> ModuleType:
-    _make_importable(Path.cwd())
-    importlib.invalidate_caches()  # a module written a moment ago is found too
-    return importlib.import_module(name)
+def _import(name: str) -> ModuleType | None:
+    """Import a module; nothing if there is none. Whatever it lacks itself is another matter."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise
+
+
+def _look_again() -> None:
+    """Let Python forget what it remembers of folders."""
+    # In two threads at once it fails: either deletes what the other does.
+    with _LOOKING, contextlib.suppress(KeyError):
+        importlib.invalidate_caches()
 
 
 def _load_file(source: str) -> ModuleType:
@@ -155,7 +186,7 @@ def _load_file(source: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _first_on_path(directory: Path) -> Iterator[None]:
-    importlib.invalidate_caches()
+    _look_again()
     sys.path.insert(0, str(directory))
     try:
         yield

@@ -21,12 +21,17 @@ class WaitingFinder(MetaPathFinder):
         """Find the module as anyone would, and put a loader around its own."""
         if fullname != self._module:
             return None
-        sys.meta_path.remove(self)
-        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path)
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ActingLoader(spec, spec.loader, self._action)
+            spec.loader = _ActingLoader(spec, spec.loader, self._act)
         return spec
+
+    def _act(self, module: types.ModuleType) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._action(module)
 
 
 class _ActingLoader(Loader):
@@ -44,3 +49,6 @@ class _ActingLoader(Loader):
         self._spec.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._action(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # whoever looks for the module's source asks the loader

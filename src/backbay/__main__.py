@@ -1,0 +1,5 @@
+"""``python -m backbay``: the command line."""
+
+from backbay.cli import main
+
+main()
