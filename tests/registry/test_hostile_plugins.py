@@ -196,6 +196,16 @@ def test_a_look_up_does_not_make_the_current_directory_importable(plugin, regist
     assert sys.path == before
 
 
+def test_a_module_that_was_written_since_python_last_looked_is_found(plugin, registry, site):
+    plugin("first")
+    registry.lookup_backend("first")  # now Python knows what the folder holds
+    before = site.stat()
+    plugin("second")
+    os.utime(site, ns=(before.st_atime_ns, before.st_mtime_ns))  # in the same instant, as it were
+    registry.refresh()
+    assert registry.lookup_backend("second").__module__ == "second_plugin"
+
+
 # -- metadata that is damaged, or made to do harm
 
 

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -135,6 +136,12 @@ class Rules(RuleBasedStateMachine):
 
     # -- what is installed
 
+    @initialize(found=some_distributions)
+    def start(self, found):
+        for name in sorted(found):
+            self.install(name)
+        self.refresh()
+
     @rule(name=st.sampled_from(DISTRIBUTIONS))
     def install(self, name):
         if name in self.model.installed:
@@ -239,14 +246,18 @@ class Rules(RuleBasedStateMachine):
     def leave(self):
         self.undo.pop()()
 
-    # -- looking up
+    # -- at any time
 
-    @rule(name=names)
+    @invariant()
+    def every_look_up_gives_what_the_rules_say_and_loads_nothing_else(self):
+        for name in NAMES:
+            self.look_up(name)
+
     def look_up(self, name):
-        outcome = self.model.outcome(name)
-        imported = {x for x in DISTRIBUTIONS if f"rules_{x}" in sys.modules}
+        outcome, imported = self.model.outcome(name), self.imported()
         if not isinstance(outcome, str):
             self.expect(outcome, self.registry.lookup_backend, name)
+            assert self.imported() == imported
             return
         found = self.registry.lookup_backend(name)
         assert found is self.registry.lookup_backend(name)
@@ -255,9 +266,12 @@ class Rules(RuleBasedStateMachine):
         elif outcome == "process":
             self.check_registered(self.model.registered[name], found)
         else:
-            assert found is sys.modules[f"rules_{outcome}"].fn
             imported.add(outcome)
-        assert imported == {x for x in DISTRIBUTIONS if f"rules_{x}" in sys.modules}
+            assert found is sys.modules[f"rules_{outcome}"].fn
+        assert self.imported() == imported
+
+    def imported(self):
+        return {x for x in DISTRIBUTIONS if f"rules_{x}" in sys.modules}
 
     def check_registered(self, registration, found):
         assert found is registration.setdefault("resolved", found)
@@ -268,8 +282,6 @@ class Rules(RuleBasedStateMachine):
         assert found is not registration["given"]
         assert self.objects.setdefault(id(found), registration) is registration
         registration["kept"] = found  # so that its id is not given again
-
-    # -- at any time
 
     @invariant()
     def every_name_resolves_by_the_rules(self):

@@ -4,6 +4,8 @@ import textwrap
 
 import pytest
 
+from backbay.registry import sharing
+
 BACKEND = """
 import functools, sys
 import backbay
@@ -121,3 +123,41 @@ def test_registries_of_ones_own_stay_out_of_torch(run_python):
         """,
     )
     assert said == ["False"]
+
+
+def test_torch_s_registry_may_be_looked_for_before_it_is_imported(run_python):
+    said = run_program(
+        run_python,
+        """
+        import dataclasses
+        from backbay.registry.target import module_exists
+
+        @dataclasses.dataclass(frozen=True)  # torch, up to 2.14.0, sets an attribute
+        class Frozen:
+            def __call__(self, gm, inputs):
+                return gm.forward
+
+        backbay.register_backend(mine)
+        backbay.register_backend(Frozen(), "frozen")
+        assert module_exists("torch._dynamo.backends.registry")
+        assert "torch" not in sys.modules
+        import torch
+        for name in ("mine", "frozen"):
+            print(torch.compile(lambda x: x + 1, backend=name)(torch.ones(2)).sum().item())
+        print({"mine", "frozen"} <= set(torch.compiler.list_backends()))
+        """,
+    )
+    assert said == ["4.0", "4.0", "True"]
+
+
+def test_what_torch_refuses_loses_nothing_else_and_spares_whoever_imports_torch(monkeypatch):
+    done = []
+
+    def refuse(registry):
+        raise AssertionError("duplicate name: a")
+
+    monkeypatch.setattr(sharing, "_waiting", {"backend a": refuse, "backend b": done.append})
+    with pytest.warns(UserWarning, match=r"told of backend a: AssertionError: duplicate name"):
+        sharing._act_on("registry")
+    assert done == ["registry"]
+    assert sharing._waiting == {}

@@ -1,6 +1,7 @@
 """Many threads at once: each backend is loaded once, nothing deadlocks, no error is a wrong one."""
 
 import collections
+import functools
 import itertools
 import os
 import sys
@@ -67,7 +68,7 @@ def at_once(*tasks):
         start.wait()
         try:
             results[number] = task()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (the test says which it may be)
             results[number] = error
 
     threads = [threading.Thread(target=run, args=x, daemon=True) for x in enumerate(tasks)]
@@ -93,7 +94,7 @@ def look_up_in_threads(registry, *names):
             name = names[(offset + number) % len(names)]
             try:
                 answers.append((name, registry.lookup_backend(name)))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 (as above)
                 answers.append((name, error))
         return answers
 
@@ -238,6 +239,23 @@ def test_plugins_that_need_each_other_at_import_are_told_so_and_don_t_hang(plugi
         registry.lookup_backend("left")
 
 
+def test_factories_that_need_each_other_are_told_so_and_don_t_hang(registry, site, install):
+    entries = ""
+    for name, other in (("left", "right"), ("right", "left")):
+        (site / f"{name}_plugin.py").write_text(
+            f"{COUNTED}\ndef make():\n    time.sleep(0.1)\n    registry.lookup_backend({other!r})\n"
+        )
+        entries += f'[[backend]]\nname = "{name}"\nregisters = "callable"\nfactory = true\n'
+        entries += f'target = "{name}_plugin:make"\n'
+    (site / "made_data").mkdir()
+    (site / "made_data" / "m.toml").write_text(f"schema = 1\n{entries}")
+    install("made", "1.0", "[backbay.backends]\nm = made_data:m.toml\n")
+    names = ("left", "right")
+    found = at_once(*[lambda name=name: registry.lookup_backend(name) for name in names])
+    assert [type(x) for x in found] == [BackendLoadError] * 2
+    assert any("is looked up while it is being loaded" in str(x) for x in found)
+
+
 def test_a_plugin_that_needs_itself_at_import_is_told_so(plugin, registry):
     plugin("self", f"registry.lookup_backend('self')\n{FN}")
     with pytest.raises(BackendLoadError, match="looked up while it is being loaded"):
@@ -303,52 +321,57 @@ def test_a_plugin_that_loads_in_a_thread_of_its_own_is_no_deadlock(plugin, regis
     assert callable(registry.lookup_backend("starts"))
 
 
+def churn(registry, number, stop):
+    """Register and take back, until told to stop."""
+
+    def mine(gm, inputs):
+        return number
+
+    while not stop.is_set():
+        registry.register_backend(mine, f"mine{number}")
+        with registry.registered(lambda gm, inputs: None, "shared", replace=True):
+            pass
+        registry.unregister_backend(f"mine{number}")
+
+
+def refresh(registry, stop):
+    while not stop.is_set():
+        registry.refresh()
+        registry.list_backends(available=True)
+
+
+def strange_answers(registry, name, allowed):
+    """Look a name up many times; give every answer that is neither a backend nor allowed."""
+    strange = []
+    for _ in range(LOOK_UPS):
+        try:
+            found = registry.lookup_backend(name)
+        except allowed:
+            continue
+        except Exception as error:  # noqa: BLE001 (as above)
+            strange.append(error)
+        else:
+            strange += [] if callable(found) else [found]
+    return strange
+
+
 def test_everything_at_once_gives_no_wrong_error(plugin, registry):
     plugin("slow", f"time.sleep(0.05)\n{FN}")
     plugin("bad", "raise RuntimeError('no licence')\n")
     stop = threading.Event()
-
-    def churn(number):
-        def mine(gm, inputs):
-            return number
-
-        while not stop.is_set():
-            registry.register_backend(mine, f"mine{number}")
-            with registry.registered(lambda gm, inputs: None, "shared", replace=True):
-                pass
-            registry.unregister_backend(f"mine{number}")
-
-    def refresh():
-        while not stop.is_set():
-            registry.refresh()
-            registry.list_backends(available=True)
-
-    def look_up(name, allowed):
-        strange = []
-        for _ in range(LOOK_UPS):
-            try:
-                found = registry.lookup_backend(name)
-            except allowed:
-                continue
-            except Exception as error:
-                strange.append(error)
-            else:
-                if not callable(found):
-                    strange.append(found)
-        return strange
-
-    def finish():
-        time.sleep(1.5)
+    timer = threading.Timer(1.5, stop.set)
+    timer.start()
+    allowed = {"slow": (), "bad": BackendLoadError, "shared": BackendNotFound}
+    allowed |= {f"mine{number}": BackendNotFound for number in range(4)}
+    looking = [x for x in allowed for _ in range(4)]
+    tasks = [functools.partial(churn, registry, number, stop) for number in range(4)]
+    tasks += [functools.partial(refresh, registry, stop)]
+    tasks += [functools.partial(strange_answers, registry, x, allowed[x]) for x in looking]
+    try:
+        results = at_once(*tasks)
+    finally:
         stop.set()
-        return []
-
-    tasks = [lambda n=n: churn(n) for n in range(4)]
-    tasks += [refresh, finish]
-    tasks += [lambda: look_up("slow", ())] * 8
-    tasks += [lambda: look_up("bad", BackendLoadError)] * 2
-    tasks += [lambda n=n: look_up(f"mine{n}", BackendNotFound) for n in range(4)]
-    tasks += [lambda: look_up("shared", BackendNotFound)] * 4
-    results = at_once(*tasks)
+        timer.cancel()
     assert [x for x in results if x] == []
     assert runs("slow") == 1
     assert not [x for x in registry.list_backends() if x.startswith(("mine", "shared"))]

@@ -266,11 +266,12 @@ class _Reading:
         if not isinstance(entry, dict):
             self.problem("must be a table")
             return
-        known = self._fields(entry, _ENTRY, "", also=_TABLES)
-        if "name" not in known:
+        name = self._fields({key: entry[key] for key in ("name",) if key in entry}, _ENTRY, "")
+        if not name:
             self.problem("has no usable name, and is left out")
             return
-        self.place += f" ({known['name']})"
+        self.place += f" ({name['name']})"
+        known = self._fields(entry, _ENTRY, "", also=_TABLES)
         spec = self._spec(entry, known, origin_of(known.get("distribution")), declared_by)
         self._add(spec.name, lambda: spec)
         for name in known.get("aliases", ()):

@@ -1,0 +1,1 @@
+"""What a backend is handed: read it, check it, match it, rewrite it."""

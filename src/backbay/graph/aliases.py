@@ -1,0 +1,62 @@
+"""Which nodes share memory: seen from the storages of their fake values, views included."""
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from backbay.graph.effects import may_write
+from backbay.graph.values import storages
+
+Storages = frozenset[int]
+
+
+class Memory:
+    """What a graph does to memory that more than one node can see."""
+
+    def __init__(self, graph: Graph) -> None:
+        writers = [x for node in graph.nodes if may_write(node) for x in node.all_input_nodes]
+        self._mutated = _union(writers)
+        output = next(x for x in reversed(graph.nodes) if x.op == "output")
+        self._returned = _union(output.all_input_nodes)
+
+    def mutated(self, node: Any) -> bool:
+        """Tell whether the memory of a node is written somewhere; what is not known, may be."""
+        return _meets(storages(node), self._mutated)
+
+    def returned(self, node: Any) -> bool:
+        """Tell whether the caller gets the memory of a node, or of a view of it."""
+        return _meets(storages(node), self._returned)
+
+    def merge(self, node: Any, first: Any) -> None:
+        """Note that one node's memory is from now on another's."""
+        if self.returned(node):
+            self._returned = _joined(self._returned, storages(first))
+        if self.mutated(node):
+            self._mutated = _joined(self._mutated, storages(first))
+
+
+def _joined(some: Storages | None, others: Storages | None) -> Storages | None:
+    return None if some is None or others is None else some | others
+
+
+def _union(nodes: list[Node]) -> Storages | None:
+    found = [storages(x) for x in nodes if not _is_plain(x)]
+    known = [x for x in found if x is not None]
+    return frozenset().union(*known) if len(known) == len(found) else None
+
+
+def _is_plain(node: Node) -> bool:
+    """Tell whether a node is a submodule, which has no memory that others see."""
+    module = node.graph.owning_module
+    if node.op != "get_attr" or module is None:
+        return False
+    owner, _, name = str(node.target).rpartition(".")
+    found = getattr(module.get_submodule(owner), name, None)
+    return isinstance(found, torch.nn.Module)
+
+
+def _meets(some: Storages | None, others: Storages | None) -> bool:
+    if some is not None and not some:
+        return False
+    return some is None or others is None or not some.isdisjoint(others)

@@ -1,0 +1,168 @@
+"""Is a graph still a graph, and the same function, as far as can be seen without running it?
+
+Torch's own ``lint`` asserts half of this, without saying what to do. Here every common mistake of
+a pass has its own error, and the error names the pass.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from backbay.errors import (
+    DanglingNode,
+    EndlessPass,
+    ErasedInUse,
+    MissingOutput,
+    ShapeAssumed,
+    StaleCode,
+    WrongDtype,
+)
+from backbay.graph.values import value_of
+
+_MOST_GROWTH, _FREE_GROWTH = 20, 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a graph promised before a pass: its inputs, and its results' kinds."""
+
+    inputs: tuple[str, ...]
+    structure: Any
+    results: tuple[Any, ...]
+    fresh: bool
+    """Whether the code that runs is that of the graph; inside Inductor it is not, and not run."""
+
+    @classmethod
+    def of(cls, graph_module: GraphModule) -> "Before":
+        """Look at a graph that is right."""
+        graph = graph_module.graph
+        output = _output(graph, "the graph")
+        leaves, structure = pytree.tree_flatten(output.args)
+        inputs = tuple(str(n.target) for n in graph.nodes if n.op == "placeholder")
+        results = tuple(_kind(value_of(x)) for x in leaves)
+        return cls(inputs, structure, results, _is_fresh(graph_module))
+
+
+def check(graph_module: GraphModule, before: Before, who: str) -> None:
+    """Check a graph after a pass.
+
+    Args:
+        graph_module: what the pass left.
+        before: what was there before it.
+        who: the pass, for the error.
+
+    Raises:
+        GraphBroken: the graph is not right; the subclass says in which way.
+    """
+    graph = graph_module.graph
+    output = _output(graph, who)
+    _check_order(graph, who)
+    now = Before.of(graph_module)
+    if now.inputs != before.inputs:
+        raise MissingOutput(
+            f"{who} changed the graph's inputs from {before.inputs} to {now.inputs}: whoever calls "
+            "it passes the old ones. Leave placeholders as they are, also unused ones"
+        )
+    if now.structure != before.structure:
+        raise MissingOutput(
+            f"{who} changed what the graph returns, from {before.structure} to {now.structure}: "
+            f"the output node is {output.format_node()}"
+        )
+    for position, (was, is_now) in enumerate(zip(before.results, now.results, strict=True)):
+        _check_kind(position, was, is_now, who)
+    if before.fresh and not now.fresh:
+        raise StaleCode(
+            f"{who} changed the graph and not the code that runs: call graph_module.recompile()"
+        )
+
+
+@contextlib.contextmanager
+def watched(graph_module: GraphModule, who: str) -> Iterator[None]:
+    """Watch a pass while it runs: end one that adds nodes for ever, and name what it did wrong.
+
+    Raises:
+        EndlessPass: it went on adding nodes.
+        ErasedInUse: it erased a node that others use.
+    """
+    graph = graph_module.graph
+    limit = _MOST_GROWTH * len(graph.nodes) + _FREE_GROWTH
+    make = graph.create_node
+
+    def counted(*arguments: Any, **keywords: Any) -> Node:
+        if len(graph.nodes) > limit:
+            raise EndlessPass(
+                f"{who} has made the graph grow from {limit - _FREE_GROWTH} to over {limit} nodes: "
+                "it adds nodes to the graph that it walks over. Walk over list(graph.nodes)"
+            )
+        return make(*arguments, **keywords)
+
+    graph.create_node = counted  # type: ignore[method-assign] # of this one graph, until the end
+    try:
+        yield
+    except RuntimeError as error:
+        if "Tried to erase Node" in str(error):
+            said = str(error).splitlines()[0]
+            raise ErasedInUse(
+                f"{who}: {said}. Give its users another node first: node.replace_all_uses_with(new)"
+            ) from error
+        raise
+    finally:
+        del graph.create_node
+
+
+def _output(graph: Graph, who: str) -> Node:
+    outputs: list[Node] = [n for n in graph.nodes if n.op == "output"]
+    if len(outputs) != 1:
+        raise MissingOutput(f"{who} left {len(outputs)} output nodes, where a graph has one")
+    return outputs[0]
+
+
+def _check_order(graph: Graph, who: str) -> None:
+    seen = set[Node]()
+    for node in graph.nodes:
+        for used in node.all_input_nodes:
+            if used not in seen:
+                lost = used.graph is not graph or used._erased  # noqa: SLF001 (nothing else tells)
+                how = "is not in the graph" if lost else "comes only after it"
+                raise DanglingNode(
+                    f"{who}: {node.format_node()} uses {used.name}, which {how}. Insert a node "
+                    "before its first user (graph.inserting_before); replace uses of an erased one"
+                )
+        seen.add(node)
+
+
+def _kind(value: Any) -> tuple[Any, ...] | None:
+    if not isinstance(value, torch.Tensor):
+        return None
+    return value.dtype, value.device, tuple(value.shape)
+
+
+def _check_kind(position: int, was: Any, is_now: Any, who: str) -> None:
+    if was is None or is_now is None:
+        return
+    if was[:2] != is_now[:2]:
+        raise WrongDtype(
+            f"{who}: result {position} is {is_now[0]} on {is_now[1]}, and was {was[0]} on {was[1]}"
+        )
+    if len(was[2]) != len(is_now[2]) or any(
+        _differ(a, b) for a, b in zip(was[2], is_now[2], strict=True)
+    ):
+        raise ShapeAssumed(
+            f"{who}: result {position} has shape {is_now[2]}, and had {was[2]}. A size of a "
+            "dynamic shape is a symbol: take it from the tensor, x.shape[0], not from an example"
+        )
+
+
+def _differ(one: Any, other: Any) -> bool:
+    if isinstance(one, int) and isinstance(other, int):
+        return one != other
+    return str(one) != str(other)  # symbols; comparing them would guard on the answer
+
+
+def _is_fresh(graph_module: GraphModule) -> bool:
+    return bool(graph_module.code == graph_module.graph.python_code("self").src)

@@ -1,0 +1,223 @@
+"""Find a pattern, written as a plain function, in a torch-level graph.
+
+Torch's own matcher compares nodes one by one: ``a * b`` is not ``b * a`` to it, and a method is not
+a function. So both sides are made canonical first (``canonical.py``), every order of commutative
+operands of the pattern is tried, and then torch's ``SubgraphMatcher`` matches; with numbers that
+are only close, where a pattern allows it.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx.passes.utils.matcher_utils import InternalMatch, SubgraphMatcher
+
+from backbay.graph.canonical import COMMUTATIVE, canonicalise, is_number
+
+MOST_ORDERS = 256
+"""Orders of commutative operands that are tried of one pattern: eight commutative operators."""
+
+Condition = Callable[["Match"], str | None]
+"""Says why a match is not to be used; ``None`` where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One place where a pattern is found."""
+
+    inputs: tuple[Any, ...]
+    """What the pattern's parameters are here: nodes, or constants; in their order."""
+
+    outputs: tuple[Node, ...]
+    """The nodes that compute the pattern's results."""
+
+    nodes: tuple[Node, ...]
+    """Every node that the pattern covers."""
+
+    found: InternalMatch
+    """Torch's own record."""
+
+
+@dataclass(slots=True)
+class NearMiss:
+    """A place where a pattern is found and not used, or nearly found."""
+
+    pattern: str
+    node: Node
+    reason: str
+    """The first condition that failed; one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """A function to find, what takes its place, and when.
+
+    ::
+
+        Pattern(match=lambda x: torch.sigmoid(x) * x, replacement=lambda x: F.silu(x))
+
+    Both are traced with ``torch.fx.symbolic_trace``: straight-line code on tensors.
+    """
+
+    match: Callable[..., Any]
+    replacement: Callable[..., Any]
+    """Of the same parameters; returns as many results."""
+    conditions: tuple[Condition, ...] = ()
+    """All must hold; the first that does not is the near miss."""
+    tolerance: float | None = None
+    """How far, relatively, a number in the graph may be from the one in the pattern: people write
+    0.7978845608 for ``math.sqrt(2 / math.pi)``, and 1.0 for 1. Without it numbers must be the same,
+    of the same type."""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that the two sides take and give as much.
+
+        Raises:
+            ValueError: they do not, or one can't be traced.
+        """
+        sides = [_signature(x) for x in (self.match, self.replacement)]
+        if sides[0] != sides[1]:
+            raise ValueError(
+                f"pattern {self.title}: it takes {sides[0][0]} inputs and gives {sides[0][1]} "
+                f"results, its replacement takes {sides[1][0]} and gives {sides[1][1]}"
+            )
+
+    @property
+    def title(self) -> str:
+        """Its name, or its function's."""
+        return self.name or getattr(self.match, "__name__", "pattern")
+
+
+@dataclass(slots=True)
+class Found:
+    """What a search found."""
+
+    matches: list[Match] = field(default_factory=list)
+    near: list[NearMiss] = field(default_factory=list)
+
+
+def find(pattern: Pattern, graph: Graph) -> Found:
+    """Find every place where a pattern holds in a canonical graph; places do not overlap.
+
+    A node inside a match that is used outside it, too, is no match: replacing it would compute it
+    twice, or lose it. Torch's matcher sees to that, and to what mutates between.
+
+    Args:
+        pattern: what to find.
+        graph: a torch-level graph, made canonical by `canonicalise`.
+    """
+    found, taken = Found(), set[Node]()
+    if not _called(pattern.match) <= {node.target for node in graph.nodes}:
+        return found
+    for order in orders(pattern.match):
+        for raw in _Matcher(order, pattern.tolerance).match(graph):
+            match = _match(raw, order)
+            if taken.intersection(match.nodes):
+                continue
+            reason = _refusal(match, pattern.conditions)
+            if reason is None:
+                taken.update(match.nodes)
+                found.matches.append(match)
+            else:
+                found.near.append(NearMiss(pattern.title, match.outputs[0], reason))
+    return found
+
+
+class _Matcher(SubgraphMatcher):
+    """Torch's matcher, to which close numbers may be equal."""
+
+    def __init__(self, pattern: Graph, tolerance: float | None) -> None:
+        super().__init__(pattern)
+        self._tolerance = tolerance
+
+    def _match_literals(self, pn: Any, gn: Any, match: InternalMatch) -> bool:
+        if self._tolerance is not None and is_number(pn) and is_number(gn):
+            return math.isclose(pn, gn, rel_tol=self._tolerance)
+        return bool(super()._match_literals(pn, gn, match))
+
+
+@functools.lru_cache(maxsize=512)
+def orders(function: Callable[..., Any]) -> tuple[Graph, ...]:
+    """Give a pattern's graph, canonical, with its commutative operands in every order.
+
+    Raises:
+        ValueError: it has more commutative operators than can be tried.
+    """
+    first = traced(function)
+    swappable = [n for n, node in enumerate(first.nodes) if _is_swappable(node)]
+    number = 2 ** len(swappable)
+    if number > MOST_ORDERS:
+        raise ValueError(
+            f"the pattern has {len(swappable)} commutative operators, and all {number} orders of "
+            "their operands would be tried: cut it into smaller patterns"
+        )
+    return tuple(_distinct(first, swappable))
+
+
+@functools.lru_cache(maxsize=512)
+def _called(function: Callable[..., Any]) -> frozenset[Any]:
+    return frozenset(n.target for n in traced(function).nodes if n.op == "call_function")
+
+
+def traced(function: Callable[..., Any]) -> Graph:
+    """Trace a pattern or replacement to a canonical graph."""
+    graph = symbolic_trace(function).graph
+    canonicalise(graph)
+    return graph
+
+
+def _signature(function: Callable[..., Any]) -> tuple[int, int]:
+    nodes = list(traced(function).nodes)
+    results = nodes[-1].args[0]
+    count = len(results) if isinstance(results, (tuple, list)) else 1
+    return sum(node.op == "placeholder" for node in nodes), count
+
+
+def _is_swappable(node: Node) -> bool:
+    # A number already stands where it stands in every canonical graph.
+    return node.target in COMMUTATIVE and not any(is_number(x) for x in node.args)
+
+
+def _distinct(first: Graph, swappable: Sequence[int]) -> Iterator[Graph]:
+    seen = set[str]()
+    for choice in itertools.product((False, True), repeat=len(swappable)):
+        graph = _copied(first)
+        nodes = list(graph.nodes)
+        for position, swap in zip(swappable, choice, strict=True):
+            if swap:
+                nodes[position].args = nodes[position].args[::-1]
+        text = str(graph)
+        if text not in seen:
+            seen.add(text)
+            yield graph
+
+
+def _copied(graph: Graph) -> Graph:
+    copy = Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy
+
+
+def _match(raw: InternalMatch, order: Graph) -> Match:
+    inner = [n for n in order.nodes if n.op not in {"placeholder", "output"}]
+    return Match(
+        inputs=tuple(raw.placeholder_nodes),
+        outputs=tuple(raw.returning_nodes),
+        nodes=tuple(raw.nodes_map[n] for n in inner),
+        found=raw,
+    )
+
+
+def _refusal(match: Match, conditions: Sequence[Condition]) -> str | None:
+    reasons = (condition(match) for condition in conditions)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def module_of(graph: Graph) -> GraphModule:
+    """Wrap a graph without state, to be looked at or run."""
+    return GraphModule({}, graph)

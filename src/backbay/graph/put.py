@@ -1,0 +1,41 @@
+"""Put single nodes into a graph, at either level, with the values that they would have."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from backbay.graph.values import propagate, refresh, value_of
+
+Target = Callable[..., Any]
+
+
+def call_before(place: Node, target: Target, *arguments: Any) -> Node:
+    """Insert a call before a node, with the metadata of that node and a value of its own."""
+    graph: Graph = place.graph
+    with graph.inserting_before(place):
+        made = graph.call_function(target, arguments)
+    propagate(made, place)
+    return made
+
+
+def exchange(old: Node, new: Node) -> None:
+    """Use one node where another was used, and erase that other."""
+    old.replace_all_uses_with(new)
+    refresh(old, new)
+    old.graph.erase_node(old)
+
+
+def same_kind(one: Any, other: Any) -> bool:
+    """Tell whether two nodes' values can stand for each other, to autograd and to views, too."""
+    a, b = value_of(one), value_of(other)
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return _kind(a) == _kind(b)
+
+
+def _kind(value: torch.Tensor) -> tuple[Any, ...]:
+    # Sizes as text: comparing symbols would guard on the answer.
+    where = (str(tuple(value.shape)), str(value.stride()))
+    return (value.dtype, value.device, value.layout, value.requires_grad, *where)

@@ -1,0 +1,147 @@
+"""Describe a graph in words: every node with its shape and the user's line; operators; groups."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from backbay.graph.values import value_of
+
+_NAMES = (
+    "abs add addcdiv addcmul bitwise_and bitwise_or bitwise_xor ceil clamp clamp_max "
+    "clamp_min cos div divide dropout elu eq erf erfc exp expm1 floor floordiv gelu ge gt "
+    "hardsigmoid hardswish hardtanh iadd imul invert isub itruediv le leaky_relu lerp log "
+    "log1p log2 logical_and logical_not logical_or lt masked_fill maximum minimum mish mod "
+    "mul multiply ne neg negative pow reciprocal relu relu6 round rsqrt rsub selu sigmoid "
+    "sign silu sin softplus sqrt square sub subtract tan tanh truediv true_divide where"
+)
+_POINTWISE = frozenset(_NAMES.split())
+"""Names of functions and methods that compute each element from the same element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One node of a graph, in words."""
+
+    op: str
+    name: str
+    target: str
+    shape: str
+    dtype: str
+    line: str
+    """The user's own line, ``file:line: code``; empty where nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A graph in numbers."""
+
+    operators: Counter[str]
+    """By target, calls only."""
+    groups: tuple[tuple[str, ...], ...]
+    """Names of nodes that a code generator can fuse: connected pointwise operators, two or more."""
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        ops = sum(self.operators.values())
+        return f"Graph: {_count(ops, 'op')}, {_count(len(self.groups), 'fusable group')}"
+
+
+def rows(graph: Graph) -> Iterator[Row]:
+    """Describe each node of a graph, in order."""
+    for node in graph.nodes:
+        value = value_of(node)
+        yield Row(
+            op=node.op,
+            name=node.name,
+            target=target_name(node),
+            shape=_shape(value),
+            dtype=str(getattr(value, "dtype", "")).removeprefix("torch."),
+            line=user_line(node),
+        )
+
+
+def table(graph: Graph) -> str:
+    """Give a graph as a table of text."""
+    lines = [("op", "name", "target", "shape", "dtype", "line")]
+    lines += [(r.op, r.name, r.target, r.shape, r.dtype, r.line) for r in rows(graph)]
+    widths = [max(len(line[column]) for line in lines) for column in range(6)]
+    padded = ("  ".join(x.ljust(w) for x, w in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def summary(graph: Graph) -> Summary:
+    """Count a graph's operators, and find what can be fused."""
+    calls = [n for n in graph.nodes if n.op in {"call_function", "call_method", "call_module"}]
+    return Summary(Counter(target_name(n) for n in calls), tuple(_groups(calls)))
+
+
+def target_name(node: Node) -> str:
+    """Give what a node calls, as a reader would write it."""
+    if isinstance(node.target, str):
+        return node.target
+    if isinstance(node.target, OpOverload):
+        return str(node.target)
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def user_line(node: Node) -> str:
+    """Give the user's line that a node comes from: the innermost of its stack."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    places = [number for number, line in enumerate(lines) if line.startswith('File "')]
+    if not places:
+        return ""
+    last = places[-1]
+    file, _, rest = lines[last].removeprefix('File "').partition('", line ')
+    code = lines[last + 1] if last + 1 < len(lines) else ""
+    return f"{file}:{rest.partition(',')[0]}: {code}".rstrip(": ")
+
+
+def is_pointwise(node: Node) -> bool:
+    """Tell whether a node computes each element from the same element of its inputs."""
+    if node.op == "call_method":
+        return str(node.target).rstrip("_") in _POINTWISE
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, OpOverload):
+        return torch.Tag.pointwise in node.target.tags
+    # operator.mul on sizes is arithmetic on numbers, not on tensors.
+    named = getattr(node.target, "__name__", "").rstrip("_") in _POINTWISE
+    return named and isinstance(value_of(node), torch.Tensor)
+
+
+def _groups(calls: list[Node]) -> Iterator[tuple[str, ...]]:
+    left = {node for node in calls if is_pointwise(node)}
+    for node in calls:
+        if node not in left:
+            continue
+        group = _connected(node, left)
+        left -= group
+        if len(group) > 1:
+            yield tuple(n.name for n in calls if n in group)
+
+
+def _connected(start: Node, among: set[Node]) -> set[Node]:
+    found, ahead = {start}, [start]
+    while ahead:
+        node = ahead.pop()
+        for other in (*node.all_input_nodes, *node.users):
+            if other in among and other not in found:
+                found.add(other)
+                ahead.append(other)
+    return found
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "x".join(str(size) for size in value.shape) or "scalar"
+    return type(value).__name__ if value is not None else ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

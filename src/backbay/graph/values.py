@@ -1,0 +1,77 @@
+"""The fake values that nodes carry: what tensor each would give, and in which memory.
+
+They are ``example_value`` in Dynamo's graph, ``val`` after AOTAutograd. The rest of the compiler
+reads them, and where the user wrote a node: what a pass puts in must carry both.
+"""
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+CARRIED = ("stack_trace", "source_fn_stack", "nn_module_stack", "original_aten", "from_node")
+"""Metadata that says where a node comes from: a replacement has it of what it replaces."""
+
+
+def value_of(node: Any) -> Any:
+    """Give the fake value that a node has, at either level; a constant is its own."""
+    if not isinstance(node, Node):
+        return node
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def propagate(node: Node, like: Node) -> None:
+    """Give a new node the value that it would have, and the place of what it replaces."""
+    key = "val" if "val" in like.meta else "example_value"
+    arguments = torch.fx.map_arg((node.args, node.kwargs), value_of)
+    mode = _fake_mode(arguments)
+    for name in CARRIED:
+        if name in like.meta:
+            node.meta[name] = like.meta[name]
+    if mode is None or node.op not in {"call_function", "call_method"}:
+        return
+    with mode, torch.no_grad() if key == "val" else torch.enable_grad():
+        node.meta[key] = _called(node, *arguments)
+
+
+def refresh(old: Node, new: Node) -> None:
+    """Give what views a node, which has taken another's place, values that view its value.
+
+    Otherwise a later pass sees two memories where there is one: of ``new``, and of the views.
+    """
+    for user in list(new.users):
+        _refresh(user, storages(old))
+
+
+def storages(node: Any) -> frozenset[int] | None:
+    """Give the storages of a node's tensors; ``None`` where its value is not known."""
+    value = value_of(node)
+    if value is None:
+        return None
+    tensors = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+    if any(x.layout != torch.strided for x in tensors):
+        return None
+    return frozenset(x.untyped_storage()._cdata for x in tensors)  # noqa: SLF001 (its identity)
+
+
+def _refresh(node: Node, stale: frozenset[int] | None) -> None:
+    if stale is None or stale.isdisjoint(storages(node) or ()):
+        return
+    propagate(node, node)
+    for user in node.users:
+        _refresh(user, stale)
+
+
+def _called(node: Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    if node.op == "call_method":
+        return getattr(arguments[0], str(node.target))(*arguments[1:], **keywords)
+    return node.target(*arguments, **keywords)  # type: ignore[operator] # of a call_function
+
+
+def _fake_mode(arguments: Any) -> FakeTensorMode | None:
+    # Not torch's detect_fake_mode: while a backend runs, Dynamo has a new mode ready for it, and
+    # the values in its graph are of the one before.
+    leaves = pytree.tree_leaves(arguments)
+    return next((x.fake_mode for x in leaves if isinstance(x, FakeTensor)), None)

@@ -1,0 +1,120 @@
+"""Passes after AOTAutograd: on functional ATen graphs, forward and backward each.
+
+With Inductor as code generator the passes run in Inductor's own hook, as a custom pass with a
+uuid: its caches know them. A compiler wrapped around Inductor's inner one is not known to them, and
+served a stale result when it was tried. With any other code generator AOTAutograd is called here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx import Graph, GraphModule
+
+from backbay.kit.codegen import Codegen, Compiled, aten_level
+from backbay.kit.passes import Pass, PassReport, run_passes
+
+HOOKS = {
+    "inductor.pre_grad": "pre_grad_custom_pass",
+    "inductor.joint_pre": "joint_custom_pre_pass",
+    "inductor.joint_post": "joint_custom_post_pass",
+    "aten": "post_grad_custom_pre_pass",
+    "inductor.post_grad_pre": "post_grad_custom_pre_pass",
+    "inductor.post_grad": "post_grad_custom_post_pass",
+}
+"""Level to Inductor's configuration key."""
+
+Tell = Callable[[list[PassReport]], None]
+
+
+class HookedPasses(CustomGraphPass):
+    """Passes as one of Inductor's hooks: called with a graph, known to its caches."""
+
+    def __init__(self, passes: Sequence[Pass], options: Mapping[str, Any], tell: Tell) -> None:
+        self._passes = tuple(passes)
+        self._options = dict(options)
+        self._tell = tell
+
+    def __call__(self, graph: Any) -> None:
+        """Run the passes in place on a graph; the pre-grad hook gives one too, not a module."""
+        given = graph.owning_module if isinstance(graph, Graph) else graph
+        graph_module = given if given is not None else GraphModule(torch.nn.Module(), graph)
+        self._tell(run_passes(self._passes, graph_module, self._options))
+
+    def uuid(self) -> str:
+        """Give what decides what the passes do, in their order."""
+        return "\0".join([*(x.uuid() for x in self._passes), repr(sorted(self._options.items()))])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Inductor's compile workers pickle the configuration; they run no pass.
+        return {"_passes": (), "_options": {}, "_tell": None, "_uuid": self.uuid()}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HookedPasses) and self.uuid() == other.uuid()
+
+    def __hash__(self) -> int:
+        return hash(self.uuid())
+
+
+def inductor_patches(
+    passes: Sequence[Pass], options: Mapping[str, Any], tell: Tell
+) -> dict[str, Any]:
+    """Give the configuration that makes Inductor run passes in its hooks.
+
+    Raises:
+        ValueError: levels other than torch's are mixed for one hook in an order that it can't keep.
+    """
+    by_hook: dict[str, list[Pass]] = {}
+    for one in passes:
+        by_hook.setdefault(HOOKS[one.level], []).append(one)
+    return {hook: HookedPasses(group, options, tell) for hook, group in by_hook.items()}
+
+
+def aot_compile(
+    graph_module: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    passes: Sequence[Pass],
+    codegen: str | Codegen,
+    decompositions: Mapping[Any, Any] | None,
+    partitioner: str,
+    options: Mapping[str, Any],
+    tell: Tell,
+) -> Compiled:
+    """Compile Dynamo's graph through AOTAutograd, with passes on forward and backward graphs.
+
+    Args:
+        graph_module: Dynamo's graph.
+        example_inputs: its inputs.
+        passes: of level ``aten``; run on each graph that AOTAutograd makes.
+        codegen: a name, or a function of a graph and its fake inputs.
+        decompositions: operator to decomposition, as AOTAutograd takes them.
+        partitioner: ``min_cut`` or ``default``: how the joint graph is cut.
+        options: handed to the passes.
+        tell: called with the reports of each graph.
+    """
+    from torch._dynamo.backends.common import aot_autograd  # noqa: PLC0415 (imports Dynamo)
+    from torch._functorch.partitioners import (  # noqa: PLC0415 (likewise)
+        default_partition,
+        min_cut_rematerialization_partition,
+    )
+
+    generate = aten_level(codegen) if isinstance(codegen, str) else codegen
+
+    def compiler(graph: GraphModule, inputs: Sequence[Any]) -> Compiled:
+        from backbay.kit.codegen import boxed  # noqa: PLC0415 (as above)
+
+        tell(run_passes(passes, graph, options))
+        return boxed(generate(graph, inputs))
+
+    cut = {"min_cut": min_cut_rematerialization_partition, "default": default_partition}
+    backend = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        inference_compiler=compiler,
+        decompositions=dict(decompositions or {}),
+        partition_fn=cut[partitioner],
+    )
+    compiled: Compiled = backend(graph_module, example_inputs)
+    return compiled

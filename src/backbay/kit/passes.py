@@ -1,0 +1,175 @@
+"""A pass: one rewrite of a graph, with its level, its name, and what it did.
+
+The decorator turns a plain function into one::
+
+    @graph_pass(level="torch")
+    def drop_dropout(graph_module, context):
+        ...
+        return how_many_changes
+"""
+
+import functools
+import hashlib
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from torch.fx import GraphModule
+
+import backbay
+from backbay.errors import BackbayError, InputError
+from backbay.graph.check import Before, check, watched
+from backbay.graph.match import NearMiss, Pattern
+from backbay.graph.rewrite import apply
+
+Level = Literal[
+    "torch",
+    "aten",
+    "inductor.pre_grad",
+    "inductor.joint_pre",
+    "inductor.joint_post",
+    "inductor.post_grad_pre",
+    "inductor.post_grad",
+]
+"""Where a pass runs: on Dynamo's graph; after AOTAutograd, on the functional forward and backward
+graphs; or in one of Inductor's own hooks."""
+
+LEVELS: tuple[Level, ...] = (
+    "torch",
+    "aten",
+    "inductor.pre_grad",
+    "inductor.joint_pre",
+    "inductor.joint_post",
+    "inductor.post_grad_pre",
+    "inductor.post_grad",
+)
+
+
+@dataclass(slots=True)
+class PassContext:
+    """What a pass may know beside the graph, and where it notes what it nearly did."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    near: list[NearMiss] = field(default_factory=list)
+
+
+Run = Callable[[GraphModule, PassContext], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One rewrite of a graph."""
+
+    name: str
+    run: Run
+    """Changes the graph module in place, recompiles it where it did, and gives how many changes it
+    made."""
+    level: Level = "torch"
+    sources: tuple[Any, ...] = ()
+    """Further functions, modules or texts that decide what it does: kernels, tables."""
+
+    def at(self, level: Level) -> "Pass":
+        """Give the same pass at another level; it must be written for the graphs there."""
+        return replace(self, level=level)
+
+    def uuid(self) -> str:
+        """Give a digest of all that decides what the pass does: its source, and Backbay's version.
+
+        Inductor's caches take it into their keys: a pass that changes is never served stale.
+        """
+        parts = [backbay.__version__, self.name, self.level]
+        parts += [_source(x) for x in (self.run, *self.sources)]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one pass did to one graph."""
+
+    name: str
+    changes: int
+    seconds: float
+    near: tuple[NearMiss, ...]
+    """Where it nearly did something, with the first condition that failed."""
+
+
+def graph_pass(
+    *, level: Level = "torch", name: str | None = None, sources: tuple[Any, ...] = ()
+) -> Callable[[Callable[..., int]], Pass]:
+    """Make a pass of a function of a graph module, or of a graph module and its context."""
+    if level not in LEVELS:
+        raise InputError(f"there is no level {level!r}; levels: {', '.join(LEVELS)}")
+
+    def made(function: Callable[..., int]) -> Pass:
+        takes_context = len(inspect.signature(function).parameters) > 1
+        run = function if takes_context else functools.wraps(function)(_without_context(function))
+        return Pass(
+            name=name or function.__name__, run=run, level=level, sources=(function, *sources)
+        )
+
+    return made
+
+
+def rewrite_pass(*patterns: Pattern, name: str, level: Level = "torch") -> Pass:
+    """Make a pass of patterns, tried in order."""
+
+    def run(graph_module: GraphModule, context: PassContext) -> int:
+        count = 0
+        for pattern in patterns:
+            done = apply(pattern, graph_module)
+            context.near += done.near
+            count += done.count
+        return count
+
+    both = tuple(x for pattern in patterns for x in (pattern.match, pattern.replacement))
+    conditions = tuple(x for pattern in patterns for x in pattern.conditions)
+    tolerances = tuple(f"{x.title} {x.tolerance}" for x in patterns)
+    return Pass(name=name, run=run, level=level, sources=(*both, *conditions, *tolerances))
+
+
+def run_passes(
+    passes: Sequence[Pass], graph_module: GraphModule, options: Mapping[str, Any] | None = None
+) -> list[PassReport]:
+    """Run passes in order, and check the graph after each.
+
+    Raises:
+        GraphBroken: a pass left a graph that is not right; the error names the pass.
+        BackbayError: a pass raised; its own exception is the cause.
+    """
+    return [_run(x, graph_module, options or {}) for x in passes]
+
+
+def _run(one: Pass, graph_module: GraphModule, options: Mapping[str, Any]) -> PassReport:
+    who = f"pass {one.name}"
+    before, context = Before.of(graph_module), PassContext(options)
+    start = time.perf_counter()
+    try:
+        with watched(graph_module, who):
+            changes = one.run(graph_module, context)
+    except BackbayError:
+        raise
+    except Exception as error:
+        raise BackbayError(f"{who} raised {type(error).__name__}: {error}") from error
+    if not isinstance(changes, int):
+        raise BackbayError(f"{who} gives {type(changes).__name__}: give how many changes it made")
+    check(graph_module, before, who)
+    return PassReport(one.name, int(changes), time.perf_counter() - start, tuple(context.near))
+
+
+def _without_context(function: Callable[..., int]) -> Run:
+    return lambda graph_module, _: function(graph_module)
+
+
+def _source(thing: Any) -> str:
+    if isinstance(thing, str):
+        return thing
+    try:
+        module = inspect.getmodule(thing)
+        own = inspect.getsource(thing)
+        # A pass calls what stands beside it: its whole module counts, where it has one.
+        return own if module is None else own + inspect.getsource(module)
+    except (OSError, TypeError):  # made at run time, or in C
+        code = getattr(thing, "__code__", None)
+        return repr(thing) if code is None else code.co_code.hex() + repr(code.co_consts)

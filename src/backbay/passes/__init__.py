@@ -1,0 +1,23 @@
+"""Passes to build backends from; each file says what it changes, and when it does not.
+
+``remove_dead_code``, ``common_subexpressions``, ``fold_scalar_chain`` and ``fold_constants`` work
+on Dynamo's graph, and with ``.at("aten")`` on the functional graphs of AOTAutograd.
+"""
+
+from backbay.passes.common_subexpressions import common_subexpressions
+from backbay.passes.constants import fold_constants
+from backbay.passes.dead_code import remove_dead_code
+from backbay.passes.gelu import rewrite_gelu
+from backbay.passes.scalar_chain import fold_scalar_chain
+from backbay.passes.silu import rewrite_silu
+from backbay.passes.silu_kernel import silu_to_kernel
+
+__all__ = [
+    "common_subexpressions",
+    "fold_constants",
+    "fold_scalar_chain",
+    "remove_dead_code",
+    "rewrite_gelu",
+    "rewrite_silu",
+    "silu_to_kernel",
+]

@@ -1,0 +1,193 @@
+"""Each common mistake of a pass has its own error, which names the pass."""
+
+import operator
+
+import pytest
+import torch
+from torch import fx
+
+from backbay.errors import (
+    BackbayError,
+    DanglingNode,
+    EndlessPass,
+    ErasedInUse,
+    GraphBroken,
+    MissingOutput,
+    ShapeAssumed,
+    StaleCode,
+    WrongDtype,
+)
+from backbay.kit.passes import graph_pass, run_passes
+
+
+@pytest.fixture
+def graph_module():
+    """Give Dynamo's graph of a small function, with its metadata."""
+    seen = []
+
+    def keep(module, _):
+        seen.append(module)
+        return module.forward
+
+    torch.compiler.reset()
+    torch.compile(lambda x, y: (torch.relu(x * 2) + y, x.sum()), backend=keep, dynamic=True)(
+        torch.randn(3, 4), torch.randn(3, 4)
+    )
+    return seen[0]
+
+
+def find(module, target):
+    return next(
+        n for n in module.graph.nodes if n.target == target or n.name.startswith(str(target))
+    )
+
+
+def broken(graph_module, function, error):
+    one = graph_pass()(function)
+    with pytest.raises(error, match=f"pass {function.__name__}") as caught:
+        run_passes([one], graph_module)
+    assert isinstance(caught.value, GraphBroken)
+    return str(caught.value)
+
+
+def test_a_pass_that_does_nothing_or_right_passes(graph_module):
+    @graph_pass()
+    def nothing(module):
+        return 0
+
+    @graph_pass()
+    def doubles(module):
+        node = find(module, operator.mul)
+        node.args = (node.args[0], 4)
+        module.recompile()
+        return 1
+
+    reports = run_passes([nothing, doubles], graph_module)
+    assert [(r.name, r.changes) for r in reports] == [("nothing", 0), ("doubles", 1)]
+
+
+def test_missing_output(graph_module):
+    def drops_the_output(module):
+        module.graph.erase_node(find(module, "output"))
+        return 1
+
+    assert "0 output nodes" in broken(graph_module, drops_the_output, MissingOutput)
+
+
+def test_fewer_results(graph_module):
+    def returns_less(module):
+        output = find(module, "output")
+        output.args = (output.args[0][:1],)
+        module.recompile()
+        return 1
+
+    assert "changed what the graph returns" in broken(graph_module, returns_less, MissingOutput)
+
+
+def test_an_input_removed(graph_module):
+    def removes_an_input(module):
+        placeholder = next(n for n in module.graph.nodes if n.op == "placeholder")
+        with module.graph.inserting_after(placeholder):
+            new = module.graph.call_function(torch.zeros, (3, 4))
+        placeholder.replace_all_uses_with(new)
+        module.graph.erase_node(placeholder)
+        module.recompile()
+        return 1
+
+    assert "Leave placeholders" in broken(graph_module, removes_an_input, MissingOutput)
+
+
+def test_wrong_dtype(graph_module):
+    def halves(module):
+        output = find(module, "output")
+        first, *rest = output.args[0]
+        with module.graph.inserting_before(output):
+            half = module.graph.call_method("half", (first,))
+        half.meta["example_value"] = first.meta["example_value"].half()
+        output.args = ((half, *rest),)
+        module.recompile()
+        return 1
+
+    assert "float16" in broken(graph_module, halves, WrongDtype)
+
+
+def test_a_symbolic_size_taken_for_a_number(graph_module):
+    def assumes_the_shape(module):
+        output = find(module, "output")
+        first, *rest = output.args[0]
+        fake = first.meta["example_value"]
+        with module.graph.inserting_before(output):
+            fixed = module.graph.call_function(torch.zeros, (3, 4))
+        with fake.fake_mode:
+            fixed.meta["example_value"] = torch.zeros(3, 4)
+        output.args = ((fixed, *rest),)
+        module.recompile()
+        return 1
+
+    assert "is a symbol" in broken(graph_module, assumes_the_shape, ShapeAssumed)
+
+
+def test_a_node_used_before_it_is_there(graph_module):
+    def uses_too_early(module):
+        add = find(module, operator.add)
+        find(module, "relu").args = (add,)
+        return 1
+
+    assert "comes only after it" in broken(graph_module, uses_too_early, DanglingNode)
+
+
+def test_a_node_of_another_graph(graph_module):
+    def uses_a_stranger(module):
+        stranger = fx.Graph().placeholder("stranger")
+        find(module, operator.add).args = (stranger, 1)
+        return 1
+
+    assert "not in the graph" in broken(graph_module, uses_a_stranger, DanglingNode)
+
+
+def test_a_node_erased_in_use(graph_module):
+    def erases(module):
+        module.graph.erase_node(find(module, operator.mul))
+        return 1
+
+    assert "replace_all_uses_with" in broken(graph_module, erases, ErasedInUse)
+
+
+def test_a_forgotten_recompile(graph_module):
+    def forgets(module):
+        node = find(module, operator.mul)
+        node.args = (node.args[0], 4)
+        return 1
+
+    assert "recompile()" in broken(graph_module, forgets, StaleCode)
+
+
+def test_a_graph_changed_while_it_is_walked_over(graph_module):
+    def endless(module):
+        for node in module.graph.nodes:
+            if node.target == operator.mul:
+                with module.graph.inserting_after(node):
+                    module.graph.call_function(operator.mul, (node, 2))
+        return 1
+
+    assert "list(graph.nodes)" in broken(graph_module, endless, EndlessPass)
+    assert "create_node" not in vars(graph_module.graph)  # nothing is left on torch's object
+
+
+def test_what_a_pass_raises_names_it_and_keeps_the_cause(graph_module):
+    @graph_pass()
+    def raises(module):
+        raise KeyError("lost")
+
+    with pytest.raises(BackbayError, match="pass raises raised KeyError") as caught:
+        run_passes([raises], graph_module)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_pass_that_forgets_to_count(graph_module):
+    @graph_pass()
+    def says_nothing(module):
+        pass
+
+    with pytest.raises(BackbayError, match="give how many changes"):
+        run_passes([says_nothing], graph_module)

@@ -1,0 +1,113 @@
+"""What the tests of passes share: compile with passes and look; compile with passes and prove."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+
+from backbay.graph.canonical import canonicalise
+from backbay.kit.backend import Backend
+from backbay.proof import Workload, make_golden, observe
+
+
+@dataclass
+class Seen:
+    """What a compiled call gave, and what the passes made of its graphs."""
+
+    result: Any
+    graphs: list[torch.fx.GraphModule]
+    changes: Counter[str] = field(default_factory=Counter)
+    near: list[str] = field(default_factory=list)
+
+    def calls(self, name: str) -> int:
+        """Count calls by the name of what is called, over all graphs."""
+        nodes = [n for g in self.graphs for n in g.graph.nodes if n.op.startswith("call")]
+        names = [getattr(n.target, "__name__", str(n.target)) for n in nodes]
+        return sum(x.removesuffix(".default").removesuffix(".Tensor") == name for x in names)
+
+
+def backend_of(passes: tuple[Any, ...], **declared: Any) -> Backend:
+    return type("Tried", (Backend,), {"passes": passes, **declared})()
+
+
+@pytest.fixture
+def look() -> Callable[..., Seen]:
+    """Compile a function with passes, run it once, and give what became of its graphs."""
+
+    def run(function, *args, passes, dynamic=None, options=None):
+        graphs = []
+
+        def keep(self, graph_module, example_inputs):
+            graphs.append(graph_module)
+            return graph_module.forward
+
+        torch.compiler.reset()
+        offers = {"options": tuple(_options(options))}
+        backend = backend_of(tuple(passes), compile=keep, **offers)
+        call = torch.compile(function, backend=backend, dynamic=dynamic, options=options)
+        result = call(*args)
+        seen = Seen(result, graphs)
+        for report in backend.reports:
+            seen.changes[report.name] += report.changes
+            seen.near += [x.reason for x in report.near]
+        for graph_module in graphs:
+            graph_module.graph.lint()
+            canonicalise(graph_module.graph)
+        return seen
+
+    return run
+
+
+@pytest.fixture
+def prove() -> Callable[..., Counter[str]]:
+    """Prove a model, compiled with passes, forward and backward; give how much they changed."""
+
+    def run(workload, *, passes, dynamic=None, codegen="eager", options=None, cached=False):
+        golden = make_golden(workload, train=True)
+        torch.compiler.reset()
+        declared = {"codegen": codegen, "options": tuple(_options(options))}
+        backend = backend_of(tuple(passes), **declared)
+        # A graph from Inductor's cache has been through its passes before: they would not run.
+        caches = torch._inductor.config.patch(
+            force_disable_caches=codegen == "inductor" and not cached
+        )
+        with golden.context(), caches:
+            call = torch.compile(workload.model, backend=backend, dynamic=dynamic, options=options)
+            proof = golden.judge(observe(call, golden.at(workload), train=True))
+        assert proof.passed, proof.worst
+        changes = Counter()
+        for report in backend.reports:
+            changes[report.name] += report.changes
+        return changes
+
+    return run
+
+
+@pytest.fixture
+def workload() -> Callable[..., Workload]:
+    """Make a workload of a function of x and w: x is an input, w a parameter; both wide-ranging."""
+
+    def make(function, dtype, shape=(8, 33)):
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.w = torch.nn.Parameter(torch.randn(shape[-1], dtype=dtype))
+
+            def forward(self, x):
+                return function(x, self.w)
+
+        torch.manual_seed(0)
+        x = (torch.randn(shape) * 3).to(dtype).requires_grad_()
+        return Workload(model=Model(), args=(x,))
+
+    return make
+
+
+def _options(given):
+    from backbay.registry.spec import Option
+
+    return [Option(name=name, type="bool", default=False) for name in given or {}]
