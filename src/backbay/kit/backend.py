@@ -10,7 +10,7 @@ from backbay import ledger
 from backbay.errors import BackbayError, InputError
 from backbay.kit.aot import aot_compile, inductor_patches
 from backbay.kit.codegen import Codegen, Compiled, torch_level
-from backbay.kit.passes import LEVELS, Pass, PassReport, run_passes
+from backbay.kit.passes import Pass, PassReport, run_passes
 from backbay.registry.options import option_problems
 from backbay.registry.spec import BackendSpec, Option, Origin
 
@@ -167,6 +167,3 @@ def _checked(compiled: Compiled, who: str) -> Compiled:
 
 def _snake(name: str) -> str:
     return "".join(f"_{x.lower()}" if x.isupper() else x for x in name).lstrip("_")
-
-
-__all__ = ["LEVELS", "Backend"]

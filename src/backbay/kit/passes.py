@@ -14,7 +14,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch.fx import GraphModule
 
@@ -36,15 +36,7 @@ Level = Literal[
 """Where a pass runs: on Dynamo's graph; after AOTAutograd, on the functional forward and backward
 graphs; or in one of Inductor's own hooks."""
 
-LEVELS: tuple[Level, ...] = (
-    "torch",
-    "aten",
-    "inductor.pre_grad",
-    "inductor.joint_pre",
-    "inductor.joint_post",
-    "inductor.post_grad_pre",
-    "inductor.post_grad",
-)
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(slots=True)

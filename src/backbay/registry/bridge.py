@@ -2,8 +2,9 @@
 
 torch is imported here only when a backend of torch's is loaded; what other code has registered with
 torch is read only where torch's registry is already in memory. Private names of torch's that are
-used: ``_COMPILER_FNS`` (2.11 to 2.15), ``_BACKEND_TAGS`` (from 2.14.1), and the attribute ``_tags``
-of functions (before). ``tests/registry/test_torch_versions.py`` holds them.
+used: ``_COMPILER_FNS`` and ``_BACKENDS`` (2.11 to 2.15), ``_BACKEND_TAGS`` (from 2.14.1), and the
+attribute ``_tags`` of functions (before). ``tools/torch_versions.py`` runs the registry's tests on
+each torch.
 """
 
 import functools
