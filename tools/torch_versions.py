@@ -26,6 +26,7 @@ TESTS = ("tests/registry", "tests/cli/test_list_info.py")
 NEEDED = (
     "click",
     "hypothesis",
+    "jsonschema",
     "msgspec",
     "numpy",
     "packaging",

@@ -20,8 +20,7 @@
     │   ├── DanglingNode        a node uses one that is not in the graph, or comes after it
     │   ├── ErasedInUse         a node was erased that others still use
     │   ├── StaleCode           the graph was changed, and its code was not made anew
-    │   ├── EndlessPass         a pass adds nodes to the graph that it is walking over
-    │   └── GradientMismatch    the graph's gradients are wrong
+    │   └── EndlessPass         a pass adds nodes to the graph that it is walking over
     └── ProofImpossible         no reference exists to prove a result against
 
 Each message says what happened, where, and what to do next, on one line; a preflight's has a line
@@ -118,7 +117,3 @@ class StaleCode(GraphBroken):
 
 class EndlessPass(GraphBroken):
     """A pass goes on adding nodes: it changes the graph while it walks over it."""
-
-
-class GradientMismatch(GraphBroken):
-    """The gradients of a graph are wrong, where its results are right."""

@@ -97,7 +97,17 @@ def test_a_pickled_backend_brings_its_registration_along(module):
     assert said == ["{'a': 1} True", "('debug',)"]
 
 
-@pytest.mark.parametrize("text", ["junk", "{}", '{"version": 2}', "3"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "junk",
+        "{}",
+        '{"version": 2}',
+        "3",
+        '{"version": 1}',
+        '{"version": 1, "layers": [3], "backends": {}}',
+    ],
+)
 def test_a_variable_that_holds_something_else_is_an_error(monkeypatch, text):
     monkeypatch.setenv(VARIABLE, text)
     with pytest.raises(PolicyError, match=VARIABLE):

@@ -36,6 +36,7 @@ NAMES = ("shared", "alone", "own", TORCHS)
 DISTRIBUTIONS = tuple(PUBLISHED)
 
 names = st.sampled_from(NAMES)
+registered_names = st.sampled_from(["own", "shared", "own", "shared", "alone", TORCHS])
 some_distributions = st.sets(st.sampled_from(DISTRIBUTIONS))
 pins = st.dictionaries(names, st.sampled_from([*DISTRIBUTIONS, "process", "torch"]), max_size=2)
 
@@ -190,7 +191,7 @@ class Rules(RuleBasedStateMachine):
         self.model.registered[name] = now
         return before, now
 
-    @rule(name=names, number=st.integers(0, 1), replace=st.booleans())
+    @rule(name=registered_names, number=st.integers(0, 1), replace=st.booleans())
     def register(self, name, number, replace):
         backend = self.backends[number]
         refusal = self.refusal(name, backend, replace=replace)
@@ -198,7 +199,7 @@ class Rules(RuleBasedStateMachine):
         if refusal is None:
             self.put(name, backend)
 
-    @rule(name=names)
+    @rule(name=registered_names)
     def unregister(self, name):
         known = self.model.registered.pop(name, None)
         refusal = None if known else BackendNotFound
@@ -208,7 +209,7 @@ class Rules(RuleBasedStateMachine):
 
     # -- blocks of code
 
-    @rule(name=names, number=st.integers(0, 1), replace=st.booleans())
+    @rule(name=registered_names, number=st.integers(0, 1), replace=st.booleans())
     def enter_registered(self, name, number, replace):
         backend = self.backends[number]
         block = self.registry.registered(backend, name, replace=replace)

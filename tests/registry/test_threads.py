@@ -524,6 +524,10 @@ def test_another_function_of_a_plugin_can_take_its_name_over_later(plugin, regis
         registry.register_backend(module.other, "two")
     registry.register_backend(module.other, "two", replace=True)
     assert registry.lookup_backend("two") is module.other
+    registry.register_backend(module.fn, "two")  # as when the module is run again: it is published
+    assert registry.lookup_backend("two") is module.other
+    registry.register_backend(module.fn, "two", replace=True)
+    assert registry.lookup_backend("two") is module.fn
 
 
 def test_a_module_that_is_run_again_registers_its_function_again(plugin, registry):

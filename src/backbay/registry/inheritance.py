@@ -116,8 +116,17 @@ def _read(text: str) -> dict[str, Any]:
     try:
         state = json.loads(text)
         version = state["version"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise PolicyError(f"{VARIABLE} cannot be read: {error}") from error
-    if version != _VERSION:
+        understood = version == _VERSION and _is_understood(state)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PolicyError(f"{VARIABLE} cannot be read: {error!r}") from error
+    if not understood:
         raise PolicyError(f"{VARIABLE} is of version {version}, and this Backbay reads {_VERSION}")
     return dict(state)
+
+
+def _is_understood(state: dict[str, Any]) -> bool:
+    """Touch everything that will be read, so that what is missing shows here."""
+    keys = ("source", "block", "allow", "pin", "default", "require")
+    layers = [[layer[key] for key in keys] for layer in state["layers"]]
+    backends = [(name, *entry) for name, entry in state["backends"].items()]
+    return all(len(x) == len(keys) for x in layers) and all(len(x) == 3 for x in backends)  # noqa: PLR2004 (name, reference, tags)

@@ -75,12 +75,13 @@ class Registrations:
         """
         _check_name(spec.name)
         others = list(others)
-        if any(_is_published(x, compiler_fn) for x in others):
-            return _nothing  # its own distribution's entry point leads to it: one, not two
+        published = any(_is_published(x, compiler_fn) for x in others)
         with self._lock:
             existing = self._by_name.get(spec.name)
             if existing is not None and _same(existing.given, compiler_fn):
                 return _nothing
+            if published and not (existing is not None and replacing):
+                return _nothing  # its own distribution's entry point leads to it: one, not two
             self._refuse(spec, compiler_fn, existing, others, policy, replacing=replacing)
             now = Registration(spec, compiler_fn, self._resolved(spec, compiler_fn))
             self._exchange(existing, now)
