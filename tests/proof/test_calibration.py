@@ -17,7 +17,7 @@ def _one_thread():
 
 SETS = pytest.mark.parametrize(
     ("programs", "seeds"),
-    [(FIXING, range(1)), (FIXING, range(40_000, 20_002)), (UNSEEN, range(40_000, 20_004))],
+    [(FIXING, range(1)), (FIXING, range(40_000, 40_002)), (UNSEEN, range(40_000, 40_004))],
     ids=["fixing", "unseen seeds", "unseen programs"],
 )
 
