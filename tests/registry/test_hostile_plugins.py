@@ -582,7 +582,15 @@ def test_a_manifest_can_t_take_a_name_of_torch_s(registers, manifest, registry):
     assert_unharmed(registry)
 
 
-@pytest.mark.usefixtures("honest")
+@pytest.fixture
+def pythons_own_recursion_limit():
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)  # Dynamo raises it, for every later test
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("honest", "pythons_own_recursion_limit")
 @pytest.mark.parametrize(
     "requirement",
     [
