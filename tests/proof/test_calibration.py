@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from backbay.proof.calibration.programs import FIXING, UNSEEN
-from backbay.proof.calibration.report import DTYPES, OURS, Tally, tally
+from backbay.proof.calibration.report import (
+    ALL_BFLOAT16,
+    DTYPES,
+    EVERY_FLOAT32,
+    NO_HONEST,
+    OURS,
+    VISIBLE_BFLOAT16,
+    Tally,
+    tally,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +32,10 @@ SETS = pytest.mark.parametrize(
 
 
 @SETS
-def test_bars_hold(programs, seeds):
+def test_bars_hold_but_for_faults_within_one_unit_in_bfloat16(programs, seeds):
     counted = tally(programs, seeds, device=torch.device("cpu"))
-    assert counted.holds(), list(counted.exceptions(missed=True))
+    assert counted.faults[torch.float32]
+    assert set(counted.missed_bars()) <= {ALL_BFLOAT16}, list(counted.exceptions(missed=True))
 
 
 @SETS
@@ -39,19 +49,19 @@ def test_ours_catches_about_what_eagers_own_error_alone_catches_and_rejects_less
     assert rejected[0] == 0 < rejected[1]
 
 
-@pytest.mark.xfail(reason="a known shortfall: 79 % of all bfloat16 faults, and 85 % is the bar")
-def test_bar_holds_on_all_bfloat16_faults_also_those_within_one_unit():
-    counted = tally(FIXING, range(1), device=torch.device("cpu"))
-    assert counted.share(OURS, torch.bfloat16) >= 0.85
+@SETS
+@pytest.mark.xfail(reason="a known shortfall: 79-82 % of all bfloat16 faults, and 85 % is the bar")
+def test_every_bar_holds(programs, seeds):
+    assert not tally(programs, seeds, device=torch.device("cpu")).missed_bars()
 
 
-def test_bars_can_be_missed():
+def test_bars_can_be_missed_and_met():
     counted = Tally()
-    assert not counted.holds()
+    assert set(counted.missed_bars()) == {EVERY_FLOAT32, VISIBLE_BFLOAT16, ALL_BFLOAT16}
     counted.faults.update({torch.float32: 1, torch.bfloat16: 1})
     counted.visible.update({torch.bfloat16: 1})
-    counted.caught_faults.update([(OURS, torch.float32)])
+    counted.caught_faults.update([(OURS, torch.float32), (OURS, torch.bfloat16)])
     counted.caught_visible.update([(OURS, torch.bfloat16)])
-    assert counted.holds()
+    assert not counted.missed_bars()
     counted.wronged.append("rejected")
-    assert not counted.holds()
+    assert counted.missed_bars() == [NO_HONEST]

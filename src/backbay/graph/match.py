@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx import Graph, Node, symbolic_trace
 from torch.fx.passes.utils.matcher_utils import InternalMatch, SubgraphMatcher
 
 from backbay.graph.canonical import COMMUTATIVE, canonicalise, is_number
@@ -216,8 +216,3 @@ def _match(raw: InternalMatch, order: Graph) -> Match:
 def _refusal(match: Match, conditions: Sequence[Condition]) -> str | None:
     reasons = (condition(match) for condition in conditions)
     return next((reason for reason in reasons if reason is not None), None)
-
-
-def module_of(graph: Graph) -> GraphModule:
-    """Wrap a graph without state, to be looked at or run."""
-    return GraphModule({}, graph)

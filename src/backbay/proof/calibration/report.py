@@ -13,8 +13,11 @@ from backbay.proof.oracle import compare
 
 OURS = "ours"
 DTYPES = (torch.float32, torch.bfloat16)
-FULL_BAR, REDUCED_BAR = 1.0, 0.89
-BARS = "every float32 fault, 89 % of visible bfloat16 faults, no honest result rejected"
+FULL_BAR, VISIBLE_BAR, REDUCED_BAR = 1.0, 0.89, 0.85
+EVERY_FLOAT32 = "every float32 fault"
+VISIBLE_BFLOAT16 = "89 % of visible bfloat16 faults"
+ALL_BFLOAT16 = "85 % of all bfloat16 faults"
+NO_HONEST = "no honest result rejected"
 
 Key = tuple[str, torch.dtype]
 """Rule and precision."""
@@ -48,11 +51,15 @@ class Tally:
         """Give the share of visible faults that a rule caught."""
         return self.caught_visible[rule, dtype] / max(1, self.visible[dtype])
 
-    def holds(self) -> bool:
-        """Tell whether our rule meets its bars."""
-        full = self.share(OURS, torch.float32)
-        reduced = self.visible_share(OURS, torch.bfloat16)
-        return full >= FULL_BAR and reduced >= REDUCED_BAR and not self.wronged
+    def missed_bars(self) -> list[str]:
+        """Give the bars that our rule misses."""
+        held = {
+            EVERY_FLOAT32: self.share(OURS, torch.float32) >= FULL_BAR,
+            VISIBLE_BFLOAT16: self.visible_share(OURS, torch.bfloat16) >= VISIBLE_BAR,
+            ALL_BFLOAT16: self.share(OURS, torch.bfloat16) >= REDUCED_BAR,
+            NO_HONEST: not self.wronged,
+        }
+        return [bar for bar, holds in held.items() if not holds]
 
     def caught(self, rule: str, dtype: torch.dtype) -> str:
         """Word the share of all faults, and of visible ones, that a rule caught."""
