@@ -40,7 +40,12 @@ class HookedPasses(CustomGraphPass):
         """Run the passes in place on a graph; the pre-grad hook gives one too, not a module."""
         given = graph.owning_module if isinstance(graph, Graph) else graph
         graph_module = given if given is not None else GraphModule(torch.nn.Module(), graph)
-        self._tell(run_passes(self._passes, graph_module, self._options))
+        from torch._inductor.decomposition import (  # noqa: PLC0415 (Inductor takes seconds)
+            select_decomp_table,
+        )
+
+        table = select_decomp_table()
+        self._tell(run_passes(self._passes, graph_module, self._options, table))
 
     def uuid(self) -> str:
         """Give what decides what the passes do, in their order."""
@@ -101,7 +106,7 @@ def aot_compile(
     )
 
     def compiler(graph: GraphModule, inputs: Sequence[Any]) -> Compiled:
-        tell(run_passes(passes, graph, options))
+        tell(run_passes(passes, graph, options, decompositions))
         return boxed(codegen(graph, inputs))
 
     cut = {"min_cut": min_cut_rematerialization_partition, "default": default_partition}
