@@ -102,6 +102,12 @@ def user_line(node: Node) -> str:
     return f"{file}:{rest.partition(',')[0]}: {code}".rstrip(": ")
 
 
+def first_line(graph: Graph) -> str:
+    """Give the first of the user's lines that a graph comes from, for an error."""
+    lines = (user_line(node) for node in graph.nodes)
+    return next((x for x in lines if x), "code that nobody knows")
+
+
 def is_pointwise(node: Node) -> bool:
     """Tell whether a node computes each element from the same element of its inputs."""
     if node.op == "call_method":

@@ -14,8 +14,9 @@ from backbay.errors import BackbayError, InputError
 from backbay.graph.partition import supports_operators
 from backbay.kit.aot import Tell, aot_compile, inductor_patches
 from backbay.kit.codegen import Codegen, Compiled, aten_level, torch_level
+from backbay.kit.freeze import freeze
 from backbay.kit.partition import DryRun, Partition, partitioned, survey, surveying
-from backbay.kit.passes import Pass, PassReport, run_passes
+from backbay.kit.passes import Pass, PassReport, failed, run_passes
 from backbay.registry.options import option_problems
 from backbay.registry.spec import BackendSpec, Option, Origin
 
@@ -48,6 +49,9 @@ class Backend:
     and refused otherwise."""
     decompositions: ClassVar[Mapping[Any, Any] | None] = None
     """At level ``aten``, for other code generators than Inductor, which has its own."""
+    freeze: ClassVar[bool] = False
+    """Whether parameters and buffers are constants of the graph where no gradients are recorded.
+    Passes can fold them; weights that are changed after compilation may then go unseen."""
     partitioner: ClassVar[str] = "min_cut"
     """``min_cut`` or ``default``: how forward and backward are cut apart."""
     name: ClassVar[str] = ""
@@ -113,6 +117,8 @@ class Backend:
     ) -> Compiled:
         """Compile one of Dynamo's graphs; torch.compile calls this."""
         own, rest = self._options(options)
+        if self.freeze and not torch.is_grad_enabled():
+            freeze(graph_module, example_inputs)
         first = [x for x in self.passes if x.level == "torch"]
         later = [x for x in self.passes if x.level != "torch"]
         nodes = len(graph_module.graph.nodes)
@@ -191,9 +197,21 @@ class Backend:
         return own_compile if partition is None else partitioned(partition, own_compile)
 
     def _own_compile(self, own: Mapping[str, Any]) -> Codegen | None:
-        if self.compile is None or "options" not in inspect.signature(self.compile).parameters:
-            return self.compile
-        return functools.partial(self.compile, options=own)
+        given = self.compile
+        if given is None:
+            return None
+        takes_options = "options" in inspect.signature(given).parameters
+        compile_ = functools.partial(given, options=own) if takes_options else given
+
+        def guarded(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+            try:
+                return compile_(graph_module, example_inputs)
+            except BackbayError:
+                raise
+            except Exception as error:
+                raise failed(f"{self.__name__}.compile", graph_module, error) from error
+
+        return guarded
 
     def _aot(
         self,

@@ -8,11 +8,15 @@ The decorator turns a plain function into one::
         return how_many_changes
 """
 
+import contextlib
+import copy
 import functools
 import hashlib
 import inspect
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -23,7 +27,9 @@ from backbay.errors import BackbayError, InputError
 from backbay.graph.aten_rewrite import apply_aten
 from backbay.graph.check import Before, check, watched
 from backbay.graph.match import NearMiss, Pattern
+from backbay.graph.report import first_line
 from backbay.graph.rewrite import Rewritten, apply
+from backbay.graph.verify import verify
 
 Level = Literal[
     "torch",
@@ -57,6 +63,10 @@ class PassContext:
     decompositions: Mapping[Any, Any] = field(default_factory=dict)
     """Of the graph's operators, where they are ATen's."""
 
+
+_verifying: ContextVar[bool] = ContextVar(
+    "_verifying", default=os.environ.get("BACKBAY_VERIFY_PASSES", "0") not in {"", "0"}
+)
 
 Run = Callable[[GraphModule, PassContext], int]
 
@@ -132,6 +142,21 @@ def rewrite_pass(*patterns: Pattern, name: str, level: Level = "torch") -> Pass:
     return Pass(name=name, run=run, level=level, sources=(*both, *conditions, *tolerances))
 
 
+@contextlib.contextmanager
+def verified() -> Iterator[None]:
+    """Run each graph before and after each pass that runs inside the block, and compare.
+
+    For writing passes: the pass that makes a graph compute something else, or gives it another
+    gradient, is named at once. Both graphs run in float64, on random inputs. With
+    ``BACKBAY_VERIFY_PASSES=1`` in the environment it is so everywhere.
+    """
+    token = _verifying.set(True)
+    try:
+        yield
+    finally:
+        _verifying.reset(token)
+
+
 def run_passes(
     passes: Sequence[Pass],
     graph_module: GraphModule,
@@ -147,7 +172,8 @@ def run_passes(
         decompositions: those that made the graph, where it is of ATen operators.
 
     Raises:
-        GraphBroken: a pass left a graph that is not right; the error names the pass.
+        GraphBroken: a pass left a graph that is not right; the error names the pass. Under
+            `verified` that is also a graph that computes something else.
         BackbayError: a pass raised; its own exception is the cause.
     """
     given = PassContext(
@@ -160,17 +186,26 @@ def _run(one: Pass, graph_module: GraphModule, context: PassContext) -> PassRepo
     who = f"pass {one.name}"
     before = Before.of(graph_module)
     start = time.perf_counter()
+    kept = copy.deepcopy(graph_module) if _verifying.get() else None
     try:
         with watched(graph_module, who):
             changes = one.run(graph_module, context)
     except BackbayError:
         raise
     except Exception as error:
-        raise BackbayError(f"{who} raised {type(error).__name__}: {error}") from error
+        raise failed(who, graph_module, error) from error
     if not isinstance(changes, int):
         raise BackbayError(f"{who} gives {type(changes).__name__}: give how many changes it made")
     check(graph_module, before, who)
+    if kept is not None:
+        verify(kept, graph_module, who)
     return PassReport(one.name, int(changes), time.perf_counter() - start, tuple(context.near))
+
+
+def failed(who: str, graph_module: GraphModule, error: Exception) -> BackbayError:
+    """Give the error for code of an author that raised; Dynamo shows no more than its text."""
+    place = first_line(graph_module.graph)
+    return BackbayError(f"{who} raised {type(error).__name__}: {error} (the graph of {place})")
 
 
 def _applied(pattern: Pattern, graph_module: GraphModule, context: PassContext) -> Rewritten:
