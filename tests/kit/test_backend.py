@@ -238,6 +238,13 @@ def test_it_is_registered_and_found_by_name_like_any_other():
     assert "to_silu 1x" in record.why
 
 
+def test_a_record_tells_of_its_own_graph_alone():
+    backend = Plain()
+    torch.compile(lambda x: x * x.sigmoid(), backend=backend)(torch.ones(1))
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
+    assert ["to_silu" in record.why for record in ledger.records()] == [True, False]
+
+
 def test_reset_forgets():
     backend = Plain()
     with backbay.registered(backend, "plain_of_the_kit"):
