@@ -194,6 +194,17 @@ def test_it_is_registered_and_found_by_name_like_any_other():
     assert "to_silu 1x" in record.why
 
 
+@pytest.mark.slow
+def test_reports_of_a_second_backend_of_the_same_passes_do_not_go_to_the_first():
+    class Hooked(Backend):
+        passes = (seen_aten,)
+
+    first, second = Hooked(), Hooked()
+    for number, backend in enumerate((first, second)):
+        torch.compile(lambda x, n=number: x * 2 + n, backend=backend)(torch.ones(3))
+    assert [len(x.reports) for x in (first, second)] == [1, 1]
+
+
 def test_reset_forgets():
     backend = Plain()
     with backbay.registered(backend, "plain_of_the_kit"):

@@ -13,7 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule
 
 from backbay.kit.codegen import Codegen, Compiled, aten_level
-from backbay.kit.passes import Pass, PassReport, run_passes
+from backbay.kit.passes import Pass, PassReport, current_observer, run_passes
 
 HOOKS = {
     "inductor.pre_grad": "pre_grad_custom_pass",
@@ -35,12 +35,13 @@ class HookedPasses(CustomGraphPass):
         self._passes = tuple(passes)
         self._options = dict(options)
         self._tell = tell
+        self._observer = current_observer()
 
     def __call__(self, graph: Any) -> None:
         """Run the passes in place on a graph; the pre-grad hook gives one too, not a module."""
         given = graph.owning_module if isinstance(graph, Graph) else graph
         graph_module = given if given is not None else GraphModule(torch.nn.Module(), graph)
-        self._tell(run_passes(self._passes, graph_module, self._options))
+        self._tell(run_passes(self._passes, graph_module, self._options, self._observer))
 
     def uuid(self) -> str:
         """Give what decides what the passes do, in their order."""
@@ -48,10 +49,20 @@ class HookedPasses(CustomGraphPass):
 
     def __getstate__(self) -> dict[str, Any]:
         # Inductor's compile workers pickle the configuration; they run no pass.
-        return {"_passes": (), "_options": {}, "_tell": None, "_uuid": self.uuid()}
+        return {
+            "_passes": (),
+            "_options": {},
+            "_tell": None,
+            "_observer": None,
+            "_uuid": self.uuid(),
+        }
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, HookedPasses) and self.uuid() == other.uuid()
+        # Equal configurations are made once and kept: who is told must be part of what is equal, or
+        # the reports of a second backend of these passes went to the first.
+        if not isinstance(other, HookedPasses) or self.uuid() != other.uuid():
+            return False
+        return self._tell == other._tell and self._observer is other._observer
 
     def __hash__(self) -> int:
         return hash(self.uuid())
@@ -101,11 +112,12 @@ def aot_compile(
     )
 
     generate = aten_level(codegen) if isinstance(codegen, str) else codegen
+    observer = current_observer()  # the backward graph may be compiled in autograd's own thread
 
     def compiler(graph: GraphModule, inputs: Sequence[Any]) -> Compiled:
         from backbay.kit.codegen import boxed  # noqa: PLC0415 (as above)
 
-        tell(run_passes(passes, graph, options))
+        tell(run_passes(passes, graph, options, observer))
         return boxed(generate(graph, inputs))
 
     cut = {"min_cut": min_cut_rematerialization_partition, "default": default_partition}

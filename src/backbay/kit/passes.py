@@ -8,13 +8,15 @@ The decorator turns a plain function into one::
         return how_many_changes
 """
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from torch.fx import GraphModule
 
@@ -45,6 +47,8 @@ class PassContext:
 
     options: Mapping[str, Any] = field(default_factory=dict)
     near: list[NearMiss] = field(default_factory=list)
+    detail: dict[str, Any] = field(default_factory=dict)
+    """What else it has to say: shown as it is by ``backbay explain``."""
 
 
 Run = Callable[[GraphModule, PassContext], int]
@@ -85,6 +89,39 @@ class PassReport:
     seconds: float
     near: tuple[NearMiss, ...]
     """Where it nearly did something, with the first condition that failed."""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """What else the pass had to say."""
+
+
+class Observer(Protocol):
+    """Who is told of every pass, with the graph as it is before and after it."""
+
+    def before(self, one: Pass, graph_module: GraphModule) -> None:
+        """See the graph that a pass is about to get; it is changed in place."""
+
+    def after(self, one: Pass, graph_module: GraphModule, report: PassReport) -> None:
+        """See the graph that a pass left, checked, and what it did."""
+
+    def failed(self, one: Pass, graph_module: GraphModule, error: BackbayError) -> None:
+        """See the graph in which a pass raised, or that is not right after it."""
+
+
+_observer: ContextVar[Observer | None] = ContextVar("backbay_pass_observer", default=None)
+
+
+@contextlib.contextmanager
+def observed_by(observer: Observer) -> Iterator[None]:
+    """Tell an observer of every pass of what is compiled in this context, until the block ends."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
+def current_observer() -> Observer | None:
+    """Give who observes here: for what runs passes later, maybe in another thread."""
+    return _observer.get()
 
 
 def graph_pass(
@@ -122,15 +159,39 @@ def rewrite_pass(*patterns: Pattern, name: str, level: Level = "torch") -> Pass:
 
 
 def run_passes(
-    passes: Sequence[Pass], graph_module: GraphModule, options: Mapping[str, Any] | None = None
+    passes: Sequence[Pass],
+    graph_module: GraphModule,
+    options: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
 ) -> list[PassReport]:
     """Run passes in order, and check the graph after each.
+
+    Args:
+        passes: what to run.
+        graph_module: the graph; changed in place.
+        options: handed to the passes.
+        observer: who is told of each pass. Default: who observes in this context, if anyone.
 
     Raises:
         GraphBroken: a pass left a graph that is not right; the error names the pass.
         BackbayError: a pass raised; its own exception is the cause.
     """
-    return [_run(x, graph_module, options or {}) for x in passes]
+    seen_by = observer or _observer.get()
+    run = _run if seen_by is None else functools.partial(_observed, seen_by)
+    return [run(x, graph_module, options or {}) for x in passes]
+
+
+def _observed(
+    observer: Observer, one: Pass, graph_module: GraphModule, options: Mapping[str, Any]
+) -> PassReport:
+    observer.before(one, graph_module)
+    try:
+        report = _run(one, graph_module, options)
+    except BackbayError as error:
+        observer.failed(one, graph_module, error)
+        raise
+    observer.after(one, graph_module, report)
+    return report
 
 
 def _run(one: Pass, graph_module: GraphModule, options: Mapping[str, Any]) -> PassReport:
@@ -147,7 +208,8 @@ def _run(one: Pass, graph_module: GraphModule, options: Mapping[str, Any]) -> Pa
     if not isinstance(changes, int):
         raise BackbayError(f"{who} gives {type(changes).__name__}: give how many changes it made")
     check(graph_module, before, who)
-    return PassReport(one.name, int(changes), time.perf_counter() - start, tuple(context.near))
+    seconds = time.perf_counter() - start
+    return PassReport(one.name, int(changes), seconds, tuple(context.near), context.detail)
 
 
 def _without_context(function: Callable[..., int]) -> Run:
