@@ -95,6 +95,18 @@ def test_each_guard_has_its_source_from_where_it_stands_in_the_tree():
     assert size.line == "me/model.py:7: if x.shape[0] > 3:"
 
 
+def test_the_same_object_is_said_without_its_address():
+    says = {
+        x.says
+        for kind in ("<class 'module'>", "<module 'sys' (built-in)>")
+        for x in guards.parse(f"| +- ID_MATCH: ___check_obj_id(G['sys'], 1399), type={kind}  # a")
+    }
+    assert says == {
+        "it is the same object: module",
+        "it is the same object: <module 'sys' (built-in)>",
+    }
+
+
 def test_a_kind_of_guard_that_we_do_not_know_is_listed_all_the_same():
     strange = next(x for x in guards.parse(TREE) if x.kind == "NEW_KIND_OF_GUARD")
     assert strange.group == "other"

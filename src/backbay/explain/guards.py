@@ -18,7 +18,8 @@ _TENSOR = re.compile(
     r"size=\[(?P<size>[^]]*)\], stride=\[(?P<stride>[^]]*)\]\)"
 )
 _TYPE = re.compile(r"^___check_type_id\(.*\), type=<class '(?P<type>.*)'>")
-_IDENTITY = re.compile(r"^___check_obj_id\(.*\), type=<class '(?P<type>.*)'>")
+_IDENTITY = re.compile(r"^___check_obj_id\(.*?, \d+\), type=(?:<class '(.*)'>|(.*))$")
+"""With the object's type; up to 2.12 with the object itself, where that is no class."""
 _MARK = re.compile(r"^hasattr\(.*, '_dynamo_(?P<mark>\w+)_indices'\) == False")
 _NAMED = re.compile(r"\b[LG]\[[^]]*\](?:\.\w+(?![\w(])|\[[^]]*\])*")
 
@@ -128,12 +129,12 @@ def _says(check: str) -> str:
         return f"{kind} of size [{size}], stride [{stride}], requires_grad={tensor['grad']}"
     for pattern, words in (
         (_TYPE, "its type is {}"),
-        (_IDENTITY, "it is the same object, a {}"),
+        (_IDENTITY, "it is the same object: {}"),
         (_MARK, "nobody marked its sizes {}"),
     ):
         found = pattern.match(check)
         if found is not None:
-            return words.format(found[1])
+            return words.format(next(filter(None, found.groups())))
     if check.startswith("___check_global_state"):
         return "autocast, gradient mode, default dtype, threads and determinism are as they were"
     return check
