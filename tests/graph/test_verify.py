@@ -6,7 +6,8 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.match import Pattern
 from backbay.kit.backend import Backend
-from backbay.kit.passes import graph_pass, rewrite_pass, verified
+from backbay.kit.observing import verified
+from backbay.kit.passes import graph_pass, rewrite_pass
 from backbay.passes import rewrite_gelu, rewrite_silu
 
 

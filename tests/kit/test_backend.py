@@ -245,6 +245,21 @@ def test_a_record_tells_of_its_own_graph_alone():
     assert ["to_silu" in record.why for record in ledger.records()] == [True, False]
 
 
+@pytest.mark.slow
+def test_reports_of_a_second_backend_of_the_same_passes_do_not_go_to_the_first(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # what is cached runs no pass
+
+    class Hooked(Backend):
+        passes = (seen_aten,)
+
+    first, second = Hooked(), Hooked()
+    for number, backend in enumerate((first, second)):
+        torch.compile(lambda x, n=number: x * 2 + n, backend=backend)(torch.ones(3))
+    assert [len(x.reports) for x in (first, second)] == [1, 1]
+
+
 def test_reset_forgets():
     backend = Plain()
     with backbay.registered(backend, "plain_of_the_kit"):

@@ -8,15 +8,12 @@ The decorator turns a plain function into one::
         return how_many_changes
 """
 
-import contextlib
 import copy
 import functools
 import hashlib
 import inspect
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -30,6 +27,7 @@ from backbay.graph.match import NearMiss, Pattern
 from backbay.graph.report import first_line
 from backbay.graph.rewrite import Rewritten, apply
 from backbay.graph.verify import verify
+from backbay.kit.observing import Watch, current_watch
 
 Level = Literal[
     "torch",
@@ -62,11 +60,9 @@ class PassContext:
     """Where the pass runs."""
     decompositions: Mapping[Any, Any] = field(default_factory=dict)
     """Of the graph's operators, where they are ATen's."""
+    detail: dict[str, Any] = field(default_factory=dict)
+    """What else it has to say: shown as it is by ``backbay explain``."""
 
-
-_verifying: ContextVar[bool] = ContextVar(
-    "_verifying", default=os.environ.get("BACKBAY_VERIFY_PASSES", "0") not in {"", "0"}
-)
 
 Run = Callable[[GraphModule, PassContext], int]
 
@@ -106,6 +102,8 @@ class PassReport:
     seconds: float
     near: tuple[NearMiss, ...]
     """Where it nearly did something, with the first condition that failed."""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """What else the pass had to say."""
 
 
 def graph_pass(
@@ -142,26 +140,12 @@ def rewrite_pass(*patterns: Pattern, name: str, level: Level = "torch") -> Pass:
     return Pass(name=name, run=run, level=level, sources=(*both, *conditions, *tolerances))
 
 
-@contextlib.contextmanager
-def verified() -> Iterator[None]:
-    """Run each graph before and after each pass that runs inside the block, and compare.
-
-    For writing passes: the pass that makes a graph compute something else, or gives it another
-    gradient, is named at once. Both graphs run in float64, on random inputs. With
-    ``BACKBAY_VERIFY_PASSES=1`` in the environment it is so everywhere.
-    """
-    token = _verifying.set(True)
-    try:
-        yield
-    finally:
-        _verifying.reset(token)
-
-
 def run_passes(
     passes: Sequence[Pass],
     graph_module: GraphModule,
     options: Mapping[str, Any] | None = None,
     decompositions: Mapping[Any, Any] | None = None,
+    watch: Watch | None = None,
 ) -> list[PassReport]:
     """Run passes in order, and check the graph after each.
 
@@ -170,23 +154,42 @@ def run_passes(
         graph_module: changed in place.
         options: of the backend; passes see them in their context.
         decompositions: those that made the graph, where it is of ATen operators.
+        watch: who observes and whether to verify. Default: as it is in this context.
 
     Raises:
         GraphBroken: a pass left a graph that is not right; the error names the pass. Under
             `verified` that is also a graph that computes something else.
         BackbayError: a pass raised; its own exception is the cause.
     """
-    given = PassContext(
-        options or {}, decompositions=_NONE if decompositions is None else decompositions
-    )
-    return [_run(x, graph_module, replace(given, level=x.level, near=[])) for x in passes]
+    known = _NONE if decompositions is None else decompositions
+    given = PassContext(options or {}, decompositions=known)
+    watch = watch or current_watch()
+    contexts = (replace(given, level=x.level, near=[], detail={}) for x in passes)
+    return [
+        _run(x, graph_module, context, watch) for x, context in zip(passes, contexts, strict=True)
+    ]
 
 
-def _run(one: Pass, graph_module: GraphModule, context: PassContext) -> PassReport:
+def _run(one: Pass, graph_module: GraphModule, context: PassContext, watch: Watch) -> PassReport:
+    if watch.observer is None:
+        return _checked(one, graph_module, context, watch)
+    watch.observer.before(one, graph_module)
+    try:
+        report = _checked(one, graph_module, context, watch)
+    except BackbayError as error:
+        watch.observer.failed(one, graph_module, error)
+        raise
+    watch.observer.after(one, graph_module, report)
+    return report
+
+
+def _checked(
+    one: Pass, graph_module: GraphModule, context: PassContext, watch: Watch
+) -> PassReport:
     who = f"pass {one.name}"
     before = Before.of(graph_module)
+    kept = copy.deepcopy(graph_module) if watch.verifying else None
     start = time.perf_counter()
-    kept = copy.deepcopy(graph_module) if _verifying.get() else None
     try:
         with watched(graph_module, who):
             changes = one.run(graph_module, context)
@@ -197,9 +200,10 @@ def _run(one: Pass, graph_module: GraphModule, context: PassContext) -> PassRepo
     if not isinstance(changes, int):
         raise BackbayError(f"{who} gives {type(changes).__name__}: give how many changes it made")
     check(graph_module, before, who)
+    seconds = time.perf_counter() - start
     if kept is not None:
         verify(kept, graph_module, who)
-    return PassReport(one.name, int(changes), time.perf_counter() - start, tuple(context.near))
+    return PassReport(one.name, int(changes), seconds, tuple(context.near), context.detail)
 
 
 def failed(who: str, graph_module: GraphModule, error: Exception) -> BackbayError:
