@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 from backbay import ledger
 from backbay.errors import BackbayError, InputError
 from backbay.kit.aot import aot_compile, inductor_patches
-from backbay.kit.codegen import Codegen, Compiled, torch_level
+from backbay.kit.codegen import Codegen, Compiled, keyed, torch_level
 from backbay.kit.passes import Pass, PassReport, run_passes
 from backbay.registry.options import option_problems
 from backbay.registry.spec import BackendSpec, Option, Origin
@@ -110,7 +110,9 @@ class Backend:
         """Give what compiles Dynamo's graph, whose own passes have run."""
         if self.compile is None and self.codegen == INDUCTOR:
             patches = inductor_patches(later, own, self._tell)
-            return torch_level(INDUCTOR, mode, {**rest, **patches})
+            generate = torch_level(INDUCTOR, mode, {**rest, **patches})
+            # Passes in Inductor's hooks are in its keys; what others put in may be an operator.
+            return keyed(generate, "".join(x.uuid() for x in self.passes if x not in later))
         if later or self.level == "aten":
             return functools.partial(
                 aot_compile,

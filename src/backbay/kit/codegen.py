@@ -21,6 +21,25 @@ def torch_level(name: str, mode: str | None, options: dict[str, Any] | None) -> 
     return default_registry.get_backend(name, mode=mode, options=options)
 
 
+def keyed(generate: Codegen, key: str) -> Codegen:
+    """Compile with a key added to those of Inductor's caches.
+
+    They know a graph, and the Triton kernels that its operators call; not what else such an
+    operator is made of. When its source changed, they served what it was before.
+    """
+    if not key:
+        return generate
+
+    def run(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        from torch.compiler import config  # noqa: PLC0415 (imports Dynamo)
+
+        tag = f"{config.cache_key_tag}{key}"
+        with config.patch(cache_key_tag=tag):  # type: ignore[attr-defined] # made at run time
+            return generate(graph_module, example_inputs)
+
+    return run
+
+
 def aten_level(name: str) -> Codegen:
     """Give a code generator for graphs that AOTAutograd has made; what it gives is boxed.
 
