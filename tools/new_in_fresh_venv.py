@@ -101,6 +101,7 @@ class Log:
         """Print a text, and add it to the log."""
         for folder, name in ((self._work, "$WORK"), (ROOT, "$BACKBAY")):
             text = text.replace(str(folder), name)
+        text = "\n".join(line.rstrip() for line in text.split("\n"))
         print(text, flush=True)
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:

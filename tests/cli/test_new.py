@@ -218,3 +218,14 @@ def test_the_committed_example_is_what_the_command_writes(here):
             f"{path}: make the example anew: rm -r {example.relative_to(ROOT)} && "
             f"backbay new {example.name} --directory {example.relative_to(ROOT)}"
         )
+
+
+def test_the_page_shows_the_commands_that_are_printed(here):
+    page = (ROOT / "docs" / "new.md").read_text()
+    for line in new("acme-fast").output.splitlines()[1:]:
+        assert line.partition(":")[2].strip() in page
+
+
+def test_the_page_shows_the_error_that_is_printed(here):
+    page = (ROOT / "docs" / "new.md").read_text()
+    assert new("aot-eager").stderr in page
