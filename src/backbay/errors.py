@@ -11,6 +11,9 @@
     │   ├── InvalidPreflight    what was asked of a backend cannot work; every reason is given
     │   ├── PolicyError         a policy cannot be understood, or contradicts itself
     │   ├── ManifestError       a manifest cannot be understood
+    │   ├── NameInvalid         no backend and package can be called so
+    │   ├── NameTaken           another backend, distribution or module is called so
+    │   ├── PathTaken           what would be written exists
     │   ├── WorkloadNotFound    nobody knows the workload
     │   └── WorkloadInvalid     the workload's function raised, or returned no model
     ├── GraphBroken             a pass left a graph that is not right; a class for each way
@@ -72,6 +75,18 @@ class PolicyError(InputError):
 
 class ManifestError(InputError):
     """A manifest cannot be understood."""
+
+
+class NameInvalid(InputError):  # noqa: N818
+    """What is to be made can't have this name."""
+
+
+class NameTaken(InputError):  # noqa: N818
+    """What is to be made can't have this name: another backend, distribution or module has it."""
+
+
+class PathTaken(InputError):  # noqa: N818
+    """What would be written exists; nothing is ever overwritten."""
 
 
 class WorkloadNotFound(InputError):  # noqa: N818

@@ -13,7 +13,7 @@ from backbay import ledger
 from backbay.errors import BackbayError, InputError
 from backbay.graph.partition import supports_operators
 from backbay.kit.aot import Tell, aot_compile, inductor_patches
-from backbay.kit.codegen import Codegen, Compiled, aten_level, torch_level
+from backbay.kit.codegen import Codegen, Compiled, aten_level, keyed, torch_level
 from backbay.kit.declaring import INDUCTOR, check_declared
 from backbay.kit.freeze import freeze
 from backbay.kit.partition import DryRun, Partition, partitioned, survey, surveying
@@ -113,13 +113,15 @@ class Backend:
         """Give what compiles Dynamo's graph, whose own passes have run."""
         if self.compile is None and self.codegen == INDUCTOR:
             patches = inductor_patches(later, own, self._tell)
-            return torch_level(INDUCTOR, mode, {**rest, **patches})
+            # Passes in Inductor's hooks are in its keys; what others put in may be an operator.
+            known = [x for x in self.passes if x not in later]
+            return keyed(torch_level(INDUCTOR, mode, {**rest, **patches}), known)
         if later or self.level == "aten":
-            return self._aot(later, own, self._aten_codegen(own))
+            return self._aot(later, own, keyed(self._aten_codegen(own), self.passes))
         own_compile = self._own_compile(own)
         if own_compile is not None:
             return lambda graph, inputs: _checked(own_compile(graph, inputs), self.__name__)
-        return torch_level(self.codegen, mode, rest or None)
+        return keyed(torch_level(self.codegen, mode, rest or None), self.passes)
 
     def dry_run(self, model: Any, *args: Any, train: bool = False, **keywords: Any) -> DryRun:
         """Tell what of a model would be compiled by this backend, without compiling anything.

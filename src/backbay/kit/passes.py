@@ -123,8 +123,13 @@ def graph_pass(
     return made
 
 
-def rewrite_pass(*patterns: Pattern, name: str, level: Level = "torch") -> Pass:
-    """Make a pass of patterns, tried in order."""
+def rewrite_pass(
+    *patterns: Pattern, name: str, level: Level = "torch", sources: tuple[Any, ...] = ()
+) -> Pass:
+    """Make a pass of patterns, tried in order.
+
+    ``sources`` are the modules of the operators that it puts in: they decide what comes out.
+    """
 
     def run(graph_module: GraphModule, context: PassContext) -> int:
         count = 0
@@ -137,7 +142,8 @@ def rewrite_pass(*patterns: Pattern, name: str, level: Level = "torch") -> Pass:
     both = tuple(x for pattern in patterns for x in (pattern.match, pattern.replacement))
     conditions = tuple(x for pattern in patterns for x in pattern.conditions)
     tolerances = tuple(f"{x.title} {x.tolerance}" for x in patterns)
-    return Pass(name=name, run=run, level=level, sources=(*both, *conditions, *tolerances))
+    decisive = (*both, *conditions, *tolerances, *sources)
+    return Pass(name=name, run=run, level=level, sources=decisive)
 
 
 def run_passes(
