@@ -51,7 +51,10 @@ class HookedPasses(CustomGraphPass):
         return {"_passes": (), "_options": {}, "_tell": None, "_uuid": self.uuid()}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, HookedPasses) and self.uuid() == other.uuid()
+        # Two backends with the same passes are told of their own graphs, each.
+        if not isinstance(other, HookedPasses) or self._tell != other._tell:
+            return False
+        return self.uuid() == other.uuid()
 
     def __hash__(self) -> int:
         return hash(self.uuid())

@@ -23,6 +23,7 @@ from backbay.errors import BackbayError, InputError
 from backbay.graph.check import Before, check, watched
 from backbay.graph.match import NearMiss, Pattern
 from backbay.graph.rewrite import apply
+from backbay.kit.tracing import traced
 
 Level = Literal[
     "torch",
@@ -126,11 +127,16 @@ def run_passes(
 ) -> list[PassReport]:
     """Run passes in order, and check the graph after each.
 
+    A pass that torch's bisector wants left out is not run, and not reported.
+
     Raises:
         GraphBroken: a pass left a graph that is not right; the error names the pass.
         BackbayError: a pass raised; its own exception is the cause.
     """
-    return [_run(x, graph_module, options or {}) for x in passes]
+    from backbay.kit.bisect import left_out  # noqa: PLC0415 (it imports this module)
+
+    run = functools.partial(_run, graph_module=graph_module, options=options or {})
+    return [traced(functools.partial(run, x), graph_module) for x in passes if not left_out(x)]
 
 
 def _run(one: Pass, graph_module: GraphModule, options: Mapping[str, Any]) -> PassReport:
