@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from backbay import ledger
 from backbay.errors import InputError
+from backbay.kit.minifying import minifiable
 from backbay.registry import default_registry
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Default:
         mode, options = given.get("mode"), given.get("options")
         backend = default_registry.get_backend(name, mode=mode, options=options)
         self._chosen.add(backend)
-        return backend(graph_module, example_inputs)
+        return minifiable(backend(graph_module, example_inputs))
 
     def reset(self) -> None:
         """Reset every backend that was chosen; torch.compiler.reset calls this."""

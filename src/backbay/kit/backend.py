@@ -10,6 +10,7 @@ from backbay import ledger
 from backbay.errors import BackbayError, InputError
 from backbay.kit.aot import aot_compile, inductor_patches
 from backbay.kit.codegen import Codegen, Compiled, torch_level
+from backbay.kit.minifying import minifiable
 from backbay.kit.passes import Pass, PassReport, run_passes
 from backbay.registry import default_registry
 from backbay.registry.options import option_problems
@@ -102,7 +103,7 @@ class Backend:
             self._next = default_registry.lookup_backend(self.codegen)
         ran = self.codegen if self.compile is None else self.__name__
         ledger.note(ledger.Record(asked=name or self.__name__, ran=ran, why=why, nodes=nodes))
-        return compiled
+        return minifiable(compiled)
 
     def reset(self) -> None:
         """Forget the reports, and have the code generator forget; torch.compiler.reset calls this.

@@ -34,7 +34,7 @@ def traced(run: Callable[[], "PassReport"], graph_module: GraphModule) -> "PassR
     if not report.changes:
         log.debug("pass %s: no change", report.name)
         return report
-    log.info("pass %s: %d changes in %.1f ms", report.name, report.changes, report.seconds * 1e3)
+    log.info("pass %s: %dx in %.1f ms", report.name, report.changes, report.seconds * 1e3)
     if wanted:
         after = _text(graph_module)
         _artifact(report.name, "before", before)
