@@ -593,6 +593,21 @@ def test_the_kit_takes_mode_options_and_name_always():
 
 
 @pytest.mark.skipif(
+    "name" not in inspect.signature(torch.compile).parameters, reason="torch takes no name"
+)
+@pytest.mark.parametrize("backend", [*FAST, pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("more", [{}, {"mode": "reduce-overhead"}], ids=["", "mode"])
+def test_a_name_goes_with_filters(backend, more, monkeypatch):
+    found = backbay.lookup_backend(backend)
+    if backend.startswith("backbay_") and found.compile is None:
+        monkeypatch.setattr(type(found), "codegen", "eager")
+    asked = "inductor" if backend == "inductor" else found
+    with backbay.policy(default="eager"):
+        compiled = backbay.compile(doubled, backend=asked, guard_filter=NN, name="mine", **more)
+        assert compiled(torch.ones(1)) == 2
+
+
+@pytest.mark.skipif(
     "name" in inspect.signature(torch.compile).parameters, reason="torch takes a name"
 )
 def test_where_torch_takes_no_name_that_is_said_before_anything_compiles():

@@ -96,26 +96,27 @@ def compile(  # noqa: A001 (torch's name for it)
 
     import torch  # noqa: PLC0415 (only a compilation needs it)
 
-    if name is not None:
-        torch_options["name"] = name
     return torch.compile(
         model, dynamic=dynamic, **_handed(spec, compiler_fn, wanted), **torch_options
     )
 
 
 def _handed(spec: BackendSpec, compiler_fn: str | CompilerFn, wanted: "_Wanted") -> dict[str, Any]:
-    """Give backend, mode and options as torch.compile takes them together."""
+    """Give backend, mode, options and name as torch.compile takes them together."""
+    named = {} if wanted.name is None else {"name": wanted.name}
     filters = wanted.filters
     if filters is None and not (wanted.mode and wanted.options):
         options = dict(wanted.options) if wanted.options is not None else None
-        return {"backend": compiler_fn, "mode": wanted.mode, "options": options}
+        return {"backend": compiler_fn, "mode": wanted.mode, "options": options, **named}
     configured = _configured(spec, compiler_fn, wanted)
+    if compiler_fn == "inductor":  # its object has the name, and does not take it when called
+        named = {}
     if filters is None:
-        return {"backend": configured}
+        return {"backend": configured, **named}
     from backbay.guards.filtered import Filtered  # noqa: PLC0415 (few compilations have filters)
 
     filtered = Filtered(configured, filters_of(filters), wanted.action)
-    return {"backend": filtered, "options": {"guard_filter_fn": filtered.keep}}
+    return {"backend": filtered, "options": {"guard_filter_fn": filtered.keep}, **named}
 
 
 def _configured(spec: BackendSpec, compiler_fn: str | CompilerFn, wanted: "_Wanted") -> CompilerFn:
@@ -263,7 +264,7 @@ def _problems(spec: BackendSpec, compiler_fn: str | CompilerFn, wanted: "_Wanted
         yield from signature_problems(spec, compiler_fn, asked)
     yield from _trait_problems(spec, wanted)
     yield from _guard_problems(wanted)
-    if wanted.name is not None:
+    if wanted.name is not None and spec.traits.name is not False:
         yield from _name_problems()
 
 
