@@ -26,7 +26,8 @@
     │   ├── ErasedInUse         a node was erased that others still use
     │   ├── StaleCode           the graph was changed, and its code was not made anew
     │   └── EndlessPass         a pass adds nodes to the graph that it is walking over
-    └── ProofImpossible         no reference exists to prove a result against
+    ├── ProofImpossible         no reference exists to prove a result against
+    └── SkippedGuardFailed      a guard that a filter left out does not hold any more
 
 Each message says what happened, where, and what to do next, on one line; a preflight's has a line
 for each reason.
@@ -102,6 +103,13 @@ class WorkloadInvalid(InputError):  # noqa: N818
 
 class ProofImpossible(BackbayError):  # noqa: N818
     """No reference exists that a result could be proven against."""
+
+
+class SkippedGuardFailed(BackbayError):  # noqa: N818
+    """A guard that a filter left out does not hold any more: what runs is stale.
+
+    Raised by code that was compiled with ``check_guards``.
+    """
 
 
 class GraphBroken(BackbayError):  # noqa: N818 (reads as the mistake that it names)

@@ -16,8 +16,10 @@ from backbay.kit.aot import Tell, aot_compile, inductor_patches
 from backbay.kit.codegen import Codegen, Compiled, aten_level, keyed, torch_level
 from backbay.kit.declaring import INDUCTOR, check_declared
 from backbay.kit.freeze import freeze
+from backbay.kit.minifying import minifiable
 from backbay.kit.partition import DryRun, Partition, partitioned, survey, surveying
 from backbay.kit.passes import Pass, PassReport, failed, run_passes
+from backbay.registry import default_registry
 from backbay.registry.options import option_problems
 from backbay.registry.spec import BackendSpec, Option, Origin
 
@@ -78,6 +80,7 @@ class Backend:
         self.__name__ = self.name or _snake(type(self).__name__)
         self.reports: list[PassReport] = []
         """Of every graph since `reset`."""
+        self._next: Any = None
 
     def __call__(
         self,
@@ -99,13 +102,20 @@ class Backend:
         compiled = generate(graph_module, example_inputs)
         changed = ", ".join(f"{x.name} {x.changes}x" for x in self.reports[known:] if x.changes)
         why = f"its code generator{f', after {changed}' if changed else ''}"
+        if self.compile is None:
+            self._next = default_registry.lookup_backend(self.codegen)
         ran = self.codegen if self.compile is None else self.__name__
         ledger.note(ledger.Record(asked=name or self.__name__, ran=ran, why=why, nodes=nodes))
-        return compiled
+        return minifiable(compiled)
 
     def reset(self) -> None:
-        """Forget the reports; ``torch.compiler.reset`` calls this."""
+        """Forget the reports, and have the code generator forget; torch.compiler.reset calls this.
+
+        The ledger keeps its records: they say what ran, and that stays true.
+        """
         self.reports.clear()
+        if hasattr(self._next, "reset"):
+            self._next.reset()
 
     def _generator(
         self, later: list[Pass], own: dict[str, Any], rest: dict[str, Any], mode: str | None
