@@ -20,6 +20,7 @@ _HOME_OF = {
     "collect": "backbay.registry",
     "compare": "backbay.proof",
     "compile": "backbay.compiling",
+    "compose": "backbay.kit.compose",
     "exported": "backbay.registry",
     "get_backend": "backbay.registry",
     "get_default_backend": "backbay.registry",
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from backbay import ledger as ledger
     from backbay.compiling import compile as compile
     from backbay.errors import BackbayError as BackbayError
+    from backbay.kit.compose import compose as compose
     from backbay.proof import Workload as Workload
     from backbay.proof import compare as compare
     from backbay.registry import Availability as Availability

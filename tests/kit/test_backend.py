@@ -150,6 +150,7 @@ def test_what_is_no_callable_is_refused():
         ({"level": "atn"}, "level is 'torch' or 'aten'"),
         ({"partitioner": "x"}, "partitioner is 'min_cut' or 'default'"),
         ({"passes": (len,)}, "is no pass"),
+        ({"passes": (seen_aten,), "compile": lambda self, gm, inputs: gm}, "set level = 'aten'"),
         ({"passes": (seen_aten.at("inductor.post_grad"),), "codegen": "eager"}, "inside Inductor"),
     ],
 )

@@ -47,7 +47,8 @@ def look() -> Callable[..., Seen]:
 
         torch.compiler.reset()
         offers = {"options": tuple(_options(options))}
-        backend = backend_of(tuple(passes), compile=keep, **offers)
+        level = "torch" if all(x.level == "torch" for x in passes) else "aten"
+        backend = backend_of(tuple(passes), compile=keep, level=level, **offers)
         call = torch.compile(function, backend=backend, dynamic=dynamic, options=options)
         result = call(*args)
         seen = Seen(result, graphs)

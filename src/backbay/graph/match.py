@@ -38,8 +38,8 @@ class Match:
     nodes: tuple[Node, ...]
     """Every node that the pattern covers."""
 
-    found: InternalMatch
-    """Torch's own record."""
+    found: Any
+    """Torch's own record: of its subgraph matcher, or of Inductor's pattern matcher."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,8 @@ class Pattern:
 
         Pattern(match=lambda x: torch.sigmoid(x) * x, replacement=lambda x: F.silu(x))
 
-    Both are traced with ``torch.fx.symbolic_trace``: straight-line code on tensors.
+    Both are traced with ``torch.fx.symbolic_trace``: straight-line code on tensors. For graphs of
+    ATen operators they are traced with example inputs, if the pattern has any.
     """
 
     match: Callable[..., Any]
@@ -71,7 +72,10 @@ class Pattern:
     tolerance: float | None = None
     """How far, relatively, a number in the graph may be from the one in the pattern: people write
     0.7978845608 for ``math.sqrt(2 / math.pi)``, and 1.0 for 1. Without it numbers must be the same,
-    of the same type."""
+    of the same type. On ATen graphs numbers must always be the same."""
+    example: Callable[[], Sequence[Any]] | None = None
+    """Makes an input for each parameter, to trace the pattern to ATen operators: of the number of
+    dimensions that it is for, with the sizes that must differ different."""
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -115,7 +119,8 @@ def find(pattern: Pattern, graph: Graph) -> Found:
     if not _called(pattern.match) <= {node.target for node in graph.nodes}:
         return found
     for order in orders(pattern.match):
-        for raw in _Matcher(order, pattern.tolerance).match(graph):
+        matcher = _Matcher(order, pattern.tolerance)
+        for raw in matcher.match(graph):
             match = _match(raw, order)
             if taken.intersection(match.nodes):
                 continue
@@ -125,6 +130,7 @@ def find(pattern: Pattern, graph: Graph) -> Found:
                 found.matches.append(match)
             else:
                 found.near.append(NearMiss(pattern.title, match.outputs[0], reason))
+        found.near += (NearMiss(pattern.title, *x) for x in matcher.leaking)
     return found
 
 
@@ -134,6 +140,19 @@ class _Matcher(SubgraphMatcher):
     def __init__(self, pattern: Graph, tolerance: float | None) -> None:
         super().__init__(pattern)
         self._tolerance = tolerance
+        self.leaking: list[tuple[Node, str]] = []
+        """What would match, if nothing outside used what is inside; and what does."""
+
+    def _is_contained(self, nodes_map: dict[Node, Node]) -> bool:
+        if super()._is_contained(nodes_map):
+            return True
+        inside = {gn for pn, gn in nodes_map.items() if pn.op not in {"placeholder", "output"}}
+        ends = {nodes_map[pn] for pn in self.pattern_returning_nodes}
+        used = ((node, x) for node in inside - ends for x in node.users if x not in inside)
+        node, user = min(used, key=lambda x: (x[0].name, x[1].name))
+        end = min(ends, key=lambda x: x.name)
+        self.leaking.append((end, f"{node.name}, inside it, is used outside, by {user.name}"))
+        return False
 
     def _match_literals(self, pn: Any, gn: Any, match: InternalMatch) -> bool:
         if self._tolerance is not None and is_number(pn) and is_number(gn):

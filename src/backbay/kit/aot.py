@@ -12,7 +12,7 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule
 
-from backbay.kit.codegen import Codegen, Compiled, aten_level
+from backbay.kit.codegen import Codegen, Compiled, boxed
 from backbay.kit.passes import Pass, PassReport, run_passes
 
 HOOKS = {
@@ -40,7 +40,12 @@ class HookedPasses(CustomGraphPass):
         """Run the passes in place on a graph; the pre-grad hook gives one too, not a module."""
         given = graph.owning_module if isinstance(graph, Graph) else graph
         graph_module = given if given is not None else GraphModule(torch.nn.Module(), graph)
-        self._tell(run_passes(self._passes, graph_module, self._options))
+        from torch._inductor.decomposition import (  # noqa: PLC0415 (Inductor takes seconds)
+            select_decomp_table,
+        )
+
+        table = select_decomp_table()
+        self._tell(run_passes(self._passes, graph_module, self._options, table))
 
     def uuid(self) -> str:
         """Give what decides what the passes do, in their order."""
@@ -76,7 +81,7 @@ def aot_compile(
     example_inputs: Sequence[Any],
     *,
     passes: Sequence[Pass],
-    codegen: str | Codegen,
+    codegen: Codegen,
     decompositions: Mapping[Any, Any] | None,
     partitioner: str,
     options: Mapping[str, Any],
@@ -88,7 +93,7 @@ def aot_compile(
         graph_module: Dynamo's graph.
         example_inputs: its inputs.
         passes: of level ``aten``; run on each graph that AOTAutograd makes.
-        codegen: a name, or a function of a graph and its fake inputs.
+        codegen: compiles each graph, from fake inputs.
         decompositions: operator to decomposition, as AOTAutograd takes them.
         partitioner: ``min_cut`` or ``default``: how the joint graph is cut.
         options: handed to the passes.
@@ -100,13 +105,9 @@ def aot_compile(
         min_cut_rematerialization_partition,
     )
 
-    generate = aten_level(codegen) if isinstance(codegen, str) else codegen
-
     def compiler(graph: GraphModule, inputs: Sequence[Any]) -> Compiled:
-        from backbay.kit.codegen import boxed  # noqa: PLC0415 (as above)
-
-        tell(run_passes(passes, graph, options))
-        return boxed(generate(graph, inputs))
+        tell(run_passes(passes, graph, options, decompositions))
+        return boxed(codegen(graph, inputs))
 
     cut = {"min_cut": min_cut_rematerialization_partition, "default": default_partition}
     backend = aot_autograd(

@@ -1,15 +1,20 @@
 """A backend, written as a class: passes, then a code generator; the rest is done here."""
 
+import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch.fx import GraphModule
 
 from backbay import ledger
 from backbay.errors import BackbayError, InputError
-from backbay.kit.aot import aot_compile, inductor_patches
-from backbay.kit.codegen import Codegen, Compiled, torch_level
+from backbay.graph.partition import supports_operators
+from backbay.kit.aot import Tell, aot_compile, inductor_patches
+from backbay.kit.codegen import Codegen, Compiled, aten_level, torch_level
+from backbay.kit.partition import DryRun, Partition, partitioned, survey, surveying
 from backbay.kit.passes import Pass, PassReport, run_passes
 from backbay.registry.options import option_problems
 from backbay.registry.spec import BackendSpec, Option, Origin
@@ -29,7 +34,8 @@ class Backend:
 
     Passes of level ``torch`` run on Dynamo's graph, in order; then those of other levels run where
     they belong. A subclass may define ``compile(graph_module, example_inputs)`` instead of naming a
-    code generator: it gives what runs the graph, which returns a tuple or list.
+    code generator: it gives what runs the graph, which returns a tuple or list. If it has a
+    parameter ``options``, it is handed the backend's own, with their defaults.
     """
 
     passes: ClassVar[Sequence[Pass]] = ()
@@ -45,6 +51,14 @@ class Backend:
     partitioner: ClassVar[str] = "min_cut"
     """``min_cut`` or ``default``: how forward and backward are cut apart."""
     name: ClassVar[str] = ""
+
+    supports: ClassVar[Callable[..., bool | str] | Collection[Any] | None] = None
+    """What ``compile`` takes, at level ``aten``: a method of a node that gives whether, or a text
+    that says why not; or a list of operators. Each supported region is compiled by itself."""
+    fallback: ClassVar[str] = INDUCTOR
+    """A registered backend that gets what is not supported; ``eager`` runs it as it is."""
+    minimum_region: ClassVar[int] = 1
+    """Operators that a region has at least; a smaller one is left for the fallback."""
 
     compile: ClassVar[Callable[..., Compiled] | None] = None
 
@@ -70,6 +84,17 @@ class Backend:
         if hooked and cls.codegen != INDUCTOR:
             raise InputError(
                 f"{cls.__name__}: {hooked[0]} runs inside Inductor, and codegen is not it"
+            )
+        late = [x.name for x in cls.passes if x.level != "torch"]
+        if late and cls.compile is not None and cls.level == "torch":
+            raise InputError(
+                f"{cls.__name__}: {late[0]} runs after AOTAutograd, and compile() is to get "
+                "Dynamo's graph, which is before it: set level = 'aten'"
+            )
+        if cls.supports is not None and (cls.compile is None or cls.level != "aten"):
+            raise InputError(
+                f"{cls.__name__}: supports says which regions of a functional graph compile() "
+                "gets: define compile(self, graph_module, example_inputs), and set level = 'aten'"
             )
 
     def __init__(self) -> None:
@@ -112,19 +137,80 @@ class Backend:
             patches = inductor_patches(later, own, self._tell)
             return torch_level(INDUCTOR, mode, {**rest, **patches})
         if later or self.level == "aten":
-            return functools.partial(
-                aot_compile,
-                passes=later,
-                codegen=self.compile or self.codegen,
-                decompositions=self.decompositions,
-                partitioner=self.partitioner,
-                options=own,
-                tell=self._tell,
-            )
-        own_compile = self.compile
+            return self._aot(later, own, self._aten_codegen(own))
+        own_compile = self._own_compile(own)
         if own_compile is not None:
             return lambda graph, inputs: _checked(own_compile(graph, inputs), self.__name__)
         return torch_level(self.codegen, mode, rest or None)
+
+    def dry_run(self, model: Any, *args: Any, train: bool = False, **keywords: Any) -> DryRun:
+        """Tell what of a model would be compiled by this backend, without compiling anything.
+
+        Dynamo and AOTAutograd trace it, passes run, and the graphs are run as they are, once, on a
+        copy of the model.
+
+        Args:
+            model: a module or function.
+            args: what it is called with.
+            train: whether backward graphs count too.
+            keywords: further arguments of the model.
+
+        Raises:
+            InputError: the backend does not say what it supports.
+        """
+        partition = self._partition()
+        if partition is None:
+            raise InputError(
+                f"{self.__name__} takes every graph whole: a dry run needs a backend with supports"
+            )
+        found = DryRun()
+        own, _ = self._options(None)
+        first = [x for x in self.passes if x.level == "torch"]
+        later = [x for x in self.passes if x.level != "torch"]
+
+        def trace(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+            run_passes(first, graph_module, own)
+            generate = self._aot(later, own, surveying(partition, found), tell=lambda _: None)
+            return generate(graph_module, example_inputs)
+
+        model, given = copy.deepcopy(model), copy.deepcopy((args, keywords))
+        survey(model, torch.compile(model, backend=trace), given, train=train)
+        return found
+
+    def _partition(self) -> Partition | None:
+        declared = self.supports
+        if declared is None:
+            return None
+        supports = declared if callable(declared) else supports_operators(declared)
+        return Partition(supports=supports, fallback=self.fallback, minimum=self.minimum_region)
+
+    def _aten_codegen(self, own: Mapping[str, Any]) -> Codegen:
+        own_compile, partition = self._own_compile(own), self._partition()
+        if own_compile is None:
+            return aten_level(self.codegen)
+        return own_compile if partition is None else partitioned(partition, own_compile)
+
+    def _own_compile(self, own: Mapping[str, Any]) -> Codegen | None:
+        if self.compile is None or "options" not in inspect.signature(self.compile).parameters:
+            return self.compile
+        return functools.partial(self.compile, options=own)
+
+    def _aot(
+        self,
+        passes: Sequence[Pass],
+        own: Mapping[str, Any],
+        codegen: Codegen,
+        tell: Tell | None = None,
+    ) -> Codegen:
+        return functools.partial(
+            aot_compile,
+            passes=passes,
+            codegen=codegen,
+            decompositions=self.decompositions,
+            partitioner=self.partitioner,
+            options=own,
+            tell=tell or self._tell,
+        )
 
     def _options(self, given: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Part options into the backend's own, with defaults, and those of its code generator."""

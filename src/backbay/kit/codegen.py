@@ -3,10 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 
 from backbay.registry import default_registry
 
+EAGER = frozenset({"eager", "aot_eager"})
+"""Backends that run a graph of ATen operators as it is."""
 Compiled = Callable[..., Any]
 Codegen = Callable[[GraphModule, Sequence[Any]], Compiled]
 """Takes a graph module and its example inputs; gives what runs it. Results are a tuple or list."""
@@ -25,34 +29,54 @@ def aten_level(name: str) -> Codegen:
     """Give a code generator for graphs that AOTAutograd has made; what it gives is boxed.
 
     ``eager`` and ``aot_eager`` run the graph as it is. Any other backend is handed the graph as if
-    it were Dynamo's; Inductor is not called this way, see `aot.py`.
+    it were Dynamo's, with fake inputs and without gradients. For passes before Inductor there is a
+    better way, its own hooks: see `aot.py`.
+
+    Raises:
+        InputError: nobody knows the name, or it does not run here.
     """
-    if name in {"eager", "aot_eager"}:
-        return _as_it_is
-    return _Boxing(default_registry.lookup_backend(name))
+    return _as_it_is if name in EAGER else _Nested(default_registry.get_backend(name))
 
 
 def _as_it_is(graph_module: GraphModule, _: Sequence[Any]) -> Compiled:
     return boxed(graph_module.forward)
 
 
-class _Boxing:
-    """A backend whose compiled functions are boxed for AOTAutograd."""
+class _Nested:
+    """A backend that is called while AOTAutograd compiles."""
 
     def __init__(self, codegen: Codegen) -> None:
         self._codegen = codegen
 
     def __call__(self, graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        return boxed(self._codegen(graph_module, example_inputs))
+        from torch._guards import (  # noqa: PLC0415 (as Dynamo, with the rest of the compiler)
+            TracingContext,
+            tracing,
+        )
+
+        # What AOTAutograd knows of the outer graph is kept in the context, and would be taken for
+        # knowledge of this one.
+        with torch.no_grad(), tracing(TracingContext(_fake_mode(example_inputs))):
+            compiled = self._codegen(graph_module, example_inputs)
+        # Dynamo calls what a backend gives with positional arguments, whatever mark it carries:
+        # AOTAutograd copies the mark of a boxed function to one that is not.
+        return _boxing(compiled)
+
+
+def _fake_mode(example_inputs: Sequence[Any]) -> FakeTensorMode:
+    found = (x.fake_mode for x in example_inputs if isinstance(x, FakeTensor))
+    return next(found, None) or FakeTensorMode()
 
 
 def boxed(compiled: Compiled) -> Compiled:
     """Give a callable that takes its arguments as one list, as AOTAutograd calls it."""
+    return compiled if getattr(compiled, "_boxed_call", False) else _boxing(compiled)
+
+
+def _boxing(compiled: Compiled) -> Compiled:
     from torch._functorch._aot_autograd.utils import (  # noqa: PLC0415 (imports Dynamo)
         make_boxed_func,
     )
 
-    if getattr(compiled, "_boxed_call", False):
-        return compiled
     made: Compiled = make_boxed_func(compiled)
     return made

@@ -20,9 +20,10 @@ from torch.fx import GraphModule
 
 import backbay
 from backbay.errors import BackbayError, InputError
+from backbay.graph.aten_rewrite import apply_aten
 from backbay.graph.check import Before, check, watched
 from backbay.graph.match import NearMiss, Pattern
-from backbay.graph.rewrite import apply
+from backbay.graph.rewrite import Rewritten, apply
 
 Level = Literal[
     "torch",
@@ -39,12 +40,22 @@ graphs; or in one of Inductor's own hooks."""
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 
+DYNAMO_GRAPHS = frozenset({"torch", "inductor.pre_grad"})
+"""Levels whose graphs hold what the user wrote; the others hold functional ATen operators."""
+
+_NONE: Mapping[Any, Any] = {}  # one object: patterns are traced once for each table
+
+
 @dataclass(slots=True)
 class PassContext:
     """What a pass may know beside the graph, and where it notes what it nearly did."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     near: list[NearMiss] = field(default_factory=list)
+    level: Level = "torch"
+    """Where the pass runs."""
+    decompositions: Mapping[Any, Any] = field(default_factory=dict)
+    """Of the graph's operators, where they are ATen's."""
 
 
 Run = Callable[[GraphModule, PassContext], int]
@@ -110,7 +121,7 @@ def rewrite_pass(*patterns: Pattern, name: str, level: Level = "torch") -> Pass:
     def run(graph_module: GraphModule, context: PassContext) -> int:
         count = 0
         for pattern in patterns:
-            done = apply(pattern, graph_module)
+            done = _applied(pattern, graph_module, context)
             context.near += done.near
             count += done.count
         return count
@@ -122,20 +133,32 @@ def rewrite_pass(*patterns: Pattern, name: str, level: Level = "torch") -> Pass:
 
 
 def run_passes(
-    passes: Sequence[Pass], graph_module: GraphModule, options: Mapping[str, Any] | None = None
+    passes: Sequence[Pass],
+    graph_module: GraphModule,
+    options: Mapping[str, Any] | None = None,
+    decompositions: Mapping[Any, Any] | None = None,
 ) -> list[PassReport]:
     """Run passes in order, and check the graph after each.
+
+    Args:
+        passes: what to run.
+        graph_module: changed in place.
+        options: of the backend; passes see them in their context.
+        decompositions: those that made the graph, where it is of ATen operators.
 
     Raises:
         GraphBroken: a pass left a graph that is not right; the error names the pass.
         BackbayError: a pass raised; its own exception is the cause.
     """
-    return [_run(x, graph_module, options or {}) for x in passes]
+    given = PassContext(
+        options or {}, decompositions=_NONE if decompositions is None else decompositions
+    )
+    return [_run(x, graph_module, replace(given, level=x.level, near=[])) for x in passes]
 
 
-def _run(one: Pass, graph_module: GraphModule, options: Mapping[str, Any]) -> PassReport:
+def _run(one: Pass, graph_module: GraphModule, context: PassContext) -> PassReport:
     who = f"pass {one.name}"
-    before, context = Before.of(graph_module), PassContext(options)
+    before = Before.of(graph_module)
     start = time.perf_counter()
     try:
         with watched(graph_module, who):
@@ -148,6 +171,12 @@ def _run(one: Pass, graph_module: GraphModule, options: Mapping[str, Any]) -> Pa
         raise BackbayError(f"{who} gives {type(changes).__name__}: give how many changes it made")
     check(graph_module, before, who)
     return PassReport(one.name, int(changes), time.perf_counter() - start, tuple(context.near))
+
+
+def _applied(pattern: Pattern, graph_module: GraphModule, context: PassContext) -> Rewritten:
+    if context.level in DYNAMO_GRAPHS:
+        return apply(pattern, graph_module)
+    return apply_aten(pattern, graph_module, context.decompositions)
 
 
 def _without_context(function: Callable[..., int]) -> Run:

@@ -40,6 +40,7 @@ rewrite_silu = rewrite_pass(
             replacement=_silu,
             conditions=(is_floating_point(),),
             tolerance=1e-6,
+            example=lambda: (torch.empty(2, 3),),
             name=f"SiLU as {name}",
         )
         for name, spelling in _SPELLINGS.items()
