@@ -35,6 +35,7 @@ from backbay.kit.backend import Backend
 from backbay.kit.passes import Pass
 from backbay.proof import Golden, Proof, Verdict, Workload, make_golden, observe
 from backbay.race.bench import one_line
+from backbay.race.workloads import parse
 from backbay.race.workloads.loading import load
 from backbay.race.workloads.timm_models import CrossEntropy
 from backbay.registry import CompilerFn, default_registry
@@ -43,7 +44,13 @@ WORKLOADS = ("decoder", "hf:bert", "hf:gpt2", "timm:convnext_tiny", f"{__file__}
 CONTROLS = ("aot_eager", "inductor")
 """Torch's own, by which a failure of ours is told from one of theirs."""
 DTYPES = (torch.float32, torch.bfloat16)
-AT_BOTH = ("common_subexpressions", "fold_constants", "fold_scalar_chain", "remove_dead_code")
+AT_BOTH = (
+    "common_subexpressions",
+    "fold_constants",
+    "fold_scalar_chain",
+    "remove_dead_code",
+    "rewrite_silu",
+)
 """Passes that are written for ATen graphs, too."""
 DEVICE = torch.device("cpu")
 
@@ -183,8 +190,8 @@ def shipped() -> list[str]:
 
 
 def alone(one: Pass) -> Subject:
-    """Make a backend of a single pass, whose graph is then run as it is, after AOTAutograd."""
-    made = type("Alone", (Backend,), {"passes": (one,), "codegen": "aot_eager"})()
+    """Make a backend of a single pass, whose graph is then run as it is."""
+    made = type("Alone", (Backend,), {"passes": (one,), "codegen": "eager"})()
     where = "" if one.level == "torch" else f" at {one.level}"
     return Subject(name=f"{one.name}{where}", compiler=made, is_aten=one.level == "aten")
 
@@ -193,7 +200,7 @@ def cases(reference: str) -> Iterator[Case]:
     """Build a workload in each dtype, and make its golden outcomes at two batch sizes."""
     for train, dtype in itertools.product((True, False), DTYPES):
         workload = load(reference, seed=0, dtype=dtype, device=DEVICE, train=train)
-        name = workload.name.rpartition(":")[2] if reference.endswith(":spelled") else workload.name
+        name = workload.name if parse(reference).kind != "own" else reference.rpartition(":")[2]
         both = tuple((x, make_golden(x, train=train)) for x in (workload, one_more(workload)))
         yield Case(name=name, train=train, dtype=dtype, dynamic=False, goldens=both[:1])
         yield Case(name=name, train=train, dtype=dtype, dynamic=True, goldens=both)
@@ -315,7 +322,8 @@ def print_summary(rows: Sequence[Row]) -> None:
     ours = [x for x in rows if not x.subject.is_control]
     total = Counter[str]()  # not by pass alone: one that changes Dynamo's graphs may miss ATen's
     for row in ours:
-        total.update({f"{name} in {row.subject.name}": x for name, x in row.changes.items()})
+        made = {name: x for name, x in row.changes.items() if name in passes.__all__}
+        total.update({f"{name} in {row.subject.name}": x for name, x in made.items()})
     print(f"\nproven: {len(ours)}, right: {sum(x.verdict == 'right' for x in ours)}")
     for row in rows:
         if row.verdict != "right":
