@@ -17,6 +17,8 @@
     │   ├── MissingOutput       the graph returns nothing, or something else than before
     │   ├── WrongDtype          a result has another dtype than before
     │   ├── ShapeAssumed        a result has another shape: a symbolic size was taken for a number
+    │   ├── WrongResult         a result has another value, on random inputs
+    │   ├── GradientMismatch    a result lost its gradient, or it has another value
     │   ├── DanglingNode        a node uses one that is not in the graph, or comes after it
     │   ├── ErasedInUse         a node was erased that others still use
     │   ├── StaleCode           the graph was changed, and its code was not made anew
@@ -101,6 +103,14 @@ class WrongDtype(GraphBroken):
 
 class ShapeAssumed(GraphBroken):
     """A result of the graph has another shape: often a symbolic size was taken for a number."""
+
+
+class WrongResult(GraphBroken):
+    """The graph computes something else than before, on random inputs."""
+
+
+class GradientMismatch(GraphBroken):
+    """A result of the graph has no gradient any more, or another one."""
 
 
 class DanglingNode(GraphBroken):

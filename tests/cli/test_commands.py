@@ -149,5 +149,5 @@ def test_names_complete_in_a_shell():
 
 
 def test_every_command_has_help_with_an_example():
-    for command in ("list", "info", "doctor", "lock", "check-manifest", "race"):
+    for command in ("list", "info", "doctor", "lock", "check-manifest", "race", "explain"):
         assert "Examples:" in backbay(command, "--help").stdout

@@ -1,5 +1,6 @@
 """A backend written as a class keeps Dynamo's contract, at every level."""
 
+import math
 import textwrap
 
 import pytest
@@ -12,6 +13,7 @@ from backbay.errors import BackbayError, InputError
 from backbay.graph.match import Pattern
 from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass, rewrite_pass
+from backbay.passes import fold_constants
 from backbay.proof import Workload, make_golden, observe
 from backbay.registry import Option
 
@@ -117,6 +119,47 @@ def test_weights_changed_after_compilation_count(kind):
     torch.testing.assert_close(compiled(x), model(x))
 
 
+class Frozen(Backend):
+    freeze = True
+    passes = (fold_constants,)
+    codegen = "eager"
+
+
+class Scaled(torch.nn.Module):
+    """Its scale depends on parameters alone; it counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return x * torch.exp(self.weight)
+
+
+def test_frozen_parameters_are_folded_and_a_buffer_that_is_written_is_not():
+    model, backend, x = Scaled(), Frozen(), torch.randn(3)
+    compiled = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        before = compiled(x)
+        torch.testing.assert_close(before, x * math.e)
+        assert sum(r.changes for r in backend.reports) >= 1
+        model.weight.zero_()
+        torch.testing.assert_close(compiled(x), before)
+    assert model.calls == 2
+
+
+def test_nothing_is_frozen_where_gradients_are_recorded():
+    model, backend, x = Scaled(), Frozen(), torch.randn(3)
+    compiled = torch.compile(model, backend=backend)
+    compiled(x).sum().backward()
+    assert model.weight.grad is not None
+    with torch.no_grad():
+        model.weight.zero_()
+    torch.testing.assert_close(compiled(x), x)
+
+
 def test_passes_of_mixed_levels_run_where_they_belong():
     backend = Aten()
     x = torch.randn(4, requires_grad=True)
@@ -195,6 +238,28 @@ def test_it_is_registered_and_found_by_name_like_any_other():
     assert "to_silu 1x" in record.why
 
 
+def test_a_record_tells_of_its_own_graph_alone():
+    backend = Plain()
+    torch.compile(lambda x: x * x.sigmoid(), backend=backend)(torch.ones(1))
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
+    assert ["to_silu" in record.why for record in ledger.records()] == [True, False]
+
+
+@pytest.mark.slow
+def test_reports_of_a_second_backend_of_the_same_passes_do_not_go_to_the_first(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # what is cached runs no pass
+
+    class Hooked(Backend):
+        passes = (seen_aten,)
+
+    first, second = Hooked(), Hooked()
+    for number, backend in enumerate((first, second)):
+        torch.compile(lambda x, n=number: x * 2 + n, backend=backend)(torch.ones(3))
+    assert [len(x.reports) for x in (first, second)] == [1, 1]
+
+
 def test_reset_forgets():
     backend = Plain()
     with backbay.registered(backend, "plain_of_the_kit"):
@@ -204,13 +269,111 @@ def test_reset_forgets():
         assert not backend.reports
 
 
-def test_an_exception_keeps_the_users_own_line():
-    class Raises(Backend):
-        def compile(self, graph_module, example_inputs):
-            raise RuntimeError("no licence")
+class RaisesInCompile(Backend):
+    level = "aten"
 
-    with pytest.raises(Exception, match="no licence"):
-        torch.compile(lambda x: x + 1, backend=Raises())(torch.ones(1))
+    def compile(self, graph_module, example_inputs):
+        raise RuntimeError("no licence")
+
+
+@graph_pass(level="torch")
+def fails(graph_module):
+    raise RuntimeError("no licence")
+
+
+class RaisesInPass(Backend):
+    passes = (fails,)
+
+
+@pytest.mark.parametrize("kind", [RaisesInCompile, RaisesInPass])
+def test_an_exception_while_compiling_names_its_author_and_keeps_the_users_own_line(kind):
+    def users_code(x):
+        return x + 1234
+
+    with pytest.raises(Exception, match="RuntimeError: no licence") as raised:
+        torch.compile(users_code, backend=kind())(torch.ones(3))
+    said = str(raised.value)
+    assert "raises_in_compile.compile raised" in said or "pass fails raised" in said
+    assert "return x + 1234" in said
+
+
+@pytest.mark.parametrize("kind", [Plain, Aten, OwnTorch, OwnAten])
+def test_an_exception_of_the_users_operator_is_eagers(kind):
+    def divides(x, at):
+        return torch.take(x, at)
+
+    with pytest.raises(Exception, match="index") as eagers:
+        divides(torch.ones(3), torch.tensor([7]))
+    with pytest.raises(type(eagers.value), match="index"):
+        torch.compile(divides, backend=kind())(torch.ones(3), torch.tensor([7]))
+
+
+@pytest.mark.parametrize("kind", [Plain, Aten, OwnTorch, OwnAten])
+def test_autocast_is_kept(kind):
+    def mixed(x, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = x @ w
+            h = h * h.sigmoid()
+        return h, (x @ w).relu()
+
+    x, w = torch.randn(4, 5), torch.randn(5, 6, requires_grad=True)
+    out = torch.compile(mixed, backend=kind())(x, w)
+    assert [y.dtype for y in out] == [torch.bfloat16, torch.float32]
+    torch.testing.assert_close(out, mixed(x, w))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        compiled = torch.compile(lambda x, w: x @ w, backend=kind())
+        assert compiled(x, w).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", [Plain, Aten, OwnTorch, OwnAten])
+def test_strides_of_inputs_and_results_are_eagers(kind):
+    def turned(x):
+        return x.t() * 2, (x * x.sigmoid())[:, ::2]
+
+    for x in (torch.randn(4, 6).t(), torch.randn(8, 9)[::2, 1::3], torch.randn(1, 5).expand(3, 5)):
+        torch.compiler.reset()
+        out, expected = torch.compile(turned, backend=kind())(x), turned(x)
+        torch.testing.assert_close(out, expected)
+        assert [y.stride() for y in out] == [y.stride() for y in expected]
+
+
+@pytest.mark.parametrize("kind", [Plain, Aten, OwnTorch, OwnAten])
+def test_graphs_around_a_break_and_recompiles_each_get_their_own_code(kind):
+    def broken(x, scale):
+        h = x * scale
+        torch._dynamo.graph_break()
+        return h * h.sigmoid()
+
+    backend, graphs = kind(), []
+    compiled = torch.compile(
+        broken, backend=lambda gm, inputs: (graphs.append(gm), backend(gm, inputs))[1]
+    )
+    x = torch.randn(5)
+    for scale in (2, 3, 2):
+        torch.testing.assert_close(compiled(x, scale), broken(x, scale))
+    assert len(graphs) >= 3  # before the break twice, for the two numbers; after it once
+
+
+@pytest.mark.parametrize("kind", [Plain, Aten, OwnTorch, OwnAten])
+def test_results_that_are_inputs_or_views_of_them_stay_so(kind):
+    def same(x, y):
+        y.mul_(2)
+        return x, x.view(-1), y
+
+    x, y = torch.randn(2, 3), torch.ones(4)
+    first, view, mutated = torch.compile(same, backend=kind())(x, y)
+    assert first.data_ptr() == view.data_ptr() == x.data_ptr()
+    assert mutated.data_ptr() == y.data_ptr()
+    assert y.tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("kind", [Plain, Aten, OwnTorch, OwnAten])
+def test_a_list_and_a_tuple_are_both_results(kind):
+    made = kind()
+    original = type(made).compile
+    if original is not None:
+        made.compile = lambda gm, inputs: lambda *xs: list(gm.forward(*xs))
+    assert torch.compile(lambda x: (x + 1, x - 1), backend=made)(torch.ones(1)) == (2, 0)
 
 
 PROGRAM = """

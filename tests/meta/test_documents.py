@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from backbay.explain import record as explained
 from backbay.race.record import Decision, Machine, Report, Result, Settings, VerdictRecord
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +65,16 @@ def test_the_example_workloads_can_be_raced(workload, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_key_of_an_explanation_is_documented():
+    text = (ROOT / "docs" / "json.md").read_text()
+    section = text.partition("## `backbay explain")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"`(\w+)`", section)) | {"schema"}
+    records = [x for x in vars(explained).values() if hasattr(x, "__struct_fields__")]
+    assert len(records) == 13
+    for record in records:
+        assert set(record.__struct_fields__) <= documented, record
 
 
 def test_every_key_of_the_race_report_is_documented():

@@ -1,4 +1,4 @@
-"""The command line: ``backbay list, info, doctor, lock, check-manifest, stubs, race``.
+"""The command line: ``backbay list, info, doctor, lock, check-manifest, stubs, race, explain``.
 
 Commands are loaded when they are called: ``backbay list`` must not pay for the race's imports.
 """
@@ -20,6 +20,7 @@ _COMMANDS = {
     "check-manifest": "backbay.cli.check_manifest",
     "stubs": "backbay.cli.stubs",
     "race": "backbay.cli.race",
+    "explain": "backbay.cli.explain",
 }
 
 

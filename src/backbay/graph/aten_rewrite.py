@@ -12,6 +12,7 @@ import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,9 +23,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from backbay.errors import InputError
 from backbay.graph.match import MOST_ORDERS, Match, NearMiss, Pattern
 from backbay.graph.rewrite import Rewritten
+from backbay.graph.values import CARRIED
 
 _COMMUTATIVE = frozenset({torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor})
-_near: ContextVar[list[NearMiss]] = ContextVar("_near")
+_now: ContextVar["_Now"] = ContextVar("_now")
+
+
+@dataclass(slots=True)
+class _Now:
+    """What one application of a pattern knows; the matcher itself is shared."""
+
+    near: list[NearMiss]
+    place: Node | None = None
+    """The result of the last match that holds."""
 
 
 def apply_aten(
@@ -41,11 +52,11 @@ def apply_aten(
         InputError: the pattern has no example inputs, or can't be traced with them.
     """
     done = Rewritten()
-    token = _near.set(done.near)
+    token = _now.set(_Now(done.near))
     try:
         done.count = _Matcher.of(pattern, decompositions).matcher.apply(graph_module)
     finally:
-        _near.reset(token)
+        _now.reset(token)
     if done.count:
         graph_module.recompile()
     return done
@@ -98,7 +109,7 @@ class _Matcher:
     ) -> GraphModule:
         graph_module = self._traced(function, inputs)
         if function is self._pattern.replacement:
-            return graph_module
+            return _placed(graph_module, _now.get(_Now([])).place)
         swappable = _swappable(graph_module)
         if len(swappable) != len(order):  # for these dtypes it is another computation
             raise RuntimeError("the pattern has other operators for these inputs")
@@ -114,8 +125,10 @@ class _Matcher:
         match = Match(inputs, nodes, tuple(found.nodes), found)
         reasons = (condition(match) for condition in self._pattern.conditions)
         reason = next((x for x in reasons if x is not None), None)
+        now = _now.get()
         if reason is not None:
-            _near.get().append(NearMiss(self._pattern.title, nodes[0], reason))
+            now.near.append(NearMiss(self._pattern.title, nodes[0], reason))
+        now.place = nodes[0]  # next the replacement is traced, for this match
         return reason is None
 
 
@@ -130,6 +143,14 @@ class _Table:
 
     def __hash__(self) -> int:
         return id(self.decompositions)
+
+
+def _placed(graph_module: GraphModule, place: Node | None) -> GraphModule:
+    """Let each node of a replacement say that it comes from where the match is."""
+    if place is not None:
+        for node in graph_module.graph.nodes:
+            node.meta |= {name: place.meta[name] for name in CARRIED if name in place.meta}
+    return graph_module
 
 
 def _example(pattern: Pattern) -> list[Any]:

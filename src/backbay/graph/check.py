@@ -17,6 +17,7 @@ from backbay.errors import (
     DanglingNode,
     EndlessPass,
     ErasedInUse,
+    GradientMismatch,
     MissingOutput,
     ShapeAssumed,
     StaleCode,
@@ -139,7 +140,7 @@ def _check_order(graph: Graph, who: str) -> None:
 def _kind(value: Any) -> tuple[Any, ...] | None:
     if not isinstance(value, torch.Tensor):
         return None
-    return value.dtype, value.device, tuple(value.shape)
+    return value.dtype, value.device, tuple(value.shape), value.requires_grad
 
 
 def _check_kind(position: int, was: Any, is_now: Any, who: str) -> None:
@@ -155,6 +156,12 @@ def _check_kind(position: int, was: Any, is_now: Any, who: str) -> None:
         raise ShapeAssumed(
             f"{who}: result {position} has shape {is_now[2]}, and had {was[2]}. A size of a "
             "dynamic shape is a symbol: take it from the tensor, x.shape[0], not from an example"
+        )
+    if was[3] and not is_now[3]:
+        raise GradientMismatch(
+            f"{who}: result {position} needs a gradient, and what the pass put in gives it none: "
+            "look for detach(), .data, no_grad, and for an operator without a gradient "
+            "(torch.library.register_autograd gives it one)"
         )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from backbay.graph.values import propagate, refresh, value_of
 
@@ -39,3 +39,21 @@ def _kind(value: torch.Tensor) -> tuple[Any, ...]:
     # Sizes as text: comparing symbols would guard on the answer.
     where = (str(tuple(value.shape)), str(value.stride()))
     return (value.dtype, value.device, value.layout, value.requires_grad, *where)
+
+
+def hold(graph_module: GraphModule, value: torch.Tensor, prefix: str) -> str:
+    """Register a constant with a graph; give the name of its attribute."""
+    taken = {name for name, _ in graph_module.named_buffers(recurse=False)}
+    name = next(x for n in range(len(taken) + 1) if (x := f"{prefix}{n}") not in taken)
+    graph_module.register_buffer(name, value)
+    sources = getattr(graph_module, "_param_name_to_source", None)
+    if isinstance(sources, dict):
+        sources[name] = _source(name)
+    return name
+
+
+def _source(name: str) -> Any:
+    """Give where Dynamo would say that a buffer is from: AOTAutograd demands it of each."""
+    from torch._dynamo.source import ConstantSource  # noqa: PLC0415 (imports Dynamo)
+
+    return ConstantSource(source_name=name)

@@ -74,6 +74,15 @@ def table(graph: Graph) -> str:
     return "\n".join(line.rstrip() for line in padded)
 
 
+def listing(graph: Graph) -> list[str]:
+    """Give a graph as lines of text that say what it computes, and no more: for a diff.
+
+    A node's users are not in it: what a pass did not change has the same line before and after.
+    """
+    described = zip(graph.nodes, rows(graph), strict=True)
+    return [_line(node, row) for node, row in described]
+
+
 def summary(graph: Graph) -> Summary:
     """Count a graph's operators, and find what can be fused."""
     calls = [n for n in graph.nodes if n.op in {"call_function", "call_method", "call_module"}]
@@ -99,7 +108,14 @@ def user_line(node: Node) -> str:
     last = places[-1]
     file, _, rest = lines[last].removeprefix('File "').partition('", line ')
     code = lines[last + 1] if last + 1 < len(lines) else ""
-    return f"{file}:{rest.partition(',')[0]}: {code}".rstrip(": ")
+    place = f"{file}:{rest.partition(',')[0]}"
+    return f"{place}: {code}" if code else place
+
+
+def first_line(graph: Graph) -> str:
+    """Give the first of the user's lines that a graph comes from, for an error."""
+    lines = (user_line(node) for node in graph.nodes)
+    return next((x for x in lines if x), "code that nobody knows")
 
 
 def is_pointwise(node: Node) -> bool:
@@ -113,6 +129,32 @@ def is_pointwise(node: Node) -> bool:
     # operator.mul on sizes is arithmetic on numbers, not on tensors.
     named = getattr(node.target, "__name__", "").rstrip("_") in _POINTWISE
     return named and isinstance(value_of(node), torch.Tensor)
+
+
+class _Name(str):
+    """A node's name among arguments: without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _line(node: Node, row: Row) -> str:
+    arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), lambda n: _Name(n.name))
+    if node.op == "output":
+        return f"return {arguments[0]!r}"
+    kind = " ".join(filter(None, (row.dtype, row.shape)))
+    head = f"{node.name}: {kind}" if kind else node.name
+    if node.op == "placeholder":
+        return f"{head} = input"
+    given = [repr(x) for x in arguments] + [f"{key}={x!r}" for key, x in keywords.items()]
+    if node.op == "get_attr":
+        return f"{head} = self.{row.target}"
+    called = row.target
+    if node.op == "call_method" and node.args:
+        called = f"{given.pop(0)}.{row.target}"
+    return f"{head} = {called}({', '.join(given)})"
 
 
 def _groups(calls: list[Node]) -> Iterator[tuple[str, ...]]:

@@ -13,6 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule
 
 from backbay.kit.codegen import Codegen, Compiled, boxed
+from backbay.kit.observing import current_watch
 from backbay.kit.passes import Pass, PassReport, run_passes
 
 HOOKS = {
@@ -35,6 +36,7 @@ class HookedPasses(CustomGraphPass):
         self._passes = tuple(passes)
         self._options = dict(options)
         self._tell = tell
+        self._watch = current_watch()
 
     def __call__(self, graph: Any) -> None:
         """Run the passes in place on a graph; the pre-grad hook gives one too, not a module."""
@@ -45,7 +47,7 @@ class HookedPasses(CustomGraphPass):
         )
 
         table = select_decomp_table()
-        self._tell(run_passes(self._passes, graph_module, self._options, table))
+        self._tell(run_passes(self._passes, graph_module, self._options, table, self._watch))
 
     def uuid(self) -> str:
         """Give what decides what the passes do, in their order."""
@@ -53,10 +55,20 @@ class HookedPasses(CustomGraphPass):
 
     def __getstate__(self) -> dict[str, Any]:
         # Inductor's compile workers pickle the configuration; they run no pass.
-        return {"_passes": (), "_options": {}, "_tell": None, "_uuid": self.uuid()}
+        return {
+            "_passes": (),
+            "_options": {},
+            "_tell": None,
+            "_watch": None,
+            "_uuid": self.uuid(),
+        }
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, HookedPasses) and self.uuid() == other.uuid()
+        # Equal configurations are made once and kept: who is told must be part of what is equal, or
+        # the reports of a second backend of these passes went to the first.
+        if not isinstance(other, HookedPasses) or self.uuid() != other.uuid():
+            return False
+        return self._tell == other._tell and self._watch == other._watch
 
     def __hash__(self) -> int:
         return hash(self.uuid())
@@ -105,8 +117,10 @@ def aot_compile(
         min_cut_rematerialization_partition,
     )
 
+    watch = current_watch()  # the backward graph may be compiled in autograd's own thread
+
     def compiler(graph: GraphModule, inputs: Sequence[Any]) -> Compiled:
-        tell(run_passes(passes, graph, options, decompositions))
+        tell(run_passes(passes, graph, options, decompositions, watch))
         return boxed(codegen(graph, inputs))
 
     cut = {"min_cut": min_cut_rematerialization_partition, "default": default_partition}

@@ -14,12 +14,12 @@ from backbay.errors import BackbayError, InputError
 from backbay.graph.partition import supports_operators
 from backbay.kit.aot import Tell, aot_compile, inductor_patches
 from backbay.kit.codegen import Codegen, Compiled, aten_level, torch_level
+from backbay.kit.declaring import INDUCTOR, check_declared
+from backbay.kit.freeze import freeze
 from backbay.kit.partition import DryRun, Partition, partitioned, survey, surveying
-from backbay.kit.passes import Pass, PassReport, run_passes
+from backbay.kit.passes import Pass, PassReport, failed, run_passes
 from backbay.registry.options import option_problems
 from backbay.registry.spec import BackendSpec, Option, Origin
-
-INDUCTOR = "inductor"
 
 
 class Backend:
@@ -48,6 +48,9 @@ class Backend:
     and refused otherwise."""
     decompositions: ClassVar[Mapping[Any, Any] | None] = None
     """At level ``aten``, for other code generators than Inductor, which has its own."""
+    freeze: ClassVar[bool] = False
+    """Whether parameters and buffers are constants of the graph where no gradients are recorded.
+    Passes can fold them; weights that are changed after compilation may then go unseen."""
     partitioner: ClassVar[str] = "min_cut"
     """``min_cut`` or ``default``: how forward and backward are cut apart."""
     name: ClassVar[str] = ""
@@ -66,36 +69,10 @@ class Backend:
         """Check what a subclass declares.
 
         Raises:
-            InputError: a level or partitioner that does not exist, or a pass that is none.
+            InputError: it does not fit together.
         """
         super().__init_subclass__(**keywords)
-        if cls.level not in {"torch", "aten"}:
-            raise InputError(f"{cls.__name__}: level is 'torch' or 'aten', not {cls.level!r}")
-        if cls.partitioner not in {"min_cut", "default"}:
-            raise InputError(
-                f"{cls.__name__}: partitioner is 'min_cut' or 'default', not {cls.partitioner!r}"
-            )
-        strange = [x for x in cls.passes if not isinstance(x, Pass)]
-        if strange:
-            raise InputError(
-                f"{cls.__name__}: {strange[0]!r} is no pass: decorate it with @graph_pass"
-            )
-        hooked = [x.name for x in cls.passes if x.level.startswith("inductor.")]
-        if hooked and cls.codegen != INDUCTOR:
-            raise InputError(
-                f"{cls.__name__}: {hooked[0]} runs inside Inductor, and codegen is not it"
-            )
-        late = [x.name for x in cls.passes if x.level != "torch"]
-        if late and cls.compile is not None and cls.level == "torch":
-            raise InputError(
-                f"{cls.__name__}: {late[0]} runs after AOTAutograd, and compile() is to get "
-                "Dynamo's graph, which is before it: set level = 'aten'"
-            )
-        if cls.supports is not None and (cls.compile is None or cls.level != "aten"):
-            raise InputError(
-                f"{cls.__name__}: supports says which regions of a functional graph compile() "
-                "gets: define compile(self, graph_module, example_inputs), and set level = 'aten'"
-            )
+        check_declared(cls)
 
     def __init__(self) -> None:
         self.__name__ = self.name or _snake(type(self).__name__)
@@ -113,13 +90,14 @@ class Backend:
     ) -> Compiled:
         """Compile one of Dynamo's graphs; torch.compile calls this."""
         own, rest = self._options(options)
-        first = [x for x in self.passes if x.level == "torch"]
-        later = [x for x in self.passes if x.level != "torch"]
-        nodes = len(graph_module.graph.nodes)
+        if self.freeze and not torch.is_grad_enabled():
+            freeze(graph_module, example_inputs)
+        first, later = self._by_level()
+        nodes, known = len(graph_module.graph.nodes), len(self.reports)
         self._tell(run_passes(first, graph_module, own))
         generate = self._generator(later, own, rest, mode)
         compiled = generate(graph_module, example_inputs)
-        changed = ", ".join(f"{x.name} {x.changes}x" for x in self.reports if x.changes)
+        changed = ", ".join(f"{x.name} {x.changes}x" for x in self.reports[known:] if x.changes)
         why = f"its code generator{f', after {changed}' if changed else ''}"
         ran = self.codegen if self.compile is None else self.__name__
         ledger.note(ledger.Record(asked=name or self.__name__, ran=ran, why=why, nodes=nodes))
@@ -165,8 +143,7 @@ class Backend:
             )
         found = DryRun()
         own, _ = self._options(None)
-        first = [x for x in self.passes if x.level == "torch"]
-        later = [x for x in self.passes if x.level != "torch"]
+        first, later = self._by_level()
 
         def trace(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
             run_passes(first, graph_module, own)
@@ -176,6 +153,11 @@ class Backend:
         model, given = copy.deepcopy(model), copy.deepcopy((args, keywords))
         survey(model, torch.compile(model, backend=trace), given, train=train)
         return found
+
+    def _by_level(self) -> tuple[list[Pass], list[Pass]]:
+        """Give the passes on Dynamo's graph, and those after it."""
+        first = [x for x in self.passes if x.level == "torch"]
+        return first, [x for x in self.passes if x.level != "torch"]
 
     def _partition(self) -> Partition | None:
         declared = self.supports
@@ -191,9 +173,21 @@ class Backend:
         return own_compile if partition is None else partitioned(partition, own_compile)
 
     def _own_compile(self, own: Mapping[str, Any]) -> Codegen | None:
-        if self.compile is None or "options" not in inspect.signature(self.compile).parameters:
-            return self.compile
-        return functools.partial(self.compile, options=own)
+        given = self.compile
+        if given is None:
+            return None
+        takes_options = "options" in inspect.signature(given).parameters
+        compile_ = functools.partial(given, options=own) if takes_options else given
+
+        def guarded(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+            try:
+                return compile_(graph_module, example_inputs)
+            except BackbayError:
+                raise
+            except Exception as error:
+                raise failed(f"{self.__name__}.compile", graph_module, error) from error
+
+        return guarded
 
     def _aot(
         self,

@@ -8,6 +8,7 @@ The decorator turns a plain function into one::
         return how_many_changes
 """
 
+import copy
 import functools
 import hashlib
 import inspect
@@ -23,7 +24,10 @@ from backbay.errors import BackbayError, InputError
 from backbay.graph.aten_rewrite import apply_aten
 from backbay.graph.check import Before, check, watched
 from backbay.graph.match import NearMiss, Pattern
+from backbay.graph.report import first_line
 from backbay.graph.rewrite import Rewritten, apply
+from backbay.graph.verify import verify
+from backbay.kit.observing import Watch, current_watch
 
 Level = Literal[
     "torch",
@@ -56,6 +60,8 @@ class PassContext:
     """Where the pass runs."""
     decompositions: Mapping[Any, Any] = field(default_factory=dict)
     """Of the graph's operators, where they are ATen's."""
+    detail: dict[str, Any] = field(default_factory=dict)
+    """What else it has to say: shown as it is by ``backbay explain``."""
 
 
 Run = Callable[[GraphModule, PassContext], int]
@@ -96,6 +102,8 @@ class PassReport:
     seconds: float
     near: tuple[NearMiss, ...]
     """Where it nearly did something, with the first condition that failed."""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """What else the pass had to say."""
 
 
 def graph_pass(
@@ -137,6 +145,7 @@ def run_passes(
     graph_module: GraphModule,
     options: Mapping[str, Any] | None = None,
     decompositions: Mapping[Any, Any] | None = None,
+    watch: Watch | None = None,
 ) -> list[PassReport]:
     """Run passes in order, and check the graph after each.
 
@@ -145,20 +154,41 @@ def run_passes(
         graph_module: changed in place.
         options: of the backend; passes see them in their context.
         decompositions: those that made the graph, where it is of ATen operators.
+        watch: who observes and whether to verify. Default: as it is in this context.
 
     Raises:
-        GraphBroken: a pass left a graph that is not right; the error names the pass.
+        GraphBroken: a pass left a graph that is not right; the error names the pass. Under
+            `verified` that is also a graph that computes something else.
         BackbayError: a pass raised; its own exception is the cause.
     """
-    given = PassContext(
-        options or {}, decompositions=_NONE if decompositions is None else decompositions
-    )
-    return [_run(x, graph_module, replace(given, level=x.level, near=[])) for x in passes]
+    known = _NONE if decompositions is None else decompositions
+    given = PassContext(options or {}, decompositions=known)
+    watch = watch or current_watch()
+    contexts = (replace(given, level=x.level, near=[], detail={}) for x in passes)
+    return [
+        _run(x, graph_module, context, watch) for x, context in zip(passes, contexts, strict=True)
+    ]
 
 
-def _run(one: Pass, graph_module: GraphModule, context: PassContext) -> PassReport:
+def _run(one: Pass, graph_module: GraphModule, context: PassContext, watch: Watch) -> PassReport:
+    if watch.observer is None:
+        return _checked(one, graph_module, context, watch)
+    watch.observer.before(one, graph_module)
+    try:
+        report = _checked(one, graph_module, context, watch)
+    except BackbayError as error:
+        watch.observer.failed(one, graph_module, error)
+        raise
+    watch.observer.after(one, graph_module, report)
+    return report
+
+
+def _checked(
+    one: Pass, graph_module: GraphModule, context: PassContext, watch: Watch
+) -> PassReport:
     who = f"pass {one.name}"
     before = Before.of(graph_module)
+    kept = copy.deepcopy(graph_module) if watch.verifying else None
     start = time.perf_counter()
     try:
         with watched(graph_module, who):
@@ -166,11 +196,20 @@ def _run(one: Pass, graph_module: GraphModule, context: PassContext) -> PassRepo
     except BackbayError:
         raise
     except Exception as error:
-        raise BackbayError(f"{who} raised {type(error).__name__}: {error}") from error
+        raise failed(who, graph_module, error) from error
     if not isinstance(changes, int):
         raise BackbayError(f"{who} gives {type(changes).__name__}: give how many changes it made")
     check(graph_module, before, who)
-    return PassReport(one.name, int(changes), time.perf_counter() - start, tuple(context.near))
+    seconds = time.perf_counter() - start
+    if kept is not None:
+        verify(kept, graph_module, who)
+    return PassReport(one.name, int(changes), seconds, tuple(context.near), context.detail)
+
+
+def failed(who: str, graph_module: GraphModule, error: Exception) -> BackbayError:
+    """Give the error for code of an author that raised; Dynamo shows no more than its text."""
+    place = first_line(graph_module.graph)
+    return BackbayError(f"{who} raised {type(error).__name__}: {error} (the graph of {place})")
 
 
 def _applied(pattern: Pattern, graph_module: GraphModule, context: PassContext) -> Rewritten:

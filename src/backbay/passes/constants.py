@@ -10,8 +10,9 @@ level ``aten.scalar_tensor``), constants that the tracer wrote into the graph, a
 those. A constructor alone stays: code generators make it for less than a load costs.
 
 Not folded: random or uninitialised values, what something writes, sizes that are symbols, more than
-1 MiB, and a buffer or parameter of the model: who owns it may change it between calls. Where the
-caller gets the result, or a view of it, each call gives a fresh copy: the caller may write to it.
+1 MiB, and a buffer or parameter of the model, unless its backend freezes them: who owns it may
+change it between calls. Where the caller gets the result, or a view of it, each call gives a fresh
+copy: the caller may write to it.
 """
 
 from collections.abc import Mapping
@@ -24,13 +25,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from backbay.graph.aliases import Memory
 from backbay.graph.effects import is_pure, is_uninitialised
-from backbay.graph.put import call_before, exchange
+from backbay.graph.put import call_before, exchange, hold
 from backbay.graph.values import storages, value_of
+from backbay.kit.freeze import FROZEN
 from backbay.kit.passes import graph_pass
 
 MOST_BYTES = 2**20
 """Of one folded tensor: what is larger is cheaper to compute than to keep."""
-_TRACED = ("_tensor_constant", "_folded_")
+_TRACED = ("_tensor_constant", "_folded_", FROZEN)
 """How attributes begin that hold constants; others are the model's own."""
 
 Values = dict[Node, Any]
@@ -127,7 +129,7 @@ def _folded(graph_module: GraphModule, node: Node, value: torch.Tensor, memory: 
     if not _is_as_promised(given, value_of(node)):
         return False
     with graph_module.graph.inserting_before(node):
-        constant = graph_module.graph.get_attr(_registered(graph_module, value))
+        constant = graph_module.graph.get_attr(hold(graph_module, value, "_folded_"))
     constant.meta = dict(node.meta)
     clone = torch.ops.aten.clone.default if "val" in node.meta else torch.clone
     exchange(node, call_before(node, clone, constant) if returned else constant)
@@ -140,23 +142,6 @@ def _is_as_promised(value: torch.Tensor, promised: Any) -> bool:
         return False
     both = [(x.dtype, x.device, tuple(x.shape), x.stride()) for x in (value, promised)]
     return both[0] == both[1]
-
-
-def _registered(graph_module: GraphModule, value: torch.Tensor) -> str:
-    taken = {name for name, _ in graph_module.named_buffers(recurse=False)}
-    name = next(x for n in range(len(taken) + 1) if (x := f"_folded_{n}") not in taken)
-    graph_module.register_buffer(name, value)
-    sources = getattr(graph_module, "_param_name_to_source", None)
-    if isinstance(sources, dict):
-        sources[name] = _source(name)
-    return name
-
-
-def _source(name: str) -> Any:
-    """Give where Dynamo would say that a buffer is from: AOTAutograd demands it of each."""
-    from torch._dynamo.source import ConstantSource  # noqa: PLC0415 (imports Dynamo)
-
-    return ConstantSource(source_name=name)
 
 
 def _drop_unused(graph: Graph, values: Mapping[Node, Any]) -> None:

@@ -47,4 +47,5 @@ rewrite_silu = rewrite_pass(
     ),
     name="rewrite_silu",
 )
-"""Turn SiLU that is spelled out into ``torch.nn.functional.silu``; for Dynamo's graph."""
+"""Turn SiLU that is spelled out into ``torch.nn.functional.silu``; for Dynamo's graph, and with
+``.at("aten")`` for ATen graphs of inference. (In training the gradient uses ``sigmoid(x)`` too.)"""

@@ -70,9 +70,9 @@ def run(
         InputError: what was asked for does not exist or cannot run here; nothing was raced.
     """
     if not isinstance(workloads, str | Sequence):
-        device, dtype = _placed(workloads)
+        device, dtype = placed(workloads)
     device = device or registry.environment.default_device
-    _check_device(device, registry)
+    check_device(device, registry)
     if isinstance(workloads, str | Sequence) and dtype not in DTYPES:
         raise InputError(f"no dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     mode: Mode = "train" if train else "infer"
@@ -119,7 +119,7 @@ def _conduct(
     return heats
 
 
-def _placed(workload: "Workload") -> tuple[str, str]:
+def placed(workload: "Workload") -> tuple[str, str]:
     """Give the device and the dtype that a workload object has."""
     tensors = [*workload.model.parameters(), *workload.model.buffers()]
     tensors += [value for value in workload.args if hasattr(value, "is_floating_point")]
@@ -137,7 +137,12 @@ def _references(workloads: "str | Sequence[str] | Workload") -> list[str]:
     return [workloads.name or type(workloads.model).__name__]
 
 
-def _check_device(device: str, registry: Registry) -> None:
+def check_device(device: str, registry: Registry) -> None:
+    """Check that a device is here.
+
+    Raises:
+        InputError: it is not, or nobody knows it.
+    """
     kind = device.partition(":")[0]
     reason = registry.environment.devices.get(kind)
     if reason is None:

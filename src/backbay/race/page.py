@@ -55,7 +55,7 @@ def page(report: Report) -> str:
         memory=wording.size(report.machine.memory_bytes),
         cores=wording.counted(report.machine.cores, "core"),
         nothing=wording.NOTHING,
-        json=_embedded(report),
+        json=embedded(report),
     )
 
 
@@ -163,7 +163,7 @@ def _command(report: Report, found: Sequence[Section]) -> str:
     return shlex.join(words)
 
 
-def _embedded(report: Report) -> str:
+def embedded(report: msgspec.Struct) -> str:
     """Encode for a ``<script>``: no angle bracket, so that no text can end the element."""
     text = msgspec.json.encode(report).decode()
     for character in "<>&\u2028\u2029":

@@ -1,0 +1,94 @@
+"""``backbay explain``: what torch.compile and a backend do with a model."""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from backbay.cli.names import complete
+from backbay.explain import Explanation, run
+from backbay.race import DTYPES
+from backbay.race.workloads import DEFAULT, SIZES
+
+_EXAMPLES = """
+\b
+Examples:
+  backbay explain
+  backbay explain train.py:model --backend backbay_silu --html explain.html
+  backbay explain hf:bert --backend my_backend.py:compile --train --json -
+"""
+
+
+@click.command("explain", epilog=_EXAMPLES)
+@click.argument("workload", default=DEFAULT)
+@click.option("--backend", shell_complete=complete,
+              help="A name, module:function or file.py:function.")  # fmt: skip
+@click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
+@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]")
+@click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--once", is_flag=True, help="Call it once: look for no recompiles.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
+              help="Write everything as JSON; - for standard output.")  # fmt: skip
+@click.option("--html", "html_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
+              help="Write one self-contained HTML page, with the graphs drawn.")  # fmt: skip
+def command(
+    *,
+    workload: str,
+    backend: str | None,
+    train: bool,
+    dtype: str,
+    device: str | None,
+    size: str | None,
+    seed: int,
+    once: bool,
+    json_path: Path | None,
+    html_path: Path | None,
+) -> None:
+    """Explain what torch.compile and a backend do with WORKLOAD.
+
+    Graphs, graph breaks with your own lines and what to change, which passes fired and which nearly
+    did, guards, and what is compiled again and why. A WORKLOAD is named as for a race: decoder
+    (built in, the default), hf:NAME, timm:NAME, file.py:function or module:function.
+
+    What the model and the backend print goes to standard error. Exit code 1: the model or the
+    backend raised; the explanation says what, and where.
+    """
+    sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
+    with contextlib.redirect_stdout(sys.stderr):
+        explanation = run(
+            workload,
+            backend=backend,
+            train=train,
+            dtype=dtype,
+            device=device,
+            size=size,
+            seed=seed,
+            again=not once,
+        )
+    _write(explanation, json_path, html_path)
+    if explanation.problem is not None:
+        sys.exit(1)
+
+
+def _write(explanation: Explanation, json_path: Path | None, html_path: Path | None) -> None:
+    from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
+
+    from backbay.explain.text import text  # noqa: PLC0415 (likewise)
+
+    to_stdout = json_path == Path("-")
+    Console(stderr=to_stdout, highlight=False).print(text(explanation))
+    if json_path is not None:
+        document = msgspec.json.format(msgspec.json.encode(explanation), indent=2)
+        if to_stdout:
+            click.echo(document.decode())
+        else:
+            json_path.write_bytes(document + b"\n")
+    if html_path is not None:
+        from backbay.explain.page import write_page  # noqa: PLC0415 (jinja2)
+
+        write_page(explanation, html_path)
+        click.echo(f"page: {html_path}", err=to_stdout)

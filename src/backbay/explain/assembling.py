@@ -1,0 +1,275 @@
+"""Puts together what a watch saw: one record for each thing, in words, nothing twice."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from backbay.explain import breaks, guards, recompiles
+from backbay.explain.lines import Place
+from backbay.explain.record import (
+    BreakRecord,
+    CallRecord,
+    Explanation,
+    GraphRecord,
+    PassRecord,
+    ProblemRecord,
+    RecompileRecord,
+    Settings,
+    StageRecord,
+)
+from backbay.explain.watching import Captured, Event, Stage, Watch
+from backbay.explain.words import counted
+from backbay.kit.backend import Backend
+
+_RESUMED = "torch_dynamo_resume_in_"
+
+
+def assembled(
+    watch: Watch,
+    *,
+    settings: Settings,
+    created: str,
+    versions: Mapping[str, str],
+    calls: Sequence[str],
+    problems: Mapping[int, ProblemRecord],
+    kit: Backend | None,
+    notes: Sequence[str],
+) -> Explanation:
+    """Give the explanation.
+
+    Args:
+        watch: what was seen.
+        settings: what was asked for.
+        created: UTC, ISO 8601.
+        versions: distribution to version.
+        calls: the names of the calls that were made.
+        problems: by call; the model itself, uncompiled, is ``-1``.
+        kit: the backend, where it is one of Backbay's kit.
+        notes: what is to be said beside.
+    """
+    seen = _Seen(watch.events)
+    found = tuple(_graph(n, x, seen) for n, x in enumerate(watch.graphs))
+    broken = _breaks(watch.events, seen)
+    known = {call: _located(x, seen, call) for call, x in problems.items()}
+    made = tuple(_call(n, name, watch, seen, known) for n, name in enumerate(calls))
+    return Explanation(
+        created=created,
+        versions=dict(versions),
+        settings=settings,
+        sentence=_sentence(found, broken, made, known),
+        graphs=found,
+        breaks=broken,
+        calls=made,
+        problem=next((known[x] for x in sorted(known)), None),
+        notes=(*notes, *_notes(settings, found, made, kit)),
+    )
+
+
+class _Seen:
+    """Torch's events, by what they are of."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.metrics: dict[str, dict[str, Any]] = {}
+        self.trees: dict[str, str] = {}
+        self.failed: list[Event] = []
+        self._sources: dict[str, dict[str, str]] = {}
+        self._files = set[str]()
+        for event in events:
+            self._sort(event)
+
+    def function(self, compile_id: str) -> str:
+        """Name the function that was traced, and where it is."""
+        metrics = self.metrics.get(compile_id, {})
+        name, file = metrics.get("co_name"), metrics.get("co_filename")
+        if not name or not file:
+            return ""
+        number = metrics.get("co_firstlineno")
+        if name.startswith(_RESUMED):
+            original = name.removeprefix(_RESUMED).rpartition("_at_")[0]
+            return f"{original}, resumed after a break ({file}:{number})"
+        return f"{name} ({file}:{number})"
+
+    def dynamic(self, compile_id: str) -> dict[str, str]:
+        """Give the symbols of one version, and what each stands for."""
+        return {symbol: source for source, symbol in self._sources.get(compile_id, {}).items()}
+
+    def newly_dynamic(self, compile_id: str) -> dict[str, str]:
+        """Give the symbols of which no earlier version of the function had the size dynamic."""
+        frame, _, version = compile_id.partition("/")
+        earlier = (f"{frame}/{n}" for n in range(int(version) if version.isdecimal() else 0))
+        known = {source for x in earlier for source in self._sources.get(x, {})}
+        return {k: v for k, v in self.dynamic(compile_id).items() if v not in known}
+
+    def whole(self, line: str) -> str:
+        """Give a line with its file's whole path, of which torch writes the end only."""
+        end = line.partition(":")[0]
+        found = [x for x in self._files if end and x.endswith(f"/{end}")]
+        return f"{found[0]}{line[len(end) :]}" if len(found) == 1 else line
+
+    def _sort(self, event: Event) -> None:
+        match event.kind:
+            case "compilation_metrics":
+                self.metrics[event.compile_id] = event.data
+                self._files.add(str(event.data.get("co_filename")))
+                if event.data.get("fail_reason"):
+                    self.failed.append(event)
+            case "dynamo_cpp_guards_str":
+                self.trees[event.compile_id] = event.payload
+            case "create_symbol":
+                sources = self._sources.setdefault(event.compile_id, {})
+                sources[str(event.data.get("source"))] = str(event.data.get("symbol"))
+
+
+def _graph(number: int, graph: Captured, seen: _Seen) -> GraphRecord:
+    return GraphRecord(
+        number=number,
+        compile_id=graph.compile_id,
+        call=graph.call,
+        function=seen.function(graph.compile_id),
+        dynamic=seen.dynamic(graph.compile_id),
+        nodes=graph.nodes,
+        operators=graph.operators,
+        groups=graph.groups,
+        guards=tuple(
+            msgspec.structs.replace(x, line=seen.whole(x.line))
+            for x in guards.parse(seen.trees.get(graph.compile_id, ""))
+        ),
+        stages=tuple(map(_stage, graph.stages)),
+    )
+
+
+def _stage(stage: Stage) -> StageRecord:
+    return StageRecord(
+        graph=stage.graph,
+        passes=tuple(stage.passes),
+        before=stage.before,
+        after=stage.after,
+    )
+
+
+def _breaks(events: Iterable[Event], seen: _Seen) -> tuple[BreakRecord, ...]:
+    """Give each break once; tracing meets many of them again: in a resumed or inner function."""
+    found: dict[tuple[str, str], BreakRecord] = {}
+    told = set[str]()
+    for event in events:
+        if event.kind == "dynamo_graph_break_reason":
+            told.add(event.compile_id)
+            _add(found, breaks.parse(event.payload), event, seen)
+    for event in seen.failed:
+        fatal = event.data.get("fail_type") not in {"Unsupported", "UserError"}
+        if event.compile_id in told or fatal:
+            continue
+        place = event.data.get("fail_user_frame_filename"), event.data.get("fail_user_frame_lineno")
+        _add(found, breaks.parse_failure(str(event.data["fail_reason"]), *place), event, seen)
+    return tuple(found.values())
+
+
+def _add(
+    found: dict[tuple[str, str], BreakRecord], one: breaks.Break, event: Event, seen: _Seen
+) -> None:
+    key = (one.reason, one.line)
+    before = found.get(key)
+    if before is None:
+        found[key] = BreakRecord(
+            **{x.name: getattr(one, x.name) for x in dataclasses.fields(one)},
+            function=seen.function(event.compile_id),
+            calls=(event.call,),
+        )
+        return
+    found[key] = msgspec.structs.replace(
+        before,
+        skipped=before.skipped or one.skipped,
+        calls=tuple(dict.fromkeys((*before.calls, event.call))),
+    )
+
+
+def _call(
+    number: int,
+    name: str,
+    watch: Watch,
+    seen: _Seen,
+    problems: Mapping[int, ProblemRecord],
+) -> CallRecord:
+    again = [x for x in watch.events if x.call == number and x.kind == "recompile_reasons"]
+    return CallRecord(
+        name=name,
+        graphs=sum(x.call == number for x in watch.graphs),
+        recompiles=tuple(
+            RecompileRecord(
+                compile_id=x.compile_id,
+                function=seen.function(x.compile_id),
+                reasons=tuple(
+                    msgspec.structs.replace(reason, line=seen.whole(reason.line))
+                    for reason in recompiles.parse(x.payload)
+                ),
+                dynamic=seen.newly_dynamic(x.compile_id),
+            )
+            for x in again
+        ),
+        problem=problems.get(number),
+    )
+
+
+def _located(problem: ProblemRecord, seen: _Seen, call: int) -> ProblemRecord:
+    """Add the line, where only torch's metrics know it: that of the function being compiled."""
+    if problem.line or problem.stage == "eager":
+        return problem
+    failed = [x.data for x in seen.failed if x.call == call]
+    if not failed:
+        return problem
+    metrics = failed[-1]
+    place = Place(metrics["co_filename"], metrics["co_firstlineno"], metrics["co_name"])
+    return msgspec.structs.replace(problem, line=str(place))
+
+
+def _sentence(
+    graphs: Sequence[GraphRecord],
+    broken: Sequence[BreakRecord],
+    calls: Sequence[CallRecord],
+    problems: Mapping[int, ProblemRecord],
+) -> str:
+    if -1 in problems:
+        return "the model itself raised, before anything was compiled"
+    first = sum(x.call == 0 for x in graphs)
+    again = sum(len(x.recompiles) for x in calls)
+    parts = [counted(first, "graph"), counted(len(broken), "graph break")]
+    if len(calls) > 1:
+        parts.append(counted(again, "recompile"))
+    fired = Counter[str]()
+    for one in _passes(x for x in graphs if x.call == 0):
+        fired[one.name] += one.changes
+    parts += [f"{name} fired {changes}x" for name, changes in fired.items() if changes]
+    if problems:
+        parts.append("and then it failed")
+    return ", ".join(parts)
+
+
+def _passes(graphs: Iterable[GraphRecord]) -> Iterator[PassRecord]:
+    return (one for graph in graphs for stage in graph.stages for one in stage.passes)
+
+
+def _notes(
+    settings: Settings,
+    graphs: Sequence[GraphRecord],
+    calls: Sequence[CallRecord],
+    kit: Backend | None,
+) -> Iterator[str]:
+    if not calls:
+        return
+    if not graphs:
+        yield "Dynamo handed over no graph: nothing was compiled, and the model ran eagerly"
+    ran = {(x.name, x.level) for x in _passes(graphs)}
+    if settings.backend is None:
+        yield "no backend was named: graphs are shown as Dynamo hands them over, and ran eagerly"
+    elif kit is None and not ran:
+        yield (
+            f"{settings.backend} is not made with Backbay's kit: what it does inside is not seen"
+        )
+    elif kit is not None and not kit.passes and not ran:
+        yield f"{settings.backend} has no passes"
+    for one in kit.passes if kit is not None and graphs else ():
+        if (one.name, one.level) not in ran:
+            yield f"pass {one.name}, of level {one.level}, did not run: there was no such graph"

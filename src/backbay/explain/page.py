@@ -1,0 +1,127 @@
+"""An explanation as one HTML file, which needs nothing else: no network, no script, no font.
+
+Everything that comes from an explanation is escaped; the explanation itself is embedded as JSON, so
+that the page is also the record.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+
+from backbay.explain import words
+from backbay.explain.boxes import marks, picture
+from backbay.explain.drawing import svg
+from backbay.explain.record import Explanation, GraphRecord, NodeRecord, StageRecord
+from backbay.race.page import embedded
+from backbay.race.wording import plain
+
+_TEMPLATE = "page.html.jinja"
+
+
+def write_page(explanation: Explanation, path: str | Path) -> None:
+    """Write an explanation's page to a file."""
+    Path(path).write_text(page(explanation), encoding="utf-8")
+
+
+def page(explanation: Explanation) -> str:
+    """Give an explanation's page; the same explanation always gives the same text."""
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(plain=plain, short=words.short)
+    template = resources.files("backbay.explain").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        told=explanation,
+        sheets=_sheets(explanation.graphs),
+        words=words,
+        command=_command(explanation),
+        json=embedded(explanation),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """One drawing of a graph."""
+
+    title: str
+    svg: str
+    remark: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """One graph, drawn as it was handed over and as passes left it."""
+
+    graph: GraphRecord
+    same_as: int | None
+    """The graph that it differs from in sizes only: that one is drawn."""
+    drawings: tuple[Drawing, ...]
+
+
+def _sheets(graphs: Sequence[GraphRecord]) -> list[Sheet]:
+    drawn: dict[tuple[object, ...], int] = {}
+    sheets: list[Sheet] = []
+    for graph in graphs:
+        key = _outline(graph)
+        same = drawn.setdefault(key, graph.number)
+        known = same if same != graph.number else None
+        found = () if known is not None else tuple(_drawings(graph))
+        sheets.append(Sheet(graph=graph, same_as=known, drawings=found))
+    return sheets
+
+
+def _outline(graph: GraphRecord) -> tuple[object, ...]:
+    """Give what a drawing shows of a graph, without sizes; symbols are inputs of their own."""
+    taken = {x.name for x in graph.nodes if x.op == "placeholder" and not x.dtype}
+    parts = ((x.name, x.target, tuple(y for y in x.inputs if y not in taken)) for x in graph.nodes)
+    stages = tuple(
+        (x.graph, *((one.name, one.changes, one.error) for one in x.passes)) for x in graph.stages
+    )
+    return (*(x for x in parts if x[0] not in taken), stages)
+
+
+def _drawings(graph: GraphRecord) -> list[Drawing]:
+    first = next((x for x in graph.stages if x.graph == "dynamo" and x.after is not None), None)
+    gone = marks(graph.nodes, first.after)[0] if first is not None and first.after else {}
+    drawings = [_drawn("As Dynamo hands it over", graph.nodes, graph.groups, gone)]
+    for stage in graph.stages:
+        drawings += _of_stage(stage, dynamo=stage is first)
+    return drawings
+
+
+def _of_stage(stage: StageRecord, *, dynamo: bool) -> list[Drawing]:
+    if stage.after is None:
+        return []
+    gone, made = marks(stage.before, stage.after)
+    name = words.which(stage)
+    drawings = [] if dynamo else [_drawn(f"{name}, before its passes", stage.before, (), gone)]
+    return [*drawings, _drawn(f"{name}, after its passes", stage.after, (), made)]
+
+
+def _drawn(
+    title: str,
+    nodes: Sequence[NodeRecord],
+    groups: Sequence[Sequence[str]],
+    marked: dict[str, str],
+) -> Drawing:
+    found = picture(nodes, groups, marked)
+    return Drawing(title=title, svg=svg(found, title), remark=found.remark)
+
+
+def _command(explanation: Explanation) -> str:
+    settings = explanation.settings
+    command = ["backbay", "explain", settings.workload]
+    if settings.backend is not None:
+        command += ["--backend", settings.backend]
+    if settings.mode == "train":
+        command += ["--train"]
+    command += ["--dtype", settings.dtype, "--device", settings.device]
+    return shlex.join([*command, "--seed", str(settings.seed)])

@@ -1,0 +1,188 @@
+"""Calls a workload compiled, several times, and watches."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+import torch._dynamo
+import torch._functorch.config
+import torch._inductor.config
+from torch._dynamo.utils import counters
+
+from backbay.explain.assembling import assembled
+from backbay.explain.batches import batch_of, with_batch
+from backbay.explain.lines import innermost, own, traced
+from backbay.explain.record import Explanation, ProblemRecord, Settings
+from backbay.explain.watching import Watch
+from backbay.kit.backend import Backend
+from backbay.proof import Step, Workload, unchanged
+from backbay.registry import CompilerFn
+
+_UNCACHED = {
+    torch._functorch.config: {"enable_autograd_cache": False},  # noqa: SLF001 (its public module)
+    torch._inductor.config: {"fx_graph_cache": False, "fx_graph_remote_cache": False},  # noqa: SLF001
+}
+
+
+class Session:
+    """One workload with one backend, watched."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        compiler_fn: CompilerFn | None,
+        made_by: CompilerFn | None,
+        *,
+        train: bool,
+        seed: int,
+    ) -> None:
+        self.workload = workload
+        self.train = train
+        self.seed = seed
+        self.watch = Watch()
+        self.names: list[str] = []
+        """Of the calls that were made."""
+        self.problems: dict[int, ProblemRecord] = {}
+        """By call; the model itself, uncompiled, is ``-1``."""
+        self.notes: list[str] = []
+        self._compiler_fn = compiler_fn
+        self._made_by = made_by
+
+    def run(self, *, again: bool) -> None:
+        """Run the model itself, then compiled, each time from the same state."""
+        problem = self._eager(self.workload)
+        if problem is not None:
+            self.problems[-1] = problem
+            return
+        with _alone(), _attributes_kept(self.workload.model), self.watch.on():
+            self._compiled(again=again)
+
+    def explanation(
+        self, settings: Settings, *, created: str, versions: dict[str, str]
+    ) -> Explanation:
+        """Put together what was seen."""
+        return assembled(
+            self.watch,
+            settings=settings,
+            created=created,
+            versions=versions,
+            calls=self.names,
+            problems=self.problems,
+            kit=self._made_by if isinstance(self._made_by, Backend) else None,
+            notes=self.notes,
+        )
+
+    def _compiled(self, *, again: bool) -> None:
+        backend = self.watch.capturing(self._compiler_fn or _as_it_is)
+        call = torch.compile(self.workload.model, backend=backend)
+        if not self._call("first", call, self.workload) or not again:
+            return
+        if not self._call("again", call, self.workload):
+            return
+        batch = batch_of(self.workload)
+        if isinstance(batch, str):
+            self.notes.append(f"no other batch size was tried: {batch}")
+            return
+        for size in (batch, batch + 1):
+            if not self._larger(call, size):
+                return
+
+    def _larger(self, call: Any, size: int) -> bool:
+        larger = with_batch(self.workload, size + 1)
+        problem = self._eager(larger)
+        if problem is not None:
+            self.notes.append(
+                f"batch {size + 1} was not tried compiled: uncompiled, the model raises "
+                f"{problem.error}"
+            )
+            return False
+        return self._call(f"batch {size} to {size + 1}", call, larger)
+
+    def _call(self, name: str, call: Any, workload: Workload) -> bool:
+        """Make one call; tell whether it went well."""
+        self.watch.call = len(self.names)
+        self.names.append(name)
+        problem = self._raised("compiled", call, workload)
+        if problem is not None:
+            self.problems[self.watch.call] = problem
+        return problem is None
+
+    def _eager(self, workload: Workload) -> ProblemRecord | None:
+        with _attributes_kept(workload.model):
+            return self._raised("eager", workload.model, workload)
+
+    def _raised(
+        self, stage: Literal["eager", "compiled"], call: Any, workload: Workload
+    ) -> ProblemRecord | None:
+        step = Step(workload, train=self.train, seed=self.seed)
+        with _gradients_kept(workload.model), unchanged(step):
+            try:
+                step(call)
+            except Exception as error:  # noqa: BLE001 (whatever is raised is what is explained)
+                return problem_of(error, stage)
+        return None
+
+
+def problem_of(error: BaseException, stage: Literal["eager", "compiled"]) -> ProblemRecord:
+    """Say what was raised, and at which of the user's lines.
+
+    Dynamo wraps what a backend or a traced line raised; what it raised is what a reader needs.
+    """
+    user = getattr(error, "innermost_user_frame_summary", None)
+    line = f"{user.filename}:{user.lineno}: {user.line}" if user is not None else ""
+    while isinstance(inner := getattr(error, "inner_exception", None), BaseException):
+        error = inner
+    root = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    raised = own(traced(root.__traceback__))
+    lines = [x.strip() for x in str(error).splitlines() if x.strip()]
+    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    at = str(raised[-1]) if raised else ""
+    if stage == "eager":
+        line, at = line or innermost(traced(error.__traceback__)), ""
+    return ProblemRecord(stage=stage, error=said, line=line, raised_at=at if at != line else "")
+
+
+def _as_it_is(graph_module: torch.fx.GraphModule, _: Any) -> Any:
+    return graph_module.forward
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Give Dynamo an empty state, and leave it empty; caches are not read, counters are kept."""
+    counted = {key: value.copy() for key, value in counters.items()}
+    torch._dynamo.reset()  # noqa: SLF001 (torch.compiler.reset is this, since 2.1)
+    with contextlib.ExitStack() as stack:
+        for config, changes in _UNCACHED.items():
+            stack.enter_context(config.patch(changes))
+        try:
+            yield
+        finally:
+            torch._dynamo.reset()  # noqa: SLF001
+            counters.clear()
+            counters.update(counted)
+
+
+@contextlib.contextmanager
+def _gradients_kept(model: torch.nn.Module) -> Iterator[None]:
+    kept = [(x, x.grad) for x in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+
+
+@contextlib.contextmanager
+def _attributes_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Write back what modules count in plain attributes: Dynamo guards on those."""
+    kept = [(x, _plain_attributes(x)) for x in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in kept:
+            vars(module).update(attributes)
+
+
+def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    return {k: v for k, v in vars(module).items() if isinstance(v, (int, float, str, tuple))}

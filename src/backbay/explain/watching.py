@@ -1,0 +1,260 @@
+"""Watches a compilation: Dynamo through torch's structured trace, passes through the kit.
+
+The structured trace is what ``TORCH_TRACE`` writes and ``tlparse`` reads: breaks, guards, reasons
+to recompile. A handler of our own is put on its logger while we watch, and taken off again; nothing
+of torch is patched. What other threads compile meanwhile is not taken for the workload's.
+"""
+
+import contextlib
+import difflib
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from backbay.errors import BackbayError
+from backbay.explain import graphs
+from backbay.explain.record import NearMissRecord, NodeRecord, PassRecord
+from backbay.graph.match import NearMiss
+from backbay.graph.report import listing, summary, user_line
+from backbay.kit.observing import observed_by
+from backbay.kit.passes import Pass, PassReport
+from backbay.registry import CompilerFn
+from backbay.registry.sharing import CONTRACT
+
+_TRACE = "torch.__trace"
+_EVENTS = ("artifact", "compilation_metrics", "create_symbol", "dynamo_cpp_guards_str")
+_TEXTS = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One entry of torch's structured trace."""
+
+    kind: str
+    """Its kind; of an artifact, the artifact's name."""
+    call: int
+    compile_id: str
+    data: Any
+    payload: str
+
+
+@dataclass(slots=True)
+class Stage:
+    """Passes that ran one after the other on one graph."""
+
+    graph: str
+    before: tuple[NodeRecord, ...]
+    lines: list[str]
+    """The graph as it is now."""
+    after: tuple[NodeRecord, ...] | None = None
+    passes: list[PassRecord] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Captured:
+    """One graph that Dynamo handed over."""
+
+    compile_id: str
+    call: int
+    nodes: tuple[NodeRecord, ...]
+    operators: dict[str, int]
+    groups: tuple[tuple[str, ...], ...]
+    stages: list[Stage] = field(default_factory=list)
+
+
+class Watch:
+    """What is seen of a compilation, call by call."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.graphs: list[Captured] = []
+        self.call = 0
+        """The call that is going on."""
+        self._compiling: Captured | None = None
+        self._before: list[str] = []
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Watch until the block ends."""
+        logger, handler = logging.getLogger(_TRACE), _Handler(self)
+        # First, not last: torch's own handler takes itself off the list at its first event, and
+        # whoever stands behind it misses that one.
+        logger.handlers.insert(0, handler)
+        try:
+            with observed_by(self):
+                yield
+        finally:
+            logger.removeHandler(handler)
+
+    def capturing(self, compiler_fn: CompilerFn) -> "Capturing":
+        """Give a backend that notes each graph, then compiles it with another."""
+        return Capturing(compiler_fn, self)
+
+    def captured(self, graph_module: GraphModule) -> Captured:
+        """Note a graph as Dynamo hands it over."""
+        found = summary(graph_module.graph)
+        one = Captured(
+            compile_id=_compile_id(),
+            call=self.call,
+            nodes=graphs.nodes(graph_module.graph),
+            operators=dict(found.operators.most_common()),
+            groups=found.groups,
+        )
+        self.graphs.append(one)
+        return one
+
+    @contextlib.contextmanager
+    def compiling(self, graph: Captured) -> Iterator[None]:
+        """Take the passes that run until the block ends for those of one graph."""
+        self._compiling = graph
+        try:
+            yield
+        finally:
+            self._compiling = None
+
+    # -- as an observer of passes
+
+    def before(self, one: Pass, graph_module: GraphModule) -> None:
+        """Note the graph that a pass is about to get."""
+        graph = self._graph()
+        if graph is None:
+            return
+        self._before = listing(graph_module.graph)
+        which = _which(one)
+        last = graph.stages[-1] if graph.stages else None
+        if last is None or last.graph != which or last.lines != self._before:
+            before = graphs.nodes(graph_module.graph)
+            graph.stages.append(Stage(which, before, self._before))
+
+    def after(self, one: Pass, graph_module: GraphModule, report: PassReport) -> None:
+        """Note what a pass did."""
+        self._note(
+            graph_module,
+            PassRecord(
+                name=one.name,
+                level=one.level,
+                changes=report.changes,
+                near=tuple(dict.fromkeys(map(_near, report.near))),
+                detail={str(key): _plain(value) for key, value in report.detail.items()},
+            ),
+        )
+
+    def failed(self, one: Pass, graph_module: GraphModule, error: BackbayError) -> None:
+        """Note that a pass raised, or left a graph that is not right."""
+        self._note(
+            graph_module,
+            PassRecord(name=one.name, level=one.level, changes=0, error=str(error)),
+        )
+
+    def _note(self, graph_module: GraphModule, record: PassRecord) -> None:
+        graph = self._graph()
+        if graph is None:
+            return
+        stage = graph.stages[-1]
+        now = listing(graph_module.graph)
+        if now != self._before:
+            diff = difflib.unified_diff(
+                self._before, now, f"before {record.name}", f"after {record.name}", lineterm=""
+            )
+            record = _with_diff(record, "\n".join(diff))
+            stage.after = graphs.nodes(graph_module.graph)
+            stage.lines = now
+        stage.passes.append(record)
+
+    def _graph(self) -> Captured | None:
+        if self._compiling is not None:
+            return self._compiling
+        # A backward graph that is compiled when it is first needed: torch restores the compile id.
+        here = _compile_id()
+        return next((x for x in reversed(self.graphs) if x.compile_id == here), None)
+
+
+class Capturing:
+    """A backend that shows a watch each graph, and hands it on to another as it is."""
+
+    def __init__(self, inner: CompilerFn, watch: Watch) -> None:
+        self._inner = inner
+        self._watch = watch
+        self.__name__ = getattr(inner, "__name__", type(inner).__name__)
+
+    def __call__(self, graph_module: GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
+        """Note the graph, then compile it."""
+        graph = self._watch.captured(graph_module)
+        with self._watch.compiling(graph):
+            return self._inner(graph_module, inputs, **given)
+
+    def __getattr__(self, name: str) -> Any:
+        # What Dynamo asks of a backend is the inner one's to answer.
+        if name in {*CONTRACT, "compiler_name"}:
+            return getattr(self._inner, name)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+
+class _Handler(logging.Handler):
+    """Keeps the entries of the structured trace that we read; what it raised, Dynamo would meet."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+        self._thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        metadata: dict[str, Any] = getattr(record, "metadata", {})
+        kind = next((x for x in _EVENTS if x in metadata), None)
+        if kind is None or record.thread != self._thread:
+            return
+        data = metadata[kind]
+        self._watch.events.append(
+            Event(
+                kind=str(data.get("name")) if kind == "artifact" else kind,
+                call=self._watch.call,
+                compile_id=f"{metadata.get('frame_id')}/{metadata.get('frame_compile_id')}",
+                data=data,
+                payload=str(getattr(record, "payload", "") or ""),
+            )
+        )
+
+
+def _compile_id() -> str:
+    return str(torch._guards.CompileContext.current_compile_id())  # noqa: SLF001 (as in its logs)
+
+
+def _which(one: Pass) -> str:
+    """Give the graph that a pass runs on; after AOTAutograd, that is torch's name for it."""
+    if one.level in {"torch", "inductor.pre_grad"}:
+        return "dynamo"
+    from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name  # noqa: PLC0415 (it is running)
+
+    name = get_aot_graph_name()
+    kinds = ("forward", "backward", "inference", "joint")
+    return next((x for x in kinds if f"_{x}" in name), name)
+
+
+def _near(miss: NearMiss) -> NearMissRecord:
+    return NearMissRecord(
+        pattern=miss.pattern,
+        node=miss.node.name,
+        reason=miss.reason,
+        line=user_line(miss.node),
+    )
+
+
+def _with_diff(record: PassRecord, diff: str) -> PassRecord:
+    return PassRecord(
+        name=record.name,
+        level=record.level,
+        changes=record.changes,
+        near=record.near,
+        diff=diff,
+        detail=record.detail,
+        error=record.error,
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, _TEXTS) else str(value)

@@ -1,0 +1,84 @@
+"""How an explanation reads: the same words in the terminal and on the page."""
+
+import functools
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from backbay.explain.record import GraphRecord, GuardRecord, NodeRecord, PassRecord, StageRecord
+from backbay.race.wording import counted
+
+__all__ = [
+    "by_group",
+    "counted",
+    "did",
+    "kind",
+    "most_common",
+    "operators",
+    "short",
+    "size_of",
+    "which",
+]
+
+_MOST_OPERATORS = 12
+
+
+def size_of(graph: GraphRecord) -> str:
+    """Word how large a graph is."""
+    calls = sum(graph.operators.values())
+    return f"{counted(calls, 'op')}, {counted(len(graph.groups), 'fusable group')}"
+
+
+def operators(graph: GraphRecord, most: int = _MOST_OPERATORS) -> str:
+    """Word what a graph calls, the most frequent first."""
+    named = [f"{count}x {name}" for name, count in graph.operators.items()]
+    more = len(named) - most
+    return ", ".join(named[:most]) + (f", and {counted(more, 'other')}" if more > 0 else "")
+
+
+def kind(node: NodeRecord) -> str:
+    """Word what a node gives."""
+    return " ".join(filter(None, (node.dtype, node.shape)))
+
+
+def did(one: PassRecord) -> str:
+    """Word what a pass did."""
+    if one.error:
+        return "failed"
+    if one.changes:
+        return f"fired {one.changes}x"
+    return "did not fire"
+
+
+def which(stage: StageRecord) -> str:
+    """Word which graph passes ran on."""
+    return "Dynamo's graph" if stage.graph == "dynamo" else f"The {stage.graph} graph"
+
+
+def by_group(guards: Sequence[GuardRecord]) -> dict[str, list[GuardRecord]]:
+    """Part guards by their group, in order."""
+    parted: dict[str, list[GuardRecord]] = {}
+    for one in guards:
+        parted.setdefault(one.group, []).append(one)
+    return parted
+
+
+def most_common(names: Iterable[str]) -> str:
+    """Word how often each name occurs, the most frequent first."""
+    return ", ".join(f"{count}x {name}" for name, count in Counter(names).most_common())
+
+
+def short(line: str) -> str:
+    """Word a place as one imports it: relative to the working folder, or to one on the path."""
+    for folder in _folders():
+        line = line.replace(folder, "")
+    return line
+
+
+@functools.cache
+def _folders() -> tuple[str, ...]:
+    here = f"{Path.cwd()}{os.sep}"
+    roots = {f"{Path(x).resolve()}{os.sep}" for x in sys.path if x not in {"", os.sep}}
+    return (here, *sorted(roots - {here}, key=len, reverse=True))

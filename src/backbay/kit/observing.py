@@ -1,0 +1,74 @@
+"""What is done beside running passes: somebody looks on, or each result is verified.
+
+It holds in the context in which a backend is called, and for the graphs that are compiled later
+because of it: autograd compiles backward graphs in a thread of its own.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from torch.fx import GraphModule
+
+from backbay.errors import BackbayError
+
+if TYPE_CHECKING:
+    from backbay.kit.passes import Pass, PassReport
+
+
+class Observer(Protocol):
+    """Who is told of every pass, with the graph as it is before and after it."""
+
+    def before(self, one: "Pass", graph_module: GraphModule) -> None:
+        """See the graph that a pass is about to get; it is changed in place."""
+
+    def after(self, one: "Pass", graph_module: GraphModule, report: "PassReport") -> None:
+        """See the graph that a pass left, checked, and what it did."""
+
+    def failed(self, one: "Pass", graph_module: GraphModule, error: BackbayError) -> None:
+        """See the graph in which a pass raised, or that is not right after it."""
+
+
+class Watch(NamedTuple):
+    """What is done beside running passes, in this context."""
+
+    observer: Observer | None = None
+    verifying: bool = os.environ.get("BACKBAY_VERIFY_PASSES", "0") not in {"", "0"}
+
+
+_watch: ContextVar[Watch] = ContextVar("_watch", default=Watch())  # noqa: B039 (it is immutable)
+
+
+def current_watch() -> Watch:
+    """Give what is watched here: for what runs passes later, maybe in another thread."""
+    return _watch.get()
+
+
+@contextlib.contextmanager
+def observed_by(observer: Observer) -> Iterator[None]:
+    """Tell an observer of every pass of what is compiled in this context, until the block ends."""
+    with _watching(_watch.get()._replace(observer=observer)):
+        yield
+
+
+@contextlib.contextmanager
+def verified() -> Iterator[None]:
+    """Run each graph before and after each pass of what is compiled in the block, and compare.
+
+    For writing passes: the pass that makes a graph compute something else, or gives it another
+    gradient, is named at once. Both graphs run in float64, on random inputs. With
+    ``BACKBAY_VERIFY_PASSES=1`` in the environment it is so everywhere.
+    """
+    with _watching(_watch.get()._replace(verifying=True)):
+        yield
+
+
+@contextlib.contextmanager
+def _watching(watch: Watch) -> Iterator[None]:
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)

@@ -1,0 +1,137 @@
+"""A pass that makes a graph compute something else is named, when it is asked for."""
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay.graph.match import Pattern
+from backbay.kit.backend import Backend
+from backbay.kit.observing import verified
+from backbay.kit.passes import graph_pass, rewrite_pass
+from backbay.passes import rewrite_gelu, rewrite_silu
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.compiler.reset()
+
+
+def compiled(one, function, *args):
+    backend = type("One", (Backend,), {"passes": (one,), "codegen": "aot_eager"})()
+    return torch.compile(function, backend=backend)(*args), backend
+
+
+def replaced(match, replacement, **given):
+    example = {"example": lambda: (torch.empty(2, 3),)}
+    return rewrite_pass(
+        Pattern(match=match, replacement=replacement, **example), name="one", **given
+    )
+
+
+def swish(x):
+    return x * torch.sigmoid(x)
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return F.silu(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+@torch.library.custom_op("backbay_tests::swish_straight_through", mutates_args=())
+def straight_through(x: torch.Tensor) -> torch.Tensor:
+    return F.silu(x)
+
+
+straight_through.register_fake(torch.empty_like)
+straight_through.register_autograd(lambda ctx, grad: grad)
+
+
+@torch.library.custom_op("backbay_tests::swish_without_gradient", mutates_args=())
+def without_gradient(x: torch.Tensor) -> torch.Tensor:
+    return F.silu(x)
+
+
+without_gradient.register_fake(torch.empty_like)
+
+
+@pytest.mark.parametrize("level", ["torch", "aten"])
+def test_a_wrong_value_is_named(level):
+    one = replaced(swish, lambda x: F.silu(x) * 1.001, level=level)
+    x = torch.randn(7)
+    compiled(one, swish, x)  # nothing is run unless it is asked for
+    torch.compiler.reset()
+    with verified(), pytest.raises(Exception, match="WrongResult: pass one: result 0 is another"):
+        compiled(one, swish, x)
+
+
+def test_a_wrong_gradient_is_named_where_every_value_is_right():
+    one = replaced(swish, lambda x: straight_through(x))
+    x = torch.randn(7, requires_grad=True)
+    out, _ = compiled(one, swish, x)
+    torch.testing.assert_close(out, swish(x))
+    torch.compiler.reset()
+    with (
+        verified(),
+        pytest.raises(Exception, match="GradientMismatch: pass one: gradient of input 0"),
+    ):
+        compiled(one, swish, x)
+
+
+def test_a_gradient_that_is_cut_off_is_an_error_without_running_anything():
+    one = replaced(swish, lambda x: F.silu(x.detach()))
+    with pytest.raises(Exception, match="GradientMismatch: pass one: result 0 needs a gradient"):
+        compiled(one, swish, torch.randn(7, requires_grad=True))
+    torch.compiler.reset()
+    out, _ = compiled(one, swish, torch.randn(7))  # where nobody asked for one it is right
+    assert out.shape == (7,)
+
+
+def test_a_changed_mutation_is_named():
+    @graph_pass(level="torch")
+    def forgets(graph_module):
+        for node in list(graph_module.graph.nodes):
+            if node.target == "add_":
+                node.replace_all_uses_with(node.args[0])
+                graph_module.graph.erase_node(node)
+        graph_module.recompile()
+        return 1
+
+    def counts(x, calls):
+        calls.add_(1)
+        return x * 2
+
+    with verified(), pytest.raises(Exception, match="WrongResult: pass forgets: input"):
+        compiled(forgets, counts, torch.ones(2), torch.zeros(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("one", "function"),
+    [
+        (rewrite_silu, swish),
+        (rewrite_silu, lambda x: x / (1 + torch.exp(-x.float())).to(x.dtype)),
+        (rewrite_gelu, lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5))),
+        (rewrite_silu, lambda x: swish(F.dropout(x, 0.5))),
+        (rewrite_silu, lambda x: swish(torch.log(x))),
+    ],
+    ids=["silu", "cast inside", "gelu", "random", "NaN"],
+)
+def test_what_is_right_passes(one, function, dtype):
+    x = torch.randn(4, 6, dtype=dtype, requires_grad=True)
+    with verified():
+        compiled(one, function, x)
+
+
+def test_an_index_is_valid_and_generators_are_left_alone():
+    weight, at = torch.randn(3, 4, requires_grad=True), torch.tensor([2, 1])
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    with verified():
+        _, backend = compiled(rewrite_silu, lambda at, w: swish(F.embedding(at, w)), at, weight)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert backend.reports[0].changes == 1

@@ -1,0 +1,38 @@
+"""The page on explanations is true: its output is what the command gives, and its code runs."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "explain.md").read_text()
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13"), reason="the page shows torch 2.13's own words"
+)
+def test_the_output_on_the_page_is_that_of_the_command_above_it():
+    block = re.search(r"```console\n\$ backbay (.*?)\n(.*?)```", PAGE, re.DOTALL)
+    assert block is not None
+    command = [sys.executable, "-m", "backbay", *shlex.split(block[1])]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    given = [x.rstrip() for x in done.stdout.splitlines()]
+    assert given == block[2].splitlines()
+    assert "halfway" in done.stderr
+
+
+def test_every_block_of_the_page_runs_in_order(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 2
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"Data-dependent branching at {script}:8: if x.sum() > 0:" in done.stdout
+    assert "change: Use `torch.cond`" in done.stdout
+    assert "count_calls made 0 changes and says {'calls': 1}" in done.stdout
