@@ -3,10 +3,11 @@
     python benchmarks/overhead.py [--rounds 1500] [--calls 40]
 
 A compiled function of one add is called: what is timed is Dynamo's guards, the wrappers of the
-backend, and the add. Blocks of calls are interleaved, the order turning by one each round, so that
-a busy machine meets all alike; and it is the thread's own time that counts. Prints Markdown: medians with their 95 % bootstrap intervals, and
-how much more each backend of the kit takes than torch's own on the same way: ``aot_eager`` where
-AOTAutograd is on it, ``eager`` where it is not. Exit code 1: a whole difference is not within 1 µs.
+backend, and the add. Blocks of calls are interleaved, the order turning by one each round, and the
+thread's own time counts: so a busy machine meets all alike. Prints Markdown: medians with their
+95 % bootstrap intervals, and how much more each backend of the kit takes than torch's own on the
+same way: ``aot_eager`` where AOTAutograd is on it, ``eager`` where it is not. Exit code 1: a whole
+difference is not within 1 µs.
 """
 
 import argparse
@@ -74,7 +75,7 @@ class OwnAten(OwnTorch):
 class OwnFunction(Backend):
     """A compile method that gives a function of its own, whose result is checked at each call."""
 
-    def compile(self, graph_module: torch.fx.GraphModule, _: Any) -> Any:
+    def compile(self, _: torch.fx.GraphModule, __: Any) -> Any:
         """Generate the least code."""
         return lambda x: (x + 1,)
 

@@ -229,8 +229,8 @@ def _checked(compiled: Compiled, who: str) -> Compiled:
     """Refuse what is no tuple: Dynamo takes the first row of a bare tensor for the result."""
     if not callable(compiled):
         raise BackbayError(f"{who}.compile gives {type(compiled).__name__}, not a callable")
-    if getattr(compiled, "__self__", None).__class__.__name__ == "GraphModuleImpl":
-        return compiled  # a graph's own forward returns what the graph does
+    if _is_forward_of_tuple(compiled):
+        return compiled  # as it is, Dynamo calls it without anything between
 
     @functools.wraps(compiled)
     def run(*arguments: Any) -> Any:
@@ -243,6 +243,14 @@ def _checked(compiled: Compiled, who: str) -> Compiled:
         )
 
     return run
+
+
+def _is_forward_of_tuple(compiled: Compiled) -> bool:
+    """Tell whether it is a graph's own forward, and the graph gives a tuple."""
+    owner = getattr(compiled, "__self__", None)
+    if not isinstance(owner, GraphModule) or compiled != owner.forward:
+        return False
+    return isinstance(owner.graph.output_node().args[0], (tuple, list))
 
 
 def _snake(name: str) -> str:
