@@ -91,6 +91,17 @@ def test_inductor_is_configured_as_torch_compile_does():
     assert backend.get_compiler_config()["epilogue_fusion"] is False
 
 
+def test_a_backend_that_states_inductors_options_is_replaced_by_inductor():
+    from backbay.registry.configured import ConfiguredBackend
+    from backbay.registry.spec import BackendSpec, Origin
+
+    origin = Origin(kind="distribution", distribution="plug-in")
+    spec = BackendSpec(name="plugged", origin=origin, options="inductor")
+    backend = ConfiguredBackend(spec, compiler, None, {"max_autotune": True})
+    assert torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1)) == 2
+    assert compiler.calls == [({"max_autotune": True}, None)]
+
+
 def test_its_digest_is_the_same_in_every_process(run_python):
     program = """
         import backbay

@@ -19,7 +19,7 @@ from backbay.kit.freeze import freeze
 from backbay.kit.partition import DryRun, Partition, partitioned, survey, surveying
 from backbay.kit.passes import Pass, PassReport, failed, run_passes
 from backbay.registry.options import option_problems
-from backbay.registry.spec import BackendSpec, Option, Origin
+from backbay.registry.spec import BackendSpec, Option, Origin, Traits
 
 
 class Backend:
@@ -102,6 +102,20 @@ class Backend:
         ran = self.codegen if self.compile is None else self.__name__
         ledger.note(ledger.Record(asked=name or self.__name__, ran=ran, why=why, nodes=nodes))
         return compiled
+
+    def __backbay_details__(self) -> dict[str, Any]:
+        """Give what the registry asks of a backend that is registered, or compiled with."""
+        ends_in_inductor = self.compile is None and self.codegen == INDUCTOR
+        further = {"further_options": INDUCTOR} if ends_in_inductor else {}
+        # Another code generator's modes are its own; a compile method gets none.
+        mode = ends_in_inductor or (False if self.compile is not None else None)
+        summary = next(iter((type(self).__doc__ or "").strip().splitlines()), "")
+        return {
+            "summary": summary,
+            "options": tuple(self.options),
+            "traits": Traits(mode=mode, name=True),
+            **further,
+        }
 
     def reset(self) -> None:
         """Forget the reports; ``torch.compiler.reset`` calls this."""

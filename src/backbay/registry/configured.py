@@ -91,7 +91,7 @@ class ConfiguredBackend:
         return self._call
 
     def _made(self) -> CompilerFn:
-        if self.spec.options != "inductor":
+        if self.spec.options != "inductor" or self.spec.origin.kind != "torch":
             given = {"mode": self.mode, "options": self.options or None}
             return _With(self._compiler_fn, {k: v for k, v in given.items() if v is not None})
         # torch.compile's own way to give Inductor a mode and options.
