@@ -2,12 +2,17 @@
 
 ``torch.compile`` compiles nothing when it is called: a wrong option, a missing package or a backend
 that can't train shows at the first call, in backward later still, one after the other.
+
+Where torch.compile can't take things together (mode beside options, a guard filter beside mode),
+one object of Backbay's carries them to the backend.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from backbay.errors import BackendNotFound, InputError, InvalidPreflight
+from backbay.guards.filters import GuardFilters, filter_problems, filters_of
 from backbay.registry import Availability, BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
 from backbay.registry.options import mode_problems, option_problems, signature_problems
@@ -15,6 +20,8 @@ from backbay.registry.registration import described
 from backbay.registry.target import parse
 
 DEFAULT = "backbay.default"
+GUARD_FILTER = "guard_filter_fn"
+"""Torch's name for a guard filter among the options."""
 
 
 def compile(  # noqa: A001 (torch's name for it)
@@ -26,6 +33,8 @@ def compile(  # noqa: A001 (torch's name for it)
     training: bool | None = None,
     dynamic: bool | None = None,
     name: str | None = None,
+    guard_filter: GuardFilters | None = None,
+    check_guards: bool | Literal["raise", "warn"] = False,
     registry: Registry | None = None,
     **torch_options: Any,
 ) -> Any:
@@ -36,11 +45,18 @@ def compile(  # noqa: A001 (torch's name for it)
         backend: a registered name, ``module:attribute``, ``file.py:attribute`` or a compiler
             function. Default: what `set_default_backend` set, else what the policy names for the
             model's device, else Inductor.
-        mode: as in torch.compile.
+        mode: as in torch.compile; also beside options.
         options: as in torch.compile; checked against the backend's option schema, if it has one.
+            The caller's dict is left as it is.
         training: whether backward will be called; ``None`` if that is not known.
         dynamic: as in torch.compile.
         name: as in torch.compile, from 2.13 on.
+        guard_filter: which guards compiled code keeps: a function as torch's ``guard_filter_fn``,
+            the name of one of ``torch.compiler``'s, or several, of which each must keep a guard.
+            What it leaves out is not checked: code that was compiled for one value then runs for
+            another.
+        check_guards: for debugging: ask at each call whether what ``guard_filter`` leaves out would
+            have held, and raise `SkippedGuardFailed` where not (``True`` or ``"raise"``), or warn.
         registry: where names are looked up; default: the process's.
         torch_options: passed on to torch.compile (``fullgraph``, ``disable``, ...).
 
@@ -59,28 +75,63 @@ def compile(  # noqa: A001 (torch's name for it)
             training=training,
             dynamic=dynamic,
             name=name,
+            guard_filter=guard_filter,
+            check_guards=check_guards,
             registry=registry,
             **torch_options,
         )
     registry = registry or default_registry
     wanted = _Wanted(
-        model, mode=mode, options=options, training=training, dynamic=dynamic, name=name
+        model,
+        mode=mode,
+        options=options,
+        training=training,
+        dynamic=dynamic,
+        name=name,
+        guard_filter=guard_filter,
+        check_guards=check_guards,
     )
     chosen = backend if backend is not None else default_backend(registry, wanted.device)
-    compiler_fn = preflight(chosen, wanted, registry)
+    spec, compiler_fn = preflight(chosen, wanted, registry)
 
     import torch  # noqa: PLC0415 (only a compilation needs it)
 
-    if name is not None:
-        torch_options["name"] = name
     return torch.compile(
-        model,
-        backend=compiler_fn,
-        mode=mode,
-        options=dict(options) if options is not None else None,
-        dynamic=dynamic,
-        **torch_options,
+        model, dynamic=dynamic, **_handed(spec, compiler_fn, wanted), **torch_options
     )
+
+
+def _handed(spec: BackendSpec, compiler_fn: str | CompilerFn, wanted: "_Wanted") -> dict[str, Any]:
+    """Give backend, mode, options and name as torch.compile takes them together."""
+    named = {} if wanted.name is None else {"name": wanted.name}
+    filters = wanted.filters
+    if filters is None and not (wanted.mode and wanted.options):
+        options = dict(wanted.options) if wanted.options is not None else None
+        return {"backend": compiler_fn, "mode": wanted.mode, "options": options, **named}
+    configured = _configured(spec, compiler_fn, wanted)
+    if compiler_fn == "inductor":  # its object has the name, and does not take it when called
+        named = {}
+    if filters is None:
+        return {"backend": configured, **named}
+    from backbay.guards.filtered import Filtered  # noqa: PLC0415 (few compilations have filters)
+
+    filtered = Filtered(configured, filters_of(filters), wanted.action)
+    return {"backend": filtered, "options": {"guard_filter_fn": filtered.keep}, **named}
+
+
+def _configured(spec: BackendSpec, compiler_fn: str | CompilerFn, wanted: "_Wanted") -> CompilerFn:
+    """Give a backend with its mode and options as one object, equal for an equal request."""
+    from backbay.registry.configured import (  # noqa: PLC0415 (imports hashlib)
+        ConfiguredBackend,
+        inductor,
+    )
+
+    mode = None if wanted.mode == "default" else wanted.mode
+    options = dict(wanted.options or {})
+    if compiler_fn == "inductor":
+        return inductor(mode, options, dynamic=wanted.dynamic, name=wanted.name)
+    found = default_registry.lookup_backend(compiler_fn)  # torch's own stay names until here
+    return ConfiguredBackend(spec, found, mode, options) if mode or options else found
 
 
 class _Wanted:
@@ -95,10 +146,13 @@ class _Wanted:
         training: bool | None,
         dynamic: bool | None,
         name: str | None,
+        guard_filter: GuardFilters | None,
+        check_guards: bool | Literal["raise", "warn"],
     ) -> None:
         self.model = model
         self.mode = mode
-        self.options = options
+        self.options, self.filters = _parted(options, guard_filter)
+        self.check_guards = check_guards
         self.training = training
         self.dynamic = dynamic
         self.name = name
@@ -111,6 +165,29 @@ class _Wanted:
         """The device type that the model is on; nothing where it has no state."""
         return next((x for x in self.devices if x != "cpu"), next(iter(self.devices), None))
 
+    @property
+    def action(self) -> Literal["raise", "warn"] | None:
+        """What is done when a guard that a filter leaves out fails; nothing where none is asked."""
+        if self.check_guards is False:
+            return None
+        return "raise" if self.check_guards is True else self.check_guards
+
+
+def _parted(
+    options: Mapping[str, Any] | None, guard_filter: GuardFilters | None
+) -> tuple[Mapping[str, Any] | None, GuardFilters | None]:
+    """Take torch's ``guard_filter_fn`` out of a copy of the options, as torch does of the original.
+
+    It comes before those of ``guard_filter``.
+    """
+    if not options or GUARD_FILTER not in options:
+        return options, guard_filter
+    rest = {key: value for key, value in options.items() if key != GUARD_FILTER}
+    if options[GUARD_FILTER] is None or guard_filter is None:
+        return rest or None, options[GUARD_FILTER] or guard_filter
+    others = guard_filter if isinstance(guard_filter, (list, tuple)) else [guard_filter]
+    return rest or None, [options[GUARD_FILTER], *others]
+
 
 def default_backend(registry: Registry, device: str | None) -> str | CompilerFn:
     """Give what is compiled with where nobody names a backend."""
@@ -120,8 +197,10 @@ def default_backend(registry: Registry, device: str | None) -> str | CompilerFn:
     return DEFAULT if registry.policy.default_for(device) is not None else chosen
 
 
-def preflight(backend: str | CompilerFn, wanted: "_Wanted", registry: Registry) -> str | CompilerFn:
-    """Give what to hand to torch.compile.
+def preflight(
+    backend: str | CompilerFn, wanted: "_Wanted", registry: Registry
+) -> tuple[BackendSpec, str | CompilerFn]:
+    """Give what a backend is known as, and what to hand to torch.compile for it.
 
     Raises:
         InvalidPreflight: what is asked of the backend cannot work.
@@ -138,7 +217,7 @@ def preflight(backend: str | CompilerFn, wanted: "_Wanted", registry: Registry) 
     problems = list(_problems(spec, compiler_fn, wanted))
     if problems:
         raise InvalidPreflight(what, problems)
-    return compiler_fn
+    return spec, compiler_fn
 
 
 def _found(
@@ -184,6 +263,25 @@ def _problems(spec: BackendSpec, compiler_fn: str | CompilerFn, wanted: "_Wanted
         asked = {key: value for key, value in given.items() if stated[key] is None}
         yield from signature_problems(spec, compiler_fn, asked)
     yield from _trait_problems(spec, wanted)
+    yield from _guard_problems(wanted)
+    if wanted.name is not None and spec.traits.name is not False:
+        yield from _name_problems()
+
+
+def _guard_problems(wanted: "_Wanted") -> Iterator[str]:
+    if wanted.filters is not None:
+        yield from filter_problems(wanted.filters)
+    elif wanted.check_guards:
+        yield "check_guards has nothing to check: no guard_filter is given"
+    if wanted.check_guards not in {False, True, "raise", "warn"}:
+        yield f"check_guards is True, False, 'raise' or 'warn', not {wanted.check_guards!r}"
+
+
+def _name_problems() -> Iterator[str]:
+    import torch  # noqa: PLC0415 (as above)
+
+    if "name" not in inspect.signature(torch.compile).parameters:
+        yield f"torch {torch.__version__} takes no name: leave it out, or use torch 2.13 or newer"
 
 
 def _trait_problems(spec: BackendSpec, wanted: "_Wanted") -> Iterator[str]:

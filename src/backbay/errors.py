@@ -11,6 +11,9 @@
     │   ├── InvalidPreflight    what was asked of a backend cannot work; every reason is given
     │   ├── PolicyError         a policy cannot be understood, or contradicts itself
     │   ├── ManifestError       a manifest cannot be understood
+    │   ├── NameInvalid         no backend and package can be called so
+    │   ├── NameTaken           another backend, distribution or module is called so
+    │   ├── PathTaken           what would be written exists
     │   ├── WorkloadNotFound    nobody knows the workload
     │   └── WorkloadInvalid     the workload's function raised, or returned no model
     ├── GraphBroken             a pass left a graph that is not right; a class for each way
@@ -23,7 +26,8 @@
     │   ├── ErasedInUse         a node was erased that others still use
     │   ├── StaleCode           the graph was changed, and its code was not made anew
     │   └── EndlessPass         a pass adds nodes to the graph that it is walking over
-    └── ProofImpossible         no reference exists to prove a result against
+    ├── ProofImpossible         no reference exists to prove a result against
+    └── SkippedGuardFailed      a guard that a filter left out does not hold any more
 
 Each message says what happened, where, and what to do next, on one line; a preflight's has a line
 for each reason.
@@ -74,6 +78,18 @@ class ManifestError(InputError):
     """A manifest cannot be understood."""
 
 
+class NameInvalid(InputError):  # noqa: N818
+    """What is to be made can't have this name."""
+
+
+class NameTaken(InputError):  # noqa: N818
+    """What is to be made can't have this name: another backend, distribution or module has it."""
+
+
+class PathTaken(InputError):  # noqa: N818
+    """What would be written exists; nothing is ever overwritten."""
+
+
 class WorkloadNotFound(InputError):  # noqa: N818
     """No workload of this name is known."""
 
@@ -87,6 +103,13 @@ class WorkloadInvalid(InputError):  # noqa: N818
 
 class ProofImpossible(BackbayError):  # noqa: N818
     """No reference exists that a result could be proven against."""
+
+
+class SkippedGuardFailed(BackbayError):  # noqa: N818
+    """A guard that a filter left out does not hold any more: what runs is stale.
+
+    Raised by code that was compiled with ``check_guards``.
+    """
 
 
 class GraphBroken(BackbayError):  # noqa: N818 (reads as the mistake that it names)

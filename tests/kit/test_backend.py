@@ -408,3 +408,48 @@ def test_a_changed_pass_runs_although_two_processes_share_a_cache(
         for factor in ("5.0", "5.0", "7.0")
     ]
     assert said == ["5.0", "5.0", "7.0"]
+
+
+OPERATOR = """
+import sys
+sys.path.insert(0, {folder!r})
+import torch
+import operator_module
+from backbay.graph.match import Pattern
+from backbay.kit.backend import Backend
+from backbay.kit.passes import rewrite_pass
+import torch._inductor.config as config
+config.fx_graph_cache = True
+
+class Scales(Backend):
+    passes = (
+        rewrite_pass(
+            Pattern(match=lambda x: x * 3.0, replacement=lambda x: operator_module.scale(x)),
+            name="scale",
+            sources=(operator_module,),
+        ),
+    )
+
+print(torch.compile(lambda x: x * 3.0, backend=Scales())(torch.ones(2))[0].item())
+"""
+
+
+@pytest.mark.slow
+def test_a_changed_operator_runs_although_two_processes_share_a_cache(
+    run_python, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # its time stamps tell seconds only
+    said = []
+    for factor in ("5.0", "5.0", "7.0"):
+        # Inlined by AOTAutograd: in the keys of its cache there is the operator's name alone.
+        (tmp_path / "operator_module.py").write_text(
+            "import torch\n"
+            "torch.library.define('cached::scale', '(Tensor x) -> Tensor')\n"
+            "torch.library.impl(\n"
+            f"    'cached::scale', 'CompositeImplicitAutograd', lambda x: x * {factor}\n"
+            ")\n"
+            "scale = torch.ops.cached.scale.default\n"
+        )
+        said.append(run_python(OPERATOR.format(folder=str(tmp_path))).stdout.strip())
+    assert said == ["5.0", "5.0", "7.0"]

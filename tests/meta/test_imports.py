@@ -31,6 +31,13 @@ def test_torch_is_not_imported(run_python, statement):
     assert heavy_modules_after(run_python, statement) == set()
 
 
+def test_a_package_is_written_without_torch(run_python, tmp_path):
+    arguments = ["new", "q", "--directory", str(tmp_path / "q")]
+    statement = f"from backbay.cli import main; main({arguments}, standalone_mode=False)"
+    assert heavy_modules_after(run_python, statement) == set()
+    assert (tmp_path / "q" / "pyproject.toml").exists()
+
+
 def test_the_test_above_can_fail(run_python):
     assert "torch" in heavy_modules_after(run_python, "import backbay; backbay.compare")
 

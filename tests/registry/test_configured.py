@@ -8,7 +8,9 @@ import torch
 
 import backbay
 from backbay.errors import BackendUnavailable
-from backbay.registry import Registry, default_registry
+from backbay.registry import BackendSpec, Registry, default_registry
+from backbay.registry.configured import ConfiguredBackend
+from backbay.registry.spec import Origin
 
 
 def compiler(graph_module, example_inputs, *, options=None, mode=None):
@@ -91,17 +93,6 @@ def test_inductor_is_configured_as_torch_compile_does():
     assert backend.get_compiler_config()["epilogue_fusion"] is False
 
 
-def test_a_backend_that_states_inductors_options_is_replaced_by_inductor():
-    from backbay.registry.configured import ConfiguredBackend
-    from backbay.registry.spec import BackendSpec, Origin
-
-    origin = Origin(kind="distribution", distribution="plug-in")
-    spec = BackendSpec(name="plugged", origin=origin, options="inductor")
-    backend = ConfiguredBackend(spec, compiler, None, {"max_autotune": True})
-    assert torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1)) == 2
-    assert compiler.calls == [({"max_autotune": True}, None)]
-
-
 def test_its_digest_is_the_same_in_every_process(run_python):
     program = """
         import backbay
@@ -123,3 +114,11 @@ def test_references_are_backends_too(tmp_path):
     backend = backbay.get_backend(f"{path}:fn", options={"a": 1})
     assert backbay.get_backend(f"{path}:fn", options={"a": 1}) is backend
     assert torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1)) == 2
+
+
+def test_a_backend_whose_manifest_says_inductors_options_is_not_replaced_by_inductor():
+    origin = Origin(kind="distribution", distribution="other")
+    spec = BackendSpec(name="other", origin=origin, options="inductor")
+    backend = ConfiguredBackend(spec, compiler, None, {"epilogue_fusion": False})
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
+    assert compiler.calls == [({"epilogue_fusion": False}, None)]

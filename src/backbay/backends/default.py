@@ -6,37 +6,58 @@ is patched.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backbay import ledger
 from backbay.errors import InputError
+from backbay.kit.minifying import minifiable
 from backbay.registry import default_registry
+
+if TYPE_CHECKING:
+    from backbay.registry.configured import ConfiguredBackend
 
 NAME = "backbay.default"
 FALLBACK = "inductor"
 
 
-def default(graph_module: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
-    """Compile a graph with the default backend for its inputs' device.
+class Default:
+    """The backend of this name; a class, because torch resets what it is asked to compile with."""
 
-    The policy in force where the graph is compiled counts, which is where the compiled function is
-    first called. A default that does not run here falls back to Inductor; the ledger says so.
+    def __init__(self) -> None:
+        self.__name__ = NAME
+        self._chosen: set[ConfiguredBackend] = set()
 
-    Args:
-        graph_module: Dynamo's graph.
-        example_inputs: its inputs; the first accelerator among their devices decides, else ``cpu``.
-        given: ``mode`` and ``options``, as torch passes them on.
-    """
-    device = device_type(example_inputs)
-    name, why = _choice(device)
-    ledger.note(
-        ledger.Record(
-            asked=NAME, ran=name, why=why, device=device, nodes=len(graph_module.graph.nodes)
+    def __call__(self, graph_module: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
+        """Compile a graph with the default backend for its inputs' device.
+
+        The policy in force where the graph is compiled counts, which is where the compiled function
+        is first called. A default that does not run here falls back to Inductor; the ledger says
+        so.
+
+        Args:
+            graph_module: Dynamo's graph.
+            example_inputs: its inputs; the first accelerator among their devices decides, else
+                ``cpu``.
+            given: ``mode`` and ``options``, as torch passes them on.
+        """
+        device = device_type(example_inputs)
+        name, why = _choice(device)
+        ledger.note(
+            ledger.Record(
+                asked=NAME, ran=name, why=why, device=device, nodes=len(graph_module.graph.nodes)
+            )
         )
-    )
-    mode, options = given.get("mode"), given.get("options")
-    backend = default_registry.get_backend(name, mode=mode, options=options)
-    return backend(graph_module, example_inputs)
+        mode, options = given.get("mode"), given.get("options")
+        backend = default_registry.get_backend(name, mode=mode, options=options)
+        self._chosen.add(backend)
+        return minifiable(backend(graph_module, example_inputs))
+
+    def reset(self) -> None:
+        """Reset every backend that was chosen; torch.compiler.reset calls this."""
+        for backend in self._chosen:
+            if hasattr(backend, "reset"):
+                backend.reset()
+        self._chosen.clear()
 
 
 def device_type(example_inputs: Sequence[Any]) -> str:
@@ -59,3 +80,6 @@ def _choice(device: str) -> tuple[str, str]:
     except InputError as error:
         return FALLBACK, f"fell back from {name}, which {source} names for {device}: {error}"
     return name, f"{source} names it for {device}"
+
+
+default = Default()

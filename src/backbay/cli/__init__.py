@@ -1,4 +1,4 @@
-"""The command line: ``backbay list, info, doctor, lock, check-manifest, stubs, race, explain``.
+"""The command line: ``backbay COMMAND``.
 
 Commands are loaded when they are called: ``backbay list`` must not pay for the race's imports.
 """
@@ -19,6 +19,7 @@ _COMMANDS = {
     "lock": "backbay.cli.lock",
     "check-manifest": "backbay.cli.check_manifest",
     "stubs": "backbay.cli.stubs",
+    "new": "backbay.cli.new",
     "race": "backbay.cli.race",
     "explain": "backbay.cli.explain",
 }

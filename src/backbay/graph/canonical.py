@@ -122,10 +122,11 @@ def _method(name: str, arguments: tuple[Any, ...]) -> tuple[Target, tuple[Any, .
 
 def _positional(node: Node) -> tuple[Any, ...] | None:
     """Give a call's arguments by position; nothing where a keyword means more than that."""
-    if not node.kwargs:
+    given = {name: x for name, x in node.kwargs.items() if (name, x) != ("inplace", False)}
+    if not given:
         return node.args
-    named = [node.kwargs[name] for name in ("input", "other", "exponent") if name in node.kwargs]
-    return (*node.args, *named) if len(named) == len(node.kwargs) else None
+    named = [given[name] for name in ("input", "other", "exponent") if name in given]
+    return (*node.args, *named) if len(named) == len(given) else None
 
 
 def _takes(target: Target, arguments: tuple[Any, ...]) -> bool:

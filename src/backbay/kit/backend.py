@@ -13,11 +13,13 @@ from backbay import ledger
 from backbay.errors import BackbayError, InputError
 from backbay.graph.partition import supports_operators
 from backbay.kit.aot import Tell, aot_compile, inductor_patches
-from backbay.kit.codegen import Codegen, Compiled, aten_level, torch_level
+from backbay.kit.codegen import Codegen, Compiled, aten_level, keyed, torch_level
 from backbay.kit.declaring import INDUCTOR, check_declared
 from backbay.kit.freeze import freeze
+from backbay.kit.minifying import minifiable
 from backbay.kit.partition import DryRun, Partition, partitioned, survey, surveying
 from backbay.kit.passes import Pass, PassReport, failed, run_passes
+from backbay.registry import default_registry
 from backbay.registry.options import option_problems
 from backbay.registry.spec import BackendSpec, Option, Origin, Traits
 
@@ -78,6 +80,7 @@ class Backend:
         self.__name__ = self.name or _snake(type(self).__name__)
         self.reports: list[PassReport] = []
         """Of every graph since `reset`."""
+        self._next: Any = None
 
     def __call__(
         self,
@@ -99,9 +102,11 @@ class Backend:
         compiled = generate(graph_module, example_inputs)
         changed = ", ".join(f"{x.name} {x.changes}x" for x in self.reports[known:] if x.changes)
         why = f"its code generator{f', after {changed}' if changed else ''}"
+        if self.compile is None:
+            self._next = default_registry.lookup_backend(self.codegen)
         ran = self.codegen if self.compile is None else self.__name__
         ledger.note(ledger.Record(asked=name or self.__name__, ran=ran, why=why, nodes=nodes))
-        return compiled
+        return minifiable(compiled)
 
     def __backbay_details__(self) -> dict[str, Any]:
         """Give what the registry asks of a backend that is registered, or compiled with."""
@@ -118,8 +123,13 @@ class Backend:
         }
 
     def reset(self) -> None:
-        """Forget the reports; ``torch.compiler.reset`` calls this."""
+        """Forget the reports, and have the code generator forget; torch.compiler.reset calls this.
+
+        The ledger keeps its records: they say what ran, and that stays true.
+        """
         self.reports.clear()
+        if hasattr(self._next, "reset"):
+            self._next.reset()
 
     def _generator(
         self, later: list[Pass], own: dict[str, Any], rest: dict[str, Any], mode: str | None
@@ -127,13 +137,15 @@ class Backend:
         """Give what compiles Dynamo's graph, whose own passes have run."""
         if self.compile is None and self.codegen == INDUCTOR:
             patches = inductor_patches(later, own, self._tell)
-            return torch_level(INDUCTOR, mode, {**rest, **patches})
+            # Passes in Inductor's hooks are in its keys; what others put in may be an operator.
+            known = [x for x in self.passes if x not in later]
+            return keyed(torch_level(INDUCTOR, mode, {**rest, **patches}), known)
         if later or self.level == "aten":
-            return self._aot(later, own, self._aten_codegen(own))
+            return self._aot(later, own, keyed(self._aten_codegen(own), self.passes))
         own_compile = self._own_compile(own)
         if own_compile is not None:
             return lambda graph, inputs: _checked(own_compile(graph, inputs), self.__name__)
-        return torch_level(self.codegen, mode, rest or None)
+        return keyed(torch_level(self.codegen, mode, rest or None), self.passes)
 
     def dry_run(self, model: Any, *args: Any, train: bool = False, **keywords: Any) -> DryRun:
         """Tell what of a model would be compiled by this backend, without compiling anything.

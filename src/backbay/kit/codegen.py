@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from backbay.kit.passes import Pass
 from backbay.registry import default_registry
 
 EAGER = frozenset({"eager", "aot_eager"})
@@ -24,6 +25,26 @@ def torch_level(name: str, mode: str | None, options: dict[str, Any] | None) -> 
         InputError: nobody knows the name, or it does not run here.
     """
     return default_registry.get_backend(name, mode=mode, options=options)
+
+
+def keyed(generate: Codegen, passes: Sequence[Pass]) -> Codegen:
+    """Compile with the digests of passes added to the keys of Inductor's caches.
+
+    They know a graph, and the Triton kernels that its operators call; not what else an operator is
+    made of that a pass put in. When its source changed, they served what it was before.
+    """
+    if not passes:
+        return generate
+    key = "".join(x.uuid() for x in passes)
+
+    def run(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        from torch.compiler import config  # noqa: PLC0415 (imports Dynamo)
+
+        tag = f"{config.cache_key_tag}{key}"
+        with config.patch(cache_key_tag=tag):  # type: ignore[attr-defined] # made at run time
+            return generate(graph_module, example_inputs)
+
+    return run
 
 
 def aten_level(name: str) -> Codegen:

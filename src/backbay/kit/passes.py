@@ -28,6 +28,7 @@ from backbay.graph.report import first_line
 from backbay.graph.rewrite import Rewritten, apply
 from backbay.graph.verify import verify
 from backbay.kit.observing import Watch, current_watch
+from backbay.kit.tracing import traced
 
 Level = Literal[
     "torch",
@@ -123,8 +124,13 @@ def graph_pass(
     return made
 
 
-def rewrite_pass(*patterns: Pattern, name: str, level: Level = "torch") -> Pass:
-    """Make a pass of patterns, tried in order."""
+def rewrite_pass(
+    *patterns: Pattern, name: str, level: Level = "torch", sources: tuple[Any, ...] = ()
+) -> Pass:
+    """Make a pass of patterns, tried in order.
+
+    ``sources`` are the modules of the operators that it puts in: they decide what comes out.
+    """
 
     def run(graph_module: GraphModule, context: PassContext) -> int:
         count = 0
@@ -137,7 +143,8 @@ def rewrite_pass(*patterns: Pattern, name: str, level: Level = "torch") -> Pass:
     both = tuple(x for pattern in patterns for x in (pattern.match, pattern.replacement))
     conditions = tuple(x for pattern in patterns for x in pattern.conditions)
     tolerances = tuple(f"{x.title} {x.tolerance}" for x in patterns)
-    return Pass(name=name, run=run, level=level, sources=(*both, *conditions, *tolerances))
+    decisive = (*both, *conditions, *tolerances, *sources)
+    return Pass(name=name, run=run, level=level, sources=decisive)
 
 
 def run_passes(
@@ -148,6 +155,8 @@ def run_passes(
     watch: Watch | None = None,
 ) -> list[PassReport]:
     """Run passes in order, and check the graph after each.
+
+    A pass that torch's bisector wants left out is not run, and not reported.
 
     Args:
         passes: what to run.
@@ -161,13 +170,17 @@ def run_passes(
             `verified` that is also a graph that computes something else.
         BackbayError: a pass raised; its own exception is the cause.
     """
+    from backbay.kit.bisect import left_out  # noqa: PLC0415 (it imports this module)
+
     known = _NONE if decompositions is None else decompositions
     given = PassContext(options or {}, decompositions=known)
     watch = watch or current_watch()
-    contexts = (replace(given, level=x.level, near=[], detail={}) for x in passes)
-    return [
-        _run(x, graph_module, context, watch) for x, context in zip(passes, contexts, strict=True)
-    ]
+    reports = []
+    for one in (x for x in passes if not left_out(x)):
+        context = replace(given, level=one.level, near=[], detail={})
+        run = functools.partial(_run, one, graph_module, context, watch)
+        reports.append(traced(run, graph_module))
+    return reports
 
 
 def _run(one: Pass, graph_module: GraphModule, context: PassContext, watch: Watch) -> PassReport:

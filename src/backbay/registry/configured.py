@@ -91,16 +91,28 @@ class ConfiguredBackend:
         return self._call
 
     def _made(self) -> CompilerFn:
+        # Another backend may take Inductor's options, and is not Inductor.
         if self.spec.options != "inductor" or self.spec.origin.kind != "torch":
             given = {"mode": self.mode, "options": self.options or None}
             return _With(self._compiler_fn, {k: v for k, v in given.items() if v is not None})
-        # torch.compile's own way to give Inductor a mode and options.
-        import torch  # noqa: PLC0415 (a backend is being compiled with)
+        return inductor(self.mode, self.options)
 
-        wrapper: CompilerFn = torch._TorchCompileInductorWrapper(  # type: ignore[no-untyped-call] # noqa: SLF001
-            self.mode, self.options or None, dynamic=None
-        )
-        return wrapper
+
+def inductor(
+    mode: str | None,
+    options: dict[str, Any],
+    *,
+    dynamic: bool | None = None,
+    name: str | None = None,
+) -> CompilerFn:
+    """Give Inductor with a mode and options, torch.compile's own way; equal for the same."""
+    import torch  # noqa: PLC0415 (a backend is being compiled with)
+
+    named = {} if name is None else {"name": name}  # from 2.13 on
+    wrapper: CompilerFn = torch._TorchCompileInductorWrapper(  # type: ignore[no-untyped-call] # noqa: SLF001
+        mode, options or None, dynamic, **named
+    )
+    return wrapper
 
 
 class _With:

@@ -1,4 +1,4 @@
-"""A torch.compile backend that replaces ``sigmoid(x) * x`` by ``silu(x)``; see `backend`.
+"""The torch.compile backend ``backbay-example-backend``; see `backend`.
 
 Nothing is imported here, so that finding this package costs nothing.
 """
