@@ -8,6 +8,7 @@ TORCH_FREE = [
     "import backbay; backbay.list_backends()",
     "from backbay.cli import main; main(['list', '--json'], standalone_mode=False)",
     "from backbay.cli import main; main(['info', 'inductor'], standalone_mode=False)",
+    "from backbay.cli import main; main(['info', 'backbay_fold'], standalone_mode=False)",
     "import backbay.race.table, backbay.race.page, backbay.cli.race",
     "from backbay.cli import main; main(['explain', '--help'], standalone_mode=False)",
     "import backbay.explain, backbay.explain.text, backbay.explain.page",

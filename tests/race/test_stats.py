@@ -26,9 +26,25 @@ def test_a_ratio_is_taken_within_rounds():
     assert (low, high) == (pytest.approx(2.0), pytest.approx(2.0))
 
 
-def test_rounds_that_do_not_pair_up_are_refused():
+def test_a_difference_is_taken_within_rounds():
+    drift = np.linspace(1.0, 3.0, 30)
+    value, (low, high) = stats.difference(list(drift + 0.5), list(drift))
+    assert (value, low, high) == (pytest.approx(0.5),) * 3
+
+
+def test_the_interval_of_a_difference_covers_the_true_one_as_often_as_it_says():
+    covered = 0
+    for seed in range(200):
+        slower, faster = rounds(10.0, seed=seed), rounds(9.5, seed=seed + 200)
+        _, (low, high) = stats.difference(slower, faster)
+        covered += low <= 0.5 <= high
+    assert 0.90 <= covered / 200 <= 0.99
+
+
+@pytest.mark.parametrize("compared", [stats.ratio, stats.difference])
+def test_rounds_that_do_not_pair_up_are_refused(compared):
     with pytest.raises(ValueError, match="do not pair up"):
-        stats.ratio([1.0, 2.0], [1.0])
+        compared([1.0, 2.0], [1.0])
 
 
 def test_the_same_samples_give_the_same_interval():

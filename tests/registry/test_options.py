@@ -65,6 +65,20 @@ def test_inductors_wrong_key_is_one_line_of_its_622():
     assert "did you mean 'max-autotune'" in said
 
 
+def test_what_hands_its_options_on_is_asked_for_them_alone():
+    hands_on = spec(options=(Option(name="level", type="int"),), further_options="inductor")
+    assert not list(option_problems(hands_on, {"level": 1, "max_autotune": True}))
+    assert list(option_problems(hands_on, {"levl": 1, "max_autotun": True, "level": "1"})) == [
+        "option 'level' of some is int, not str",
+        "some has no option 'levl'; did you mean 'level'?",
+        "some has no option 'max_autotun'; did you mean 'max_autotune'?",
+    ]
+    assert not list(option_problems(spec(options=(), further_options="inductor"), {"dce": True}))
+    assert list(mode_problems(hands_on, "max-autotun"))
+    # Its own are not known: any name may be one of them.
+    assert not list(option_problems(spec(further_options="inductor"), {"anything": 1}))
+
+
 def two(graph_module, example_inputs):
     return graph_module.forward
 

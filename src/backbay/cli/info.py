@@ -6,7 +6,7 @@ import click
 
 from backbay.cli.entry import entry, print_json
 from backbay.cli.names import complete
-from backbay.registry import BackendSpec, KnownFault, Resolution, default_registry
+from backbay.registry import BackendSpec, KnownFault, Option, Resolution, default_registry
 from backbay.registry.availability import matching
 from backbay.registry.spec import as_data
 
@@ -112,12 +112,20 @@ def _declared(spec: BackendSpec) -> dict[str, Any]:
 
 
 def _options(spec: BackendSpec) -> str:
-    if spec.options is None:
-        return ""
+    inductors = "those of torch._inductor.config"
     if spec.options == "inductor":
-        return "those of torch._inductor.config"
-    return "; ".join(
-        f"{x.name}: {x.type}" + (f", {x.help}" if x.help else "") for x in spec.options
+        return inductors
+    lines = [_option(x) for x in spec.options or ()]
+    if spec.further_options == "inductor":
+        lines.append(f"and {inductors}" if lines else inductors)
+    return "\n".join(lines)
+
+
+def _option(option: Option) -> str:
+    default = "" if option.default is None else f" = {option.default!r}"
+    choices = f"one of {', '.join(map(repr, option.choices))}" if option.choices else ""
+    return ", ".join(
+        x for x in (f"{option.name}: {option.type}{default}", choices, option.help) if x
     )
 
 

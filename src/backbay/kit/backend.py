@@ -21,7 +21,7 @@ from backbay.kit.partition import DryRun, Partition, partitioned, survey, survey
 from backbay.kit.passes import Pass, PassReport, failed, run_passes
 from backbay.registry import default_registry
 from backbay.registry.options import option_problems
-from backbay.registry.spec import BackendSpec, Option, Origin
+from backbay.registry.spec import BackendSpec, Option, Origin, Traits
 
 
 class Backend:
@@ -107,6 +107,20 @@ class Backend:
         ran = self.codegen if self.compile is None else self.__name__
         ledger.note(ledger.Record(asked=name or self.__name__, ran=ran, why=why, nodes=nodes))
         return minifiable(compiled)
+
+    def __backbay_details__(self) -> dict[str, Any]:
+        """Give what the registry asks of a backend that is registered, or compiled with."""
+        ends_in_inductor = self.compile is None and self.codegen == INDUCTOR
+        further = {"further_options": INDUCTOR} if ends_in_inductor else {}
+        # Another code generator's modes are its own; a compile method gets none.
+        mode = ends_in_inductor or (False if self.compile is not None else None)
+        summary = next(iter((type(self).__doc__ or "").strip().splitlines()), "")
+        return {
+            "summary": summary,
+            "options": tuple(self.options),
+            "traits": Traits(mode=mode, name=True),
+            **further,
+        }
 
     def reset(self) -> None:
         """Forget the reports, and have the code generator forget; torch.compiler.reset calls this.
@@ -241,8 +255,8 @@ def _checked(compiled: Compiled, who: str) -> Compiled:
     """Refuse what is no tuple: Dynamo takes the first row of a bare tensor for the result."""
     if not callable(compiled):
         raise BackbayError(f"{who}.compile gives {type(compiled).__name__}, not a callable")
-    if getattr(compiled, "__self__", None).__class__.__name__ == "GraphModuleImpl":
-        return compiled  # a graph's own forward returns what the graph does
+    if _is_forward_of_tuple(compiled):
+        return compiled  # as it is, Dynamo calls it without anything between
 
     @functools.wraps(compiled)
     def run(*arguments: Any) -> Any:
@@ -255,6 +269,14 @@ def _checked(compiled: Compiled, who: str) -> Compiled:
         )
 
     return run
+
+
+def _is_forward_of_tuple(compiled: Compiled) -> bool:
+    """Tell whether it is a graph's own forward, and the graph gives a tuple."""
+    owner = getattr(compiled, "__self__", None)
+    if not isinstance(owner, GraphModule) or compiled != owner.forward:
+        return False
+    return isinstance(owner.graph.output_node().args[0], (tuple, list))
 
 
 def _snake(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Medians, ratios and their confidence intervals, by the bootstrap.
+"""Medians, their ratios and differences, and their confidence intervals, by the bootstrap.
 
 The percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 13)
 assumes no distribution of times. Rounds are resampled, not samples: what disturbs a round disturbs
@@ -14,6 +14,8 @@ RESAMPLES = 4000
 CONFIDENCE = 0.95
 
 Interval = tuple[float, float]
+Values = npt.NDArray[np.float64]
+Rounds = npt.NDArray[np.int64]
 
 
 def median(samples: Sequence[float]) -> tuple[float, Interval]:
@@ -29,21 +31,35 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[flo
     Raises:
         ValueError: the two were not measured in the same rounds.
     """
-    above = np.asarray(numerator, dtype=np.float64)
-    below = np.asarray(denominator, dtype=np.float64)
-    if len(above) != len(below):
-        raise ValueError(f"{len(above)} rounds against {len(below)}: they do not pair up")
-    rounds = _resampled_rounds(len(above))
+    above, below, rounds = _paired(numerator, denominator)
     ratios = np.median(above[rounds], axis=1) / np.median(below[rounds], axis=1)
     return float(np.median(above) / np.median(below)), _interval(ratios)
 
 
-def _resampled_rounds(count: int) -> npt.NDArray[np.int64]:
+def difference(minuend: Sequence[float], subtrahend: Sequence[float]) -> tuple[float, Interval]:
+    """Give the difference of two medians, and its confidence interval; samples pair up by round.
+
+    Raises:
+        ValueError: the two were not measured in the same rounds.
+    """
+    above, below, rounds = _paired(minuend, subtrahend)
+    differences = np.median(above[rounds], axis=1) - np.median(below[rounds], axis=1)
+    return float(np.median(above) - np.median(below)), _interval(differences)
+
+
+def _paired(one: Sequence[float], other: Sequence[float]) -> tuple[Values, Values, Rounds]:
+    if len(one) != len(other):
+        raise ValueError(f"{len(one)} rounds against {len(other)}: they do not pair up")
+    first, second = (np.asarray(x, dtype=np.float64) for x in (one, other))
+    return first, second, _resampled_rounds(len(one))
+
+
+def _resampled_rounds(count: int) -> Rounds:
     # A fixed seed: the same samples always give the same interval.
     return np.random.default_rng(0).integers(0, count, size=(RESAMPLES, count))
 
 
-def _interval(values: npt.NDArray[np.float64]) -> Interval:
+def _interval(values: Values) -> Interval:
     tail = 50.0 * (1.0 - CONFIDENCE)
     low, high = np.percentile(values, [tail, 100.0 - tail])
     return float(low), float(high)

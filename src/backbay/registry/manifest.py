@@ -218,6 +218,7 @@ _ENTRY: Mapping[str, _Field] = {
     "experimental": _FLAG,
     "homepage": _TEXT,
     "install": _TEXT,
+    "further_options": _one_of("inductor"),
     "reserved_launch_param_names": _NAMES,
 }
 _TABLES = ("traits", "requires", "broken", "limits", "options")
@@ -308,6 +309,7 @@ class _Reading:
             broken=tuple(self._faults(entry, "broken")),
             limits=tuple(self._faults(entry, "limits")),
             options=self._options(entry),
+            further_options=known.get("further_options"),
             reserved_launch_param_names=known.get("reserved_launch_param_names"),
             install=known.get("install"),
             homepage=known.get("homepage"),

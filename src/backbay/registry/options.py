@@ -17,7 +17,7 @@ def mode_problems(spec: BackendSpec, mode: str | None) -> Iterator[str]:
     """Say why a backend cannot take a mode; nothing where it can, or where nobody knows."""
     if mode is None or mode == "default":
         return
-    if spec.options == "inductor":
+    if "inductor" in {spec.options, spec.further_options}:
         known = _inductor_modes()
         if mode not in known:
             yield f"there is no mode {mode!r}{_near(mode, known)}; modes: {', '.join(known)}"
@@ -30,13 +30,22 @@ def option_problems(spec: BackendSpec, options: Mapping[str, Any] | None) -> Ite
     if not options:
         return
     if spec.options == "inductor":
-        yield from _inductor_problems(options)
-    elif spec.traits.options is False or spec.options == ():
+        yield from _inductor_problems("inductor", options, ())
+        return
+    if spec.traits.options is False or (spec.options == () and spec.further_options is None):
         yield f"{spec.name} takes no options, and {_listed(options)} were given"
-    elif spec.options is not None:
-        known = {option.name: option for option in spec.options}
-        for name, value in options.items():
+        return
+    if spec.options is None:
+        return
+    known = {option.name: option for option in spec.options}
+    handed_on = dict[str, Any]()
+    for name, value in options.items():
+        if name in known or spec.further_options is None:
             yield from _problems(spec.name, name, value, known)
+        else:
+            handed_on[name] = value
+    if handed_on:
+        yield from _inductor_problems(spec.name, handed_on, tuple(known))
 
 
 def signature_problems(
@@ -84,7 +93,9 @@ def default_problems(option: Option) -> Iterator[str]:
         yield from (f"the default: {x}" for x in found)
 
 
-def _inductor_problems(options: Mapping[str, Any]) -> Iterator[str]:
+def _inductor_problems(
+    backend: str, options: Mapping[str, Any], own: tuple[str, ...]
+) -> Iterator[str]:
     from torch._inductor import config  # noqa: PLC0415 (torch is imported for a compilation)
 
     known: dict[str, Any] = config.get_config_copy()
@@ -92,7 +103,7 @@ def _inductor_problems(options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         attribute = name.replace("-", "_")
         if attribute not in known:
-            yield f"inductor has no option {name!r}{_near(attribute, known)}"
+            yield f"{backend} has no option {name!r}{_near(attribute, (*own, *known))}"
             continue
         wanted = kind(attribute)
         plain = isinstance(wanted, type) and getattr(wanted, "__origin__", None) is None

@@ -215,9 +215,16 @@ def described(
     tags = tags if isinstance(tags, str) else tuple(tags)
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
         raise InputError(f"tags must be a list of names, not {tags!r}")
+    details = _own_details(compiler_fn) | details
     origin = Origin(kind="process", location=bridge.location_of(bridge.unwrapped(compiler_fn)))
     spec = BackendSpec(name=name, origin=origin, loading="object", tags=tags)
     return replace(spec, **details, declared_by=origin.location) if details else spec
+
+
+def _own_details(compiler_fn: Any) -> dict[str, Any]:
+    """Give what a compiler function says of itself; asked of its class, as Python asks."""
+    say = getattr(type(compiler_fn), "__backbay_details__", None)
+    return dict(say(compiler_fn)) if say is not None else {}
 
 
 def _nothing() -> None:

@@ -39,6 +39,7 @@ class Details(TypedDict, total=False):
     traits: Traits
     requires: Requirements
     options: tuple[Option, ...]
+    further_options: Literal["inductor"]
     reserved_launch_param_names: tuple[str, ...]
     homepage: str
 
@@ -48,6 +49,7 @@ _DETAILS: Mapping[str, type] = {
     "traits": Traits,
     "requires": Requirements,
     "options": tuple,
+    "further_options": str,
     "reserved_launch_param_names": tuple,
     "homepage": str,
 }
@@ -406,7 +408,8 @@ class Registry:
             name: what ``torch.compile(backend=...)`` is given; default: the function's own name.
             tags: ``debug`` and ``experimental`` hide a backend from ``list_backends``.
             replace: whether it may take a name that another registration or distribution has.
-            details: summary, traits, requirements, option schema: see `BackendSpec`.
+            details: summary, traits, requirements, option schema: see `BackendSpec`. What is not
+                given is taken from what the function says of itself, as a backend of the kit does.
 
         Raises:
             BackendConflict: another object has the name. The same object again is fine.
@@ -582,3 +585,6 @@ def _check_details(details: Mapping[str, Any]) -> None:
         if not isinstance(value, _DETAILS[key]):
             wanted, given = _DETAILS[key].__name__, type(value).__name__
             raise InputError(f"{key} of a backend must be a {wanted}, not {given}")
+    further = details.get("further_options", "inductor")
+    if further != "inductor":
+        raise InputError(f"further_options of a backend is 'inductor', not {further!r}")

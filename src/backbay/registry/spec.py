@@ -186,6 +186,9 @@ class BackendSpec:
     """Its option schema; ``()`` takes none, ``inductor`` has those of ``torch._inductor.config``,
     and ``None`` is unknown."""
 
+    further_options: Literal["inductor"] | None = None
+    """Whose options it takes beside its own, because it hands them on; ``mode`` likewise."""
+
     reserved_launch_param_names: tuple[str, ...] | None = None
     """Names that a kernel for it must not use as parameters, as Helion's backends declare them."""
 

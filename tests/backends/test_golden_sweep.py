@@ -1,0 +1,127 @@
+"""The golden sweep of everything that ships, on a small decoder; and that it can say "wrong"."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from backbay import passes
+from backbay.graph.values import value_of
+from backbay.kit.passes import graph_pass
+from backbay.proof import Workload
+from backbay.race.workloads.decoder import Decoder, DecoderConfig
+from backbay.race.workloads.decoder_workload import returned_loss
+
+TOOL = Path(__file__).parents[2] / "tools" / "golden_sweep.py"
+CONFIG = DecoderConfig(vocabulary=64, width=32, layers=1, heads=4, kv_heads=2, hidden=48)
+INDUCTOR = {"backbay_report", "backbay_silu", "backbay_gelu", "backbay_fold"}
+
+
+def decoder():
+    """Build what `load` asks for; the loss is the model's own."""
+    tokens, targets = (torch.randint(CONFIG.vocabulary, (2, 16)) for _ in range(2))
+    return Workload(model=Decoder(CONFIG), args=(tokens, targets), loss=returned_loss)
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    spec = importlib.util.spec_from_file_location("golden_sweep", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture(scope="module")
+def cases(sweep):
+    return list(sweep.cases(f"{__file__}:decoder"))
+
+
+def wrong(rows):
+    return [f"{row} {row.reason}" for row in rows if row.verdict != "right"]
+
+
+def test_the_sweep_leaves_a_backend_or_a_pass_out(sweep):
+    names = {x.name for x in sweep.subjects()}
+    assert names >= {*INDUCTOR, "backbay_print", "rewrite_silu", "fold_constants at aten"}
+    assert {x.name for x in sweep.subjects() if x.is_aten} >= {
+        f"{x} at aten" for x in sweep.AT_BOTH
+    }
+
+
+def test_a_case_is_missing(cases):
+    seen = {(x.train, x.dtype, x.dynamic) for x in cases}
+    assert len(cases) == 8
+    assert all(x.train for x in cases[:4])
+    assert seen == {
+        (t, d, s) for t in (0, 1) for d in (torch.float32, torch.bfloat16) for s in (0, 1)
+    }
+    assert all(len(x.goldens) == 1 + x.dynamic for x in cases)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 6])  # the sweep itself has dynamic inference
+def test_a_pass_or_a_backend_is_wrong_on_the_decoder(sweep, cases, number):
+    chosen = [x for x in sweep.subjects() if x.name not in INDUCTOR | {"inductor"}]
+    rows = list(sweep.swept(cases[number], chosen))
+    assert not wrong(rows)
+    fired = {row.subject.name for row in rows if any(row.changes.values())}
+    assert "fold_constants at aten" in fired
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(4))
+def test_a_backend_that_ends_in_inductor_is_wrong_on_the_decoder(sweep, cases, number):
+    chosen = [x for x in sweep.subjects() if x.is_control or x.name in INDUCTOR]
+    rows = list(sweep.swept(cases[number], chosen))
+    assert len(rows) == 2 + len(INDUCTOR)
+    assert not wrong(rows)
+
+
+def test_every_pass_has_something_to_do_on_the_spelled_workload(sweep):
+    case = next(sweep.cases(f"{TOOL}:spelled"))
+    chosen = [x for x in sweep.subjects() if x.name in passes.__all__]
+    assert len(chosen) == len(passes.__all__)
+    rows = list(sweep.swept(case, chosen))
+    assert not wrong(rows)
+    idle = {row.subject.name for row in rows if not any(row.changes.values())}
+    assert idle == {"silu_to_kernel"}  # it wants a GPU
+
+
+@graph_pass(level="torch")
+def halve_what_is_added(graph_module):
+    added = [x for x in graph_module.graph.nodes if "add" in x.name][:1]
+    for node in added:
+        with graph_module.graph.inserting_after(node):
+            half = graph_module.graph.call_function(torch.mul, (node, 0.5))
+        half.meta = dict(node.meta)
+        node.replace_all_uses_with(half, delete_user_cb=lambda user, half=half: user is not half)
+    graph_module.recompile()
+    return len(added)
+
+
+@graph_pass(level="torch")
+def raise_an_error(graph_module):
+    raise ValueError("no such thing")
+
+
+@graph_pass(level="torch")
+def look_at_the_batch(graph_module):
+    values = [value_of(x) for x in graph_module.graph.nodes if x.op == "placeholder"]
+    return sum(0 for x in values if isinstance(x, torch.Tensor) and x.ndim and x.shape[0] == 2)
+
+
+@pytest.mark.parametrize(
+    ("bad", "verdict"),
+    [(halve_what_is_added, "WRONG"), (raise_an_error, "FAILED"), (look_at_the_batch, "ANEW")],
+)
+def test_the_sweep_calls_a_bad_pass_right(sweep, cases, bad, verdict):
+    case = next(x for x in cases if x.train and x.dynamic is (verdict == "ANEW"))
+    control = next(x for x in sweep.subjects() if x.name == "aot_eager")
+    rows = list(sweep.swept(case, [control, sweep.alone(bad)]))
+    assert [x.verdict for x in rows] == ["right", verdict]
+    assert rows[1].reason
+    assert sweep.exit_code(rows) == 1
+    assert sweep.exit_code(rows[:1]) == 1  # nothing of ours was proven

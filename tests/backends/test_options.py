@@ -1,0 +1,162 @@
+"""What the shipped backends declare: shown without torch, checked, and part of what is cached."""
+
+import json
+
+import pytest
+import torch
+
+import backbay
+from backbay.backends.folding import Fold
+from backbay.errors import InvalidPreflight
+from backbay.kit.aot import HookedPasses
+from backbay.passes import fold_scalar_chain
+from backbay.registry import Traits, compile_catalog, default_registry
+
+CATALOGUED = {
+    x.name: x
+    for x in compile_catalog.source_specs()
+    if x.origin.distribution == "backbay" and "alias" not in x.tags
+}
+REASSOCIATE = {"allow_reassociation": True}
+
+
+class FoldThenEager(Fold):
+    codegen = "eager"
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.compiler.reset()
+
+
+def problems(backend, **asked):
+    with pytest.raises(InvalidPreflight) as caught:
+        backbay.compile(torch.nn.Linear(2, 2), backend=backend, **asked)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("name", CATALOGUED)
+def test_the_catalogue_says_other_than_the_class(name):
+    spec, backend = CATALOGUED[name], backbay.lookup_backend(name)
+    declared = backend.__backbay_details__()
+    assert backend.__name__ == name
+    assert spec.options == declared["options"]
+    assert spec.further_options == declared.get("further_options")
+    traits = {x: getattr(declared["traits"], x) for x in Traits.__slots__}
+    stated = {x: value for x, value in traits.items() if value is not None}
+    assert stated == {x: getattr(spec.traits, x) for x in stated}
+    assert {"debug", "experimental"} & set(spec.tags)
+    assert spec.traits.training
+    assert spec.traits.dynamic_shapes
+
+
+def test_what_ends_in_inductor_needs_and_serves_other_than_inductor():
+    inductor = default_registry.spec("inductor")
+    ending = [x for x in CATALOGUED.values() if x.further_options == "inductor"]
+    assert len(ending) == 4
+    for spec in ending:
+        assert spec.requires.tools == inductor.requires.tools
+        assert spec.traits.devices == inductor.traits.devices
+
+
+def test_info_hides_the_options_or_imports_torch_for_them(run_python):
+    program = """
+    import sys
+    from backbay.cli import main
+    main(["info", "backbay_fold", "--json"], standalone_mode=False)
+    main(["info", "backbay_fold"], standalone_mode=False)
+    assert "torch" not in sys.modules
+    """
+    said = run_python(program).stdout
+    document, end = json.JSONDecoder().raw_decode(said)
+    (option,) = document["spec"]["options"]
+    assert (option["name"], option["type"], option["default"]) == ("allow_reassociation", "bool", 0)
+    assert document["spec"]["further_options"] == "inductor"
+    text = " ".join(said[end:].split())
+    assert "allow_reassociation: bool = False, fold chains of numbers" in text
+    assert "and those of torch._inductor.config" in text
+    assert "cpu, cuda, xpu, mps" in text
+    assert "c++ (for cpu)" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"allow_reasociation": True}, "has no option 'allow_reasociation'; did you mean"),
+        ({"allow_reassociation": 1}, "option 'allow_reassociation' of backbay_fold is bool"),
+        ({"max_autotun": True}, "backbay_fold has no option 'max_autotun'; did you mean"),
+        ({"max_autotune": 3}, "option 'max_autotune' of inductor is bool, not int"),
+    ],
+)
+def test_a_wrong_option_is_found_only_when_a_graph_is_compiled(options, said):
+    (problem,) = problems("backbay_fold", options=options)
+    assert said in problem
+
+
+def test_a_wrong_mode_or_an_option_where_none_is_taken_is_found_late():
+    assert "did you mean 'max-autotune'" in problems("backbay_gelu", mode="max-autotun")[0]
+    assert "takes no mode" in problems("backbay_print", mode="max-autotune")[0]
+    assert "takes no options" in problems("backbay_print", options={"x": 1})[0]
+
+
+def test_right_options_are_refused():
+    model = torch.nn.Linear(2, 2)
+    for options in (REASSOCIATE, {"max_autotune": False}, REASSOCIATE | {"max-autotune": False}):
+        assert backbay.compile(model, backend="backbay_fold", options=options) is not model
+
+
+def test_a_backend_that_is_registered_here_is_not_asked_what_it_takes():
+    with backbay.registered(FoldThenEager(), "fold_then_eager"):
+        spec = default_registry.spec("fold_then_eager")
+        assert [x.name for x in spec.options] == ["allow_reassociation"]
+        said = problems("fold_then_eager", options={"allow_reassociatoin": True})
+    assert said == [
+        "fold_then_eager has no option 'allow_reassociatoin'; did you mean 'allow_reassociation'?"
+    ]
+    assert "did you mean" in problems(FoldThenEager(), options={"allow_reassociatoin": True})[0]
+
+
+def test_what_a_registration_says_counts_for_less_than_the_class():
+    with backbay.registered(FoldThenEager(), "fold_then_eager", options=(), summary="mine"):
+        spec = default_registry.spec("fold_then_eager")
+        assert (spec.options, spec.summary) == ((), "mine")
+
+
+def test_two_options_have_one_digest():
+    one, same, other, none = (
+        backbay.get_backend("backbay_fold", options=x)
+        for x in (REASSOCIATE, dict(REASSOCIATE), {"allow_reassociation": False}, None)
+    )
+    assert one is same
+    assert len({one.digest, other.digest, none.digest}) == 3
+
+
+@pytest.mark.parametrize("configured", [False, True], ids=["torch.compile", "get_backend"])
+def test_two_options_share_compiled_code(configured):
+    def chain(x):
+        return x * 0.1 * 0.3
+
+    with backbay.registered(FoldThenEager(), "fold_then_eager") as backend:
+        both = (
+            [
+                torch.compile(chain, backend=backbay.get_backend("fold_then_eager", options=x))
+                for x in (REASSOCIATE, None)
+            ]
+            if configured
+            else [torch.compile(chain, backend=backend, options=x) for x in (REASSOCIATE, {})]
+        )
+        x = torch.linspace(1, 2, 1000)
+        for _ in range(2):
+            folded, kept = (call(x) for call in both)
+            assert torch.equal(kept, chain(x))
+            assert torch.equal(folded, x * (0.1 * 0.3))
+            assert not torch.equal(folded, kept)
+        assert [x.changes for x in backend.reports if x.name == "fold_scalar_chain"] == [1, 0]
+
+
+def test_two_options_share_inductors_cache():
+    def key(**options):
+        return HookedPasses((fold_scalar_chain.at("aten"),), options, lambda _: None).uuid()
+
+    assert key(allow_reassociation=True) == key(allow_reassociation=True)
+    assert key(allow_reassociation=True) != key(allow_reassociation=False)
