@@ -1,8 +1,5 @@
 """The page on torch's compiler APIs is true: its code runs, in order."""
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,13 +8,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "compiler-apis.md"
 
 
 @pytest.mark.slow
-def test_every_block_of_the_page_runs_in_order_and_says_what_the_page_says(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 13
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_every_block_of_the_page_runs_in_order_and_says_what_the_page_says(run_page):
+    done = run_page(PAGE, 13)
     assert "L['self'].scale == 2.0  # return h * h.sigmoid() * self.scale" in done.stdout
     assert "Detected recompile" in done.stdout
     assert "two takes no options: its function has no parameter of this name" in done.stdout

@@ -26,13 +26,8 @@ def test_the_output_on_the_page_is_that_of_the_command_above_it():
     assert "halfway" in done.stderr
 
 
-def test_every_block_of_the_page_runs_in_order(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 2
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert f"Data-dependent branching at {script}:8: if x.sum() > 0:" in done.stdout
-    assert "change: Use `torch.cond`" in done.stdout
-    assert "count_calls made 0 changes and says {'calls': 1}" in done.stdout
+def test_every_block_of_the_page_runs_in_order(run_page, tmp_path):
+    said = run_page(ROOT / "docs" / "explain.md", 2).stdout
+    assert f"Data-dependent branching at {tmp_path / 'page.py'}:8: if x.sum() > 0:" in said
+    assert "change: Use `torch.cond`" in said
+    assert "count_calls made 0 changes and says {'calls': 1}" in said

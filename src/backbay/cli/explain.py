@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import click
-import msgspec
 
 from backbay.cli.names import complete
+from backbay.cli.output import write
 from backbay.explain import Explanation, run
 from backbay.race import DTYPES
 from backbay.race.workloads import DEFAULT, SIZES
@@ -75,20 +75,12 @@ def command(
 
 
 def _write(explanation: Explanation, json_path: Path | None, html_path: Path | None) -> None:
-    from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
+    from backbay.explain.text import text  # noqa: PLC0415 (rich is loaded to draw only)
 
-    from backbay.explain.text import text  # noqa: PLC0415 (likewise)
-
-    to_stdout = json_path == Path("-")
-    Console(stderr=to_stdout, highlight=False).print(text(explanation))
-    if json_path is not None:
-        document = msgspec.json.format(msgspec.json.encode(explanation), indent=2)
-        if to_stdout:
-            click.echo(document.decode())
-        else:
-            json_path.write_bytes(document + b"\n")
-    if html_path is not None:
+    def page(path: Path) -> None:
         from backbay.explain.page import write_page  # noqa: PLC0415 (jinja2)
 
-        write_page(explanation, html_path)
-        click.echo(f"page: {html_path}", err=to_stdout)
+        write_page(explanation, path)
+
+    html = (html_path, page) if html_path is not None else None
+    write(explanation, text(explanation), json_path, html)

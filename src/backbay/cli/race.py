@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import click
-import msgspec
 
+from backbay.cli.output import write
 from backbay.race import DTYPES, Limits, Report, run
 from backbay.race.workloads import DEFAULT, SIZES
 
@@ -78,20 +78,11 @@ def _split(backends: str | None) -> list[str] | None:
 
 
 def _write(report: Report, json_path: Path | None, html_path: Path | None) -> None:
-    from rich.console import Console  # noqa: PLC0415
+    from backbay.race.table import table  # noqa: PLC0415 (rich is loaded to draw only)
 
-    from backbay.race.table import table  # noqa: PLC0415
-
-    to_stdout = json_path == Path("-")
-    Console(stderr=to_stdout).print(table(report))
-    if json_path is not None:
-        document = msgspec.json.format(msgspec.json.encode(report), indent=2)
-        if to_stdout:
-            click.echo(document.decode())
-        else:
-            json_path.write_bytes(document + b"\n")
-    if html_path is not None:
+    def page(path: Path) -> None:
         from backbay.race.page import write_page  # noqa: PLC0415 (matplotlib takes a second)
 
-        write_page(report, html_path)
-        click.echo(f"page: {html_path}", err=to_stdout)
+        write_page(report, path)
+
+    write(report, table(report), json_path, (html_path, page) if html_path is not None else None)
