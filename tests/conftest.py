@@ -1,6 +1,7 @@
 """What several test files share."""
 
 import functools
+import os
 import subprocess
 import sys
 import textwrap
@@ -8,6 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores. Two threads each, on two cores, take thirty times as long as one.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from backbay.registry import Environment, Registry
 from backbay.registry.distributions import scan

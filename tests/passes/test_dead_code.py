@@ -87,7 +87,7 @@ def test_mutation_through_a_view_goes(look):
         (print, {}),
         (torch.fused_moving_avg_obs_fake_quant, {}),
     ],
-    ids=str,
+    ids=lambda x: getattr(x, "__name__", str(x)),  # a function's text holds its address
 )
 def test_side_effect_of_a_function_goes(target, arguments):
     graph = torch.fx.Graph()
