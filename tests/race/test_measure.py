@@ -2,7 +2,7 @@
 
 import pytest
 
-from backbay.race.child import ChildLost
+from backbay.child import ChildLost
 from backbay.race.job import Block, Refused, Timed
 from backbay.race.measure import (
     FEWEST_ROUNDS,

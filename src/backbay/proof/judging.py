@@ -1,5 +1,6 @@
 """Hold one outcome against the golden one: every tensor by the rule, everything else exactly."""
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 
 from backbay.proof.noise import Noise
-from backbay.proof.oracle import Verdict, compare
+from backbay.proof.oracle import Kind, Verdict, compare
 from backbay.proof.outcome import Outcome
 
 _AGREE = "as eager's"
@@ -58,6 +59,11 @@ class Reference:
     def _values(self, outcome: Outcome) -> Iterator[Verdict]:
         eager, truth = self.eager, self.truth
         yield from self._tensors(outcome.tensors, eager.tensors, truth.tensors, "was not returned")
+        yield from (_of("gradient", x) for x in self._gradients(outcome))
+        yield from (_of("mutation", x) for x in self._changes(outcome))
+
+    def _gradients(self, outcome: Outcome) -> Iterator[Verdict]:
+        eager, truth = self.eager, self.truth
         given, wanted, true = (_reached(x.gradients) for x in (outcome, eager, truth))
         unreached = "is None: backward does not reach it"
         yield from self._tensors(given, wanted, true, unreached, strides=False)
@@ -65,10 +71,16 @@ class Reference:
             yield _broken(name, "is given, though eager has none")
         for name in given.keys() & eager.gradients.keys() - wanted.keys():
             yield _broken(name, "is given, though eager's is None")
+
+    def _changes(self, outcome: Outcome) -> Iterator[Verdict]:
+        eager, truth = self.eager, self.truth
         given, wanted, true = (_after(x.changed) for x in (outcome, eager, truth))
         yield from self._tensors(given, wanted, true, "was not updated, and eager updates it")
         for name in outcome.changed.keys() - eager.changed.keys():
             yield _broken(name, "was changed by the run, and eager leaves it as it is")
+        for name, value in eager.parameters.items():
+            if outcome.parameters.get(name) != value:
+                yield _broken(name, "was overwritten by the run, and eager leaves it as it is")
 
     def _tensors(
         self,
@@ -109,9 +121,6 @@ class Reference:
             yield _broken(name, f"is a copy, and eager's shares memory with {owner}")
         for name, owner in outcome.aliases - eager.aliases:
             yield _broken(name, f"shares memory with {owner}, and eager's does not")
-        for name, value in eager.parameters.items():
-            if outcome.parameters.get(name) != value:
-                yield _broken(name, "was overwritten by the run, and eager leaves it as it is")
 
 
 def _reached(gradients: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
@@ -137,9 +146,15 @@ def _differentiable(name: str, *, got: bool | None, wanted: bool) -> Verdict:
     if got == wanted:
         return Verdict(passed=True, reason=_AGREE, where=name)
     if wanted:
-        return _broken(name, "is detached: it does not require grad, and eager's does")
-    return _broken(name, "requires grad, and eager's does not")
+        reason = "is detached: it does not require grad, and eager's does"
+    else:
+        reason = "requires grad, and eager's does not"
+    return _of("gradient", _broken(name, reason))
+
+
+def _of(kind: Kind, verdict: Verdict) -> Verdict:
+    return dataclasses.replace(verdict, kind=kind)
 
 
 def _broken(name: str, reason: str) -> Verdict:
-    return Verdict(passed=False, reason=reason, where=name, severity=math.inf)
+    return Verdict(passed=False, reason=reason, where=name, severity=math.inf, kind="metadata")

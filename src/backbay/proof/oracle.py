@@ -9,6 +9,7 @@ the mean and the scale.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -42,6 +43,11 @@ until noise is this share of the size. Where it is larger (TF32, deep models) th
 LEAST_SLACK, MOST_SLACK = 2.0, 16.0
 
 
+Kind = Literal["value", "metadata", "mutation", "gradient"]
+"""What a comparison was of: numbers; shape, dtype, layout, sharing of memory, structure; what the
+run changed; or gradients, and whether there are any."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The outcome of one comparison, with its reason."""
@@ -49,6 +55,7 @@ class Verdict:
     passed: bool
     reason: str
     """One sentence: why it failed, or what it passed."""
+    kind: Kind = "value"
     where: str | None = None
     """Which tensor, for example ``output.logits`` or ``gradient of layers.0.weight``."""
     worst: float | None = None
@@ -97,7 +104,7 @@ def compare(
     _check_reference(eager, truth, working)
     reason = _unlike(result, eager, strides=strides)
     if reason is not None:
-        return Verdict(passed=False, reason=reason, where=name, severity=math.inf)
+        return Verdict(passed=False, reason=reason, where=name, severity=math.inf, kind="metadata")
     if not result.numel():
         return Verdict(passed=True, reason="empty, as eager's", where=name)
     eager, truth = eager.to(result.device), truth.to(result.device)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backbay.child import ChildLost
 from backbay.errors import InputError, WorkloadInvalid
 from backbay.race import field, job, machine
 from backbay.race.caches import Caches
-from backbay.race.child import Child, ChildLost
 from backbay.race.decide import EAGER
 from backbay.race.heat import Heat, OpenLane, Tell, workload_error
-from backbay.race.lane import InProcessLane
+from backbay.race.lane import InProcessLane, Lane, open_child
 from backbay.race.record import Mode, Report, Settings
 from backbay.race.timing import Limits
 from backbay.race.workloads.reference import DEFAULT, check, parse
@@ -187,7 +187,7 @@ def _lanes(
         )
     _preflight(setups)
     disturbed = machine.disturbance()
-    return Child, (disturbed,) if disturbed else ()
+    return open_child, (disturbed,) if disturbed else ()
 
 
 def _preflight(setups: Sequence[job.Setup]) -> None:
@@ -201,13 +201,13 @@ def _preflight(setups: Sequence[job.Setup]) -> None:
         check(setup.workload, setup.size)
     if len(setups) == 1:  # its reference run comes first anyway
         return
-    with Child({}) as child:
+    with open_child({}) as child:
         for setup in setups:
             if parse(setup.workload, setup.size).kind == "own":
                 _load(child, setup)
 
 
-def _load(child: Child, setup: job.Setup) -> None:
+def _load(child: Lane, setup: job.Setup) -> None:
     try:
         reply = child.ask(job.Load(setup=setup), timeout_s=Limits().backend_s)
     except ChildLost as lost:

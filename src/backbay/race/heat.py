@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
+from backbay.child import ChildLost
 from backbay.errors import WorkloadInvalid
 from backbay.race import job, stats
 from backbay.race.caches import Caches
-from backbay.race.child import ChildLost
 from backbay.race.decide import EAGER, INDUCTOR, decide
 from backbay.race.field import Entrant
 from backbay.race.lane import Lane

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from backbay.child import Child
 from backbay.race.job import Reply, Request
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Lane(Protocol):
-    """Answers requests in order; see `backbay.race.child.Child`."""
+    """Answers requests in order; see `backbay.child.Child`."""
 
     def __enter__(self) -> Self:
         """Give the lane itself."""
@@ -33,6 +34,11 @@ class Lane(Protocol):
 
     def resume(self) -> None:
         """Give the processor back."""
+
+
+def open_child(environment: Mapping[str, str]) -> Child[Request, Reply]:
+    """Start a child process that races; a lane that may be lost."""
+    return Child("backbay.race.worker", Reply, environment)
 
 
 class InProcessLane:

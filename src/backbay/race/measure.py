@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from backbay.race.child import ChildLost
+from backbay.child import ChildLost
 from backbay.race.job import Block, Refused, Timed
 from backbay.race.lane import Lane
 from backbay.race.record import Status

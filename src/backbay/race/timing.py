@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from backbay.child import ChildLost
 from backbay.race import job, measure
-from backbay.race.child import ChildLost
 from backbay.race.decide import EAGER
 from backbay.race.lane import Lane
 from backbay.race.record import Status

@@ -1,7 +1,8 @@
-"""A child process that a race can lose: asked with a time limit, ended with all it started."""
+"""A child process that may be lost: asked with a time limit, ended with all that it started."""
 
 import collections
 import contextlib
+import faulthandler
 import os
 import queue
 import signal
@@ -9,16 +10,20 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Generic, Literal, Self, TypeVar
 
 import msgspec
 
 from backbay.processes import ProcessTree
-from backbay.race.job import Reply, Request
-from backbay.race.record import Status
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+Loss = Literal["crashed", "timeout", "failed"]
+"""How a child was lost: it died, did not answer in time, or could not do its work at all."""
 
 _TAIL_LINES = 8
 _END_OF_OUTPUT = None
@@ -27,26 +32,36 @@ _END_OF_OUTPUT = None
 class ChildLost(Exception):  # noqa: N818 (what happened to the child, not an error of the race)
     """The child is gone; its status tells a hang from a crash."""
 
-    def __init__(self, reason: str, status: Status = "crashed") -> None:
+    def __init__(self, reason: str, status: Loss = "crashed") -> None:
         super().__init__(reason)
         self.reason = reason
         self.status = status
 
 
-class Child:
-    """One child process that answers requests in order.
+class Child(Generic[Request, Reply]):
+    """One child process that answers requests in order, one JSON object a line each way.
 
     It runs in a process group of its own. What it prints goes to a log; its last lines become the
     reason when it dies.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, module: str, replies: type[Reply] | Any, environment: Mapping[str, str]
+    ) -> None:
+        """Start it.
+
+        Args:
+            module: what is run, as ``python -m`` takes it; it calls `answer_requests`.
+            replies: the type of its replies, as msgspec decodes it; may be a union.
+            environment: variables that it gets beside this process's own.
+        """
+        self._decoder = msgspec.json.Decoder(replies)
         self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115 (closed with the child)
             prefix="backbay-child-", suffix=".log", delete=False
         )
         self._process = subprocess.Popen(
             # -P: a folder called `triton` or `torch` beside the user must not be imported.
-            [sys.executable, "-P", "-m", "backbay.race.worker"],
+            [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -89,7 +104,7 @@ class Child:
             line = _END_OF_OUTPUT
         if line is _END_OF_OUTPUT:
             raise ChildLost(self._post_mortem())
-        reply: Reply = msgspec.json.decode(line, type=Reply)
+        reply: Reply = self._decoder.decode(line)
         return reply
 
     def stop(self) -> None:
@@ -129,3 +144,25 @@ class Child:
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
     assert stream is not None  # both were opened as pipes
     return stream
+
+
+def answer_requests(
+    requests: type[Request] | Any, prepare: Callable[[], Callable[[Request], Reply]]
+) -> None:
+    """Be the child: answer requests from standard input until it is closed.
+
+    Replies go to the standard output that the process was born with; what any library or model
+    prints goes to standard error, so that it can't be taken for a reply.
+
+    Args:
+        requests: the type of the requests, as msgspec decodes it; may be a union.
+        prepare: called once what is printed is out of the way; gives what answers a request.
+    """
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    faulthandler.enable()  # the stack of a segmentation fault ends up in the log
+    sys.path.append(str(Path.cwd()))  # last, so that nothing there hides an installed package
+    answer, decoder = prepare(), msgspec.json.Decoder(requests)
+    for line in sys.stdin.buffer:
+        replies.write(msgspec.json.encode(answer(decoder.decode(line))) + b"\n")
+        replies.flush()

@@ -1,0 +1,166 @@
+"""Runs the suite on one backend and gives its statement."""
+
+import datetime as dt
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backbay.conformance import expecting, job, pool
+from backbay.conformance.record import (
+    FAILURES,
+    LEVELS,
+    LevelSummary,
+    Profile,
+    Result,
+    Statement,
+)
+from backbay.conformance.suite import numbered
+from backbay.race import machine
+from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
+
+if TYPE_CHECKING:
+    from backbay.conformance.expecting import Expectation
+
+IN_PROCESS = (
+    "the backend is an object, so the cases ran in this process: a crash or a hang would have "
+    "ended it"
+)
+
+
+def conform(
+    backend: str | CompilerFn,
+    *,
+    profile: Profile = "quick",
+    levels: Sequence[str | int] | None = None,
+    only: Sequence[str] = (),
+    all_samples: bool = False,
+    device: str | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    expectations: Path | None = None,
+    collect: bool = False,
+    registry: Registry = default_registry,
+    tell: pool.Tell = lambda _result: None,
+) -> Statement:
+    """Put a backend through the suite.
+
+    Args:
+        backend: a registered name, ``module:attribute`` or ``file.py:attribute``, whose cases run
+            in child processes; or a compiler function, whose cases run in this one.
+        profile: ``quick``, a share of each level that the seed decides; or ``full``.
+        levels: names or numbers of levels, ``"0-3"`` for several; default: all.
+        only: patterns of case ids, as in a shell; instead of the profile's choice.
+        all_samples: all sample inputs of each operator, instead of the first.
+        device: as torch spells it; default: the accelerator if there is one.
+        seed: of the choice, of inputs, and of everything random.
+        workers: processes side by side; default: one for each core.
+        expectations: the file of failures that are known; see `backbay.conformance.expecting`.
+        collect: write that file anew instead of holding the results to it.
+        registry: where a name is looked up; child processes have the default one.
+        tell: called with each result as it comes.
+
+    Raises:
+        InputError: the backend does not exist or does not run here, there is no such level or
+            case, or the expectations file cannot be understood.
+    """
+    lines = _lines(expectations, may_be_absent=collect)
+    device = device or registry.environment.default_device
+    name = backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
+    setup = job.Setup(
+        backend=name,
+        device=device,
+        seed=seed,
+        levels=tuple(numbered(levels) if levels is not None else range(len(LEVELS))),
+        profile=profile,
+        only=tuple(only),
+        all_samples=all_samples,
+    )
+    start = time.perf_counter()
+    if isinstance(backend, str):
+        count = workers or pool.usual_workers()
+        ready, results = pool.run_all(setup, workers=count, tell=tell)
+    else:
+        desk = _InProcess(backend, registry)
+        ready, results = pool.run_all(setup, workers=1, tell=tell, open_desk=lambda: desk)
+    run = _Run(setup=setup, ready=ready, results=results, seconds=time.perf_counter() - start)
+    kind, torch = device.partition(":")[0], str(registry.environment.torch_build["__version__"])
+    if collect and expectations is not None:
+        lines = expecting.collected(results, lines, device=kind, torch=torch)
+        expectations.write_text(expecting.text(lines), encoding="utf-8")
+    known = expecting.shipped(name) | lines
+    run.results = expecting.explained(results, known, device=kind, torch=torch)
+    stale = expecting.stale(
+        results, lines, known=ready.known, levels=setup.levels, device=kind, torch=torch
+    )
+    notes = () if isinstance(backend, str) else (IN_PROCESS,)
+    return _statement(run, stale, notes, registry, whole=levels is None and not only)
+
+
+def _lines(path: Path | None, *, may_be_absent: bool) -> "dict[str, Expectation]":
+    if path is None or (may_be_absent and not path.exists()):
+        return {}
+    return expecting.read(path)
+
+
+class _InProcess:
+    """Answers in this process."""
+
+    def __init__(self, backend: CompilerFn, registry: Registry) -> None:
+        from backbay.conformance.answering import Desk  # noqa: PLC0415 (imports torch)
+
+        self._desk = Desk(backend, registry)
+
+    def ask(self, request: job.Request, *, timeout_s: float) -> job.Reply:  # noqa: ARG002 (none here)
+        return self._desk.answer(request)
+
+    def end(self) -> None:
+        """Nothing was started."""
+
+
+class _Run:
+    """What came of a run."""
+
+    def __init__(
+        self, *, setup: job.Setup, ready: job.Ready, results: list[Result], seconds: float
+    ) -> None:
+        self.setup = setup
+        self.ready = ready
+        self.results = results
+        self.seconds = seconds
+
+
+def _statement(
+    run: _Run, stale: Sequence[str], notes: Sequence[str], registry: Registry, *, whole: bool
+) -> Statement:
+    found = registry.resolutions().get(run.setup.backend)
+    spec: BackendSpec | None = None if found is None else found.spec
+    specs = [] if spec is None else [spec]
+    return Statement(
+        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        backend=run.setup.backend,
+        origin=run.setup.backend if spec is None else str(spec.origin),
+        profile=run.setup.profile if whole else "chosen",
+        device=run.setup.device,
+        seed=run.setup.seed,
+        samples="all" if run.setup.all_samples else "first",
+        machine=machine.machine(run.ready.device_name),
+        versions=machine.versions(registry.environment, specs),
+        seconds=run.seconds,
+        levels=tuple(_summary(x, run.results) for x in run.setup.levels),
+        results=tuple(run.results),
+        stale=tuple(stale),
+        notes=tuple(notes),
+    )
+
+
+def _summary(level: int, results: Sequence[Result]) -> LevelSummary:
+    here = [x for x in results if x.level == level]
+    return LevelSummary(
+        level=level,
+        name=LEVELS[level],
+        counts=dict(Counter(x.status for x in here).most_common()),
+        expected=sum(bool(x.expected) for x in here if x.status in FAILURES),
+        seconds=sum(x.seconds for x in here),
+    )

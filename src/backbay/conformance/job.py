@@ -1,0 +1,56 @@
+"""What the suite and its child processes say to each other, one JSON object a line. No torch."""
+
+import msgspec
+
+from backbay.conformance.record import Profile, Result
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
+    """What is tested, and how; comes first."""
+
+    backend: str
+    """A registered name, ``module:attribute`` or ``file.py:attribute``."""
+    device: str
+    seed: int
+    levels: tuple[int, ...]
+    profile: Profile
+    only: tuple[str, ...] = ()
+    all_samples: bool = False
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The backend was loaded, and the cases are known."""
+
+    cases: tuple[tuple[str, float], ...]
+    """Id and time limit in seconds of each case to run, in order."""
+    rungs: tuple[str, ...]
+    """Torch's backends below it, the lowest first."""
+    known: tuple[str, ...]
+    """Ids of every case of the levels, chosen or not."""
+    device_name: str
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
+    """Run one case."""
+
+    id: str
+    rung: str | None = None
+    """A rung's name, or the backend under test."""
+    attribute: bool = True
+    """Whether a failure is put to the rungs as well."""
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
+    """What became of it."""
+
+    result: Result
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The backend could not be loaded, or what was asked for does not exist."""
+
+    reason: str
+
+
+Request = Setup | Run
+Reply = Ready | Ran | Refused

@@ -1,0 +1,10 @@
+"""Level errors."""
+
+from backbay.conformance.case import Cases, Collection
+
+_level = Collection("errors")
+
+
+def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (the same everywhere)
+    """Give the cases of this level."""
+    yield from _level

@@ -1,0 +1,154 @@
+"""What a run of the suite says, as data; ``backbay conform --json`` prints it. No torch here."""
+
+from typing import Literal, get_args
+
+import msgspec
+
+from backbay.race.record import Machine
+
+SUITE_VERSION = 1
+"""Raised when a case is added, removed or changed: statements of two versions do not compare."""
+SCHEMA = 1
+
+Status = Literal[
+    "pass",
+    "fail_value",
+    "fail_metadata",
+    "fail_mutation",
+    "fail_grad",
+    "fail_error",
+    "fail_behaviour",
+    "lost_validation",
+    "crash",
+    "hang",
+    "vacuous",
+    "unsupported",
+    "upstream",
+    "eager_unstable",
+    "not_runnable",
+]
+"""What became of one case. The list is closed:
+
+- ``pass``: right, and the backend was shown to have run.
+- ``fail_value``: a wrong number. ``fail_metadata``: a wrong shape, dtype, stride or structure, or
+  memory shared or not where eager's is otherwise. ``fail_mutation``: something was changed that
+  eager leaves, or left that eager changes. ``fail_grad``: a wrong gradient, or none.
+- ``fail_error``: it raised. ``fail_behaviour``: the results are right and something else is not:
+  compiled too often, global state left changed, an option that is ignored.
+- ``lost_validation``: eager raises for this input, and the backend's code does not.
+- ``crash``: the process died. ``hang``: no answer within the time limit.
+- ``vacuous``: nothing was wrong, and nothing shows that the backend ran.
+- ``unsupported``: the backend declares that it does not take this.
+- ``upstream``: a rung below the backend fails in the same way, so the fault is torch's.
+- ``eager_unstable``: two eager runs differ, so there is nothing to compare with.
+- ``not_runnable``: the case cannot be run here with any backend.
+"""
+STATUSES: tuple[Status, ...] = get_args(Status)
+FAILURES: frozenset[Status] = frozenset(
+    x for x in STATUSES if x.startswith("fail_") or x in {"lost_validation", "crash", "hang"}
+) | {"vacuous"}
+"""What is held against a backend."""
+UNTRIED: frozenset[Status] = frozenset({"unsupported", "eager_unstable", "not_runnable"})
+"""What says nothing of a backend."""
+
+LEVELS: tuple[str, ...] = (
+    "load",
+    "contract",
+    "ops",
+    "dtypes",
+    "training",
+    "shapes",
+    "context",
+    "errors",
+    "properties",
+    "programs",
+    "honesty",
+)
+"""Names of the levels; the position is the number."""
+
+Profile = Literal["quick", "full"]
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one case."""
+
+    id: str
+    """``level/family/...``: the same in every version of the suite that has the case."""
+    level: int
+    status: Status
+    reason: str = ""
+    """One line; empty for a pass."""
+    rungs: dict[str, Status] = {}
+    """Of a failure: what became of the case on each rung below, in order."""
+    seconds: float = 0.0
+    expected: str = ""
+    """Why the expectations file says that this status is expected; empty where it says nothing."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is held against the backend."""
+        return self.status in FAILURES and not self.expected
+
+
+class LevelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One level's counts."""
+
+    level: int
+    name: str
+    counts: dict[Status, int]
+    expected: int = 0
+    """Failures among them that the expectations file explains."""
+    seconds: float = 0.0
+    """Sum over the cases; they may have run side by side."""
+
+    @property
+    def failed(self) -> int:
+        """How many are held against the backend."""
+        return sum(x for status, x in self.counts.items() if status in FAILURES) - self.expected
+
+    @property
+    def passed(self) -> int:
+        """How many passed."""
+        return self.counts.get("pass", 0)
+
+
+class Statement(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole run: what was tested, where, with what, and what became of it."""
+
+    schema: int = SCHEMA
+    suite_version: int = SUITE_VERSION
+    created: str
+    """UTC, ISO 8601."""
+    backend: str
+    origin: str
+    """Who provides it, in words."""
+    profile: str
+    """``quick``, ``full``, ``fuzz``, or ``chosen`` where single cases or levels were asked for."""
+    device: str
+    seed: int
+    samples: str = "first"
+    """``first`` or ``all`` samples of each operator."""
+    machine: Machine
+    versions: dict[str, str]
+    seconds: float
+    """From the first case to the last, by the clock."""
+    levels: tuple[LevelSummary, ...]
+    results: tuple[Result, ...]
+    stale: tuple[str, ...] = ()
+    """Lines of the expectations file that match no case, or whose case now passes."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is held against the backend, and the expectations file is true."""
+        return not self.stale and not any(x.failed for x in self.results)
+
+    @property
+    def badge(self) -> int | None:
+        """The highest level up to which nothing failed; None if level 0 did, or was not run."""
+        reached = None
+        for summary in self.levels:
+            if summary.level != (0 if reached is None else reached + 1) or summary.failed:
+                break
+            reached = summary.level
+        return reached
