@@ -139,3 +139,59 @@ def test_the_sweep_calls_a_bad_pass_right(sweep, cases, bad, verdict):
     assert rows[1].reason
     assert sweep.exit_code(rows) == 1
     assert sweep.exit_code(rows[:1]) == 1  # nothing of ours was proven
+
+
+def refusing(name, words):
+    """Give a compiler that refuses graphs in which every size is a symbol, as Inductor did."""
+
+    def compiler(graph_module, example_inputs):
+        symbols = {str(x) for x in example_inputs if isinstance(x, torch.SymInt)}
+        if len(symbols) > 1:
+            raise RuntimeError(f"{words} {len(symbols)}")
+        return graph_module.forward
+
+    compiler.__name__ = name
+    return compiler
+
+
+def sequences():
+    """Build what has two sizes that may be symbols, one of them the batch."""
+    return torch.nn.Linear(8, 8), (torch.randn(2, 16, 8),)
+
+
+@pytest.fixture(scope="module")
+def dynamic_case(sweep):
+    return next(x for x in sweep.cases(f"{__file__}:sequences") if x.dynamic)
+
+
+def rows_of(sweep, case, words):
+    control = sweep.Subject(name="torchs", compiler=refusing("torchs", "no 3"), is_control=True)
+    ours = sweep.Subject(name="ours", compiler=refusing("ours", words))
+    return list(sweep.swept_until_shown(case, [control, ours]))
+
+
+def test_what_torchs_failure_hides_is_called_right_without_another_proof(sweep, dynamic_case):
+    rows = rows_of(sweep, dynamic_case, "no 4")
+    assert [(x.verdict, x.case.dynamic) for x in rows] == [
+        ("FAILED", True),
+        ("TORCH'S", True),
+        ("right", None),
+        ("right", None),
+    ]
+    assert rows[3].graphs == (1, 1, 0)
+    assert len(rows[3].case.goldens) == 3
+    assert sweep.exit_code(rows) == 0
+    assert sweep.exit_code(rows[:3]) == 1
+    assert "batch" in str(rows[3])
+
+
+def test_a_failure_of_ours_passes_for_torchs_own(sweep, dynamic_case):
+    rows = rows_of(sweep, dynamic_case, "another reason")
+    assert [x.verdict for x in rows] == ["FAILED", "FAILED"]
+    assert sweep.exit_code(rows) == 1
+
+
+def test_the_batches_of_a_case_repeat_each_other(sweep, dynamic_case):
+    third = sweep.by_batch(dynamic_case).goldens[2][0].args[0]
+    assert len(third) == 4
+    assert len({tuple(x.flatten().tolist()) for x in third}) == 4
