@@ -4,29 +4,40 @@ The same cases run under pytest, from any repository::
 
     pytest --pyargs backbay.conformance --backend NAME
 
-Nothing here imports torch before a case is run.
+Nothing here imports torch before a case is run, nor anything else before it is asked for: pytest
+loads the plugin wherever it runs.
 """
 
-from backbay.conformance.api import conform
-from backbay.conformance.record import (
-    FAILURES,
-    LEVELS,
-    STATUSES,
-    LevelSummary,
-    Profile,
-    Result,
-    Statement,
-    Status,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "FAILURES",
-    "LEVELS",
-    "STATUSES",
-    "LevelSummary",
-    "Profile",
-    "Result",
-    "Statement",
-    "Status",
-    "conform",
-]
+_HOME_OF = {
+    "FAILURES": "record",
+    "LEVELS": "record",
+    "STATUSES": "record",
+    "LevelSummary": "record",
+    "Profile": "record",
+    "Result": "record",
+    "Statement": "record",
+    "Status": "record",
+    "conform": "api",
+}
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605 (every item is a string)
+
+if TYPE_CHECKING:
+    from backbay.conformance.api import conform as conform
+    from backbay.conformance.record import FAILURES as FAILURES
+    from backbay.conformance.record import LEVELS as LEVELS
+    from backbay.conformance.record import STATUSES as STATUSES
+    from backbay.conformance.record import LevelSummary as LevelSummary
+    from backbay.conformance.record import Profile as Profile
+    from backbay.conformance.record import Result as Result
+    from backbay.conformance.record import Statement as Statement
+    from backbay.conformance.record import Status as Status
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'backbay.conformance' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"backbay.conformance.{_HOME_OF[name]}"), name)

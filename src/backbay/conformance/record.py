@@ -8,7 +8,7 @@ from backbay.race.record import Machine
 
 SUITE_VERSION = 1
 """Raised when a case is added, removed or changed: statements of two versions do not compare."""
-SCHEMA = 1
+SCHEMA = "backbay.conform/1"
 
 Status = Literal[
     "pass",
@@ -111,11 +111,16 @@ class LevelSummary(msgspec.Struct, frozen=True, kw_only=True):
         """How many passed."""
         return self.counts.get("pass", 0)
 
+    @property
+    def tried(self) -> int:
+        """How many say anything of the backend, or of torch below it."""
+        return sum(x for status, x in self.counts.items() if status not in UNTRIED)
+
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
     """A whole run: what was tested, where, with what, and what became of it."""
 
-    schema: int = SCHEMA
+    schema: str = SCHEMA
     suite_version: int = SUITE_VERSION
     created: str
     """UTC, ISO 8601."""

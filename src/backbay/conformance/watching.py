@@ -10,9 +10,6 @@ import torch
 from backbay import ledger
 from backbay.registry import CompilerFn
 
-_RUNS_IT = {"forward", "__call__", "run", "boxed_run"}
-"""Methods of a graph module, or of an interpreter, that run the graph as it is."""
-
 
 @dataclass(kw_only=True)
 class Graph:
@@ -21,7 +18,7 @@ class Graph:
     nodes: int
     """Operators in it: calls of functions, methods and modules."""
     as_it_was: bool = False
-    """Whether the backend gave the graph module back, or its own forward."""
+    """Whether the backend gave the graph module back unchanged, or its own forward."""
     ran_on: str | None = None
     """The backend that compiled it, where the ledger says that it was another one."""
     runs: int = 0
@@ -53,9 +50,11 @@ class Watched:
         nodes = sum(x.op.startswith("call_") for x in graph_module.graph.nodes)
         graph = Graph(nodes=nodes, example_inputs=tuple(example_inputs))
         self.graphs.append(graph)  # before it compiles: a backend that raises was given a graph
-        before = len(ledger.records())
+        before, written = len(ledger.records()), _written(graph_module.graph)
         compiled = self.compiler(graph_module, example_inputs, **options)
-        graph.as_it_was = is_graph_itself(compiled, graph_module)
+        graph.as_it_was = (
+            is_graph_itself(compiled, graph_module) and _written(graph_module.graph) == written
+        )
         graph.ran_on = next((x.ran for x in ledger.records()[before:] if x.fell_back), None)
         return _counted(compiled, graph) if callable(compiled) else compiled
 
@@ -64,6 +63,10 @@ class Watched:
         reset = getattr(self.compiler, "reset", None)
         if reset is not None:
             reset()
+
+
+def _written(graph: torch.fx.Graph) -> list[str]:
+    return [f"{x.name} {x.op} {x.target} {x.args} {x.kwargs}" for x in graph.nodes]
 
 
 def _counted(compiled: Callable[..., Any], graph: Graph) -> Callable[..., Any]:
@@ -84,10 +87,10 @@ def is_graph_itself(compiled: Any, graph_module: torch.fx.GraphModule) -> bool:
     if isinstance(compiled, functools.partial):
         return is_graph_itself(compiled.func, graph_module)
     owner = getattr(compiled, "__self__", None)
+    if type(owner) is torch.fx.Interpreter:  # a subclass may do something of its own
+        owner = owner.module
     if owner is None:
         boxed = getattr(compiled, "_boxed_call", False)
         cells = getattr(compiled, "__closure__", None) or ()
         return boxed and any(is_graph_itself(x.cell_contents, graph_module) for x in cells)
-    if isinstance(owner, torch.fx.Interpreter):
-        owner = owner.module
-    return owner is graph_module and compiled.__name__ in _RUNS_IT
+    return owner is graph_module

@@ -163,7 +163,7 @@ def _command(report: Report, found: Sequence[Section]) -> str:
     return shlex.join(words)
 
 
-def embedded(report: msgspec.Struct) -> str:
+def embedded(report: msgspec.Struct | Sequence[msgspec.Struct]) -> str:
     """Encode for a ``<script>``: no angle bracket, so that no text can end the element."""
     text = msgspec.json.encode(report).decode()
     for character in "<>&\u2028\u2029":

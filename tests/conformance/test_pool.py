@@ -1,0 +1,95 @@
+"""Cases in child processes: what is lost is a result, and the rest is run."""
+
+import pytest
+
+from backbay.child import ChildLost
+from backbay.conformance import job, pool
+from backbay.conformance.record import Result
+from backbay.errors import InputError
+
+SETUP = job.Setup(backend="tried", device="cpu", seed=0, levels=(1,), profile="full")
+CASES = tuple((f"contract/{x}", 5.0) for x in "abcdef")
+
+
+class FakeDesk:
+    """Answers as told; what it is told to lose is lost, and so is the desk."""
+
+    opened = 0
+
+    def __init__(self, fates):
+        self.fates = fates
+        self.ended = False
+        type(self).opened += 1
+
+    def ask(self, request, *, timeout_s):
+        assert not self.ended
+        if isinstance(request, job.Setup):
+            known = tuple(x for x, _ in CASES)
+            return job.Ready(cases=CASES, rungs=("eager",), known=known, device_name="cpu")
+        fate = self.fates.get((request.id, request.rung), "pass")
+        if fate in {"crashed", "timeout"}:
+            raise ChildLost("it died", fate)
+        return job.Ran(result=Result(id=request.id, level=1, status=fate))
+
+    def end(self):
+        self.ended = True
+
+
+@pytest.fixture
+def run():
+    FakeDesk.opened = 0
+
+    def run(fates, workers=1):
+        told = []
+        _ready, results = pool.run_all(
+            SETUP, workers=workers, tell=told.append, open_desk=lambda: FakeDesk(fates)
+        )
+        assert sorted(x.id for x in told) == sorted(x.id for x in results)
+        return [x.status for x in results]
+
+    return run
+
+
+@pytest.mark.parametrize("workers", [1, 3, 20])
+def test_results_come_in_another_order(run, workers):
+    assert run({("contract/c", None): "fail_value"}, workers) == [
+        "pass",
+        "pass",
+        "fail_value",
+        "pass",
+        "pass",
+        "pass",
+    ]
+    assert 1 <= FakeDesk.opened <= min(workers, len(CASES))
+
+
+@pytest.mark.parametrize(("fate", "status"), [("crashed", "crash"), ("timeout", "hang")])
+def test_a_crash_or_a_hang_is_the_end(run, fate, status):
+    assert run({("contract/b", None): fate})[:3] == ["pass", status, "pass"]
+    assert FakeDesk.opened == 2
+
+
+def test_torchs_own_crash_is_held_against_the_backend(run):
+    fates = {("contract/b", None): "crashed", ("contract/b", "eager"): "crashed"}
+    assert run(fates)[:3] == ["pass", "upstream", "pass"]
+    assert FakeDesk.opened == 3
+
+
+def test_a_backend_that_cannot_be_loaded_is_run():
+    class Refusing(FakeDesk):
+        def ask(self, request, *, timeout_s):
+            return job.Refused(reason="there is no such thing")
+
+    with pytest.raises(InputError, match="no such thing"):
+        pool.run_all(SETUP, workers=2, tell=print, open_desk=lambda: Refusing({}))
+
+
+def test_an_error_in_one_place_of_work_is_lost():
+    class Broken(FakeDesk):
+        def ask(self, request, *, timeout_s):
+            if isinstance(request, job.Run) and type(self).opened > 1:
+                raise KeyError("a defect of ours")
+            return super().ask(request, timeout_s=timeout_s)
+
+    with pytest.raises(KeyError):
+        pool.run_all(SETUP, workers=3, tell=lambda _: None, open_desk=lambda: Broken({}))

@@ -1,0 +1,106 @@
+"""The statement: its badge, its words, its page."""
+
+import json
+
+import msgspec
+import pytest
+
+from backbay.conformance import scoreboard
+from backbay.conformance.record import LEVELS, LevelSummary, Result, Statement
+from backbay.conformance.statement import text, verdict
+from backbay.errors import InputError
+from backbay.race.record import Machine
+
+MACHINE = Machine(system="Linux", processor="a processor", cores=2, memory_bytes=8, device="cpu")
+
+
+def statement(results, stale=(), levels=(0, 1, 2)):
+    summaries = []
+    for level in levels:
+        here = [x for x in results if x.level == level]
+        counts = {}
+        for one in here:
+            counts[one.status] = counts.get(one.status, 0) + 1
+        known = sum(bool(x.expected) for x in here)
+        summary = LevelSummary(level=level, name=LEVELS[level], counts=counts, expected=known)
+        summaries.append(summary)
+    return Statement(
+        created="2026-01-02T03:04:05+00:00",
+        backend="<tried>",
+        origin="somewhere",
+        profile="quick",
+        device="cpu",
+        seed=0,
+        machine=MACHINE,
+        versions={"torch": "2.13.0", "backbay": "1"},
+        seconds=12.3,
+        levels=tuple(summaries),
+        results=tuple(results),
+        stale=stale,
+    )
+
+
+def result(level, status="pass", *, name="x", **keywords):
+    return Result(id=f"{LEVELS[level]}/{name}", level=level, status=status, **keywords)
+
+
+GOOD = [result(0), result(1), result(2), result(2, "upstream", name="y", reason="torch's")]
+
+
+def test_a_right_backend_gets_no_badge():
+    good = statement(GOOD)
+    assert (good.passed, good.badge) == (True, 2)
+    assert verdict(good) == (
+        "<tried>: levels 0-2 without a failure; 3 of 4 cases pass, 1 fail in torch itself"
+    )
+
+
+def test_a_failure_leaves_the_badge():
+    bad = statement([*GOOD, result(1, "vacuous", name="z", reason="left to eager")])
+    assert (bad.passed, bad.badge) == (False, 0)
+    assert "NOT conforming: 1 failures" in verdict(bad)
+    assert "vacuous  contract/z: left to eager" in text(bad)
+
+
+def test_a_known_failure_takes_the_badge():
+    known = statement([*GOOD, result(1, "fail_value", name="z", expected="it is known")])
+    assert (known.passed, known.badge) == (True, 2)
+    assert "1 failures are known" in verdict(known)
+
+
+def test_an_untrue_expectation_passes():
+    assert not statement(GOOD, stale=("ops/z: delete the line",)).passed
+    assert "ops/z: delete the line" in text(statement(GOOD, stale=("ops/z: delete the line",)))
+
+
+def test_a_run_that_shows_nothing_is_called_right():
+    nothing = statement([result(0, "unsupported"), result(1, "not_runnable")])
+    assert "nothing was shown" in verdict(nothing)
+
+
+def test_levels_that_were_left_out_count_for_the_badge():
+    assert statement(GOOD, levels=(0, 2)).badge == 0
+    assert statement(GOOD, levels=(1, 2)).badge is None
+
+
+def test_the_page_leaves_something_unescaped_or_loses_the_record():
+    bad = statement([*GOOD, result(2, "crash", name="z", reason="<script>alert(1)</script>")])
+    page = scoreboard.page([statement(GOOD), bad])
+    assert "<tried>" not in page
+    assert "<script>alert" not in page
+    assert "1/2" in page
+    assert "1/3" in page
+    assert page == scoreboard.page([statement(GOOD), bad])
+    embedded = page.partition('id="statements">')[2].partition("</script>")[0]
+    again = msgspec.json.decode(embedded, type=list[Statement])
+    assert again == [statement(GOOD), bad]
+
+
+def test_a_statement_is_lost_on_disk(tmp_path):
+    path = tmp_path / "statement.json"
+    path.write_bytes(msgspec.json.encode(statement(GOOD)))
+    assert scoreboard.read(path) == statement(GOOD)
+    assert {"backend", "levels", "results", "schema"} <= json.loads(path.read_text()).keys()
+    path.write_text("{}")
+    with pytest.raises(InputError, match=r"statement\.json"):
+        scoreboard.read(path)
