@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from backbay.conformance import scoreboard
+from backbay.conformance.merging import brief, merged
 from backbay.conformance.record import LEVELS, LevelSummary, Result, Statement
 from backbay.conformance.statement import text, verdict
 from backbay.errors import InputError
@@ -104,3 +105,29 @@ def test_a_statement_is_lost_on_disk(tmp_path):
     path.write_text("{}")
     with pytest.raises(InputError, match=r"statement\.json"):
         scoreboard.read(path)
+
+
+def test_levels_are_lost_or_out_of_order():
+    second = statement([result(1), result(1, "upstream", name="y")], levels=(1,), stale=("a line",))
+    whole = merged([second, statement([result(0)], levels=(0,))], profile="full")
+    assert [x.level for x in whole.levels] == [0, 1]
+    assert [x.id for x in whole.results] == ["load/x", "contract/x", "contract/y"]
+    assert (whole.seconds, whole.stale, whole.profile) == (24.6, ("a line",), "full")
+    assert whole.badge == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"backend": "another"}, "backend"), ({"seed": 1}, "seed"), ({}, "repeat a level")],
+)
+def test_what_does_not_belong_together_is_joined(change, said):
+    one = statement([result(0)], levels=(0,))
+    other = msgspec.structs.replace(one, **change)
+    with pytest.raises(InputError, match=said):
+        merged([one, other], profile="full")
+
+
+def test_a_statement_without_passes_loses_its_verdict():
+    known = statement([result(0), result(0, "fail_value", name="z")], levels=(0,))
+    assert [x.id for x in brief(known).results] == ["load/z"]
+    assert brief(known).levels == known.levels

@@ -41,6 +41,7 @@ def conform(
     workers: int | None = None,
     expectations: Path | None = None,
     collect: bool = False,
+    caches: Path | None = None,
     registry: Registry = default_registry,
     tell: pool.Tell = lambda _result: None,
 ) -> Statement:
@@ -58,6 +59,8 @@ def conform(
         workers: processes side by side; default: one for each core.
         expectations: the file of failures that are known; see `backbay.conformance.expecting`.
         collect: write that file anew instead of holding the results to it.
+        caches: folder of the compilers' caches, which a later run finds again; default: an empty
+            one, so that everything is compiled.
         registry: where a name is looked up; child processes have the default one.
         tell: called with each result as it comes.
 
@@ -80,7 +83,7 @@ def conform(
     start = time.perf_counter()
     if isinstance(backend, str):
         count = workers or pool.usual_workers()
-        ready, results = pool.run_all(setup, workers=count, tell=tell)
+        ready, results = pool.run_all(setup, workers=count, tell=tell, caches=caches)
     else:
         desk = _InProcess(backend, registry)
         ready, results = pool.run_all(setup, workers=1, tell=tell, open_desk=lambda: desk)

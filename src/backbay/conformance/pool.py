@@ -104,7 +104,12 @@ class Seat:
 
 
 def run_all(
-    setup: job.Setup, *, workers: int, tell: Tell, open_desk: OpenDesk | None = None
+    setup: job.Setup,
+    *,
+    workers: int,
+    tell: Tell,
+    caches: Path | None = None,
+    open_desk: OpenDesk | None = None,
 ) -> tuple[job.Ready, list[Result]]:
     """Run every chosen case, on as many processes as asked for.
 
@@ -112,6 +117,7 @@ def run_all(
         setup: what is tested, and how.
         workers: child processes side by side.
         tell: called with each result.
+        caches: folder of the compilers' caches; an empty one if not given.
         open_desk: opens what answers; child processes if not given.
 
     Returns:
@@ -120,8 +126,8 @@ def run_all(
     Raises:
         InputError: the backend cannot be loaded, or what was asked for does not exist.
     """
-    with tempfile.TemporaryDirectory(prefix="backbay-conform-") as caches:
-        opened = open_desk or (lambda: open_child(Path(caches)))
+    with tempfile.TemporaryDirectory(prefix="backbay-conform-") as empty:
+        opened = open_desk or (lambda: open_child(caches or Path(empty)))
         with Seat(setup, opened) as first:
             ready = first.ready()
             todo: queue.SimpleQueue[tuple[int, str, float]] = queue.SimpleQueue()
