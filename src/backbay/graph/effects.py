@@ -62,6 +62,8 @@ def mutates(node: Node) -> bool:
         return _writes(node.target) or _base_name(node) in _UPDATES_STATISTICS
     if isinstance(node.target, OpOverloadPacket):
         return any(map(_writes, _overloads(node.target)))
+    if _is_pythons(node.target):
+        return node.target in _IN_PLACE  # by name, operator.and_ would write
     return (
         node.target in _IN_PLACE
         or _ends_in_place(_base_name(node))
@@ -70,6 +72,10 @@ def mutates(node: Node) -> bool:
         or _writes_a_buffer(node)
         or (node.target is not F.batch_norm and _named_after_a_writer(_base_name(node)))
     )
+
+
+def _is_pythons(target: Any) -> bool:
+    return getattr(target, "__module__", None) == operator.add.__module__
 
 
 def may_write(node: Node) -> bool:
