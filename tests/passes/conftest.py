@@ -23,11 +23,19 @@ class Seen:
     changes: Counter[str] = field(default_factory=Counter)
     near: list[str] = field(default_factory=list)
 
+    def nodes(self, name: str) -> list[torch.fx.Node]:
+        """Give the calls of what has a name, over all graphs."""
+        found = [n for g in self.graphs for n in g.graph.nodes if n.op.startswith("call")]
+        return [x for x in found if _name(x) == name]
+
     def calls(self, name: str) -> int:
-        """Count calls by the name of what is called, over all graphs."""
-        nodes = [n for g in self.graphs for n in g.graph.nodes if n.op.startswith("call")]
-        names = [getattr(n.target, "__name__", str(n.target)) for n in nodes]
-        return sum(x.removesuffix(".default").removesuffix(".Tensor") == name for x in names)
+        """Count them."""
+        return len(self.nodes(name))
+
+
+def _name(node: torch.fx.Node) -> str:
+    called = getattr(node.target, "__name__", str(node.target))
+    return called.removesuffix(".default").removesuffix(".Tensor")
 
 
 def backend_of(passes: tuple[Any, ...], **declared: Any) -> Backend:

@@ -8,12 +8,14 @@ from backbay.passes.common_subexpressions import common_subexpressions
 from backbay.passes.constants import fold_constants
 from backbay.passes.dead_code import remove_dead_code
 from backbay.passes.gelu import rewrite_gelu
+from backbay.passes.masks import constant_masks
 from backbay.passes.scalar_chain import fold_scalar_chain
 from backbay.passes.silu import rewrite_silu
 from backbay.passes.silu_kernel import silu_to_kernel
 
 __all__ = [
     "common_subexpressions",
+    "constant_masks",
     "fold_constants",
     "fold_scalar_chain",
     "remove_dead_code",

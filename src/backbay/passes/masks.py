@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.aliases import Memory
 from backbay.graph.constant import NotConstantError, constant_value
