@@ -210,3 +210,11 @@ def test_heads_stay_repeated_where_a_mask_stays(look):
 
     seen = look(attended, *given, passes=[constant_masks])
     assert not seen.changes["constant_masks"]
+
+
+def test_the_option_of_its_name_leaves_it_on(look):
+    offered = {"constant_masks": False}
+    seen = look(attend(CAUSAL["tril"]), *tensors(), passes=[constant_masks], options=offered)
+    assert not seen.changes
+    (node,) = seen.nodes("scaled_dot_product_attention")
+    assert node.kwargs["attn_mask"] is not None

@@ -156,7 +156,8 @@ def run_passes(
 ) -> list[PassReport]:
     """Run passes in order, and check the graph after each.
 
-    A pass that torch's bisector wants left out is not run, and not reported.
+    A pass that torch's bisector wants left out is not run, and not reported; nor is one that an
+    option of its own name switches off.
 
     Args:
         passes: what to run.
@@ -176,7 +177,8 @@ def run_passes(
     given = PassContext(options or {}, decompositions=known)
     watch = watch or current_watch()
     reports = []
-    for one in (x for x in passes if not left_out(x)):
+    chosen = [x for x in passes if given.options.get(x.name, True) is not False]
+    for one in (x for x in chosen if not left_out(x)):
         context = replace(given, level=one.level, near=[], detail={})
         run = functools.partial(_run, one, graph_module, context, watch)
         reports.append(traced(run, graph_module))

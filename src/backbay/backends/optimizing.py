@@ -1,0 +1,31 @@
+"""``backend="backbay"``: Inductor, after rewrites of the graph that it lacks.
+
+Each rewrite is a pass that changes nothing unless it is sure to be right, and can be switched off
+by its name::
+
+    torch.compile(model, backend="backbay", options={"constant_masks": False})
+
+Operators that passes put in are PyTorch's own: Inductor lowers, fuses and caches them as ever.
+"""
+
+from backbay.kit.backend import Backend
+from backbay.passes import constant_masks
+from backbay.registry import Option
+
+
+class Optimizing(Backend):
+    """Rewrites what Inductor leaves on the table, then Inductor."""
+
+    name = "backbay"
+    passes = (constant_masks,)
+    options = (
+        Option(
+            name="constant_masks",
+            type="bool",
+            default=True,
+            help="attention without masks that are causal, or hide nothing, in every call",
+        ),
+    )
+
+
+backbay = Optimizing()
