@@ -229,7 +229,8 @@ class _Comparison:
         }
         test = max(tests, key=lambda name: tests[name])
         severity = tests[test]
-        distance = torch.where(counted, (self.result - self.truth).abs(), 0.0)
+        # Below every distance: where all are zero, the index must still be that of a number.
+        distance = torch.where(counted, (self.result - self.truth).abs(), -1.0)
         index = _unravel(int(distance.argmax()), distance.shape)
         ratio = _ratio(rms(error), rms(own))
         passed = severity <= 1.0
