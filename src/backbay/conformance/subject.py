@@ -90,6 +90,17 @@ class Subject:
             EagerUnstable: eager gives nothing that could be compared with.
         """
         workload = Workload(as_module(function), args, kwargs)
+        return self.agrees_on(workload, train=train, calls=calls, options=options)
+
+    def agrees_on(
+        self,
+        workload: Workload,
+        *,
+        train: bool = False,
+        calls: int = 1,
+        options: Mapping[str, Any] | None = None,
+    ) -> Proof:
+        """Hold what the backend gives on a workload against eager's; see `agrees`."""
         golden = golden_of(workload, train=train, seed=self.seed)
         with golden.context():
             call = self.compile(workload.model, **(options or {}))
