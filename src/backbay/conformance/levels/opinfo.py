@@ -7,6 +7,7 @@ version of torch, and where they cannot be read the suite's own few operators (`
 
 import functools
 import importlib
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,8 +57,9 @@ class Sample:
     kwargs: dict[str, Any]
 
     def workload(self) -> Workload:
-        """Give it as what is proven."""
-        return Workload(as_module(self.function), self.args, self.kwargs)
+        """Give it as what is proven; only the inputs that require grad are given one."""
+        module = as_module(self.function)
+        return Workload(module, self.args, self.kwargs, grad_as_given=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +123,11 @@ class Operator:
         for sample in self._made(device, dtype):
             yield self._sample(self.info.method_variant, sample)
 
-    def noncontiguous_samples(self, device: torch.device, dtype: str) -> Iterator[Sample]:
+    def noncontiguous_samples(
+        self, device: torch.device, dtype: str, *, requires_grad: bool = False
+    ) -> Iterator[Sample]:
         """Make the sample inputs with every tensor laid out with gaps."""
-        for sample in self._made(device, dtype):
+        for sample in self._made(device, dtype, requires_grad=requires_grad):
             yield self._sample(self.info.op, _laid_out_with_gaps(sample))
 
     def mistakes(self, device: torch.device) -> list[Sample]:
@@ -234,14 +238,7 @@ class ModuleEntry:
         """The name without the package that nearly all share."""
         return self.name.removeprefix("nn.")
 
-    @property
-    def differs(self) -> bool:
-        """Whether it does something else in training than in evaluation."""
-        return bool(self.info.train_and_eval_differ)
-
-    def made(
-        self, device: torch.device, dtype: torch.dtype, *, training: bool
-    ) -> Iterator[tuple[torch.nn.Module, Sample]]:
+    def made(self, device: torch.device, dtype: torch.dtype, *, training: bool) -> Iterator[Sample]:
         """Make modules in the asked mode, each with a call of it."""
         inputs = self.info.module_inputs_func(
             self.info, device=device, dtype=dtype, requires_grad=True, training=training
@@ -252,7 +249,9 @@ class ModuleEntry:
             given, kwargs = one.constructor_input.args, one.constructor_input.kwargs
             module = self.info.module_cls(*given, **kwargs).to(device, dtype).train(training)
             call = one.forward_input
-            yield module, Sample(function=module, args=tuple(call.args), kwargs=dict(call.kwargs))
+            if self.info.is_lazy:  # its parameters come into being with the first call
+                module(*call.args, **call.kwargs)
+            yield Sample(function=module, args=tuple(call.args), kwargs=dict(call.kwargs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,9 +271,10 @@ class OptimizerEntry:
         """Whether it takes sparse gradients only."""
         return bool(self.info.only_supports_sparse_grads)
 
-    def settings(self, device: torch.device) -> list[dict[str, Any]]:
-        """Give keyword arguments to make it with."""
-        return [x.kwargs for x in self.info.optim_inputs_func(device=device)]
+    def settings(self, device: str) -> dict[str, dict[str, Any]]:
+        """Give keyword arguments to make it with on a device type, by a name for them."""
+        found = self.info.optim_inputs_func(device=torch.device(device))
+        return {re.sub(r"[^A-Za-z0-9._]+", "-", x.desc) or "default": x.kwargs for x in found}
 
     def make(self, parameters: Any, settings: Mapping[str, Any]) -> torch.optim.Optimizer:
         """Make one."""
