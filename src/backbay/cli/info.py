@@ -87,6 +87,7 @@ def _declared(spec: BackendSpec) -> dict[str, Any]:
     requires, traits = spec.requires, spec.traits
     flags = ("training", "dynamic_shapes", "mutation", "boxed", "mode", "options", "name")
     said = {flag: getattr(traits, flag) for flag in flags}
+    promises = {"run_to_run": traits.run_to_run, "batch_invariant": traits.batch_invariant}
     needs = [
         *requires.distributions,
         *([f"torch{requires.torch}"] if requires.torch else []),
@@ -102,6 +103,8 @@ def _declared(spec: BackendSpec) -> dict[str, Any]:
         "dtypes": ", ".join(traits.dtypes or ()),
         "takes": ", ".join(flag for flag, yes in said.items() if yes),
         "does not take": ", ".join(flag for flag, yes in said.items() if yes is False),
+        "promises": ", ".join(promise for promise, yes in promises.items() if yes),
+        "does not promise": ", ".join(promise for promise, yes in promises.items() if yes is False),
         "options": _options(spec),
         "reserved names": ", ".join(spec.reserved_launch_param_names or ()),
         "needs": ", ".join(needs),

@@ -90,6 +90,17 @@ class Subject:
             EagerUnstable: eager gives nothing that could be compared with.
         """
         workload = Workload(as_module(function), args, kwargs)
+        return self.agrees_on(workload, train=train, calls=calls, options=options)
+
+    def agrees_on(
+        self,
+        workload: Workload,
+        *,
+        train: bool = False,
+        calls: int = 1,
+        options: Mapping[str, Any] | None = None,
+    ) -> Proof:
+        """Hold what the backend gives on a workload against eager's; see `agrees`."""
         golden = golden_of(workload, train=train, seed=self.seed)
         with golden.context():
             call = self.compile(workload.model, **(options or {}))
@@ -147,13 +158,24 @@ def golden_of(workload: Workload, *, train: bool, seed: int) -> Golden:
     """Make the reference of a workload; where it has no float64 truth, eager alone is that.
 
     Raises:
-        EagerUnstable: eager does not run, or does not give the same twice.
-        NotRunnable: there is nothing to train.
+        EagerUnstable: eager does not give the same twice.
+        NotRunnable: eager raises, or there is nothing to train.
     """
     try:
         return make_golden(workload, train=train, seed=seed)
     except ProofImpossible:
         return _golden_of_eager(workload, train=train, seed=seed)
+    except Exception:
+        _check_that_eager_runs(workload, train=train, seed=seed)
+        raise
+
+
+def _check_that_eager_runs(workload: Workload, *, train: bool, seed: int) -> None:
+    try:
+        observe(workload.model, workload, train=train, seed=seed)
+    except Exception as error:
+        reason = f"eager itself raises {type(error).__name__}: {one_line(error)}"
+        raise NotRunnable(reason) from error
 
 
 def _golden_of_eager(workload: Workload, *, train: bool, seed: int) -> Golden:

@@ -6,6 +6,8 @@ honest, and where one rounded constant (0.9, 1/n) meets every element it moves a
 or scale. By how much depends on the model, so it is measured, with PyTorch's own decompositions.
 """
 
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch._decomp import core_aten_decompositions
@@ -19,7 +21,7 @@ class Decomposing(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch h
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._table = core_aten_decompositions()
+        self._table = _table()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -32,3 +34,8 @@ class Decomposing(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch h
         with self:
             result = decomposition(*args, **kwargs)
         return func(*args, **kwargs) if result is NotImplemented else result
+
+
+@functools.cache
+def _table() -> Mapping[Any, Callable[..., Any]]:
+    return core_aten_decompositions()

@@ -159,7 +159,13 @@ def rms(values: torch.Tensor) -> float:
     return math.sqrt(values.square().mean().item())
 
 
+def dense(value: torch.Tensor) -> torch.Tensor:
+    """Give a sparse or otherwise packed tensor as the numbers that it stands for."""
+    return value if value.layout == torch.strided else value.detach().to_dense()
+
+
 def _flat(value: torch.Tensor) -> torch.Tensor:
+    value = dense(value)
     if value.is_complex():
         value = torch.view_as_real(value.resolve_conj())
     return value.detach().to(torch.float64).flatten()

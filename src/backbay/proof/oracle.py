@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from backbay.proof.noise import Noise, along, middle, noise_of, rms
+from backbay.proof.noise import Noise, along, dense, middle, noise_of, rms
 
 ELEMENT = 8.0
 """One element's error may be this many times the noise: out of 1e9 normal draws, none is."""
@@ -107,7 +107,7 @@ def compare(
         return Verdict(passed=False, reason=reason, where=name, severity=math.inf, kind="metadata")
     if not result.numel():
         return Verdict(passed=True, reason="empty, as eager's", where=name)
-    eager, truth = eager.to(result.device), truth.to(result.device)
+    result, eager, truth = (dense(x).to(result.device) for x in (result, eager, truth))
     if not (result.is_floating_point() or result.is_complex()):
         return _exact(result, eager, name)
     precision = working if working is not None else result.dtype

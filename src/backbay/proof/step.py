@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from backbay.proof.copying import copied
 from backbay.proof.tree import leaves, mapped
 from backbay.proof.workload import Workload
 
@@ -16,7 +17,8 @@ Cotangents = Mapping[int, torch.Tensor]
 class Step:
     """Runs a workload once a call: forward, or in training forward and backward.
 
-    In training every floating-point tensor input is a leaf that requires grad, a copy made once.
+    In training every floating-point tensor input is a leaf that requires grad, a copy made once;
+    or only those that require it as they are given, where the workload asks for that.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class Step:
         self.cotangents: dict[int, torch.Tensor] = dict(cotangents or {})
         """What backward starts from, where the workload has no loss. Made on first use."""
         self._seed = seed
-        leaf = _leaf if train else _same
+        leaf = _same if not train else _as_given if workload.grad_as_given else _leaf
         self.args, self.kwargs = mapped(leaf, (workload.args, dict(workload.kwargs)))
         self._leaves = [x for _, x in self.inputs if x.requires_grad]
         self._leaves += [p for p in workload.model.parameters() if p.requires_grad]
@@ -92,7 +94,12 @@ def _leaf(value: Any) -> Any:
         return value
     if not (value.is_floating_point() or value.is_complex()):
         return value
-    return value.detach().clone().requires_grad_()
+    return copied(value).requires_grad_()
+
+
+def _as_given(value: Any) -> Any:
+    wanted = isinstance(value, torch.Tensor) and value.requires_grad
+    return _leaf(value) if wanted else value
 
 
 def _same(value: Any) -> Any:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from backbay.errors import ProofImpossible
+from backbay.proof.copying import copied
 from backbay.proof.workload import Workload
 
 RAISED = {
@@ -128,14 +129,14 @@ def raised(workload: Workload) -> Workload:
 
 
 def _raised_state(tensor: torch.Tensor) -> torch.Tensor:
-    copied: torch.Tensor = _raised_input(tensor)
+    twin: torch.Tensor = _raised_input(tensor)
     if not isinstance(tensor, torch.nn.Parameter):
-        return copied
-    return torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
+        return twin
+    return torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
 
 
 def _raised_input(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    copied: torch.Tensor = value.detach().to(RAISED.get(value.dtype, value.dtype), copy=True)
-    return copied.requires_grad_(value.requires_grad)
+    twin = copied(value, RAISED.get(value.dtype, value.dtype))
+    return twin.requires_grad_(value.requires_grad)

@@ -27,6 +27,10 @@ class Workload:
     """From the model's output to the scalar whose gradients are taken in training. Without it,
     every floating-point output is given a fixed random cotangent, so that no gradient cancels."""
 
+    grad_as_given: bool = False
+    """Whether in training only the inputs that require grad are given one; else every
+    floating-point input is, and must have one."""
+
     name: str = ""
     """How the workload is called in reports, for example ``hf:llama@tiny``."""
 

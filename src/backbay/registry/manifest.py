@@ -180,6 +180,7 @@ _TRAITS: Mapping[str, _Field] = {
     **dict.fromkeys(
         ("training", "dynamic_shapes", "mutation", "boxed", "mode", "options", "name"), _FLAG
     ),
+    **dict.fromkeys(("run_to_run", "batch_invariant"), _FLAG),
 }
 _REQUIRES: Mapping[str, _Field] = {
     "distributions": _list(_TEXT, "PEP 508 requirements"),

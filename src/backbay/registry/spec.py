@@ -115,6 +115,10 @@ class Traits:
     """Whether it honours ``torch.compile(options=...)``."""
     name: bool | None = None
     """Whether it takes the keyword ``name`` that torch passes from 2.15 on."""
+    run_to_run: bool | None = None
+    """Whether what it compiles gives the same bits for the same inputs every time."""
+    batch_invariant: bool | None = None
+    """Whether a row's results are the same bits whatever else is in its batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,78 @@
-"""Level shapes."""
+"""Level shapes: sizes that change between calls, sizes that data decides, and odd layouts.
 
-from backbay.conformance.case import Cases, Collection
+``int(symbol)`` in a backend gives right results and compiles again for every size, so what is
+compiled once by torch itself must be compiled once by the backend.
+"""
 
-_level = Collection("shapes")
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from backbay.conformance.case import Cases, Failed
+from backbay.conformance.levels import sampled, sizes
+from backbay.conformance.levels.opinfo import Operator, Sample
+from backbay.conformance.levels.resizing import resizable, series
+from backbay.conformance.running import reset
+from backbay.conformance.subject import Subject, as_module, golden_of, raise_if_wrong
+from backbay.conformance.watching import Watched
+from backbay.proof import Workload, observe
+
+DTYPE = "float32"
 
 
-def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (the same everywhere)
+def cases(device: str, *, all_samples: bool) -> Cases:
     """Give the cases of this level."""
-    yield from _level
+    yield from sampled.drift("shapes")
+    for operator in sampled.known():
+        if DTYPE in operator.dtypes(device):
+            yield sampled.case(
+                f"shapes/{operator.name}/dynamic",
+                operator,
+                _made,
+                three_sizes,
+                needs={DTYPE, "dynamic_shapes"},
+                all_samples=all_samples,
+            )
+    yield from sizes.cases()
+
+
+def _made(operator: Operator, device: torch.device) -> sampled.Samples:
+    return resizable(operator.samples(device, DTYPE))
+
+
+def three_sizes(subject: Subject, sample: Sample) -> None:
+    """Compile for any size, and run at three."""
+    module = as_module(sample.function)
+    workloads = [Workload(module, x.args, x.kwargs) for x in series(sample)]
+    goldens = [golden_of(x, train=False, seed=subject.seed) for x in workloads]
+    call = subject.compile(module, dynamic=True)
+    for golden, workload in zip(goldens, workloads, strict=True):
+        with golden.context():
+            raise_if_wrong(golden.judge(observe(call, workload, train=False, seed=subject.seed)))
+    given = sizes.used(subject.watched)
+    if given <= 1:
+        return
+    allowed = _torchs_own(subject, workloads)
+    if given > allowed:
+        sizes_run = [_sizes(x) for x in workloads]
+        raise Failed(
+            "fail_behaviour",
+            f"dynamic=True compiled {given} graphs for the sizes {sizes_run}, and aot_eager's "
+            f"{allowed} take them all",
+        )
+
+
+def _torchs_own(subject: Subject, workloads: Sequence[Workload]) -> int:
+    """Give how many graphs torch's own backend needs: Dynamo makes some sizes constants."""
+    reset(subject)
+    watched = Watched(torch._dynamo.lookup_backend("aot_eager"), name="aot_eager")  # noqa: SLF001 (its documented name)
+    call = torch.compile(workloads[0].model, backend=watched, dynamic=True)
+    for workload in workloads:
+        observe(call, workload, train=False, seed=subject.seed)
+    return sizes.used(watched)
+
+
+def _sizes(workload: Workload) -> list[int]:
+    tensors = [x for x in workload.args if isinstance(x, torch.Tensor)]
+    return list(itertools.chain.from_iterable(x.shape for x in tensors[:1]))

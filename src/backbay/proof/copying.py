@@ -1,0 +1,38 @@
+"""Copies of tensors that lie in memory as the original does: strides, offset and gaps included.
+
+``Tensor.clone`` closes gaps, and what was to be shown of a strided input is then shown of another.
+"""
+
+import torch
+
+
+def copied(value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Copy a tensor, detached, in its own dtype or another, laid out as it is."""
+    value = value.detach()
+    dtype = dtype or value.dtype
+    if not _is_plain(value) or _is_whole(value):
+        return value.to(dtype, copy=True)
+    offset, span = value.storage_offset(), _span(value)
+    memory = torch.empty(offset + span, dtype=dtype, device=value.device)
+    memory[offset:].copy_(value.as_strided((span,), (1,), offset))
+    # Not `as_strided`: that would be a view, which a leaf need not be.
+    empty = torch.empty(0, dtype=dtype, device=value.device)
+    return empty.set_(memory.untyped_storage(), offset, value.shape, value.stride())
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    """Tell whether a tensor's elements are what stands in its memory."""
+    if type(value) is not torch.Tensor or value.layout != torch.strided:
+        return False
+    return not (value.is_conj() or value.is_neg() or value.is_quantized or value.is_mkldnn)
+
+
+def _is_whole(value: torch.Tensor) -> bool:
+    """Tell whether `clone` lays it out alike."""
+    dense: bool = torch.ops.aten.is_non_overlapping_and_dense(value)
+    return not value.numel() or (dense and value.storage_offset() == 0)
+
+
+def _span(value: torch.Tensor) -> int:
+    pairs = zip(value.shape, value.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in pairs)
