@@ -72,9 +72,7 @@ class _Drawing:
             sizes=self._sizes,
             dynamic=self._dynamic,
             train=self._train,
-            dtypes=tuple(
-                sorted({str(x.dtype).removeprefix("torch.") for x in self._scope.values})
-            ),
+            dtypes=tuple(sorted({str(x.dtype).removeprefix("torch.") for x in self._scope.values})),
             widens=not self._reads_bits,
         )
         return without_unused(program)
@@ -142,9 +140,7 @@ class _Drawing:
 
     def _index_input(self) -> tuple[Input, Facts]:
         below = self._sizes
-        facts = Facts(
-            bound=max(below), exact=True, distinct=True, below=below, positive=True
-        )
+        facts = Facts(bound=max(below), exact=True, distinct=True, below=below, positive=True)
         made = self._rng.choice(("torch.randperm(n)", "torch.randperm(n)[: (n + 1) // 2]"))
         return self._input(made, facts)
 

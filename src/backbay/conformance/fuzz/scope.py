@@ -187,9 +187,7 @@ class Scope:
             return False
         names = tuple(self._name() for _ in results)
         args = tuple(x.name for x in proposal.args)
-        self.statements.append(
-            Statement(kind=kind, expr=proposal.expr, args=args, targets=names)
-        )
+        self.statements.append(Statement(kind=kind, expr=proposal.expr, args=args, targets=names))
         if proposal.writes is not None:
             memory = proposal.args[0].memory
             memory.facts = joined(memory.facts, proposal.writes)

@@ -10,10 +10,12 @@ def index_for(c: Chooser, value: Value, dim: int = 0) -> Value | None:
     """Draw an index whose elements are all inside a dimension, and different."""
     sizes = [x[dim] for x in value.shapes]
     return c.value(
-        lambda x: bool(x.facts.below)
-        and x.dim == 1
-        and x.facts.distinct
-        and all(a <= b for a, b in zip(x.facts.below, sizes, strict=True))
+        lambda x: (
+            bool(x.facts.below)
+            and x.dim == 1
+            and x.facts.distinct
+            and all(a <= b for a, b in zip(x.facts.below, sizes, strict=True))
+        )
     )
 
 
@@ -48,9 +50,11 @@ def joining(c: Chooser) -> Proposal | None:
     """Join two of the same width, or stack two of the same shape."""
     left = c.value(lambda x: x.dim >= 1)
     right = left and c.value(
-        lambda x: x.dim == left.dim
-        and x.dtype == left.dtype
-        and all(a[1:] == b[1:] for a, b in zip(x.shapes, left.shapes, strict=True))
+        lambda x: (
+            x.dim == left.dim
+            and x.dtype == left.dtype
+            and all(a[1:] == b[1:] for a, b in zip(x.shapes, left.shapes, strict=True))
+        )
     )
     if left is None or right is None:
         return None

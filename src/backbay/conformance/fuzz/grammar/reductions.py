@@ -56,17 +56,23 @@ def variance(c: Chooser) -> Proposal | None:
 def largest(c: Chooser) -> Proposal | None:
     """Find the largest of at least one number."""
     value = c.value(
-        lambda x: (x.facts.distinct or not c.train or x.integral)
-        and (x.floating or x.integral)
-        and x.dim >= 1
-        and _nowhere_empty(x)
+        lambda x: (
+            (x.facts.distinct or not c.train or x.integral)
+            and (x.floating or x.integral)
+            and x.dim >= 1
+            and _nowhere_empty(x)
+        )
     )
     if value is None:
         return None
     expr = f"{{0}}.{c.one(('amax', 'amin'))}({_dims(c, value)}{_keep(c)})"
-    return Proposal(expr=expr, args=(value,), facts=Facts(
-        bound=value.facts.bound, exact=value.facts.exact, positive=value.facts.positive
-    ))
+    return Proposal(
+        expr=expr,
+        args=(value,),
+        facts=Facts(
+            bound=value.facts.bound, exact=value.facts.exact, positive=value.facts.positive
+        ),
+    )
 
 
 @kind(4)
@@ -99,7 +105,9 @@ def running_total(c: Chooser) -> Proposal | None:
         return None
     bound = value.facts.bound * _count(value)
     facts = Facts(bound=bound, exact=value.integral, positive=value.facts.positive)
-    return Proposal(expr=f"{{0}}.cumsum({_dims(c, value, several=False)})", args=(value,), facts=facts)
+    return Proposal(
+        expr=f"{{0}}.cumsum({_dims(c, value, several=False)})", args=(value,), facts=facts
+    )
 
 
 @kind(4)
@@ -110,7 +118,9 @@ def soft(c: Chooser) -> Proposal | None:
         return None
     form = c.one(("softmax", "log_softmax", "logsumexp"))
     facts = Facts(bound=2 * value.facts.bound + 8)
-    return Proposal(expr=f"{{0}}.{form}({_dims(c, value, several=False)})", args=(value,), facts=facts)
+    return Proposal(
+        expr=f"{{0}}.{form}({_dims(c, value, several=False)})", args=(value,), facts=facts
+    )
 
 
 @kind(3)
@@ -141,9 +151,11 @@ def matrices(c: Chooser) -> Proposal | None:
     if left is None:
         return None
     right = c.value(
-        lambda x: x.dtype == left.dtype
-        and x.dim == 2  # noqa: PLR2004
-        and any(a[1] in b for a, b in zip(left.shapes, x.shapes, strict=True))
+        lambda x: (
+            x.dtype == left.dtype
+            and x.dim == 2  # noqa: PLR2004
+            and any(a[1] in b for a, b in zip(left.shapes, x.shapes, strict=True))
+        )
     )
     if right is None:
         return None

@@ -20,7 +20,6 @@ _VIEWS = (
     ("{0}.diagonal()", 1),
     ("{0}.unsqueeze(0)", 1),
     ("{0}.narrow(0, 0, {0}.shape[0] // 2)", 1),
-    ("{0}.unfold(0, 2, 2)", 1),
 )
 """Through which something is written, with how often."""
 
@@ -161,9 +160,11 @@ def indexed_into(c: Chooser) -> Proposal | None:
         return None
     rows = tuple((*i, *v[1:]) for i, v in zip(index.shapes, value.shapes, strict=True))
     source = c.value(
-        lambda x: x.dtype == value.dtype
-        and x.memory is not value.memory
-        and tuple(map(tuple, x.shapes)) == rows
+        lambda x: (
+            x.dtype == value.dtype
+            and x.memory is not value.memory
+            and tuple(map(tuple, x.shapes)) == rows
+        )
     )
     if source is None or c.chance(0.3):
         return _write("{0}[{1}] = 1", (value, index), EXACT)
@@ -188,9 +189,11 @@ def whole_in_place(c: Chooser) -> Proposal | None:
         return None
     view, bound = _through(c, value), value.facts.bound
     form = c.one(("add_(3)", "mul_(2)", "bitwise_and_(5)", "fill_(4)", "remainder_(3)"))
-    return _write(f"{view}.{form}", (value,), Facts(
-        bound=2 * bound + 5, exact=True, positive=value.facts.positive
-    ))
+    return _write(
+        f"{view}.{form}",
+        (value,),
+        Facts(bound=2 * bound + 5, exact=True, positive=value.facts.positive),
+    )
 
 
 @kind(12)
@@ -201,7 +204,11 @@ def complex_in_place(c: Chooser) -> Proposal | None:
         return None
     plain = "{0}.resolve_conj()" if value.meta.is_conj() else "{0}"
     forms = ["{0}.mul_(0.5)", "{0}.conj_physical_()", "{0}.imag.mul_(0.5)", "{0}.real.add_(1)"]
-    forms += ["{0}.conj().mul_(0.5)", "{0}.conj().imag.neg_()", f"torch.view_as_real({plain}).neg_()"]
+    forms += [
+        "{0}.conj().mul_(0.5)",
+        "{0}.conj().imag.neg_()",
+        f"torch.view_as_real({plain}).neg_()",
+    ]
     return _write(c.one(forms), (value,), Facts(bound=value.facts.bound + 1))
 
 
