@@ -31,7 +31,9 @@ class Desk:
     def answer(self, request: job.Request) -> job.Reply:
         """Do what is asked; an error of the caller's is a reply."""
         try:
-            return self._prepare(request) if isinstance(request, job.Setup) else self._run(request)
+            if isinstance(request, job.Setup):
+                return self._prepare(request)
+            return self._run(request) if isinstance(request, job.Run) else _shown(request)
         except (BackbayError, TargetNotFound) as error:
             return job.Refused(reason=one_line(error))
 
@@ -53,6 +55,7 @@ class Desk:
             seed=self._setup.seed,
             traits=Traits() if spec is None else spec.traits,
             configure=functools.partial(self._configured, name) if given is None else None,
+            spec=spec,
             runs_graphs_as_they_are=spec is not None and spec.debug,
         )
 
@@ -78,11 +81,21 @@ class Desk:
         )
 
     def _run(self, request: job.Run) -> job.Ran:
-        case = self._cases[request.id]
+        case = self._case(request)
         result = run_case(case, self.subject(request.rung))
         if request.attribute and is_failure(result):
             result = attributed(case, result, self.subject, self._rungs)
         return job.Ran(result=result)
+
+    def _case(self, request: job.Run) -> "Case":
+        """Give a case that was collected, or one of the fuzzer's that is made when it is asked."""
+        if request.program is None and request.id in self._cases:
+            return self._cases[request.id]
+        from backbay.conformance.levels import programs  # noqa: PLC0415 (most runs have no fuzzer)
+
+        if request.program is not None:
+            return programs.case_of(request.program, request.id)
+        return programs.case_at(programs.seed_of(request.id))
 
     def _configured(
         self, name: str, mode: str | None, options: Mapping[str, Any] | None
@@ -94,6 +107,15 @@ class Desk:
         if found is not None:
             return found.spec
         return getattr(compiler, "spec", None)
+
+
+def _shown(request: job.Show) -> job.Shown | job.Refused:
+    from backbay.conformance.fuzz.drawing import NoProgramError, program  # noqa: PLC0415 (likewise)
+
+    try:
+        return job.Shown(program=program(request.seed))
+    except NoProgramError as error:
+        return job.Refused(reason=one_line(error))
 
 
 def _device_name(device: torch.device) -> str:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from backbay.conformance.fuzz.program import Program
 from backbay.conformance.record import Profile, Result
 
 
@@ -38,6 +39,20 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     """A rung's name, or the backend under test."""
     attribute: bool = True
     """Whether a failure is put to the rungs as well."""
+    program: Program | None = None
+    """What is run instead of the collected case: a program of the fuzzer's, made smaller."""
+
+
+class Show(msgspec.Struct, frozen=True, kw_only=True, tag="show"):
+    """Say what program a seed of the fuzzer names."""
+
+    seed: int
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True, tag="shown"):
+    """It is this one."""
+
+    program: Program
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
@@ -52,5 +67,5 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     reason: str
 
 
-Request = Setup | Run
-Reply = Ready | Ran | Refused
+Request = Setup | Run | Show
+Reply = Ready | Ran | Shown | Refused

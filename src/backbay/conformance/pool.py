@@ -10,6 +10,7 @@ from typing import Protocol, Self
 
 from backbay.child import Child, ChildLost
 from backbay.conformance import job
+from backbay.conformance.fuzz.program import Program
 from backbay.conformance.record import FAILURES, LEVELS, Result, Status
 from backbay.conformance.rungs import charged
 from backbay.errors import InputError
@@ -71,18 +72,36 @@ class Seat:
         self._ready = reply
         return reply
 
-    def run(self, case_id: str, timeout_s: float) -> Result:
-        """Run a case; what does not come back is put to the rungs in processes of their own."""
-        result = self._once(job.Run(id=case_id), timeout_s)
+    def run(self, case_id: str, timeout_s: float, *, program: Program | None = None) -> Result:
+        """Run a case; what does not come back is put to the rungs in processes of their own.
+
+        Args:
+            case_id: which; a program of the fuzzer's need not have been collected.
+            timeout_s: what takes longer hangs.
+            program: what is run under this id instead.
+        """
+        result = self._once(job.Run(id=case_id, program=program), timeout_s)
         if result.status not in {"crash", "hang"}:
             return result
         below: dict[str, Status] = {}
         for rung in self.ready().rungs:
-            one = self._once(job.Run(id=case_id, rung=rung, attribute=False), timeout_s)
+            one = self._once(
+                job.Run(id=case_id, rung=rung, attribute=False, program=program), timeout_s
+            )
             below[rung] = one.status
             if one.status == result.status:
                 return charged(result, rung, one.reason, below)
         return charged(result, None, "", below)
+
+    def ask(self, request: job.Request, *, timeout_s: float) -> job.Reply:
+        """Ask what is no run of a case; the child is started if there is none.
+
+        Raises:
+            ChildLost: the child died, or did not answer in time.
+        """
+        self.ready()
+        assert self._desk is not None
+        return self._desk.ask(request, timeout_s=timeout_s)
 
     def _once(self, request: job.Run, timeout_s: float) -> Result:
         self.ready()

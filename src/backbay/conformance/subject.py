@@ -13,7 +13,7 @@ from backbay.conformance.watching import Graph, Watched
 from backbay.errors import ProofImpossible
 from backbay.proof import Golden, Proof, Verdict, Workload, make_golden, observe
 from backbay.proof.oracle import Kind
-from backbay.registry import CompilerFn, Traits
+from backbay.registry import BackendSpec, CompilerFn, Traits
 
 _STATUS: Mapping[Kind, Status] = {
     "value": "fail_value",
@@ -40,6 +40,7 @@ class Subject:
         traits: Traits | None = None,
         configure: "Configure | None" = None,
         runs_graphs_as_they_are: bool = False,
+        spec: BackendSpec | None = None,
     ) -> None:
         self.name = name
         self.runs_graphs_as_they_are = runs_graphs_as_they_are
@@ -47,6 +48,8 @@ class Subject:
         self.device = device
         self.seed = seed
         self.traits = traits or Traits()
+        self.spec = spec
+        """What is known of it; None of a bare compiler function."""
         self.watched = Watched(compiler, name=name)
         self._configure = configure
 

@@ -42,7 +42,10 @@ def _words(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     if not tensor.numel():
         return
     tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
-    data = tensor.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
+    flat = tensor.resolve_conj().resolve_neg().contiguous().flatten()
+    if flat.stride(0) != 1:  # of one element, any stride is contiguous; a view of bytes needs 1
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    data = flat.view(torch.uint8)
     whole = data.numel() // 8 * 8
     words = data[:whole].view(torch.int64) if data.storage_offset() % 8 == 0 else None
     if words is None:

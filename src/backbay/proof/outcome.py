@@ -32,7 +32,8 @@ class Outcome:
     structure: str = ""
     """How the output is nested."""
     aliases: frozenset[tuple[str, str]] = frozenset()
-    """Output tensor and input, parameter or buffer that share memory."""
+    """Output tensor and what shares memory with it: an input, parameter or buffer, or the first
+    output that does."""
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
     """``gradient of layers.0.weight``; None where backward did not reach."""
     changed: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -124,8 +125,12 @@ def _gradients(leaves_of_graph: Named) -> dict[str, torch.Tensor | None]:
 
 def _aliases(outputs: Named, others: Named) -> frozenset[tuple[str, str]]:
     owners = {_storage(x): name for name, x in others if x.numel()}
-    shared = ((name, owners.get(_storage(x))) for name, x in outputs if x.numel())
-    return frozenset((name, owner) for name, owner in shared if owner is not None)
+    shared = set[tuple[str, str]]()
+    for name, output in outputs:
+        if output.numel():
+            owner = owners.setdefault(_storage(output), name)
+            shared |= {(name, owner)} if owner != name else set()
+    return frozenset(shared)
 
 
 def _storage(value: torch.Tensor) -> int:

@@ -9,8 +9,9 @@ quantise, and the truth of a quantised model is quantised.
 import contextlib
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -57,7 +58,7 @@ class InFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is aten.view.dtype:
+        if func is aten.view.dtype and _reads_bits(*args):
             raise ProofImpossible(
                 "the model reads the bits of a floating-point tensor (Tensor.view of a dtype), "
                 "which have no counterpart in float64"
@@ -124,8 +125,54 @@ def raised(workload: Workload) -> Workload:
         raise ProofImpossible(
             f"the float64 truth needs a copy of the model, and copy.deepcopy raised {error!r}"
         ) from error
-    args, kwargs = pytree.tree_map(_raised_input, (workload.args, dict(workload.kwargs)))
-    return dataclasses.replace(workload, model=model, args=args, kwargs=kwargs)
+    copied = _Copies().of((workload.args, dict(workload.kwargs)))
+    return dataclasses.replace(workload, model=model, args=copied[0], kwargs=copied[1])
+
+
+class _Copies:
+    """Copies inputs into float64; those that share memory share it as copies, too."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._memories: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._shared: Counter[int] = Counter()
+
+    def of(self, inputs: Any) -> Any:
+        """Copy every tensor of nested inputs."""
+        tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)]
+        different = {id(x): x for x in tensors if x.layout == torch.strided}
+        self._shared.update(_memory(x) for x in different.values())
+        return pytree.tree_map(self._copied, inputs)
+
+    def _copied(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in self._tensors:
+            self._tensors[id(value)] = self._copy(value)
+        return self._tensors[id(value)]
+
+    def _copy(self, value: torch.Tensor) -> torch.Tensor:
+        # Memory that is copied whole keeps what a dense copy loses: its other views, and the
+        # elements between those of a view with gaps. Leaves never share: each has its gradient.
+        plain = value.layout == torch.strided and not value.is_conj() and not value.is_neg()
+        if not plain or value.requires_grad or self._shared[_memory(value)] == 1:
+            return cast("torch.Tensor", _raised_input(value))
+        key = (_memory(value), value.dtype)
+        if key not in self._memories:
+            flat = torch.empty(0, dtype=value.dtype, device=value.device)
+            self._memories[key] = _raised_input(flat.set_(value.untyped_storage()))
+        whole = self._memories[key]
+        return whole.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def _memory(value: torch.Tensor) -> int:
+    return value.untyped_storage()._cdata  # noqa: SLF001 (an address says nothing of empty memory)
+
+
+def _reads_bits(source: torch.Tensor, target: torch.dtype) -> bool:
+    """Tell whether a view of a dtype takes floating-point numbers apart, or makes them."""
+    whole = not (source.is_floating_point() or source.is_complex())
+    return not whole or target.is_floating_point or target.is_complex
 
 
 def _raised_state(tensor: torch.Tensor) -> torch.Tensor:
