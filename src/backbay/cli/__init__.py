@@ -22,6 +22,7 @@ _COMMANDS = {
     "new": "backbay.cli.new",
     "race": "backbay.cli.race",
     "explain": "backbay.cli.explain",
+    "verify": "backbay.cli.verify",
     "conform": "backbay.cli.conform",
 }
 

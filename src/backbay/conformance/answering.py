@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from backbay.conformance import job, suite
-from backbay.conformance.rungs import rungs_below
 from backbay.conformance.running import attributed, is_failure, run_case
 from backbay.conformance.subject import Subject, one_line
 from backbay.errors import BackbayError
 from backbay.registry import BackendSpec, CompilerFn, Registry, Traits, default_registry
 from backbay.registry.target import TargetNotFound, parse
+from backbay.rungs import rungs_below
 
 if TYPE_CHECKING:
     from backbay.conformance.case import Case

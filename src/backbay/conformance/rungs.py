@@ -1,12 +1,7 @@
-"""Which of torch's own backends stand below another, and which of them a failure is charged to."""
-
-from collections.abc import Sequence
+"""Which of the rungs below a backend a failed case is charged to."""
 
 from backbay.conformance.record import Result, Status
-
-RUNGS: tuple[str, ...] = ("eager", "aot_eager", "aot_eager_decomp_partition")
-"""Torch's own backends that stand below every other; ``eager`` is Dynamo alone."""
-TORCHS: tuple[str, ...] = (*RUNGS, "inductor")
+from backbay.rungs import RUNGS
 
 
 def charged(result: Result, rung: str | None, reason: str, below: dict[str, Status]) -> Result:
@@ -24,14 +19,3 @@ def charged(result: Result, rung: str | None, reason: str, below: dict[str, Stat
         rungs=below,
         seconds=result.seconds,
     )
-
-
-def rungs_below(name: str, further: Sequence[str] = ()) -> tuple[str, ...]:
-    """Give the rungs that a failure of a backend is put to, the lowest first.
-
-    Args:
-        name: the backend's name.
-        further: backends that it hands its graphs on to.
-    """
-    ladder = (*RUNGS, *(x for x in further if x not in RUNGS))
-    return ladder[: ladder.index(name)] if name in ladder else ladder

@@ -1,6 +1,7 @@
 """The same workload with another batch: what torch.compile does when a size changes."""
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -22,22 +23,22 @@ def batch_of(workload: Workload) -> int | str:
 
 
 def with_batch(workload: Workload, size: int) -> Workload:
-    """Give the workload with a larger batch: the first rows come again.
+    """Give the workload with another batch: of fewer rows, or of more, where all come again.
 
     A tensor that is given twice stays one tensor.
     """
     made: dict[int, torch.Tensor] = {}
 
-    def grown(leaf: Any) -> Any:
+    def resized(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.ndim == 0:
             return leaf
         if id(leaf) not in made:
-            more = size - leaf.shape[0]
-            larger = torch.cat([leaf.detach(), leaf.detach()[:1].expand(more, *leaf.shape[1:])])
-            made[id(leaf)] = larger.requires_grad_(leaf.requires_grad)
+            times = math.ceil(size / leaf.shape[0])
+            other = torch.cat([leaf.detach()] * times)[:size].clone()  # cat keeps the layout
+            made[id(leaf)] = other.requires_grad_(leaf.requires_grad)
         return made[id(leaf)]
 
-    args, kwargs = pytree.tree_map(grown, (workload.args, dict(workload.kwargs)))
+    args, kwargs = pytree.tree_map(resized, (workload.args, dict(workload.kwargs)))
     return dataclasses.replace(workload, args=args, kwargs=kwargs, reduced=None)
 
 

@@ -1,0 +1,100 @@
+"""``backbay verify``: is a backend right on a model, and where does it begin to be wrong."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from backbay.cli.names import complete
+from backbay.cli.output import write
+from backbay.errors import InputError
+from backbay.race import DTYPES
+from backbay.race.workloads import DEFAULT, SIZES
+from backbay.verify import DEFAULT_BACKEND, Limits, run
+
+_EXAMPLES = """
+\b
+Examples:
+  backbay verify
+  backbay verify hf:bert --backends inductor,aot_eager
+  backbay verify train.py:model --backend my_backend.py:compile --train --dtype bfloat16
+"""
+
+
+@click.command("verify", epilog=_EXAMPLES)
+@click.argument("workload", default=DEFAULT)
+@click.option("--backend", "--backends", "backends", default=DEFAULT_BACKEND, show_default=True,
+              shell_complete=complete,
+              help="Names, module:function or file.py:function, by commas.")  # fmt: skip
+@click.option("--train/--infer", default=None,
+              help="With gradients, in training mode, or without, in eval mode.  [default: both]",
+              )  # fmt: skip
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
+@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]")
+@click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True,
+              help="Of training.")  # fmt: skip
+@click.option("--batches", help="Further batch sizes, by commas.  [default: two]")
+@click.option("--timeout", type=float, default=Limits().check_s, show_default=True,
+              help="Seconds for one check, with what it compiles.")  # fmt: skip
+@click.option("--blame", type=float, default=Limits().blame_s, show_default=True,
+              help="Seconds to look for the first module that is wrong; 0: don't.")  # fmt: skip
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
+              help="Write everything as JSON; - for standard output.")  # fmt: skip
+def command(
+    *,
+    workload: str,
+    backends: str,
+    train: bool | None,
+    dtype: str,
+    device: str | None,
+    size: str | None,
+    seed: int,
+    steps: int,
+    batches: str | None,
+    timeout: float,
+    blame: float,
+    json_path: Path | None,
+) -> None:
+    """Prove a backend right or wrong on WORKLOAD, and say which module it begins in.
+
+    Forward, gradients, steps of training and other batch sizes, all held against float64 truth. A
+    WORKLOAD is named as for a race: decoder (built in, the default), hf:NAME, timm:NAME,
+    file.py:function or module:function.
+
+    Exit code 0: everything is right. 1: something is not, or could not be proven. 2: what was asked
+    for does not exist.
+    """
+    sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
+    from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
+
+    with progress() as tell:
+        report = run(
+            workload,
+            backends=[name.strip() for name in backends.split(",") if name.strip()],
+            train=train,
+            dtype=dtype,
+            device=device,
+            size=size,
+            seed=seed,
+            steps=steps,
+            batches=_sizes(batches),
+            limits=Limits(check_s=timeout, blame_s=blame),
+            tell=tell,
+        )
+    from backbay.verify.text import text  # noqa: PLC0415 (rich is loaded to draw only)
+
+    write(report, text(report), json_path, None)
+    if not report.passed:
+        sys.exit(1)
+
+
+def _sizes(given: str | None) -> list[int] | None:
+    if given is None:
+        return None
+    words = [word.strip() for word in given.split(",") if word.strip()]
+    wrong = [word for word in words if not word.isdecimal()]
+    if wrong:
+        raise InputError(f"--batches takes numbers by commas, as in 3,8: {wrong[0]!r} is none")
+    return [int(word) for word in words]

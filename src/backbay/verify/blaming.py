@@ -1,0 +1,167 @@
+"""Which module diverges first? Each is compiled by itself, from the model down to the innermost.
+
+A module is judged on the inputs that it gets in eager, so that what went wrong before it does not
+count. Of the modules that one calls, the first that is wrong is looked into. Where none is, it is
+the module's own operators; or, if those alone are right too, what the compiler does across its
+modules: then they are compiled one more at a time, until it is wrong.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from backbay.verify.job import Alone, Call, Called, Calls, Judged, Refused, Setup, Situation
+from backbay.verify.record import FAILURES, BlameRecord, Status
+from backbay.verify.seat import Seat
+from backbay.verify.wording import blamed
+
+_LEAST_S = 15.0
+"""A question is given at least this long: a child must start, and import torch, to answer it."""
+_SHARE = 3
+"""...and at most this share of what is left, as a divisor: one hang must not take all of it."""
+
+Found = Literal["alone", "own", "between", "not_found"]
+Tell = Callable[[str], None]
+
+
+class OutOfTime(Exception):  # noqa: N818 (what ended the search)
+    """The limit was reached."""
+
+
+class Search:
+    """The search for what is to blame for one failed check of one backend."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        *,
+        setup: Setup,
+        folder: str,
+        digest: str,
+        backend: str,
+        situation: Situation,
+        check: str,
+        seconds: float,
+        tell: Tell,
+    ) -> None:
+        self._seat = seat
+        self._common: dict[str, Any] = {"setup": setup, "folder": folder, "digest": digest}
+        self._backend = backend
+        self._situation = situation
+        self._check = check
+        self._end = time.monotonic() + seconds
+        self._tell = tell
+        self._calls: dict[str, Call] = {}
+        self._tried = 0
+        self._notes: list[str] = []
+
+    def run(self) -> BlameRecord:
+        """Search, until it is found or time is out."""
+        try:
+            self._calls = {x.module: x for x in self._called()}
+            whole = self._alone("")
+            if whole.status not in FAILURES:
+                return self._nothing(f"the model itself is {_words(whole)} when compiled anew")
+            return self._within("", whole)
+        except OutOfTime:
+            return self._nothing("the time for it ran out")
+
+    def _within(self, path: str, how: Judged) -> BlameRecord:
+        """Look into a module that is wrong."""
+        inner = self._first_wrong(path)
+        if inner is not None:
+            return inner
+        children = self._children(path)
+        if not children:
+            return self._blame("alone", path, how)
+        own = self._alone(path, eager=children)
+        if own.status in FAILURES and own.status != "not_compiled":
+            return self._blame("own", path, own)
+        last, together = self._boundary(path, children, how)
+        return self._blame("between", path, together, last=last)
+
+    def _first_wrong(self, path: str) -> BlameRecord | None:
+        for child in self._children(path):
+            how = self._alone(child)
+            if how.status in FAILURES and how.status != "not_compiled":
+                return self._within(child, how)
+            if how.status == "unproven":
+                self._notes.append(f"{child} could not be tried: {how.reason}")
+                inner = self._first_wrong(child)
+                if inner is not None:
+                    return inner
+        return None
+
+    def _boundary(self, path: str, children: Sequence[str], how: Judged) -> tuple[str, Judged]:
+        """Give the first child that must be compiled with those before it, for it to be wrong."""
+        low, high, found = 0, len(children), how
+        while high - low > 1:  # wrong with the first `high` compiled, right with the first `low`
+            middle = (low + high) // 2
+            one = self._alone(path, eager=children[middle:])
+            if one.status in FAILURES and one.status != "not_compiled":
+                high, found = middle, one
+            else:
+                low = middle
+        return children[high - 1], found
+
+    def _children(self, path: str) -> tuple[str, ...]:
+        return tuple(x.module for x in self._calls.values() if x.caller == path)
+
+    def _called(self) -> Sequence[Call]:
+        reply = self._seat.ask(Calls(**self._common), timeout_s=self._left())
+        if isinstance(reply, Called):
+            return reply.calls
+        assert isinstance(reply, Judged | Refused)
+        self._notes.append(f"the model's modules could not be listed: {reply.reason}")
+        raise OutOfTime
+
+    def _alone(self, path: str, eager: Sequence[str] = ()) -> Judged:
+        left = self._left()
+        self._tried += 1
+        self._tell(f"compiling {path or 'the model'} alone")
+        request = Alone(
+            **self._common,
+            backend=self._backend,
+            situation=self._situation,
+            module=path,
+            eager=tuple(eager),
+        )
+        how = self._seat.judged(request, timeout_s=max(_LEAST_S, left / _SHARE))
+        if how.parts:
+            return Judged(parts=how.parts, status=how.parts[0].status, reason=how.parts[0].reason)
+        return how
+
+    def _left(self) -> float:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise OutOfTime
+        return left
+
+    def _nothing(self, why: str) -> BlameRecord:
+        self._notes.append(why)
+        return self._blame("not_found", "", Judged(reason=why))
+
+    def _blame(self, found: Found, path: str, how: Judged, *, last: str = "") -> BlameRecord:
+        call = self._calls.get(path)
+        status: Status = how.status if found != "not_found" else "unproven"
+        record = BlameRecord(
+            mode=self._common["setup"].mode,
+            check=self._check,
+            found=found,
+            module=path,
+            type=call.type if call else "",
+            forward=call.forward if call else "",
+            called_at=call.called_at if call else "",
+            last=last,
+            status=status,
+            reason=how.reason,
+            proof=how.parts[0].proof if how.parts else None,
+            tried=self._tried,
+            notes=tuple(self._notes),
+            sentence="",
+        )
+        return blamed(record)
+
+
+def _words(how: Judged) -> str:
+    return "right" if how.status == "right" else f"{how.status} ({how.reason})"

@@ -1,0 +1,104 @@
+"""A verification in the terminal: the verdict first, then every check, then where it begins."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from backbay.explain.words import short
+from backbay.race.wording import NOTHING, plain, rough
+from backbay.verify.record import (
+    FAILURES,
+    BackendRecord,
+    BlameRecord,
+    CheckRecord,
+    CurveRecord,
+    Report,
+)
+from backbay.verify.wording import STATUSES
+
+
+def text(report: Report) -> RenderableType:
+    """Lay a verification out for the terminal."""
+    parts: list[RenderableType] = [_line(report.sentence, "bold" if report.passed else "bold red")]
+    several = len(report.results) > 1
+    for result in report.results:
+        if several:
+            parts += [Text(), _line(result.sentence, "" if result.passed else "red")]
+        parts += [Text(), _table(result), *_failures(result)]
+        if result.curve is not None:
+            parts += [Text(), *_curve(result.curve, result.backend)]
+        if result.blame is not None:
+            parts += [Text(), *_blame(result.blame)]
+        parts += [_line(f"note: {note}", "dim") for note in result.notes]
+    parts += [_line(f"note: {note}", "dim") for note in report.notes]
+    return Group(*parts)
+
+
+def _table(result: BackendRecord) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("mode", "check", "verdict", "of allowed", "of eager's", "graphs", "worst at"):
+        table.add_column(title, no_wrap=title != "worst at", overflow="fold")
+    for check in result.checks:
+        style = "red" if check.status in FAILURES else ""
+        table.add_row(*(Text(plain(x)) for x in _cells(check)), style=style)
+    return table
+
+
+def _cells(check: CheckRecord) -> Iterator[str]:
+    yield check.mode
+    yield check.check
+    yield STATUSES[check.status]
+    proof = check.proof
+    yield NOTHING if proof is None or proof.severity is None else rough(proof.severity)
+    yield NOTHING if proof is None or proof.ratio is None else rough(proof.ratio)
+    yield "" if check.graphs is None else str(check.graphs)
+    yield "" if proof is None else proof.where or ""
+
+
+def _failures(result: BackendRecord) -> Iterator[RenderableType]:
+    """Say why, once for each mode and reason: the table has the numbers of the others."""
+    told = set[tuple[str, str]]()
+    for check in result.checks:
+        how = check.reason if check.status != "wrong" else "wrong"
+        if check.status == "right" or (check.mode, how) in told:
+            continue
+        told.add((check.mode, how))
+        style = "red" if check.status in FAILURES else "yellow"
+        yield _line(f"{check.mode}, {check.check}: {check.reason}", style)
+        if check.rungs:
+            below = ", ".join(f"{name} {STATUSES[x]}" for name, x in check.rungs.items())
+            yield _indented(f"below it: {below}")
+
+
+def _curve(curve: CurveRecord, backend: str) -> Iterator[RenderableType]:
+    yield _line("Training freely (shown, not judged)", "bold")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("step", "float64", "eager", backend):
+        table.add_column(title, justify="right", no_wrap=True)
+    rows = zip(curve.truth, curve.eager, curve.backend, strict=True)
+    for number, losses in enumerate(rows, 1):
+        table.add_row(str(number), *(NOTHING if x is None else f"{x:.8g}" for x in losses))
+    yield Padding(table, (0, 0, 0, 2))
+    if curve.drift is not None:
+        yield _indented(f"parameters: {rough(curve.drift)}x as far from float64's as eager's")
+
+
+def _blame(blame: BlameRecord) -> Iterator[RenderableType]:
+    yield _line("Where it begins", "bold")
+    yield _indented(blame.sentence, "" if blame.found == "not_found" else "red")
+    if blame.called_at:
+        yield _indented(f"called at {short(blame.called_at)}")
+    yield _indented(f"{blame.tried} compiled alone, for: {blame.mode}, {blame.check}", "dim")
+    for note in blame.notes:
+        yield _indented(f"note: {note}", "dim")
+
+
+def _line(said: str, style: str = "") -> Text:
+    return Text(plain(said), style=style)
+
+
+def _indented(said: str, style: str = "") -> RenderableType:
+    return Padding(_line(said, style), (0, 0, 0, 2))

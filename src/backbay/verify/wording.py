@@ -1,0 +1,107 @@
+"""How a verification reads: the same words in the terminal and in JSON."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from backbay.explain.words import short
+from backbay.race.wording import counted, plain
+from backbay.verify.record import FAILURES, BackendRecord, BlameRecord, CheckRecord, Status
+
+STATUSES: dict[Status, str] = {
+    "right": "right",
+    "wrong": "WRONG",
+    "failed": "FAILED",
+    "crashed": "CRASHED",
+    "timeout": "HANGS",
+    "not_compiled": "NOT COMPILED",
+    "unproven": "not proven",
+    "not_tried": "not tried",
+}
+_VERBS: dict[Status, str] = {
+    "wrong": "is WRONG",
+    "failed": "FAILS",
+    "crashed": "CRASHES",
+    "timeout": "HANGS",
+    "not_compiled": "compiles nothing",
+    "unproven": "is not proven",
+}
+
+
+def verdict(
+    backend: str,
+    workload: str,
+    checks: Sequence[CheckRecord],
+    blame: BlameRecord | None,
+    steps: int,
+) -> str:
+    """Word one backend's verdict in a sentence."""
+    failed = next((x for x in checks if x.status in FAILURES), None)
+    failed = failed or next((x for x in checks if x.status == "unproven"), None)
+    if failed is None:
+        return f"{backend} is right on {workload}: {_listed(checks, steps)}"
+    said = f"{backend} {_VERBS[failed.status]} on {workload}: {_where(failed)}{failed.reason}"
+    if failed.charged_to:
+        said += f"; {failed.charged_to} fails alike, so the fault stands below {backend}"
+    return said if blame is None else f"{said}; {blame.sentence}"
+
+
+def summary(results: Sequence[BackendRecord], workload: str) -> str:
+    """Word all verdicts in a sentence."""
+    if len(results) == 1:
+        return results[0].sentence
+    right = [x.backend for x in results if x.passed]
+    wrong = [x.backend for x in results if not x.passed]
+    said = f"{len(right)} of {counted(len(results), 'backend')} right on {workload}"
+    if not wrong:
+        return f"{said}: {', '.join(right)}"
+    return ": ".join(filter(None, (said, ", ".join(right)))) + f"; not {', '.join(wrong)}"
+
+
+def blamed(blame: BlameRecord) -> BlameRecord:
+    """Give what is to blame with its sentence."""
+    named: BlameRecord = msgspec.structs.replace(blame, sentence=_blame(blame))
+    return named
+
+
+def _blame(blame: BlameRecord) -> str:
+    if blame.found == "not_found":
+        return f"no module was found that it begins in: {blame.reason}"
+    what, how = _module(blame), _VERBS.get(blame.status, "fails").lower()
+    if blame.found == "between":
+        return (
+            f"no module {how} alone: it takes {blame.last} compiled together with what comes "
+            f"before it in {what}"
+        )
+    own = ", by its own operators, not by a module that it calls" if blame.found == "own" else ""
+    return f"{what} is the first module that {how} alone{own}: {blame.reason}"
+
+
+def _module(blame: BlameRecord) -> str:
+    """Name a module, its class, and where it is written."""
+    name = blame.module or "the model itself"
+    place = short(blame.forward)
+    return f"{name} ({', '.join(filter(None, (blame.type, place)))})"
+
+
+def _where(check: CheckRecord) -> str:
+    if check.check == "state":
+        return f"{check.mode}, "
+    return f"{check.mode}, {check.check}: "
+
+
+def _listed(checks: Sequence[CheckRecord], steps: int) -> str:
+    right = [x for x in checks if x.status == "right"]
+    modes = {mode: [x.check for x in right if x.mode == mode] for mode in ("infer", "train")}
+    said = []
+    if modes["infer"]:
+        said.append("forward in eval mode")
+    if modes["train"]:
+        said.append("forward and gradients in training mode")
+    if any(x.startswith("step ") for x in modes["train"]):
+        said.append(f"{counted(steps, 'step')} of training")
+    batches = dict.fromkeys(x.check for x in right if x.check.startswith("batch "))
+    if batches:
+        sizes = [x.removeprefix("batch ") for x in batches]
+        said.append(f"also with a batch of {' and '.join(sizes)}")
+    return plain(", ".join(said))
