@@ -10,7 +10,7 @@ import torch
 from backbay import ledger
 from backbay.registry import CompilerFn
 
-_RUNS_IT = {"forward", "__call__", "run", "boxed_run"}
+_RUNS_IT = {"forward", "_lazy_forward", "__call__", "run", "boxed_run"}
 """Methods of a graph module, or of an interpreter, that run the graph as it is."""
 
 
