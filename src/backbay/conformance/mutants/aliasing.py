@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from backbay.conformance.mutants.graphs import same_call
 from backbay.conformance.mutants.harness import (
@@ -123,7 +123,7 @@ def _written_through(x: torch.Tensor) -> torch.Tensor:
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
-    y = F.pad(x, (0, 0))
+    y = functional.pad(x, (0, 0))
     x.add_(1)
     return y * 2
 
@@ -192,7 +192,9 @@ FAULTS = [
             "empty_pad_is_the_input",
             dynamo(
                 Plan(
-                    faults=instead_of(dict.fromkeys((F.pad, torch._C._nn.pad), _no_copy_of_nothing))
+                    faults=instead_of(
+                        dict.fromkeys((functional.pad, torch._C._nn.pad), _no_copy_of_nothing)
+                    )
                 )
             ),
         ),

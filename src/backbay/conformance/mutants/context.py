@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from backbay.conformance.mutants.graphs import draws, same_call
 from backbay.conformance.mutants.harness import (
@@ -22,6 +22,7 @@ from backbay.conformance.mutants.mutant import Compiled, Mutant
 from backbay.conformance.mutants.numerics import aten, once
 
 _SWITCH_S = 0.002
+_TURNS = 3
 _hops = torch.ops.higher_order
 
 
@@ -60,7 +61,7 @@ def _one_mask() -> Faults:
             masks[key] = torch.rand(x.shape, device=x.device) >= p
         return x * masks[key].to(x.dtype) / (1 - p)
 
-    return lambda target: masked if target is F.dropout else None
+    return lambda target: masked if target is functional.dropout else None
 
 
 def _always_drops(op: Any, x: Any, p: float = 0.5, _training: bool = True, *rest: Any) -> Any:
@@ -154,7 +155,7 @@ def _cast(compiled: Compiled) -> Any:
 
 
 def _two_masks(compiled: Compiled) -> Any:
-    function = compiled(lambda x: F.dropout(x, 0.5))
+    function = compiled(lambda x: functional.dropout(x, 0.5))
     return torch.equal(*(function(torch.ones(64)) for _ in range(2)))
 
 
@@ -168,7 +169,9 @@ def _seeded_twice(compiled: Compiled) -> Any:
 
 
 def _one_call_two_masks(compiled: Compiled) -> Any:
-    return torch.equal(*compiled(lambda x: (F.dropout(x), F.dropout(x)))(torch.ones(64)))
+    return torch.equal(
+        *compiled(lambda x: (functional.dropout(x), functional.dropout(x)))(torch.ones(64))
+    )
 
 
 def _branch(x: torch.Tensor) -> Any:
@@ -176,9 +179,10 @@ def _branch(x: torch.Tensor) -> Any:
 
 
 def _loop(x: torch.Tensor) -> Any:
-    from torch._higher_order_ops import while_loop  # noqa: PLC0415
+    from torch import _higher_order_ops  # noqa: PLC0415 (slow to import)
 
-    return while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))
+    loop: Any = _higher_order_ops.while_loop
+    return loop(lambda i, _: i < _TURNS, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))
 
 
 @torch.library.custom_op("backbay_faults::add_one", mutates_args={"x"})
@@ -197,7 +201,7 @@ def _unchecked(compiled: Compiled) -> Any:
 
 
 def _out_of_range(compiled: Compiled) -> Any:
-    return compiled(F.embedding)(torch.tensor([9]), torch.ones(3, 2))
+    return compiled(functional.embedding)(torch.tensor([9]), torch.ones(3, 2))
 
 
 FAULTS = [
@@ -231,7 +235,7 @@ FAULTS = [
         fault="Dropout drops though the module does not train.",
         level="contract",
         compiler=Backend(
-            "dropout_in_eval", dynamo(Plan(faults=instead_of({F.dropout: _always_drops})))
+            "dropout_in_eval", dynamo(Plan(faults=instead_of({functional.dropout: _always_drops})))
         ),
         shown_by=once(torch.nn.Dropout(0.9).eval(), torch.ones(64)),
     ),

@@ -1,7 +1,7 @@
 """The good backends that faults are put into: Dynamo's or AOTAutograd's graph, interpreted.
 
-A plan says where a fault goes: what is computed in place of an operator, how the graph is rewritten,
-or what is done around the call. A plan that says nothing is a good backend.
+A plan says where a fault goes: what is computed in place of an operator, how the graph is
+rewritten, or what is done around the call. A plan that says nothing is a good backend.
 """
 
 import copy
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 Run = Callable[..., Any]
@@ -112,8 +111,8 @@ def aot(forward: Plan = GOOD, backward: Plan = GOOD, **options: Any) -> Compile:
         options: of `torch._dynamo.backends.common.aot_autograd`.
     """
     return aot_autograd(
-        fw_compiler=lambda graph, inputs: make_boxed_func(runner(graph, inputs, forward)),
-        bw_compiler=lambda graph, inputs: make_boxed_func(runner(graph, inputs, backward)),
+        fw_compiler=lambda graph, inputs: boxed(runner(graph, inputs, forward)),
+        bw_compiler=lambda graph, inputs: boxed(runner(graph, inputs, backward)),
         **options,
     )
 
@@ -130,6 +129,18 @@ def runner(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], pl
         return plan.running(module, faults).run(*args)
 
     return run if plan.around is None else plan.around(run, module, example_inputs)
+
+
+def boxed(run: Run) -> Run:
+    """Take the arguments in a list, which is emptied, as AOTAutograd prefers it."""
+
+    def call(args: list[Any]) -> Any:
+        own = list(args)
+        args.clear()
+        return run(*own)
+
+    call._boxed_call = True  # type: ignore[attr-defined] # torch's protocol
+    return call
 
 
 def copied(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -194,6 +205,6 @@ def on_inputs(change: Callable[[torch.Tensor], torch.Tensor]) -> Around:
 def storage(value: torch.Tensor) -> int:
     """Give what tensors that share memory have in common, and others have not."""
     try:
-        return value.untyped_storage()._cdata
+        return int(value.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # sparse tensors and subclasses have none
         return id(value)

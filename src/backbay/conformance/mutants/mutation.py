@@ -1,5 +1,6 @@
-"""Faults of mutation: writes that are lost, that come too early or too late, or that nobody made."""
+"""Faults of mutation: writes that are lost, too early, too late, or made by nobody."""
 
+import contextlib
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from backbay.conformance.mutants.harness import (
     storage,
 )
 from backbay.conformance.mutants.mutant import Compiled, Demonstration, Mutant
-from backbay.conformance.mutants.numerics import aten, once
+from backbay.conformance.mutants.numerics import aten
 
 _READS = {aten.select: aten.select_scatter, aten.slice: aten.slice_scatter}
 
@@ -31,6 +32,14 @@ def after(function: Any, *inputs: torch.Tensor) -> Demonstration:
     return shown
 
 
+def unnoticed(x: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Write to a tensor without autograd's knowledge, as foreign code does."""
+    preserved: contextlib.AbstractContextManager[Any] = (
+        torch.autograd._unsafe_preserve_version_counter(x)
+    )
+    return preserved
+
+
 def _put_back(run: Run, _graph: Any, _inputs: Any) -> Run:
     def call(*args: Any) -> Any:
         tensors = [x for x in args if type(x) is torch.Tensor]
@@ -38,7 +47,7 @@ def _put_back(run: Run, _graph: Any, _inputs: Any) -> Run:
         outputs = run(*args)
         for x, version, old in before:
             if x._version != version and x.shape == old.shape:
-                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(x):
+                with torch.no_grad(), unnoticed(x):
                     x.copy_(old)
         return outputs
 
@@ -53,7 +62,7 @@ def _scratch(run: Run, _graph: Any, _inputs: Any) -> Run:
         for x, version in zip(args, versions, strict=True):
             free = type(x) is torch.Tensor and not x.requires_grad and storage(x) not in taken
             if free and x._version == version and x.is_contiguous() and x.is_floating_point():
-                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(x):
+                with torch.no_grad(), unnoticed(x):
                     x.zero_()
                 break
         return outputs

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from backbay.conformance.mutants.harness import (
     Backend,
@@ -46,7 +46,7 @@ def _scaled(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _stale_tail(op: Any, *args: Any, **kwargs: Any) -> Any:
     right = op(*args, **kwargs)
-    if not isinstance(right, torch.Tensor) or right.numel() < 2 or not right.numel() % _VECTOR:
+    if not isinstance(right, torch.Tensor) or right.numel() <= 1 or not right.numel() % _VECTOR:
         return right
     flat = right.flatten().clone()
     flat[-1] = flat[-2]
@@ -119,13 +119,12 @@ def _average_by_whole_kernel(
     kernel: Any,
     stride: Any = (),
     padding: Any = 0,
-    ceil_mode: bool = False,
     *further: Any,
 ) -> Any:
-    if not ceil_mode:
-        return op(x, kernel, stride, padding, ceil_mode, *further)
+    if not further or not further[0]:
+        return op(x, kernel, stride, padding, *further)
     count = kernel[0] * kernel[-1]
-    return op(x, kernel, stride, padding, ceil_mode, True, count)  # noqa: FBT003 (aten's own)
+    return op(x, kernel, stride, padding, True, True, count)  # noqa: FBT003 (aten's own)
 
 
 def _zero_of_nothing(op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -214,7 +213,7 @@ FAULTS = [
         fault="GELU is its approximation by tanh, which was not asked for.",
         level="contract",
         compiler=Backend("gelu_is_tanh", aot(Plan(faults=instead_of({aten.gelu: _gelu_by_tanh})))),
-        shown_by=once(F.gelu, torch.linspace(-3, 3, 9)),
+        shown_by=once(functional.gelu, torch.linspace(-3, 3, 9)),
     ),
     Mutant(
         name="foreign_eps",
@@ -225,7 +224,9 @@ FAULTS = [
         compiler=Backend(
             "foreign_eps", aot(Plan(faults=instead_of({aten.native_layer_norm: _foreign_eps})))
         ),
-        shown_by=once(lambda x: F.layer_norm(x, (8,)), torch.linspace(-0.2, 0.2, 16).view(2, 8)),
+        shown_by=once(
+            lambda x: functional.layer_norm(x, (8,)), torch.linspace(-0.2, 0.2, 16).view(2, 8)
+        ),
     ),
     Mutant(
         name="softmax_overflows",
@@ -315,7 +316,9 @@ FAULTS = [
             "average_divides_by_whole_kernel",
             aot(Plan(faults=instead_of({aten.avg_pool2d: _average_by_whole_kernel}))),
         ),
-        shown_by=once(lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True), torch.ones(1, 1, 6, 6)),
+        shown_by=once(
+            lambda x: functional.avg_pool2d(x, 3, 2, ceil_mode=True), torch.ones(1, 1, 6, 6)
+        ),
     ),
     Mutant(
         name="mean_of_nothing_is_zero",

@@ -48,7 +48,8 @@ def gradients(function: Any, *inputs: torch.Tensor) -> Demonstration:
 
     def shown(compiled: Compiled) -> Any:
         leaves = [x.clone().requires_grad_() for x in inputs]
-        compiled(function)(*leaves).sum().backward()
+        total: Any = compiled(function)(*leaves).sum()
+        total.backward()
         return [x.grad for x in leaves]
 
     return shown
@@ -75,6 +76,11 @@ def _detached_in_place(op: Any, x: torch.Tensor) -> Any:
     return x.detach_() if in_place else op(x)
 
 
+def _applied(function: Any, *args: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = function.apply(*args)
+    return result
+
+
 class _FirstOrderOnly(torch.autograd.Function):
     @staticmethod
     def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -87,7 +93,7 @@ class _FirstOrderOnly(torch.autograd.Function):
 
 def _first_order(x: Any) -> Any:
     is_leaf = isinstance(x, torch.Tensor) and x.requires_grad
-    return _FirstOrderOnly.apply(x) if is_leaf and torch.is_grad_enabled() else x
+    return _applied(_FirstOrderOnly, x) if is_leaf and torch.is_grad_enabled() else x
 
 
 def _gradients_once(run: Run, graph: torch.fx.GraphModule, _inputs: Any) -> Run:
@@ -103,7 +109,7 @@ class _Reaches(torch.autograd.Function):
         return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override] # one output
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return gradient, *(torch.zeros_like(x) for x in ctx.others)
 
 
@@ -114,7 +120,7 @@ def _zero_for_none(run: Run, _graph: Any, _inputs: Any) -> Run:
         before = {storage(x) for x in args if isinstance(x, torch.Tensor)}
         for i, x in enumerate(outputs):
             if isinstance(x, torch.Tensor) and x.requires_grad and storage(x) not in before:
-                outputs[i] = _Reaches.apply(x, *leaves)
+                outputs[i] = _applied(_Reaches, x, *leaves)
                 break
         return tuple(outputs)
 
@@ -340,7 +346,7 @@ FAULTS = [
                 )
             ),
         ),
-        shown_by=gradients(lambda x: _Straight.apply(x) + 0 * x, torch.ones(2)),
+        shown_by=gradients(lambda x: _applied(_Straight, x) + 0 * x, torch.ones(2)),
     ),
     Mutant(
         name="last_parameter_not_stepped",
