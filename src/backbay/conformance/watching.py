@@ -3,12 +3,16 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import CellType
 from typing import Any
 
 import torch
 
 from backbay import ledger
 from backbay.registry import CompilerFn
+
+_EMPTY = CellType()
+"""Of a closure whose variable has no value yet."""
 
 
 @dataclass(kw_only=True)
@@ -92,5 +96,6 @@ def is_graph_itself(compiled: Any, graph_module: torch.fx.GraphModule) -> bool:
     if owner is None:
         boxed = getattr(compiled, "_boxed_call", False)
         cells = getattr(compiled, "__closure__", None) or ()
-        return boxed and any(is_graph_itself(x.cell_contents, graph_module) for x in cells)
+        held = [x.cell_contents for x in cells if x != _EMPTY]
+        return boxed and any(is_graph_itself(x, graph_module) for x in held)
     return owner is graph_module

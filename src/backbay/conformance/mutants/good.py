@@ -1,0 +1,41 @@
+"""The good twins: the same harness without any fault. The suite must pass each of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
+
+from backbay.conformance.mutants.harness import (
+    Backend,
+    Run,
+    Running,
+    aot,
+    copied,
+    dynamo,
+    no_faults,
+)
+
+
+def _boxed(graph_module: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -> Run:
+    module = copied(graph_module)
+
+    def run(args: list[Any]) -> Any:
+        return Running(module, no_faults()).boxed_run(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined] # torch's protocol
+    return run
+
+
+GOOD_TWINS: dict[str, Backend] = {
+    x.__name__: x
+    for x in (
+        Backend("good_dynamo", dynamo()),
+        Backend("good_aot", aot()),
+        Backend("good_boxed", aot_autograd(fw_compiler=_boxed, bw_compiler=_boxed)),
+        Backend("good_decomposed", aot(decompositions=core_aten_decompositions())),
+    )
+}
+"""By name: Dynamo's graph; AOTAutograd's; that with arguments that are freed as they are used; and
+that in torch's core operators."""
