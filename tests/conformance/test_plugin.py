@@ -64,7 +64,7 @@ def test_a_backend_that_is_right_fails(elsewhere):
 def test_a_wrong_backend_passes(elsewhere):
     code, said = elsewhere("-k", "negative_zero_is_lost")
     assert code == 1, said
-    assert "fail_value: output" in said
+    assert "fail_value: " in said
     assert "eager pass, aot_eager pass, aot_eager_decomp_partition pass" in said
 
 
