@@ -53,6 +53,8 @@ class Desk:
             seed=self._setup.seed,
             traits=Traits() if spec is None else spec.traits,
             configure=functools.partial(self._configured, name) if given is None else None,
+            spec=spec,
+            registry=self._registry if given is None else None,
             runs_graphs_as_they_are=spec is not None and spec.debug,
         )
 
