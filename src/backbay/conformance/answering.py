@@ -56,6 +56,7 @@ class Desk:
             traits=Traits() if spec is None else spec.traits,
             configure=functools.partial(self._configured, name) if given is None else None,
             spec=spec,
+            registry=self._registry if given is None else None,
             runs_graphs_as_they_are=spec is not None and spec.debug,
         )
 

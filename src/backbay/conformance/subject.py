@@ -13,7 +13,8 @@ from backbay.conformance.watching import Graph, Watched
 from backbay.errors import ProofImpossible
 from backbay.proof import Golden, Proof, Verdict, Workload, make_golden, observe
 from backbay.proof.oracle import Kind
-from backbay.registry import BackendSpec, CompilerFn, Traits
+from backbay.registry import BackendSpec, CompilerFn, Registry, Traits
+from backbay.registry.target import parse
 
 _STATUS: Mapping[Kind, Status] = {
     "value": "fail_value",
@@ -39,8 +40,9 @@ class Subject:
         seed: int = 0,
         traits: Traits | None = None,
         configure: "Configure | None" = None,
-        runs_graphs_as_they_are: bool = False,
         spec: BackendSpec | None = None,
+        registry: Registry | None = None,
+        runs_graphs_as_they_are: bool = False,
     ) -> None:
         self.name = name
         self.runs_graphs_as_they_are = runs_graphs_as_they_are
@@ -49,7 +51,9 @@ class Subject:
         self.seed = seed
         self.traits = traits or Traits()
         self.spec = spec
-        """What is known of it; None of a bare compiler function."""
+        """What is declared of it; None where nobody declares anything."""
+        self.registry = registry
+        """Where it was looked up; None where it was given as an object."""
         self.watched = Watched(compiler, name=name)
         self._configure = configure
 
@@ -57,6 +61,11 @@ class Subject:
     def graphs(self) -> list[Graph]:
         """The ownership reports of this case's graphs, in the order in which they came."""
         return self.watched.graphs
+
+    @property
+    def registered(self) -> bool:
+        """Whether it has a name that a registry knows."""
+        return self.registry is not None and self.spec is not None and parse(self.name) is None
 
     def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """Compile with the backend; options are those of torch.compile."""

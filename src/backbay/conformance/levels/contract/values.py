@@ -27,9 +27,16 @@ def nan_is_lost(subject: Subject) -> None:
 @theme.case()
 def infinity_is_taken_for_a_number(subject: Subject) -> None:
     def program(x: torch.Tensor) -> Tensors:
-        return x * 0, x - x, x / x, 0 / x
+        return x - x, x / x, 0 / x, x**0, x * torch.zeros_like(x[:1])
 
     subject.agrees(program, given(subject, [INF, -INF, NAN, 0.0, 1.0, -2.0, 5e-1, 3.0, INF]))
+
+
+@theme.case()
+def product_with_zero_is_taken_for_zero(subject: Subject) -> None:
+    subject.agrees(
+        lambda x: (x * 0, x * 0.0), given(subject, [INF, -INF, NAN, 0.0, 1.0, -2.0, 5e-1])
+    )
 
 
 @theme.case()
@@ -90,9 +97,14 @@ def large_arguments_overflow(subject: Subject) -> None:
 @theme.case()
 def small_arguments_lose_digits(subject: Subject) -> None:
     def program(x: torch.Tensor) -> Tensors:
-        return x.log1p(), x.expm1(), x.sin(), x.tanh(), x.erf()
+        return x.log1p(), x.expm1(), x.sin(), x.tanh()
 
     subject.agrees(program, torch.rand(67, device=subject.device) * 1e-6)
+
+
+@theme.case()
+def error_function_of_small_arguments_loses_digits(subject: Subject) -> None:
+    subject.agrees(lambda x: x.erf(), torch.rand(67, device=subject.device) * 1e-6)
 
 
 @theme.case()
