@@ -42,6 +42,7 @@ def conform(
     expectations: Path | None = None,
     collect: bool = False,
     caches: Path | None = None,
+    stop_on_failure: bool = False,
     registry: Registry = default_registry,
     tell: pool.Tell = lambda _result: None,
 ) -> Statement:
@@ -61,6 +62,7 @@ def conform(
         collect: write that file anew instead of holding the results to it.
         caches: folder of the compilers' caches, which a later run finds again; default: an empty
             one, so that everything is compiled.
+        stop_on_failure: start no further case after the first that is held against the backend.
         registry: where a name is looked up; child processes have the default one.
         tell: called with each result as it comes.
 
@@ -80,25 +82,36 @@ def conform(
         only=tuple(only),
         all_samples=all_samples,
     )
+    kind, torch = device.partition(":")[0], str(registry.environment.torch_build["__version__"])
+    known = expecting.shipped(name) | lines
+
+    def ends(result: Result) -> bool:
+        found = expecting.explained([result], known, device=kind, torch=torch)
+        return stop_on_failure and found[0].failed
+
     start = time.perf_counter()
     if isinstance(backend, str):
         count = workers or pool.usual_workers()
-        ready, results = pool.run_all(setup, workers=count, tell=tell, caches=caches)
+        ready, results = pool.run_all(
+            setup, workers=count, tell=tell, caches=caches, ends=ends
+        )
     else:
         desk = _InProcess(backend, registry)
-        ready, results = pool.run_all(setup, workers=1, tell=tell, open_desk=lambda: desk)
+        ready, results = pool.run_all(
+            setup, workers=1, tell=tell, open_desk=lambda: desk, ends=ends
+        )
     run = _Run(setup=setup, ready=ready, results=results, seconds=time.perf_counter() - start)
-    kind, torch = device.partition(":")[0], str(registry.environment.torch_build["__version__"])
     if collect and expectations is not None:
         lines = expecting.collected(results, lines, device=kind, torch=torch)
         expectations.write_text(expecting.text(lines), encoding="utf-8")
-    known = expecting.shipped(name) | lines
+        known = expecting.shipped(name) | lines
     run.results = expecting.explained(results, known, device=kind, torch=torch)
     stale = expecting.stale(
         results, lines, known=ready.known, levels=setup.levels, device=kind, torch=torch
     )
+    whole = levels is None and not only and not stop_on_failure
     notes = () if isinstance(backend, str) else (IN_PROCESS,)
-    return _statement(run, stale, notes, registry, whole=levels is None and not only)
+    return _statement(run, stale, notes, registry, whole=whole)
 
 
 def _lines(path: Path | None, *, may_be_absent: bool) -> "dict[str, Expectation]":

@@ -22,6 +22,10 @@ Tell = Callable[[Result], None]
 """Called with each result, in the order in which they come; never by two threads at once."""
 
 
+Ends = Callable[[Result], bool]
+"""Asked of each result, by one thread at a time: whether it ends the run."""
+
+
 class Desk(Protocol):
     """Answers requests in order: a child process, or this one for an object that cannot travel."""
 
@@ -129,6 +133,7 @@ def run_all(
     tell: Tell,
     caches: Path | None = None,
     open_desk: OpenDesk | None = None,
+    ends: Ends = lambda _result: False,
 ) -> tuple[job.Ready, list[Result]]:
     """Run every chosen case, on as many processes as asked for.
 
@@ -138,6 +143,7 @@ def run_all(
         tell: called with each result.
         caches: folder of the compilers' caches; an empty one if not given.
         open_desk: opens what answers; child processes if not given.
+        ends: asked of each result; after the first yes no further case is started.
 
     Returns:
         What was known of the cases, and the results in the order of the cases.
@@ -153,7 +159,7 @@ def run_all(
             for number, (case_id, timeout_s) in enumerate(ready.cases):
                 todo.put((number, case_id, timeout_s))
             found: dict[int, Result] = {}
-            work = _Work(todo, found, tell)
+            work = _Work(todo, found, tell, ends)
             further = min(workers, len(ready.cases)) - 1
             threads = [
                 threading.Thread(target=work.at_another, args=(setup, opened))
@@ -177,10 +183,13 @@ class _Work:
         todo: "queue.SimpleQueue[tuple[int, str, float]]",
         found: dict[int, Result],
         tell: Tell,
+        ends: Ends,
     ) -> None:
         self._todo = todo
         self._found = found
         self._tell = tell
+        self._ends = ends
+        self._ended = False
         self._telling = threading.Lock()
         self.error: BaseException | None = None
 
@@ -192,7 +201,7 @@ class _Work:
             self.error = error
 
     def at(self, seat: Seat) -> None:
-        while self.error is None:
+        while self.error is None and not self._ended:
             try:
                 number, case_id, timeout_s = self._todo.get_nowait()
             except queue.Empty:
@@ -201,6 +210,7 @@ class _Work:
             with self._telling:
                 self._found[number] = result
                 self._tell(result)
+                self._ended = self._ended or self._ends(result)
 
 
 def open_child(caches: Path) -> Child[job.Request, job.Reply]:

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from backbay.conformance.mutants.graphs import same_call
 from backbay.conformance.mutants.harness import (
     Backend,
     Faults,
@@ -68,17 +67,6 @@ def _always_copies(op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 def _no_copy_of_nothing(op: Any, x: torch.Tensor, pad: Any, *args: Any, **kwargs: Any) -> Any:
     return op(x, pad, *args, **kwargs) if any(pad) else x
-
-
-def _one_for_equals(module: torch.fx.GraphModule) -> None:
-    end = next(x for x in module.graph.nodes if x.op == "output")
-    first: dict[Any, torch.fx.Node] = {}
-    for node in list(end.all_input_nodes):
-        same = first.setdefault(same_call(node), node)
-        if node.op.startswith("call_") and same is not node:
-            node.replace_all_uses_with(same)
-            module.graph.erase_node(node)
-    module.recompile()
 
 
 class _ReusesBuffers(Running):
@@ -145,12 +133,6 @@ def _overlapping(compiled: Compiled) -> Any:
 
     base = torch.zeros(4)
     return compiled(through)(base, base[1:])
-
-
-def _equals(compiled: Compiled) -> Any:
-    one, two = compiled(lambda x: (x + 1, x + 1))(torch.ones(2))
-    one.zero_()
-    return two
 
 
 def _view_outlives(x: torch.Tensor) -> Any:
@@ -221,15 +203,6 @@ FAULTS = [
             "overlapping_inputs_taken_apart", dynamo(Plan(around=_overlapping_inputs_copied))
         ),
         shown_by=_overlapping,
-    ),
-    Mutant(
-        name="equal_results_are_one",
-        family="aliasing",
-        fault="Two results that are computed alike come back as one tensor.",
-        level="contract",
-        link="https://github.com/pytorch/pytorch/issues/191449",
-        compiler=Backend("equal_results_are_one", dynamo(Plan(rewrite=_one_for_equals))),
-        shown_by=_equals,
     ),
     Mutant(
         name="buffer_freed_under_a_view",

@@ -16,6 +16,15 @@ FILES = (
     "layout",
     "running",
     "context",
+    "held_out_numerics",
+    "held_out_integers",
+    "held_out_metadata",
+    "held_out_training",
+    "held_out_mutation",
+    "held_out_aliasing",
+    "held_out_layout",
+    "held_out_running",
+    "held_out_context",
 )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from backbay.conformance.mutants.graphs import draws, same_call
 from backbay.conformance.mutants.harness import (
     Backend,
     Faults,
@@ -64,10 +63,6 @@ def _one_mask() -> Faults:
     return lambda target: masked if target is functional.dropout else None
 
 
-def _always_drops(op: Any, x: Any, p: float = 0.5, _training: bool = True, *rest: Any) -> Any:
-    return op(x, p, True, *rest)  # noqa: FBT003 (F.dropout's own)
-
-
 def _own_randomness(op: Any, *args: Any, **kwargs: Any) -> Any:
     with torch.random.fork_rng():
         torch.seed()
@@ -77,16 +72,6 @@ def _own_randomness(op: Any, *args: Any, **kwargs: Any) -> Any:
 def _is_random(target: Any) -> Any:
     seeded = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
     return _own_randomness if seeded else None
-
-
-def _draws_merged(module: torch.fx.GraphModule) -> None:
-    first: dict[Any, torch.fx.Node] = {}
-    for node in list(module.graph.nodes):
-        same = first.setdefault(same_call(node), node)
-        if draws(node) and same is not node:
-            node.replace_all_uses_with(same)
-            module.graph.erase_node(node)
-    module.recompile()
 
 
 def _first_branch(_op: Any, _predicate: Any, first: Any, _second: Any, operands: Any = ()) -> Any:
@@ -168,12 +153,6 @@ def _seeded_twice(compiled: Compiled) -> Any:
     return torch.equal(*results)
 
 
-def _one_call_two_masks(compiled: Compiled) -> Any:
-    return torch.equal(
-        *compiled(lambda x: (functional.dropout(x), functional.dropout(x)))(torch.ones(64))
-    )
-
-
 def _branch(x: torch.Tensor) -> Any:
     return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
 
@@ -230,31 +209,12 @@ FAULTS = [
         shown_by=_two_masks,
     ),
     Mutant(
-        name="dropout_in_eval",
-        family="context",
-        fault="Dropout drops though the module does not train.",
-        level="contract",
-        compiler=Backend(
-            "dropout_in_eval", dynamo(Plan(faults=instead_of({functional.dropout: _always_drops})))
-        ),
-        shown_by=once(torch.nn.Dropout(0.9).eval(), torch.ones(64)),
-    ),
-    Mutant(
         name="seed_ignored",
         family="context",
         fault="Random operators draw from a generator of their own that manual_seed does not seed.",
         level="contract",
         compiler=Backend("seed_ignored", aot(Plan(faults=lambda: _is_random))),
         shown_by=_seeded_twice,
-    ),
-    Mutant(
-        name="equal_draws_are_one",
-        family="context",
-        fault="Two random operators with the same arguments are computed once.",
-        level="contract",
-        link="https://github.com/pytorch/pytorch/issues/198333",
-        compiler=Backend("equal_draws_are_one", aot(Plan(rewrite=_draws_merged))),
-        shown_by=_one_call_two_masks,
     ),
     Mutant(
         name="cond_takes_first_branch",

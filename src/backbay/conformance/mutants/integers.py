@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 
-from backbay.conformance.mutants.harness import Backend, Plan, aot, instead_of, kept, packet
+from backbay.conformance.mutants.harness import Backend, Plan, aot, instead_of, packet
 from backbay.conformance.mutants.mutant import Mutant
 from backbay.conformance.mutants.numerics import aten, once
 
 _LANES = 16
-_LONGEST = 4096
 _SMALL = {torch.uint8, torch.int8}
 _WRAPPING = {aten.add, aten.sub, aten.mul, aten.neg}
 
@@ -26,10 +25,6 @@ def _from_zero(op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 def _floor_is_trunc(op: Any, a: Any, b: Any) -> Any:
     right = op(a, b)
     return right if right.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
-
-
-def _remainder_is_fmod(op: Any, a: Any, b: Any) -> Any:
-    return kept(op(a, b), torch.fmod(torch.as_tensor(a), b))
 
 
 def _no_wrapping(module: torch.fx.GraphModule) -> None:
@@ -80,35 +75,6 @@ def _bool_through_int(op: Any, x: torch.Tensor, **kwargs: Any) -> Any:
     return op(x, **kwargs)
 
 
-def _sum_in_half(op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    right = op(x, *args, **kwargs)
-    count = x.numel() // max(1, right.numel())
-    if x.dtype not in {torch.float16, torch.bfloat16} or right.dtype != x.dtype or count > _LONGEST:
-        return right
-    dims = args[0] if args and args[0] else list(range(x.dim()))
-    left = [d for d in range(x.dim()) if d not in {i % x.dim() for i in dims}]
-    columns = x.permute(*left, *(d for d in range(x.dim()) if d not in left)).reshape(-1, count)
-    total = torch.zeros_like(columns[:, 0])
-    for column in columns.unbind(1):
-        total = total + column
-    return kept(right, total.view(right.shape))
-
-
-def _index_add(_op: Any, x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Any:
-    return x.index_copy(dim, index, x.index_select(dim, index) + alpha * source)
-
-
-def _scatter_add(_op: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
-    source = source[tuple(slice(n) for n in index.shape)]
-    return x.scatter(dim, index, x.gather(dim, index) + source)
-
-
-def _index_put(op: Any, x: Any, index: Any, value: Any, accumulate: bool = False) -> Any:
-    if accumulate:
-        value = aten.index(x, index) + value
-    return op(x, index, value, False)  # noqa: FBT003 (aten's own)
-
-
 def _cumulated_as_given(op: Any, x: torch.Tensor, dim: int, **_dtype: Any) -> Any:
     return op(x, dim, dtype=x.dtype)
 
@@ -119,14 +85,6 @@ def _dies_of_zero(op: Any, a: Any, b: Any, **kwargs: Any) -> Any:
     if is_integer and bool((divisor == 0).any()):
         signal.raise_signal(signal.SIGFPE)
     return op(a, b, **kwargs)
-
-
-def _wraps_index(op: Any, weight: torch.Tensor, index: torch.Tensor, *further: Any) -> Any:
-    return op(weight, index % max(1, len(weight)), *further)
-
-
-def _clamps_index(op: Any, x: torch.Tensor, dim: int, index: torch.Tensor, *further: Any) -> Any:
-    return op(x, dim, index.clamp(0, max(0, x.size(dim) - 1)) if x.dim() else index, *further)
 
 
 _BIG = torch.tensor([3_000_000_000])
@@ -161,17 +119,6 @@ FAULTS = [
             aot(Plan(faults=instead_of({aten.floor_divide: _floor_is_trunc}))),
         ),
         shown_by=once(lambda x: x // 2, torch.tensor([-3, 3])),
-    ),
-    Mutant(
-        name="remainder_has_dividends_sign",
-        family="numerics",
-        fault="The remainder has the sign of the dividend, as in C.",
-        level="ops",
-        compiler=Backend(
-            "remainder_has_dividends_sign",
-            aot(Plan(faults=instead_of({aten.remainder: _remainder_is_fmod}))),
-        ),
-        shown_by=once(lambda x: x % 3, torch.tensor([-1.0, 1.0])),
     ),
     Mutant(
         name="uint8_does_not_wrap",
@@ -221,40 +168,6 @@ FAULTS = [
         shown_by=once(lambda x: x.bool(), torch.tensor([0.5, 0.0, 2.0])),
     ),
     Mutant(
-        name="half_sums_in_half",
-        family="numerics",
-        fault="A sum of 16-bit floats is rounded to 16 bits after each addition.",
-        level="dtypes",
-        compiler=Backend(
-            "half_sums_in_half", aot(Plan(faults=instead_of({aten.sum: _sum_in_half})))
-        ),
-        shown_by=once(lambda x: x.sum(0), torch.ones(600, 2, dtype=torch.bfloat16)),
-    ),
-    Mutant(
-        name="duplicates_are_not_added",
-        family="numerics",
-        fault="Of values that are added at the same index only the last counts.",
-        level="ops",
-        link="https://github.com/torch-spyre/torch-spyre/issues/3638",
-        compiler=Backend(
-            "duplicates_are_not_added",
-            aot(
-                Plan(
-                    faults=instead_of(
-                        {
-                            aten.index_add: _index_add,
-                            aten.scatter_add: _scatter_add,
-                            aten.index_put: _index_put,
-                        }
-                    )
-                )
-            ),
-        ),
-        shown_by=once(
-            lambda x: x.index_add(0, torch.tensor([1, 1]), torch.ones(2)), torch.zeros(3)
-        ),
-    ),
-    Mutant(
         name="cumulated_dtype_ignored",
         family="metadata",
         fault="A cumulative sum is accumulated and returned in its input's dtype, whatever is "
@@ -284,27 +197,5 @@ FAULTS = [
             ),
         ),
         shown_by=once(lambda x: 1 // x, torch.tensor([0, 1])),
-    ),
-    Mutant(
-        name="index_is_not_checked",
-        family="errors",
-        fault="An index out of range is wrapped or clamped, and eager raises.",
-        level="errors",
-        link="https://github.com/pytorch/pytorch/issues/183608",
-        compiler=Backend(
-            "index_is_not_checked",
-            aot(
-                Plan(
-                    faults=instead_of(
-                        {
-                            aten.embedding: _wraps_index,
-                            aten.index_select: _clamps_index,
-                            aten.gather: _clamps_index,
-                        }
-                    )
-                )
-            ),
-        ),
-        shown_by=once(torch.gather, torch.ones(2, 2), 1, torch.tensor([[0, 9]])),
     ),
 ]

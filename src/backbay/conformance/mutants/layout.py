@@ -1,6 +1,5 @@
 """Faults of layout and shape: inputs are not laid out, not as large, or not there as assumed."""
 
-import weakref
 from typing import Any
 
 import torch
@@ -10,31 +9,13 @@ from backbay.conformance.mutants.harness import (
     Compile,
     Plan,
     Run,
-    Running,
     aot,
     dynamo,
     instead_of,
     on_inputs,
-    packet,
 )
 from backbay.conformance.mutants.mutant import Compiled, Mutant
 from backbay.conformance.mutants.numerics import aten, once
-
-
-def _rows(shape: torch.Size) -> list[int]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(1, size)
-    return strides[::-1]
-
-
-def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    if type(x) is not torch.Tensor or x.layout != torch.strided or x.is_contiguous():
-        return x
-    if (x.storage_offset() + x.numel()) * x.element_size() > x.untyped_storage().nbytes():
-        return x
-    return x.as_strided(x.shape, _rows(x.shape))
 
 
 def _from_the_start(x: torch.Tensor) -> torch.Tensor:
@@ -92,21 +73,6 @@ def _hints(run: Run, _graph: Any, inputs: Any) -> Run:
     return call
 
 
-_ITEMS: weakref.WeakKeyDictionary[torch.fx.Node, Any] = weakref.WeakKeyDictionary()
-
-
-class _ReadsItemsOnce(Running):
-    """Keeps each number that was read from a tensor."""
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        """Run a node, or give what it gave the first time."""
-        if packet(n.target) is not aten._local_scalar_dense:
-            return super().run_node(n)
-        if n not in _ITEMS:
-            _ITEMS[n] = super().run_node(n)
-        return _ITEMS[n]
-
-
 def _two_sizes(compiled: Compiled) -> Any:
     function = compiled(lambda x: x.sum() / x.shape[0], dynamic=True)
     return [function(torch.ones(n)) for n in (4, 6)]
@@ -120,24 +86,9 @@ def _recompiles(compiled: Compiled) -> Any:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
 
 
-def _items(compiled: Compiled) -> Any:
-    with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        function = compiled(lambda n: torch.arange(n.item()))
-        return [function(torch.tensor(n)) for n in (3, 5)]
-
-
 _TALL = torch.tensor([[1.0, 5.0], [2.0, 3.0], [7.0, 4.0]])
 
 FAULTS = [
-    Mutant(
-        name="inputs_taken_for_rows",
-        family="layout",
-        fault="Inputs are read as though they were contiguous.",
-        level="contract",
-        link="https://github.com/pytorch/pytorch/issues/172693",
-        compiler=Backend("inputs_taken_for_rows", aot(Plan(around=on_inputs(_as_rows)))),
-        shown_by=once(torch.sin, _TALL.t()),
-    ),
     Mutant(
         name="offset_ignored",
         family="layout",
@@ -214,13 +165,5 @@ FAULTS = [
         link="https://github.com/pytorch/pytorch/issues/117496",
         compiler=Backend("first_size_for_all", dynamo(Plan(around=_hints))),
         shown_by=_two_sizes,
-    ),
-    Mutant(
-        name="first_item_for_all",
-        family="shape",
-        fault="A number that is read from a tensor is taken for what it was at the first call.",
-        level="shapes",
-        compiler=Backend("first_item_for_all", aot(Plan(running=_ReadsItemsOnce))),
-        shown_by=_items,
     ),
 ]

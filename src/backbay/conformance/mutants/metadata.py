@@ -78,17 +78,6 @@ FAULTS = [
         shown_by=once(torch.sin, torch.ones(3, 2).t()),
     ),
     Mutant(
-        name="scalar_has_a_dimension",
-        family="metadata",
-        fault="A result without dimensions comes back with one, of size 1.",
-        level="contract",
-        compiler=Backend(
-            "scalar_has_a_dimension",
-            dynamo(Plan(around=on_outputs(lambda x: x if x.dim() else x.unsqueeze(0)))),
-        ),
-        shown_by=once(torch.sum, torch.ones(3)),
-    ),
-    Mutant(
         name="int64_becomes_int32",
         family="metadata",
         fault="A result of 64-bit integers comes back in 32 bits.",

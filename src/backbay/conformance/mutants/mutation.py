@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from backbay.conformance.mutants.graphs import follows, same_call, writes_to
+from backbay.conformance.mutants.graphs import follows, writes_to
 from backbay.conformance.mutants.harness import (
     Backend,
     Plan,
@@ -19,6 +19,7 @@ from backbay.conformance.mutants.harness import (
 from backbay.conformance.mutants.mutant import Compiled, Demonstration, Mutant
 from backbay.conformance.mutants.numerics import aten
 
+_AUTOGRAD: Any = torch.autograd
 _READS = {aten.select: aten.select_scatter, aten.slice: aten.slice_scatter}
 
 
@@ -34,24 +35,10 @@ def after(function: Any, *inputs: torch.Tensor) -> Demonstration:
 
 def unnoticed(x: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """Write to a tensor without autograd's knowledge, as foreign code does."""
-    preserved: contextlib.AbstractContextManager[Any] = (
-        torch.autograd._unsafe_preserve_version_counter(x)
+    preserved: contextlib.AbstractContextManager[Any] = _AUTOGRAD._unsafe_preserve_version_counter(
+        x
     )
     return preserved
-
-
-def _put_back(run: Run, _graph: Any, _inputs: Any) -> Run:
-    def call(*args: Any) -> Any:
-        tensors = [x for x in args if type(x) is torch.Tensor]
-        before = [(x, x._version, x.detach().clone()) for x in tensors]
-        outputs = run(*args)
-        for x, version, old in before:
-            if x._version != version and x.shape == old.shape:
-                with torch.no_grad(), unnoticed(x):
-                    x.copy_(old)
-        return outputs
-
-    return call
 
 
 def _scratch(run: Run, _graph: Any, _inputs: Any) -> Run:
@@ -108,23 +95,6 @@ def _reads_before_write(module: torch.fx.GraphModule) -> None:
     module.recompile()
 
 
-def _merged(module: torch.fx.GraphModule) -> None:
-    first: dict[Any, tuple[int, torch.fx.Node]] = {}
-    written: dict[torch.fx.Node, int] = {}
-    for i, node in enumerate(list(module.graph.nodes)):
-        target = writes_to(node)
-        if target is not None:
-            written[target] = i
-        if not node.op.startswith("call_") or target is not None:
-            continue
-        since, same = first.setdefault(same_call(node), (i, node))
-        between = any(written.get(x, -1) > since for x in node.all_input_nodes)
-        if same is not node and between:
-            node.replace_all_uses_with(same)
-            module.graph.erase_node(node)
-    module.recompile()
-
-
 def _without_dead_writes(module: torch.fx.GraphModule) -> None:
     for node in reversed(list(module.graph.nodes)):
         if writes_to(node) is not None and not node.users:
@@ -178,14 +148,6 @@ def _backend(name: str, plan: Plan) -> Backend:
 
 FAULTS = [
     Mutant(
-        name="mutation_dropped",
-        family="mutation",
-        fault="An input that the function changes is as before after the call.",
-        level="contract",
-        compiler=_backend("mutation_dropped", Plan(around=_put_back)),
-        shown_by=after(lambda x: x.add_(1).sum(), torch.ones(3)),
-    ),
-    Mutant(
         name="input_used_as_scratch",
         family="mutation",
         fault="The memory of an input is used for something else once the input has been read.",
@@ -220,14 +182,6 @@ FAULTS = [
         link="https://github.com/pytorch/pytorch/issues/136662",
         compiler=Backend("part_read_before_write", aot(Plan(rewrite=_reads_before_write))),
         shown_by=after(_added_twice, torch.ones(3, 2)),
-    ),
-    Mutant(
-        name="merged_across_write",
-        family="mutation",
-        fault="Two equal expressions are computed once, though their operand changes in between.",
-        level="contract",
-        compiler=_backend("merged_across_write", Plan(rewrite=_merged)),
-        shown_by=after(_summed_twice, torch.ones(3)),
     ),
     Mutant(
         name="write_is_dead_code",

@@ -14,7 +14,7 @@ from backbay.conformance.mutants.harness import (
     kept,
     of_pointwise,
 )
-from backbay.conformance.mutants.mutant import Compiled, Demonstration, Mutant
+from backbay.conformance.mutants.mutant import Demonstration, Mutant
 
 aten = torch.ops.aten
 MATMULS = (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.dot, aten.convolution)
@@ -140,10 +140,6 @@ def _conj_is_nothing(_op: Any, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _signs(compiled: Compiled) -> Any:
-    return compiled(torch.expm1)(torch.tensor([-0.0, 0.0])).signbit()
-
-
 def _odd(n: int) -> torch.Tensor:
     return torch.arange(1.0, n + 1)
 
@@ -183,29 +179,6 @@ FAULTS = [
             "nan_flushed", aot(Plan(faults=of_pointwise(_replaced(torch.isnan, 0.0))))
         ),
         shown_by=once(torch.log, torch.tensor([-1.0, 1.0])),
-    ),
-    Mutant(
-        name="negative_zero_lost",
-        family="numerics",
-        fault="A negative zero in the result of a pointwise operator is a positive one instead.",
-        level="contract",
-        link="https://github.com/pytorch/pytorch/issues/191038",
-        compiler=Backend(
-            "negative_zero_lost",
-            aot(Plan(faults=of_pointwise(_replaced(lambda x: x == 0, 0.0)))),
-        ),
-        shown_by=_signs,
-    ),
-    Mutant(
-        name="infinity_becomes_nan",
-        family="numerics",
-        fault="An infinity in the result of a pointwise operator is NaN instead.",
-        level="contract",
-        compiler=Backend(
-            "infinity_becomes_nan",
-            aot(Plan(faults=of_pointwise(_replaced(torch.isinf, torch.nan)))),
-        ),
-        shown_by=once(torch.exp, torch.tensor([1.0, 1000.0])),
     ),
     Mutant(
         name="gelu_is_tanh",

@@ -55,21 +55,6 @@ def _remembered(run: Run, _graph: Any, _inputs: Any) -> Run:
     return call
 
 
-def _frozen(run: Run, _graph: Any, _inputs: Any) -> Run:
-    weights: dict[int, torch.Tensor] = {}
-
-    def call(*args: Any) -> Any:
-        if torch.is_grad_enabled():
-            return run(*args)
-        own = [
-            weights.setdefault(i, x.detach().clone()) if isinstance(x, torch.nn.Parameter) else x
-            for i, x in enumerate(args)
-        ]
-        return run(*own)
-
-    return call
-
-
 _FACTORIES = {torch.zeros, torch.ones, torch.full, torch.arange}
 
 
@@ -162,13 +147,6 @@ class _TakesAnything(Backend):
         return super().__call__(graph_module, example_inputs)
 
 
-class _Stuck(Backend):
-    """Holds what no other process can be given."""
-
-    def __reduce__(self) -> Any:
-        raise TypeError("cannot pickle a handle to the device")
-
-
 def _gives_back(graph: torch.fx.GraphModule, _inputs: Any) -> Run:
     return graph.forward
 
@@ -190,16 +168,6 @@ def _second_call(compiled: Compiled) -> Any:
     function = compiled(torch.sin)
     function(torch.ones(2))
     return function(torch.zeros(2))
-
-
-def _loaded_anew(compiled: Compiled) -> Any:
-    layer = torch.nn.Linear(2, 2)
-    function = compiled(layer)
-    with torch.no_grad():
-        function(torch.ones(2))
-        layer.weight.zero_()
-        layer.bias.zero_()
-        return function(torch.ones(2))
 
 
 def _constants(compiled: Compiled) -> Any:
@@ -240,12 +208,6 @@ def _one(compiled: Compiled) -> Any:
     return compiled(lambda x: x.sin())(torch.arange(4.0).view(2, 2))
 
 
-def _copied(compiled: Compiled) -> Any:
-    import pickle  # noqa: PLC0415
-
-    return len(pickle.dumps(compiled.backend)) > 0  # type: ignore[attr-defined]
-
-
 def _was_given_back(compiled: Compiled) -> Any:
     from backbay.conformance.watching import Watched  # noqa: PLC0415 (the frame's own)
 
@@ -271,15 +233,6 @@ FAULTS = [
         level="contract",
         compiler=Backend("first_result_for_all", dynamo(Plan(around=_remembered))),
         shown_by=_second_call,
-    ),
-    Mutant(
-        name="parameters_are_frozen",
-        family="life cycle",
-        fault="Without grad mode, parameters are taken for what they were at the first call.",
-        level="contract",
-        link="https://github.com/pytorch/pytorch/issues/104984",
-        compiler=Backend("parameters_are_frozen", dynamo(Plan(around=_frozen))),
-        shown_by=_loaded_anew,
     ),
     Mutant(
         name="constants_folded_and_written",
@@ -353,14 +306,6 @@ FAULTS = [
         shown_by=None,
     ),
     Mutant(
-        name="draws_while_running",
-        family="state",
-        fault="A call draws from torch's random generator though the function does not.",
-        level="contract",
-        compiler=Backend("draws_while_running", dynamo(Plan(around=_then(lambda: torch.rand(1))))),
-        shown_by=lambda compiled: (torch.manual_seed(0), _one(compiled), torch.rand(1))[-1],
-    ),
-    Mutant(
         name="matmul_precision_changed",
         family="state",
         fault="Compiling leaves torch with a lower precision for products of matrices.",
@@ -395,14 +340,6 @@ FAULTS = [
         level="load",
         compiler=_TakesAnything("unknown_options_taken", dynamo()),
         shown_by=_plain_options,
-    ),
-    Mutant(
-        name="cannot_be_pickled",
-        family="abi",
-        fault="The backend cannot be pickled, so no other process can be given it.",
-        level="load",
-        compiler=_Stuck("cannot_be_pickled", dynamo()),
-        shown_by=_copied,
     ),
     Mutant(
         name="falls_back_silently",

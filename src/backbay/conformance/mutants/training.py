@@ -13,20 +13,9 @@ from backbay.conformance.mutants.harness import (
     aot,
     dynamo,
     instead_of,
-    storage,
 )
 from backbay.conformance.mutants.mutant import Compiled, Demonstration, Mutant
 from backbay.conformance.mutants.numerics import aten
-
-_WRITES = (
-    aten.select_scatter,
-    aten.slice_scatter,
-    aten.diagonal_scatter,
-    aten.index_add,
-    aten.index_copy,
-    aten.index_fill,
-    aten.index_put,
-)
 
 
 def on_gradients(change: Any) -> Plan:
@@ -61,10 +50,6 @@ def _without_grad(run: Run, _graph: Any, _inputs: Any) -> Run:
             return run(*args)
 
     return call
-
-
-def _in_bfloat16(gradient: torch.Tensor, _position: int) -> torch.Tensor:
-    return gradient.to(torch.bfloat16).to(gradient.dtype)
 
 
 def _second_is_zero(gradient: torch.Tensor, position: int) -> torch.Tensor:
@@ -102,42 +87,9 @@ def _gradients_once(run: Run, graph: torch.fx.GraphModule, _inputs: Any) -> Run:
     return run if writes else lambda *args: run(*map(_first_order, args))
 
 
-class _Reaches(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        ctx.others = others
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return gradient, *(torch.zeros_like(x) for x in ctx.others)
-
-
-def _zero_for_none(run: Run, _graph: Any, _inputs: Any) -> Run:
-    def call(*args: Any) -> Any:
-        outputs = list(run(*args))
-        leaves = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
-        before = {storage(x) for x in args if isinstance(x, torch.Tensor)}
-        for i, x in enumerate(outputs):
-            if isinstance(x, torch.Tensor) and x.requires_grad and storage(x) not in before:
-                outputs[i] = _applied(_Reaches, x, *leaves)
-                break
-        return tuple(outputs)
-
-    return call
-
-
 def _last_part_missing(op: Any, parts: Any, dim: int = 0) -> Any:
     right = op(parts, dim)
     right.narrow(dim, right.size(dim) - parts[-1].size(dim), parts[-1].size(dim)).zero_()
-    return right
-
-
-def _written_through(op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    right = op(x, *args, **kwargs)
-    for dim, (size, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
-        if size > 1 and stride == 0:
-            right = right.select(dim, -1).unsqueeze(dim).expand(right.shape).contiguous()
     return right
 
 
@@ -175,7 +127,8 @@ def _losses(compiled: Compiled) -> Any:
 def _penalty(compiled: Compiled) -> Any:
     x = torch.full((2,), 2.0, requires_grad=True)
     (gradient,) = torch.autograd.grad(compiled(lambda x: (x**3).sum())(x), x, create_graph=True)
-    (x * x + gradient).sum().backward()
+    total: Any = (x * x + gradient).sum()
+    total.backward()
     return x.grad
 
 
@@ -186,12 +139,6 @@ def _regions(compiled: Compiled) -> Any:
         return y, x * 3
 
     return [y.requires_grad for y in compiled(partly)(torch.ones(3, requires_grad=True))]
-
-
-def _unreached(compiled: Compiled) -> Any:
-    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    compiled(lambda x, y: x * y.detach())(x, y).sum().backward()
-    return x.grad, y.grad is None
 
 
 class _Straight(torch.autograd.Function):
@@ -244,21 +191,6 @@ FAULTS = [
         shown_by=gradients(torch.mul, torch.ones(2), torch.ones(2)),
     ),
     Mutant(
-        name="gradients_in_bfloat16",
-        family="autograd",
-        fault="Gradients are rounded to bfloat16.",
-        level="contract",
-        compiler=Backend(
-            "gradients_in_bfloat16",
-            aot(
-                backward=on_gradients(
-                    lambda x, i: _in_bfloat16(x, i) if x.dtype == torch.float32 else x
-                )
-            ),
-        ),
-        shown_by=gradients(torch.sin, torch.ones(2)),
-    ),
-    Mutant(
         name="detach_is_in_place",
         family="autograd",
         fault="A detached copy of a result detaches the result itself.",
@@ -298,15 +230,6 @@ FAULTS = [
         shown_by=_regions,
     ),
     Mutant(
-        name="missing_gradient_is_zero",
-        family="autograd",
-        fault="An input that backward does not reach gets a gradient of zeros, and eager leaves "
-        "it None.",
-        level="contract",
-        compiler=Backend("missing_gradient_is_zero", dynamo(Plan(around=_zero_for_none))),
-        shown_by=_unreached,
-    ),
-    Mutant(
         name="last_part_of_gradient_missing",
         family="autograd",
         fault="A gradient that backward puts together from parts lacks the last part.",
@@ -317,19 +240,6 @@ FAULTS = [
             aot(backward=Plan(faults=instead_of({aten.cat: _last_part_missing}))),
         ),
         shown_by=gradients(lambda x: x.chunk(2)[0] * 2 + x.chunk(2)[1].sin(), torch.ones(4, 2)),
-    ),
-    Mutant(
-        name="write_to_expanded_reaches_all",
-        family="autograd",
-        fault="A write to a part of an expanded tensor goes to the memory that all parts share, "
-        "as in the gradient of a sum.",
-        level="training",
-        link="https://github.com/pytorch/pytorch/issues/182012",
-        compiler=Backend(
-            "write_to_expanded_reaches_all",
-            aot(*[Plan(faults=instead_of(dict.fromkeys(_WRITES, _written_through)))] * 2),
-        ),
-        shown_by=gradients(lambda x: x.diagonal_scatter(torch.zeros(3)).sum(), torch.ones(3, 3)),
     ),
     Mutant(
         name="custom_backward_ignored",

@@ -1,0 +1,291 @@
+"""Which seeded faults the suite catches, fault by level: ``python -m backbay.conformance.killing``.
+
+A fault is put to the level that must catch it and to ``contract``; where neither does, to every
+other level until one does. Each level ends at the first case that is held against the backend.
+"""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from backbay.conformance import pool
+from backbay.conformance.api import conform
+from backbay.conformance.record import LEVELS, Profile, Result, Statement
+
+QUICK_BAR, FULL_BAR = 0.95, 1.0
+"""Shares of the faults that are not equivalent: caught by any level in ``quick``, and in ``full``
+by the level that is named."""
+_WHERE = "backbay.conformance.mutants"
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """What one level made of one fault."""
+
+    cases: int
+    """How many were run, to the first failure."""
+    seconds: float
+    caught_by: str = ""
+    """Id of the first case that failed; empty where none did."""
+    status: str = ""
+    reason: str = ""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What the suite made of one fault."""
+
+    name: str
+    family: str
+    fault: str
+    level: str
+    """The level that must catch it."""
+    link: str = ""
+    equivalent: str = ""
+    held_out: bool = False
+    cells: dict[str, Cell] = {}
+    """By level; those that were run."""
+
+    @property
+    def caught(self) -> bool:
+        """Whether any level that was run catches it."""
+        return any(x.caught_by for x in self.cells.values())
+
+    @property
+    def caught_as_named(self) -> bool:
+        """Whether the level that must catch it does."""
+        return self.level in self.cells and bool(self.cells[self.level].caught_by)
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """What the suite made of all faults, and of the good backends that they were made from."""
+
+    profile: Profile
+    rows: tuple[Row, ...]
+    twins: dict[str, tuple[str, ...]]
+    """Of each good backend, the cases that failed: there should be none."""
+
+    def counts(self, *, held_out: bool | None = None) -> tuple[int, int]:
+        """Give how many faults are caught, and how many should be, equivalent ones apart.
+
+        Args:
+            held_out: those set aside, the others, or (None) both.
+        """
+        rows = [x for x in self.rows if not x.equivalent and held_out in {None, x.held_out}]
+        return sum(self._counts(x) for x in rows), len(rows)
+
+    def rate(self, *, held_out: bool | None = None) -> float:
+        """Give the share that is caught of what should be; 1 where there is nothing to catch."""
+        caught, total = self.counts(held_out=held_out)
+        return caught / total if total else 1.0
+
+    def missed(self) -> list[Row]:
+        """Give the faults that should be caught and are not."""
+        return [x for x in self.rows if not x.equivalent and not self._counts(x)]
+
+    def missed_bars(self) -> Iterator[str]:
+        """Say which bars do not hold."""
+        bar = QUICK_BAR if self.profile == "quick" else FULL_BAR
+        if self.rate() < bar:
+            yield f"{self.rate():.1%} of the faults are caught, and {bar:.0%} must be"
+        for name, failed in self.twins.items():
+            if failed:
+                yield f"{name}, which is good, fails {len(failed)} cases, the first {failed[0]}"
+        for row in self.rows:
+            if row.equivalent and row.caught:
+                yield f"{row.name} is argued to be equivalent, and is caught"
+
+    def _counts(self, row: Row) -> bool:
+        return row.caught if self.profile == "quick" else row.caught_as_named
+
+
+def order(named: str, present: Sequence[str]) -> list[str]:
+    """Give the levels in the order in which a fault is put to them."""
+    first = [x for x in dict.fromkeys((named, "contract")) if x in present]
+    return [*first, *(x for x in present if x not in first)]
+
+
+def present_levels() -> list[str]:
+    """Give the levels that this version of the suite has."""
+    return [x for x in LEVELS if importlib.util.find_spec(f"backbay.conformance.levels.{x}")]
+
+
+def row_of(name: str, *, profile: Profile, device: str, seed: int, levels: Sequence[str]) -> Row:
+    """Put one fault to the suite."""
+    from backbay.conformance.mutants.catalog import MUTANTS  # noqa: PLC0415 (imports torch)
+
+    mutant, cells = MUTANTS[name], dict[str, Cell]()
+    for level in order(mutant.level, levels):
+        owed = level in {mutant.level, "contract"}
+        if not owed and (mutant.equivalent or any(x.caught_by for x in cells.values())):
+            continue
+        statement = conform(
+            f"{_WHERE}:{name}",
+            profile=profile,
+            levels=[level],
+            device=device,
+            seed=seed,
+            workers=1,
+            stop_on_failure=True,
+        )
+        cells[level] = cell_of(statement)
+    return Row(
+        name=name,
+        family=mutant.family,
+        fault=mutant.fault,
+        level=mutant.level,
+        link=mutant.link,
+        equivalent=mutant.equivalent,
+        held_out=mutant.held_out,
+        cells=cells,
+    )
+
+
+def cell_of(statement: Statement) -> Cell:
+    """Give what one level made of a fault, from the statement of a run that stops at a failure."""
+    failed = first_failure(statement.results)
+    return Cell(
+        cases=len(statement.results),
+        seconds=round(statement.seconds, 1),
+        caught_by="" if failed is None else failed.id,
+        status="" if failed is None else failed.status,
+        reason="" if failed is None else failed.reason,
+    )
+
+
+def first_failure(results: Iterable[Result]) -> Result | None:
+    """Give the first result that is held against the backend, in the order of the cases."""
+    return next((x for x in results if x.failed), None)
+
+
+def markdown(table: Table) -> str:
+    """Word the table as Markdown: fault by level, then the rates."""
+    ran = [x for x in LEVELS if any(x in row.cells for row in table.rows)]
+    lines = [
+        f"| fault | family | {' | '.join(ran)} | first case |",
+        f"|---|---|{'---|' * len(ran)}---|",
+    ]
+    lines += [_line(row, ran) for row in table.rows]
+    return "\n".join([*lines, "", *summary(table), ""])
+
+
+def _line(row: Row, ran: Sequence[str]) -> str:
+    marks = [_mark(row, x) for x in ran]
+    first = next((x for x in row.cells.values() if x.caught_by), None)
+    case = "" if first is None else f"`{first.caught_by}` ({first.status})"
+    name = f"[{row.name}]({row.link})" if row.link else row.name
+    kind = f"{row.family}{', set aside' if row.held_out else ''}"
+    return f"| {name} | {kind} | {' | '.join(marks)} | {case or row.equivalent} |"
+
+
+def _mark(row: Row, level: str) -> str:
+    cell = row.cells.get(level)
+    if cell is None:
+        return ""
+    mark = "caught" if cell.caught_by else "no"
+    return f"**{mark}**" if level == row.level else mark
+
+
+def summary(table: Table) -> list[str]:
+    """Word the rates, the equivalent faults and the good backends; one line each."""
+    lines = []
+    for what, held_out in (
+        ("all", None),
+        ("known to writers of levels", False),
+        ("set aside", True),
+    ):
+        caught, total = table.counts(held_out=held_out)
+        rate = table.rate(held_out=held_out)
+        lines.append(f"- {table.profile}, {what}: {caught} of {total} caught ({rate:.1%}).")
+    equivalent = [x for x in table.rows if x.equivalent]
+    seen = sum(x.caught for x in equivalent)
+    lines.append(f"- Equivalent, counted in none of these: {len(equivalent)}; caught: {seen}.")
+    wrong = [x for x in table.rows if x.caught and not x.caught_as_named and not x.equivalent]
+    lines.append(f"- Caught by another level than the one named: {_names(wrong)}.")
+    lines.append(f"- Missed: {_names(table.missed())}.")
+    for name, failed in table.twins.items():
+        lines.append(f"- {name}: {len(failed)} failures{', ' + failed[0] if failed else ''}.")
+    return lines
+
+
+def _names(rows: Sequence[Row]) -> str:
+    return ", ".join(x.name for x in rows) or "none"
+
+
+def make_table(
+    names: Sequence[str], *, profile: Profile, device: str, seed: int, side_by_side: int
+) -> Table:
+    """Put faults and good backends to the suite, some at a time."""
+    from backbay.conformance.mutants.good import GOOD_TWINS  # noqa: PLC0415 (imports torch)
+
+    levels = present_levels()
+
+    def row(name: str) -> Row:
+        found = row_of(name, profile=profile, device=device, seed=seed, levels=levels)
+        _say(f"{'caught' if found.caught else 'missed'}  {name}")
+        return found
+
+    def twin(name: str) -> tuple[str, ...]:
+        statement = conform(
+            f"{_WHERE}:{name}", profile=profile, levels=levels, device=device, seed=seed, workers=1
+        )
+        failed = tuple(x.id for x in statement.results if x.failed)
+        _say(f"{len(failed)} failures  {name}")
+        return failed
+
+    with ThreadPoolExecutor(side_by_side) as threads:
+        twins = threads.map(twin, GOOD_TWINS)
+        rows = threads.map(row, names)
+        return Table(
+            profile=profile, rows=tuple(rows), twins=dict(zip(GOOD_TWINS, twins, strict=True))
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the table; 1 where a bar does not hold."""
+    from backbay.conformance.mutants.catalog import MUTANTS  # noqa: PLC0415 (imports torch)
+
+    given = _parser().parse_args(arguments)
+    unknown = [x for x in given.only if x not in MUTANTS]
+    if unknown:
+        _say(f"there is no seeded fault {unknown[0]!r}")
+        return 2
+    table = make_table(
+        given.only or list(MUTANTS),
+        profile=given.profile,
+        device=given.device,
+        seed=given.seed,
+        side_by_side=given.workers,
+    )
+    if given.markdown is not None:
+        given.markdown.write_text(markdown(table), encoding="utf-8")
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(table)))
+    bars = list(table.missed_bars())
+    for line in [*summary(table), *bars]:
+        _say(line)
+    return 1 if bars else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m backbay.conformance.killing")
+    parser.add_argument("--profile", choices=("quick", "full"), default="quick")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these faults alone")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=pool.usual_workers(), help="side by side")
+    parser.add_argument("--markdown", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    return parser
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
