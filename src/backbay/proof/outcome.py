@@ -168,5 +168,14 @@ def _seeded(seed: int) -> Iterator[None]:
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # torch has no stub
     devices = [torch.cuda.current_device()] if on_gpu else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        _seed(seed)
         yield
+
+
+def _seed(seed: int) -> None:
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        # The other would note a stack trace for each accelerator that may come into being later:
+        # most of the time that a small proof takes, and memory that is never given back.
+        torch.default_generator.manual_seed(seed)
