@@ -166,7 +166,8 @@ class _Copies:
 
 
 def _memory(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata  # noqa: SLF001 (an address says nothing of empty memory)
+    # Its address would say nothing of empty memory.
+    return int(value.untyped_storage()._cdata)  # noqa: SLF001
 
 
 def _reads_bits(source: torch.Tensor, target: torch.dtype) -> bool:

@@ -2,14 +2,16 @@
 
 import itertools
 import linecache
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from backbay.conformance.fuzz.program import Program
 from backbay.conformance.fuzz.source import source
 from backbay.conformance.subject import as_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _numbers = itertools.count()
 

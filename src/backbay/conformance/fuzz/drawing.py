@@ -204,9 +204,8 @@ class _Drawing:
         rest = [x for x in values if x not in ends]
         self._rng.shuffle(ends)
         found: list[Value] = ends[: _OUTPUTS - 1]
-        for _ in range(self._rng.randrange(0 if found else 1, 3)):
-            if rest:
-                found.append(rest[self._rng.randrange(len(rest))])
+        more = self._rng.randrange(0 if found else 1, 3) if rest else 0
+        found += [rest[self._rng.randrange(len(rest))] for _ in range(more)]
         return tuple(x.name for x in found)
 
 

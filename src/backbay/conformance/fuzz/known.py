@@ -1,11 +1,11 @@
-"""Finds that are known already; each names the issue where it is, or it is not ignored. No torch.
+r"""Finds that are known already; each names the issue where it is, or it is not ignored. No torch.
 
 ``known.toml``::
 
     [[find]]
     status = "fail_mutation"                 # may be left out
     reason = "was changed by the run"        # a regular expression; may be left out
-    program = 'unfold\\(\\d+, 1, 2\\)'           # likewise, over the program's source
+    program = 'unfold\(\d+, 1, 2\)'           # likewise, over the program's source
     link = "https://github.com/pytorch/pytorch/issues/198102"
 """
 

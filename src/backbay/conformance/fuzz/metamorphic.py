@@ -4,6 +4,7 @@ Compiled is held against compiled, each in a fresh compile; eager only says how 
 scatter. So a fault is seen even where eager has it too.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 
@@ -121,7 +122,7 @@ def _written(program: Program, name: str) -> bool:
 def reordered(program: Program) -> Program | None:
     """Swap two neighbours that have nothing to do with each other."""
     found = list(program.statements)
-    for place, (first, second) in enumerate(zip(found, found[1:], strict=False)):
+    for place, (first, second) in enumerate(itertools.pairwise(found)):
         writes_ = {first.kind, second.kind} & WRITES
         if not writes_ and not set(first.targets) & set(second.args):
             found[place], found[place + 1] = second, first
@@ -140,7 +141,7 @@ def burdened(program: Program) -> Program | None:
     names = [y for x in program.statements[:place] for y in x.targets]
     if not names:
         return None
-    dead = Statement(kind="twin", expr="{0}.abs().sum()", args=(names[-1],), targets=("w0",))
+    dead = Statement(kind="twin", expr="({0} == {0}).sum()", args=(names[-1],), targets=("w0",))
     return _inserted(program, dead)
 
 

@@ -78,7 +78,7 @@ def _without(program: Program, gone: range) -> Program | None:
             kept.append(statement)
     outputs = tuple(x for x in program.outputs if x not in missing)
     if not outputs:
-        outputs = program.arguments[:1] and (program.arguments[0].name,)
+        outputs = tuple(x.name for x in program.arguments[:1])
     return with_statements(msgspec.structs.replace(program, outputs=outputs), kept)
 
 

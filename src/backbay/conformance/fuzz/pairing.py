@@ -91,7 +91,7 @@ def raise_if_unlike(one: Outcome, other: Outcome, golden: Golden) -> None:
     """
     mine, others = _everything(one), _everything(other)
     if mine.keys() != others.keys():
-        different = sorted(mine.keys() ^ others.keys())[0]
+        different = min(mine.keys() ^ others.keys())
         raise Failed("fail_value", f"{different}: only one of the two spellings gives it")
     for name, reference in mine.items():
         true = reference.to(torch.complex128 if reference.is_complex() else torch.float64)

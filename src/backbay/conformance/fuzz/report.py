@@ -61,12 +61,12 @@ class FuzzReport(msgspec.Struct, frozen=True, kw_only=True):
 def as_text(report: FuzzReport) -> str:
     """Render a report."""
     counts = ", ".join(f"{v} {k}" for k, v in report.counts.items())
-    lines = [
+    head = (
         f"{report.backend} on {report.device}, torch {report.torch}: {report.programs} programs "
         f"from seed {report.first_seed} (grammar {report.grammar}) in {report.seconds:.0f} s, "
-        f"{report.programs_an_hour:.0f} an hour; {report.minimising_s:.0f} s more to minimise",
-        counts or "nothing was run",
-    ]
+        f"{report.programs_an_hour:.0f} an hour; {report.minimising_s:.0f} s more to minimise"
+    )
+    lines = [head, counts or "nothing was run"]
     for standing, title in (
         ("new", "new"),
         ("upstream", "of torch's, seen on a rung below"),

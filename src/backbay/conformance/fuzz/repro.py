@@ -77,8 +77,8 @@ def _run(program: Program, device: str) -> list[str]:
         INDENT
         + "weights = [torch.linspace(0.5, 1.5, x.numel()).view(x.shape).to(x) for x in ends]",
         INDENT + f"leaves = [x for x in {sources} if x.requires_grad]",
-        INDENT
-        + "grads = torch.autograd.grad(ends, leaves, weights, materialize_grads=True, allow_unused=True)",
+        INDENT + "how = dict(materialize_grads=True, allow_unused=True)",
+        INDENT + "grads = torch.autograd.grad(ends, leaves, weights, **how)",
         INDENT + f"return [x.detach().clone() for x in [*{seen}, *grads]], {_shared(seen)}",
     ]
 

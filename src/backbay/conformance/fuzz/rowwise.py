@@ -13,8 +13,8 @@ _STEPS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda x: x * x.amax(-1, keepdim=True),
     lambda x: x.flip(-1) + x,
     lambda x: torch.nn.functional.layer_norm(x, (x.shape[-1],), eps=0.5),
-    lambda x: torch.where(x > 0.25, x, x * 0.5),
-    lambda x: x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) * 1.5,
+    lambda x: x.clamp(min=0.1) * 0.5,
+    lambda x: x.reshape(x.shape[0], 2, -1).transpose(-1, -2).flatten(-2) * 1.5,
     lambda x: torch.cat([x[:, 1:], x[:, :1]], 1),
     lambda x: x @ x.new_ones(x.shape[-1], x.shape[-1]).tril() * 0.2,
 )

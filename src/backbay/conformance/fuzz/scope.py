@@ -10,7 +10,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -22,6 +22,7 @@ _ELEMENTS = 300
 _DIMENSIONS = 4
 
 
+@final
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What is known of the numbers in a piece of memory."""
@@ -61,6 +62,7 @@ class Memory:
     read_only: bool = False
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Value:
     """A named tensor."""

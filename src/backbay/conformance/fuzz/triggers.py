@@ -103,9 +103,7 @@ TRIGGERS: dict[str, Trigger] = {
         shapes=((3, 8),),
         inductors=True,
     ),
-    "batch_of_one": Trigger(
-        function=lambda x, y: torch.bmm(x, y), shapes=((1, 8, 4), (1, 4, 6)), inductors=True
-    ),
+    "batch_of_one": Trigger(function=torch.bmm, shapes=((1, 8, 4), (1, 4, 6)), inductors=True),
     "permuted_twice": Trigger(
         function=lambda x: x.permute(1, 0).permute(1, 0) + 1, shapes=((3, 8),), inductors=True
     ),

@@ -105,7 +105,7 @@ def kind(weight: int = 4) -> Callable[[Draw], Draw]:
     """Take a function as a kind of statement, drawn so often against the others."""
 
     def add(draw: Draw) -> Draw:
-        name = draw.__name__.strip("_")  # type: ignore[attr-defined]
+        name = draw.__name__.strip("_")
         if name in KINDS:
             raise ValueError(f"two kinds are called {name}")
         KINDS[name] = Kind(name, draw, weight)

@@ -97,7 +97,7 @@ def arithmetic(c: Chooser) -> Proposal | None:
 @kind(3)
 def extreme(c: Chooser) -> Proposal | None:
     """Take the larger of two; where the gradient would change hands, of exact numbers only."""
-    left = c.value(lambda x: x.floating and not c.train or x.integral)
+    left = c.value(lambda x: (x.floating and not c.train) or x.integral)
     right = left and c.beside(left, lambda x: x.dtype == left.dtype)
     if left is None or right is None:
         return None
@@ -177,7 +177,7 @@ def mixed(c: Chooser) -> Proposal | None:
     right = left and c.beside(left, lambda x: x.integral or x.dtype == torch.bool)
     if left is None or right is None or right.facts.bound > LARGEST_WHOLE:
         return None
-    expr = c.one(("{0} * {1}", "{0} + {1}", "{1} - {0}"))
+    expr = c.one(("{0} * {1}", "{0} + {1}", "{1} - {0}" if right.integral else "{0} * {1} + 1"))
     bound = (left.facts.bound + 1) * (right.facts.bound + 1)
     return Proposal(expr=expr, args=(left, right), facts=Facts(bound=bound))
 

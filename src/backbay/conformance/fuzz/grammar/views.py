@@ -45,7 +45,7 @@ def select(c: Chooser) -> Proposal | None:
 @kind(3)
 def narrow(c: Chooser) -> Proposal | None:
     """Take a middle part, whose length is an expression of a size."""
-    value = c.value(lambda x: x.dim >= 1 and x.least(0) >= 3)
+    value = c.value(lambda x: x.dim >= 1 and x.least(0) >= 3)  # noqa: PLR2004
     return value and _of(value, "{0}.narrow(0, 1, {0}.shape[0] - 2)")
 
 

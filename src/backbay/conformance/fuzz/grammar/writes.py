@@ -225,7 +225,7 @@ def bits_in_place(c: Chooser) -> Proposal | None:
 @kind(4)
 def reshaped_in_place(c: Chooser) -> Proposal | None:
     """Change what a name means, not what is in memory: metadata is mutated."""
-    value = c.value(lambda x: not x.given and x.dim == 2)  # noqa: PLR2004
+    value = c.value(lambda x: x.writable and not x.given and x.dim == 2)  # noqa: PLR2004
     if value is None:
         return None
     facts = dataclasses.replace(value.facts)
