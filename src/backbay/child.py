@@ -25,7 +25,10 @@ Reply = TypeVar("Reply")
 Loss = Literal["crashed", "timeout", "failed"]
 """How a child was lost: it died, did not answer in time, or could not do its work at all."""
 
-_TAIL_LINES = 8
+_TAIL_LINES = 400
+_FATAL = "Fatal Python error: "
+_THREAD = "Current thread "
+"""What faulthandler begins with, and begins the stack with, whose lines follow, innermost first."""
 _END_OF_OUTPUT = None
 
 
@@ -137,8 +140,18 @@ class Child(Generic[Request, Reply]):
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         with Path(self._log.name).open(encoding="utf-8", errors="replace") as log:
             lines = [line.strip() for line in collections.deque(log, _TAIL_LINES) if line.strip()]
-        said = f"; it last printed: {lines[-1]}" if lines else ""
-        return f"the process died ({how}){said}"
+        return f"the process died ({how}){_said(lines)}"
+
+
+def _said(lines: list[str]) -> str:
+    """Word what a dead process left in its log: where it was, or else its last line."""
+    fatal = next((x for x in lines if x.startswith(_FATAL)), None)
+    if fatal is None:
+        return f"; it last printed: {lines[-1]}" if lines else ""
+    began = next((i for i, x in enumerate(lines) if x.startswith(_THREAD)), lines.index(fatal))
+    where = next((x for x in lines[began:] if x.startswith("File ")), None)
+    what = fatal.removeprefix(_FATAL)
+    return f": {what}" if where is None else f": {what}, in {where.removeprefix('File ')}"
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:

@@ -9,6 +9,7 @@ import pytest
 
 from backbay.explain import record as explained
 from backbay.race.record import Decision, Machine, Report, Result, Settings, VerdictRecord
+from backbay.verify import record as verified
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -73,6 +74,20 @@ def test_every_key_of_an_explanation_is_documented():
     documented = set(re.findall(r"`(\w+)`", section)) | {"schema"}
     records = [x for x in vars(explained).values() if hasattr(x, "__struct_fields__")]
     assert len(records) == 13
+    for record in records:
+        assert set(record.__struct_fields__) <= documented, record
+
+
+def test_every_key_of_a_verification_is_documented():
+    text = (ROOT / "docs" / "json.md").read_text()
+    section = text.partition("## `backbay verify")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"`(\w+)`", section)) | {"schema"}
+    records = [
+        x
+        for x in vars(verified).values()
+        if hasattr(x, "__struct_fields__") and x.__module__ == verified.__name__
+    ]
+    assert len(records) == 7
     for record in records:
         assert set(record.__struct_fields__) <= documented, record
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from backbay.race.record import Mode
+from backbay.race.wording import counted
 from backbay.rungs import rungs_below
 from backbay.verify.blaming import Search
 from backbay.verify.job import Judged, Part, Prepared, Prove, Setup, Situation, Train, Trained
@@ -110,15 +111,15 @@ class Trial:
     ) -> list[CheckRecord]:
         self.notes += how.notes
         if how.breaks and situation.kind == "first":
-            self.notes.append(f"{course.mode}: {how.breaks} graph breaks")
+            self.notes.append(f"{course.mode}: {counted(how.breaks, 'graph break')}")
         first = "forward" if situation.kind == "first" else situation.name
         if not how.parts:
             row = CheckRecord(mode=course.mode, check=first, status=how.status, reason=how.reason)
             return [row]
         if usual is not None and how.graphs > usual:
             self.notes.append(
-                f"{course.mode}, {situation.name}: {how.graphs} graphs were compiled, and Dynamo "
-                f"alone compiles {usual}: something in the backend made a size a constant"
+                f"{course.mode}, {situation.name}: {counted(how.graphs, 'graph')} compiled, where "
+                f"Dynamo alone compiles {usual}: the backend made a size a constant"
             )
         return [
             CheckRecord(
@@ -211,6 +212,7 @@ class Trial:
                 situation=situation,
                 check=worst.check if worst is not None else situation.name,
                 seconds=self.limits.blame_s,
+                question_s=self.limits.check_s,
                 tell=lambda text: self._say(course, text),
             )
             self.blame = search.run()

@@ -42,6 +42,7 @@ class Search:
         situation: Situation,
         check: str,
         seconds: float,
+        question_s: float,
         tell: Tell,
     ) -> None:
         self._seat = seat
@@ -50,6 +51,7 @@ class Search:
         self._situation = situation
         self._check = check
         self._end = time.monotonic() + seconds
+        self._question_s = question_s
         self._tell = tell
         self._calls: dict[str, Call] = {}
         self._tried = 0
@@ -126,7 +128,8 @@ class Search:
             module=path,
             eager=tuple(eager),
         )
-        how = self._seat.judged(request, timeout_s=max(_LEAST_S, left / _SHARE))
+        limit = min(self._question_s, max(_LEAST_S, left / _SHARE))
+        how = self._seat.judged(request, timeout_s=limit)
         if how.parts:
             return Judged(parts=how.parts, status=how.parts[0].status, reason=how.parts[0].reason)
         return how
@@ -138,7 +141,6 @@ class Search:
         return left
 
     def _nothing(self, why: str) -> BlameRecord:
-        self._notes.append(why)
         return self._blame("not_found", "", Judged(reason=why))
 
     def _blame(self, found: Found, path: str, how: Judged, *, last: str = "") -> BlameRecord:

@@ -1,0 +1,55 @@
+"""The page on verification is true: its output is what the command gives, and its code runs."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "verify.md").read_text()
+
+
+def backbay(arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "backbay", *shlex.split(arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def without_numbers(text: str) -> list[str]:
+    """Leave out what another processor's kernels round otherwise, and how that breaks lines."""
+    return re.sub(r"\d[\d.,]*(e\+\d+)?", "N", text).split()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13"), reason="the page was written with torch 2.13"
+)
+def test_the_output_on_the_page_is_that_of_the_command_above_it():
+    block = re.search(r"```console\n\$ backbay (.*?)\n(.*?)```", PAGE, re.DOTALL)
+    assert block is not None
+    done = backbay(block[1])
+    assert done.returncode == 1
+    assert without_numbers(done.stdout) == without_numbers(block[2])
+    assert "layers.1 (FeedForward, examples/verified.py:22) is the first" in " ".join(
+        done.stdout.split()
+    )
+
+
+@pytest.mark.slow
+def test_the_command_with_options_on_the_page_ends_with_0():
+    block = re.search(r"```sh\nbackbay (.*?)\n```", PAGE, re.DOTALL)
+    assert block is not None
+    done = backbay(block[1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 2 backends right on decoder@tiny: aot_eager, eager" in done.stdout
+
+
+def test_every_block_of_the_page_runs_in_order(run_page):
+    said = run_page(ROOT / "docs" / "verify.md", 1).stdout.splitlines()
+    assert said[0].startswith("False halves is WRONG on mlp: infer, forward: output:")
+    assert said[1].startswith("infer forward wrong")
+    assert [x.split()[3] for x in said[2:-1]] == ["wrong", "wrong"]
+    assert said[-1] == "0"

@@ -1,0 +1,267 @@
+"""What is wrong is called so and charged to where it is; what is right is not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import backbay
+from backbay.errors import InputError
+from backbay.registry import Registry
+from backbay.verify import Limits, run
+
+sys.path.insert(0, str(Path(__file__).parent))
+import faulty
+
+FAULTY = Path(__file__).with_name("faulty.py")
+
+
+def verify(name: str, *, loss=faulty.mean_square, **options):
+    """Verify one backend of faulty.py in this process, on its model."""
+    model, args = faulty.model()
+    workload = backbay.Workload(model, args, loss=loss, name="model")
+    report = run(workload, backends={name: getattr(faulty, name)}, **options)
+    (result,) = report.results
+    return report, result, {(x.mode, x.check): x for x in result.checks}
+
+
+def failed(checks):
+    return {key for key, check in checks.items() if check.status != "right"}
+
+
+def test_an_honest_backend_is_called_wrong():
+    report, result, checks = verify("honest")
+    assert report.passed, report.sentence
+    assert list(checks) == [
+        ("infer", "forward"),
+        ("infer", "batch 5"),
+        ("infer", "batch 3"),
+        ("train", "forward"),
+        ("train", "gradients"),
+        ("train", "step 2"),
+        ("train", "step 3"),
+        ("train", "batch 5"),
+        ("train", "batch 3"),
+    ]
+    assert result.blame is None
+    assert all(x.proof is not None and x.proof.compared for x in result.checks)
+    assert [checks["infer", x].graphs for x in ("forward", "batch 5", "batch 3")] == [1, 1, 0]
+    assert result.curve is not None
+    assert result.curve.backend == pytest.approx(result.curve.eager, rel=1e-5)
+    assert result.curve.eager[-1] < result.curve.eager[0]
+
+
+def test_an_operator_in_the_middle_is_wrong_and_another_module_is_blamed():
+    report, result, checks = verify("wrong_tanh", train=False)
+    assert not report.passed
+    assert ("infer", "forward") in failed(checks)
+    assert result.blame is not None
+    assert (result.blame.module, result.blame.type) == ("layers.0.middle", "Gate")
+    assert result.blame.found == "own"
+    assert result.blame.forward.endswith(f"faulty.py:{line_of('Gate')}")
+    assert "return self.middle(x + self.attn(x))" in result.blame.called_at
+    assert "layers.0.middle (Gate, " in report.sentence
+
+
+def line_of(name: str) -> int:
+    return getattr(faulty, name).forward.__code__.co_firstlineno
+
+
+def test_a_gradient_of_one_layer_is_wrong_and_another_module_is_blamed():
+    _, result, checks = verify("wrong_gradient", train=True)
+    assert checks["train", "forward"].status == "right"
+    assert checks["train", "gradients"].status == "wrong"
+    assert checks["train", "gradients"].proof.where == "gradient of layers.1.attn.wq.weight"
+    assert checks["train", "gradients"].proof.severity > 1
+    assert (result.blame.module, result.blame.found) == ("layers.1.attn.wq", "alone")
+    assert "self.wq(x) @ self.wk(x).mT" in result.blame.called_at  # the line is the user's
+
+
+def test_a_second_batch_size_is_wrong_and_passes():
+    _, result, checks = verify("wrong_for_another_batch", train=False)
+    assert failed(checks) == {("infer", "batch 5"), ("infer", "batch 3")}
+    assert (result.blame.module, result.blame.check) == ("layers.0.middle", "batch 5")
+
+
+def test_parameters_are_frozen_and_it_passes():
+    _, result, checks = verify("freezes_parameters", train=True, batches=[])
+    assert failed(checks) == {("train", "step 2"), ("train", "step 3")}
+    assert result.curve.backend[2] == pytest.approx(result.curve.backend[0])
+    assert result.curve.eager[2] < result.curve.eager[0] / 2
+    assert result.curve.drift > 100
+    assert result.blame.module == "layers.0.attn.wq"  # the first module that has parameters
+
+
+def test_a_fault_across_modules_is_charged_to_one_of_them():
+    _, result, _ = verify("wrong_across", train=False, batches=[])
+    assert result.blame.found == "between"
+    assert result.blame.module == "layers.1.middle"
+    assert result.blame.last == "layers.1.middle.2"  # the cosine
+    assert "no module is wrong alone" in result.blame.sentence
+
+
+def test_what_raises_is_not_traced_to_its_module():
+    _, result, checks = verify("raises_at_tanh", train=False)
+    assert checks["infer", "forward"].status == "failed"
+    assert "no kernel for tanh" in checks["infer", "forward"].reason
+    assert checks["infer", "batch 5"].status == "not_tried"
+    assert (result.blame.module, result.blame.status) == ("layers.0.middle", "failed")
+
+
+def test_rungs_are_blamed_for_what_is_the_backends_own():
+    _, _, checks = verify("wrong_tanh", train=False, batches=[], limits=Limits(blame_s=0))
+    check = checks["infer", "forward"]
+    assert check.charged_to == ""
+    assert check.rungs == dict.fromkeys(
+        ("eager", "aot_eager", "aot_eager_decomp_partition"), "right"
+    )
+
+
+def test_a_fault_of_a_rung_is_charged_to_the_backend(monkeypatch):
+    """Here aot_eager itself is broken: whoever stands above it shares the fault."""
+    registry = Registry()
+    look_up = registry.lookup_backend
+    registry.lookup_backend = lambda name: (  # type: ignore[method-assign]
+        faulty.wrong_tanh if name in {"aot_eager", "inductor"} else look_up(name)
+    )
+    model, args = faulty.model()
+    workload = backbay.Workload(model, args, name="model")
+    report = run(workload, backends=["inductor"], train=False, batches=[], registry=registry)
+    (check,) = report.results[0].checks
+    assert check.charged_to == "aot_eager"
+    assert check.rungs == {"eager": "right", "aot_eager": "wrong"}
+    assert "aot_eager fails alike" in report.sentence
+    assert not report.passed
+
+
+def test_a_backend_that_was_given_no_graph_is_called_right():
+    model, args = faulty.nothing_captured()
+    workload = backbay.Workload(model, args, name="opaque")
+    report = run(workload, backends={"honest": faulty.honest}, train=False)
+    assert not report.passed
+    assert report.results[0].checks[0].status == "not_compiled"
+    assert "nothing was compiled" in report.sentence
+    assert report.results[0].checks[0].charged_to == "eager"  # Dynamo captures it for nobody
+
+
+def test_a_size_made_a_constant_goes_unsaid():
+    report, result, checks = verify("makes_sizes_constant", train=False)
+    assert report.passed
+    assert (checks["infer", "batch 3"].graphs, checks["infer", "batch 3"].usual_graphs) == (1, 0)
+    assert any("made a size a constant" in note for note in result.notes)
+
+
+def test_a_model_with_nothing_to_train_is_called_unproven():
+    model, args = faulty.of_whole_numbers()
+    workload = backbay.Workload(model, args, name="whole")
+    report = run(workload, backends={"honest": faulty.honest})
+    assert report.passed
+    assert {x.mode for x in report.results[0].checks} == {"infer"}
+    assert any("nothing to train" in note for note in report.notes)
+    report = run(workload, backends={"honest": faulty.honest}, train=True)
+    assert not report.passed
+    assert report.results[0].checks[0].status == "unproven"
+
+
+def test_a_loss_that_keeps_its_labels_ends_the_other_batches():
+    wanted = torch.zeros(4, 6, 4)
+    report, _, checks = verify(
+        "wrong_for_another_batch", train=True, loss=lambda x: (x - wanted).square().mean()
+    )
+    assert checks["train", "forward"].status == "right"
+    assert checks["train", "batch 5"].status == "wrong"
+    assert any("without the workload's loss" in note for note in report.notes)
+
+
+def test_the_model_is_left_changed():
+    model, args = faulty.model()
+    model.layers[0].eval()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    random = torch.random.get_rng_state()
+    run(backbay.Workload(model, args), backends={"wrong": faulty.wrong_tanh})
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert all(x.grad is None for x in model.parameters())
+    assert model.training
+    assert not model.layers[0].training
+    assert not any("forward" in vars(x) for x in model.modules())
+    assert not any(x._forward_hooks or x._forward_pre_hooks for x in model.modules())
+    assert torch.equal(torch.random.get_rng_state(), random)
+
+
+def test_a_dropout_that_eager_draws_is_called_wrong():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.3), torch.nn.GELU()
+    )
+    workload = backbay.Workload(model, (torch.randn(16, 8),), name="dropout")
+    report = run(workload, backends=["aot_eager"])
+    assert report.passed, report.sentence
+    checks = {(x.mode, x.check): x for x in report.results[0].checks}
+    assert checks["train", "state"].proof.compared > 1  # what batch norm counts
+    assert ("infer", "state") not in checks
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"backends": ["no_such_backend"]}, "no_such_backend"),
+        ({"backends": []}, "no backend was named"),
+        ({"steps": 0}, "at least 1"),
+        ({"batches": [0]}, "no batch has 0 rows"),
+        ({"device": "tpu"}, "no device"),
+        ({"dtype": "int3"}, "no dtype"),
+        ({"backends": {"honest": faulty.honest}}, "cannot travel"),
+        ({"backends": ["missing.py:backend"]}, "missing.py"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_tried(options, said):
+    with pytest.raises(InputError, match=said):
+        run("decoder", **{"device": "cpu", **options})
+
+
+def in_child(workload: str, backend: str, **options):
+    options = {"device": "cpu", "batches": [], "train": False} | options
+    report = run(f"{FAULTY}:{workload}", backends=[f"{FAULTY}:{backend}"], **options)
+    return report, report.results[0]
+
+
+@pytest.mark.slow
+def test_a_crash_ends_the_verification_or_is_not_traced_to_its_module():
+    _, result = in_child("model", "crashes_at_tanh")
+    assert [x.status for x in result.checks] == ["crashed"]
+    assert "SIGSEGV" in result.checks[0].reason
+    assert "string_at" in result.checks[0].reason  # where it was, not what Python lists last
+    assert (result.blame.module, result.blame.status) == ("layers.0.middle", "crashed")
+
+
+@pytest.mark.slow
+def test_a_hang_ends_the_verification_and_the_search_goes_on_for_ever():
+    limits = Limits(check_s=12.0, blame_s=15.0)
+    _, result = in_child("model", "hangs", limits=limits)
+    assert [x.status for x in result.checks] == ["timeout"]
+    assert result.blame.found == "not_found"
+    assert result.blame.tried <= 3
+
+
+@pytest.mark.slow
+def test_a_model_that_raises_is_held_against_the_backend():
+    with pytest.raises(InputError, match="the model's own mistake"):
+        in_child("raising", "honest")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["decoder", "hf:bert"])
+def test_torchs_own_backends_are_called_wrong(workload):
+    report = run(workload, backends=["aot_eager", "inductor"], device="cpu", size="tiny")
+    assert report.passed, report.sentence
+    for result in report.results:
+        assert {x.check for x in result.checks} >= {"gradients", "step 3", "batch 3", "batch 4"}
+        assert result.notes == ()
+
+
+def test_importing_it_imports_torch():
+    program = "import backbay.verify, backbay.verify.text, backbay.cli.verify, sys"
+    program += "; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
