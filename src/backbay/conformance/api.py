@@ -92,9 +92,7 @@ def conform(
     start = time.perf_counter()
     if isinstance(backend, str):
         count = workers or pool.usual_workers()
-        ready, results = pool.run_all(
-            setup, workers=count, tell=tell, caches=caches, ends=ends
-        )
+        ready, results = pool.run_all(setup, workers=count, tell=tell, caches=caches, ends=ends)
     else:
         desk = _InProcess(backend, registry)
         ready, results = pool.run_all(

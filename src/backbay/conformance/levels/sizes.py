@@ -152,8 +152,8 @@ def larger_of_two_sizes_is_wrong(subject: Subject) -> None:
     """The larger and the smaller of two sizes, either way round."""
 
     def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        most = torch.sym_max(x.shape[0], y.shape[0])  # type: ignore[no-untyped-call]
-        least = torch.sym_min(x.shape[0], y.shape[0])  # type: ignore[no-untyped-call]
+        most = torch.sym_max(x.shape[0], y.shape[0])
+        least = torch.sym_min(x.shape[0], y.shape[0])
         return x.new_full((least,), 2.0), x.sum() * most
 
     sizes = [
@@ -264,8 +264,8 @@ def size_from_a_tensor_is_baked_in(subject: Subject) -> None:
 
     def program(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         size = n.item()
-        torch._check(size >= 0)  # type: ignore[no-untyped-call] # noqa: SLF001 (its documented name)
-        torch._check(size <= x.shape[0])  # type: ignore[no-untyped-call] # noqa: SLF001
+        torch._check(size >= 0)  # noqa: SLF001 (its documented name)
+        torch._check(size <= x.shape[0])  # noqa: SLF001
         return x.narrow(0, 0, size).sum(0) + x.new_ones(size).sum()  # type: ignore[arg-type]
 
     x = torch.randn(12, 3, device=subject.device)
