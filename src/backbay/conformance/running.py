@@ -25,9 +25,6 @@ def run_case(case: Case, subject: Subject) -> Result:
     lacking = lacks(subject.traits, case.needs)
     if lacking is not None:
         return Result(id=case.id, level=case.level, status="unsupported", reason=lacking)
-    reset(subject)
-    random.seed(subject.seed)
-    torch.manual_seed(subject.seed)
     start = time.perf_counter()
     status, reason = _answered(case, subject)
     seconds = time.perf_counter() - start
@@ -38,6 +35,9 @@ def _answered(case: Case, subject: Subject) -> tuple[Status, str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            reset(subject)  # a backend's own code: it may raise as well
+            random.seed(subject.seed)
+            torch.manual_seed(subject.seed)
             case.run(subject)
     except CaseError as ended:
         return ended.status, ended.reason

@@ -64,7 +64,7 @@ class ConfiguredBackend:
     def __getattr__(self, name: str) -> Any:
         # Dynamo asks hasattr(backend, "reset") and the like: the backend's own answer counts.
         if name in CONTRACT:
-            return getattr(self._calling(), name)
+            return getattr(self._answering(name), name)
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def __eq__(self, other: object) -> bool:
@@ -89,6 +89,14 @@ class ConfiguredBackend:
         if self._call is None:
             self._call = self._made()
         return self._call
+
+    def _answering(self, name: str) -> CompilerFn:
+        try:
+            return self._calling()
+        except Exception as error:
+            # Dynamo asks every backend that it has seen at each reset: one that was never made
+            # must not make all of them fail. A call says what is wrong with it.
+            raise AttributeError(f"{self!r} has no {name!r}: {error}") from error
 
     def _made(self) -> CompilerFn:
         # Another backend may take Inductor's options, and is not Inductor.
