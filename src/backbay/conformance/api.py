@@ -16,6 +16,7 @@ from backbay.conformance.record import (
     Result,
     Statement,
 )
+from backbay.conformance.rungs import TORCHS
 from backbay.conformance.suite import numbered
 from backbay.race import machine
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
@@ -90,7 +91,9 @@ def conform(
         lines = expecting.collected(results, lines, device=kind, torch=torch)
         expectations.write_text(expecting.text(lines), encoding="utf-8")
     known = expecting.shipped(name) | lines
-    run.results = expecting.explained(results, known, device=kind, torch=torch)
+    run.results = expecting.explained(
+        results, known, device=kind, torch=torch, is_torchs=name in TORCHS
+    )
     stale = expecting.stale(
         results, lines, known=ready.known, levels=setup.levels, device=kind, torch=torch
     )
