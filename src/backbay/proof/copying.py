@@ -43,7 +43,7 @@ def _copied_part(value: torch.Tensor) -> tuple[int, int]:
     """
     pairs = zip(value.shape, value.stride(), strict=True)
     span = 1 + sum((size - 1) * stride for size, stride in pairs)
-    first, last = value.storage_offset(), value.storage_offset() + span
+    first, last = int(value.storage_offset()), int(value.storage_offset() + span)
     end = value.untyped_storage().nbytes() // value.element_size()
     near = max(span, _NEAR)
     return (0 if first <= near else first), (end if end - last <= near else last)
