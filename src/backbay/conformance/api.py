@@ -1,6 +1,7 @@
 """Runs the suite on one backend and gives its statement."""
 
 import datetime as dt
+import functools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from backbay.conformance.record import (
     Result,
     Statement,
 )
+from backbay.conformance.rungs import TORCHS
 from backbay.conformance.suite import numbered
 from backbay.race import machine
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
@@ -83,11 +85,13 @@ def conform(
         all_samples=all_samples,
     )
     kind, torch = device.partition(":")[0], str(registry.environment.torch_build["__version__"])
+    explained = functools.partial(
+        expecting.explained, device=kind, torch=torch, is_torchs=name in TORCHS
+    )
     known = expecting.shipped(name) | lines
 
     def ends(result: Result) -> bool:
-        found = expecting.explained([result], known, device=kind, torch=torch)
-        return stop_on_failure and found[0].failed
+        return stop_on_failure and explained([result], known)[0].failed
 
     start = time.perf_counter()
     if isinstance(backend, str):
@@ -102,8 +106,7 @@ def conform(
     if collect and expectations is not None:
         lines = expecting.collected(results, lines, device=kind, torch=torch)
         expectations.write_text(expecting.text(lines), encoding="utf-8")
-        known = expecting.shipped(name) | lines
-    run.results = expecting.explained(results, known, device=kind, torch=torch)
+    run.results = explained(results, expecting.shipped(name) | lines)
     stale = expecting.stale(
         results, lines, known=ready.known, levels=setup.levels, device=kind, torch=torch
     )

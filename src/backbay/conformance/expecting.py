@@ -109,16 +109,35 @@ def shipped(backend: str) -> dict[str, Expectation]:
 
 
 def explained(
-    results: Iterable[Result], known: Expectations, *, device: str, torch: str
+    results: Iterable[Result],
+    known: Expectations,
+    *,
+    device: str,
+    torch: str,
+    is_torchs: bool = False,
 ) -> list[Result]:
-    """Give the results, those that a line expects with its reason."""
-    return [_explained(x, known.get(x.id), device, torch) for x in results]
+    """Give the results, those that a line expects with its reason.
+
+    Args:
+        results: of a run.
+        known: lines by the case's id.
+        device: the device type.
+        torch: its version.
+        is_torchs: whether the backend is torch's own. Torch's fault is then the backend's, and a
+            line that calls it ``upstream`` explains it.
+    """
+    return [
+        msgspec.structs.replace(x, expected=str(line))
+        if (line := known.get(x.id)) is not None
+        and line.applies(device, torch)
+        and (line.status == x.status or (is_torchs and _is_torchs_fault(x, line)))
+        else x
+        for x in results
+    ]
 
 
-def _explained(result: Result, line: Expectation | None, device: str, torch: str) -> Result:
-    if line is None or not line.applies(device, torch) or line.status != result.status:
-        return result
-    return msgspec.structs.replace(result, expected=str(line))
+def _is_torchs_fault(result: Result, line: Expectation) -> bool:
+    return line.status == "upstream" and result.status in FAILURES
 
 
 def stale(

@@ -5,6 +5,9 @@
 
 import torch
 
+_NEAR = 1 << 16
+"""So many elements before and after a tensor are copied with it, or as many as it spans."""
+
 
 def copied(value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Copy a tensor, detached, in its own dtype or another, laid out as it is."""
@@ -12,9 +15,9 @@ def copied(value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tenso
     dtype = dtype or value.dtype
     if not _is_plain(value) or _is_whole(value):
         return value.to(dtype, copy=True)
-    offset, span = value.storage_offset(), _span(value)
-    memory = torch.empty(offset + span, dtype=dtype, device=value.device)
-    memory[offset:].copy_(value.as_strided((span,), (1,), offset))
+    offset, first, last = value.storage_offset(), *_copied_part(value)
+    memory = torch.zeros(last, dtype=dtype, device=value.device)
+    memory[first:].copy_(value.as_strided((last - first,), (1,), first))
     # Not `as_strided`: that would be a view, which a leaf need not be.
     empty = torch.empty(0, dtype=dtype, device=value.device)
     return empty.set_(memory.untyped_storage(), offset, value.shape, value.stride())
@@ -33,6 +36,14 @@ def _is_whole(value: torch.Tensor) -> bool:
     return not value.numel() or (dense and value.storage_offset() == 0)
 
 
-def _span(value: torch.Tensor) -> int:
+def _copied_part(value: torch.Tensor) -> tuple[int, int]:
+    """Say from where to where memory is copied: what is near, since an operator may read there.
+
+    ``as_strided`` does. But a batch that is a slice of a data set must not bring it all along.
+    """
     pairs = zip(value.shape, value.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in pairs)
+    span = 1 + sum((size - 1) * stride for size, stride in pairs)
+    first, last = int(value.storage_offset()), int(value.storage_offset() + span)
+    end = value.untyped_storage().nbytes() // value.element_size()
+    near = max(span, _NEAR)
+    return (0 if first <= near else first), (end if end - last <= near else last)

@@ -159,8 +159,10 @@ def _restored(state: Named) -> Iterator[list[torch.Tensor]]:
     finally:
         with torch.no_grad():
             for (_, value), old in zip(state, before, strict=True):
+                if value.shape != old.shape:
+                    value.resize_(old.shape)
                 if not _same_bits(value, old):
-                    value.resize_(old.shape).copy_(old)
+                    value.copy_(old)
 
 
 @contextmanager

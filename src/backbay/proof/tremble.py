@@ -99,8 +99,10 @@ class Trembling(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
             return result
         if func._schema.name == "aten::_to_copy" and not _coarser(result, given[0]):  # noqa: SLF001
             return result
+        # Some operators give their argument's memory and are no views: _unsafe_view, unsafe_chunk.
+        taken = set() if func._schema.is_mutable else {_memory(x) for x in given}  # noqa: SLF001
         for tensor in _tensors(result):
-            if tensor.is_floating_point() and tensor.layout == torch.strided:
+            if tensor.is_floating_point() and _memory(tensor) not in taken | {None}:
                 self._move(tensor)
         return result
 
@@ -128,6 +130,10 @@ class Trembling(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else None
 
 
 def _coarser(result: torch.Tensor, given: torch.Tensor) -> bool:
