@@ -154,14 +154,15 @@ class _Drawing:
         return Input(name=self._name(), expr=expr), facts
 
     def _alias_input(self) -> Iterator[tuple[Input, Facts]]:
-        """Give an input again, or a view of one; leaves that are trained share no memory."""
+        """Give an input again, or a view of one; leaves that are trained share no memory.
+
+        Not as another dtype: AOTAutograd says that it does not take what is then written to.
+        """
         bases = [x for x in self._scope.values if x.given and not x.meta.requires_grad]
         if not bases:
             return
         base = bases[self._rng.randrange(len(bases))]
         forms = ["", "[1:]", "[::2]", ".t()" if base.dim == 2 else "", "[..., 0]"]  # noqa: PLR2004
-        if self._reads_bits and base.dtype == torch.float32:
-            forms += [".view(torch.int32)"] * 2
         expr = base.name + forms[self._rng.randrange(len(forms))]
         yield Input(name=self._name(), expr=expr, role="alias", of=base.name), base.facts
 

@@ -35,6 +35,11 @@ FINDS = 25
 
 Tell = Callable[[Result], None]
 
+_DETAIL = re.compile(r" overall| Exception raised from| \(most recent call")
+"""What follows holds addresses, or depends on the machine."""
+_PARTICULAR = re.compile(r"-?\d[\d.,e+x]*|\binf\b|\bnan\b|args|output|buffer \w+|[\[\](), ]")
+"""Numbers, shapes, and which tensor it was."""
+
 
 def fuzz(
     backend: str,
@@ -93,8 +98,8 @@ def fuzz(
 
 def same_find(result: Result) -> tuple[Status, str]:
     """Give what two results have in common that show one fault: the reason without its numbers."""
-    reason = result.reason.partition(" overall")[0]
-    return result.status, re.sub(r"-?\d[\d.,e+x]*|inf|nan|args|output|buffer \w+|\[|\]", "", reason)
+    reason = _DETAIL.split(result.reason)[0]
+    return result.status, _PARTICULAR.sub("", reason)
 
 
 @dataclass(kw_only=True)
@@ -157,7 +162,7 @@ class _Run:
         with self._seat() as seat:
             for results in itertools.islice(self.failed.values(), FINDS):
                 find = self._find(seat, results)
-                key = (find.result.status, _shape_of(find.program))
+                key = same_find(find.result), _shape_of(find.program)
                 if key in found:
                     seeds = tuple(sorted({*found[key].seeds, *find.seeds}))
                     find = msgspec.structs.replace(found[key], seeds=seeds)
