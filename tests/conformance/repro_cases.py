@@ -84,11 +84,15 @@ class _WrongBackward(torch.autograd.Function):
         return gradient * 1.01
 
 
+def _wrong_backward(x):
+    return _WrongBackward.apply(x)
+
+
 def wrong_gradient_of_tanh(graph_module, example_inputs):
     for node in list(graph_module.graph.nodes):
         if node.target is torch.tanh:
             with graph_module.graph.inserting_after(node):
-                new = graph_module.graph.call_function(_WrongBackward.apply, (node,))
+                new = graph_module.graph.call_function(_wrong_backward, (node,))
             node.replace_all_uses_with(new, delete_user_cb=lambda user, new=new: user is not new)
     graph_module.recompile()
     return graph_module.forward

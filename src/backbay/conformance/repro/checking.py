@@ -18,25 +18,26 @@ import torch
 from backbay.conformance.record import Status
 from backbay.conformance.subject import one_line
 
-_RUN = """
+_RUN = """\
 def run(call, args):
     args = [copy.deepcopy(x) for x in args]
     out = [x for x in call(*args) if torch.is_tensor(x)]
-    named = {f"output {i}": x for i, x in enumerate(out)}
 """
 _GRADIENTS = """\
     roots = [x for x in out if x.requires_grad]
     weights = [torch.arange(x.numel()).sin().view(x.shape).to(x) for x in roots]
     torch.autograd.backward(roots, weights)
-    named |= {f"gradient of input {i}": getattr(x, "grad", None) for i, x in enumerate(args)}
+    found = [(f"gradient of input {i}", getattr(x, "grad", None)) for i, x in enumerate(args)]
+    return dict([(f"output {i}", x.detach()) for i, x in enumerate(out)] + found)
+"""
+_OUTPUTS = """\
+    return {f"output {i}": x.detach() for i, x in enumerate(out)}
 """
 _AFTERWARDS = """\
-    named |= {f"input {i} afterwards": x for i, x in enumerate(args)}
+    found = [(f"input {i} afterwards", x) for i, x in enumerate(args)]
+    return dict([(f"output {i}", x.detach()) for i, x in enumerate(out)] + found)
 """
-_RETURN = """\
-    return {name: x.detach() for name, x in named.items() if torch.is_tensor(x)}
-"""
-_WRONG = """
+_WRONG = """\
 def wrong(got, eager, true):
     if got is None or (got.shape, got.dtype) != (eager.shape, eager.dtype):
         return True
@@ -44,22 +45,16 @@ def wrong(got, eager, true):
         return not torch.isclose(got, eager, equal_nan=True).all()
     errors = [(x.double() - true.double()).abs().nan_to_num(0, 0, 0).max() for x in (got, eager)]
     size = torch.finfo(got.dtype).eps * true.double().abs().nan_to_num(0, 0, 0).max()
-    alien = not torch.equal(got.isfinite(), eager.isfinite())
-    return alien or bool(errors[0] > 16 * (errors[1] + size))
+    return not got.isfinite().equal(eager.isfinite()) or errors[0] > 16 * (errors[1] + size)
 """
 _STRIDES = ("(got.shape, got.dtype)", "(got.shape, got.dtype, got.stride())")
-DOUBLES = """
-def doubled(x):
-    if not torch.is_tensor(x) or not x.is_floating_point():
-        return x
-    return x.detach().double().requires_grad_(x.requires_grad)
-"""
 
 
 def run_text(status: Status, *, train: bool) -> str:
-    """Give what runs a graph: outputs, gradients, and what became of the inputs."""
-    gradients = _GRADIENTS if train else ""
-    return _RUN + gradients + (_AFTERWARDS if status == "fail_mutation" else "") + _RETURN
+    """Give what runs a graph: outputs, and gradients or what became of the inputs."""
+    if status == "fail_mutation":
+        return _RUN + _AFTERWARDS
+    return _RUN + (_GRADIENTS if train else _OUTPUTS)
 
 
 def wrong_text(status: Status) -> str:
@@ -96,10 +91,10 @@ class Check:
     def __init__(self, compiler: Any, status: Status, words: str, hang_s: float) -> None:
         self._compiler = compiler
         self._status = status
+        self._of = _OF.get(status, ())
         self._words = words
         self._hang_s = hang_s
         self._wrong_is = _space(wrong_text(status))["wrong"]
-        self._double = _space(DOUBLES)["doubled"]
 
     def __call__(self, function: Callable[..., Any], inputs: Sequence[Any]) -> bool:
         """Tell whether it fails alike."""
@@ -120,7 +115,7 @@ class Check:
     def has_truth(self, function: Callable[..., Any], inputs: Sequence[Any]) -> bool:
         """Tell whether it can be run in float64: a dtype that is named inside may not take it."""
         try:
-            self._run(function, [self._double(x) for x in inputs], like=(function, inputs))
+            self._run(function, [doubled(x) for x in inputs], like=(function, inputs))
         except Exception:  # noqa: BLE001 (then eager is what there is)
             return False
         return True
@@ -140,13 +135,13 @@ class Check:
         try:
             eager = true = self._run(function, inputs, like=(function, inputs))
             if self.has_truth(function, inputs):
-                doubles = [self._double(x) for x in inputs]
+                doubles = [doubled(x) for x in inputs]
                 true = self._run(function, doubles, like=(function, inputs))
             got = self._compiled(function, inputs)
         except Exception:  # noqa: BLE001 (another failure than the one that is looked for)
             return False
-        names = [n for n in eager if n.startswith(_OF[self._status])]
-        return any(self._wrong_is(got.get(n), eager[n], true.get(n, eager[n])) for n in names)
+        names = [n for n, x in eager.items() if torch.is_tensor(x) and n.startswith(self._of)]
+        return any(self._wrong_is(got.get(n), eager[n], true[n]) for n in names)
 
     def _raises(self, function: Callable[..., Any], inputs: Sequence[Any]) -> bool:
         try:
@@ -165,6 +160,13 @@ class Check:
         torch.compiler.reset()
         compiled = torch.compile(function, backend=self._compiler)
         return self._run(compiled, inputs, like=(function, inputs))
+
+
+def doubled(value: Any) -> Any:
+    """Give a floating-point tensor in float64; a program spells it out, see `rendering.program`."""
+    if not torch.is_tensor(value) or not value.is_floating_point():
+        return value
+    return value.detach().double().requires_grad_(value.requires_grad)
 
 
 def said(error: BaseException) -> str:

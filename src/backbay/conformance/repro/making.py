@@ -34,7 +34,7 @@ def made(request: Make) -> Made:
             if found is not None:
                 return found
             why = "no graph that the backend was given fails alone"
-    return of_source(case, why, torch.device(request.setup.device))
+    return of_source(case, request.status, why, torch.device(request.setup.device))
 
 
 def _of_graph(request: Make, case: Case) -> Made | None:

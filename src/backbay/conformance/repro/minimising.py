@@ -58,16 +58,17 @@ def written(
 ) -> tuple[str, ...] | None:
     """Give inputs as expressions that fail alike; None where they can't be written down."""
     drawn = tuple(map(_drawn, inputs))
-    if None not in drawn and fails(_values(drawn)):
+    if None not in drawn and fails(values(drawn)):
         return tuple(x for x in drawn if x is not None)
     total = sum(x.numel() for x in inputs if isinstance(x, torch.Tensor))
     if total > _MOST_LITERALS:
         return None
     literal = tuple(map(_literal, inputs))
-    return literal if fails(_values(literal)) else None
+    return literal if fails(values(literal)) else None
 
 
-def _values(expressions: Sequence[Any]) -> list[Any]:
+def values(expressions: Sequence[Any]) -> list[Any]:
+    """Make inputs from their expressions, as a program does."""
     torch.manual_seed(0)
     space = {"torch": torch, "inf": float("inf"), "nan": float("nan")}
     return [eval(x, space) for x in expressions]  # noqa: S307 (our own text)

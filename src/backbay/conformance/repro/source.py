@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from backbay.conformance.case import Case
+from backbay.conformance.record import Status
 from backbay.conformance.repro.record import Made
 
 _SUBJECT = """
@@ -29,7 +30,18 @@ class Subject:
 _OURS = ("backbay",)
 
 
-def of_source(case: Case, why: str, device: torch.device) -> Made:
+_SHOWN = """
+try:
+    {call}
+except {error} as error:
+    sys.exit(f"{{type(error).__name__}}: {{error}}")
+except Exception as error:
+    print("something else was raised:", error)
+    sys.exit(2)
+"""
+
+
+def of_source(case: Case, status: Status, why: str, device: torch.device) -> Made:
     """Give a case as a program of plain torch, if its source can stand without the suite."""
     function, arguments = _function(case.run)
     try:
@@ -37,8 +49,10 @@ def of_source(case: Case, why: str, device: torch.device) -> Made:
     except (OSError, TypeError, LookupError) as error:
         return Made(note=f"{why}, and the case's source does not stand alone: {error}")
     call = ", ".join(["Subject()" if x is None else repr(x) for x in arguments])
-    body = "\n".join([_SUBJECT.format(device=str(device)), *parts, f"{function.__name__}({call})"])
-    return Made(imports=tuple(imports), body=f"{body}\n", kind="source", note=why)
+    kind = "Exception" if status == "fail_error" else "AssertionError"
+    shown = _SHOWN.format(call=f"{function.__name__}({call})", error=kind)
+    body = "\n".join([_SUBJECT.format(device=str(device)), *parts, shown])
+    return Made(imports=tuple(imports), body=body, kind="source", note=why)
 
 
 def _function(run: Callable[..., Any]) -> tuple[types.FunctionType, list[Any]]:

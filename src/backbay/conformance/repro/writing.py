@@ -20,6 +20,8 @@ _MARGIN_S = 240.0
 """A child may take so much longer than minimising: it imports torch, collects and runs the case."""
 _RUN_S = 300.0
 _WIDEST = 110
+_MODULES = ("copy", "os", "subprocess")
+"""What a program uses of Python's own where its body says so."""
 
 Tell = Callable[[Repro], None]
 
@@ -160,14 +162,11 @@ class _Writer:
             lane.end()
 
     def _text(self, made: Made) -> str:
-        imports = {"import sys", "import torch", *made.imports}
-        if "copy.deepcopy" in made.body:
-            imports.add("import copy")
-        if "subprocess.run" in made.body:
-            imports.add("import subprocess")
-        plain_ones = sorted(x for x in imports if x.startswith("import"))
-        others = sorted(imports.difference(plain_ones))
-        lines = [*self._head(made), *plain_ones, *others, *self._backend()]
+        wanted = {"sys", "torch"} | {x for x in _MODULES if f"{x}." in made.body}
+        given = {x.removeprefix("import ") for x in made.imports if x.startswith("import ")}
+        others = sorted(x for x in set(made.imports) if not x.startswith("import "))
+        plain_ones = f"import {', '.join(sorted(wanted | given))}"
+        lines = [*self._head(made), plain_ones, *others, *self._backend()]
         body = re.sub(r"\n{2,}", "\n\n", made.body).strip("\n")
         return "\n".join([*lines, "", body, ""])
 
