@@ -4,13 +4,16 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from backbay.cli.names import complete
 from backbay.cli.output import write
 from backbay.conformance import Profile, Result, Statement, conform
+
+if TYPE_CHECKING:
+    from backbay.conformance.fuzz.report import FuzzReport
 
 _EXAMPLES = """
 \b
@@ -19,6 +22,7 @@ Examples:
   backbay conform my_backend.py:compile --level load --level contract
   backbay conform my_backend --profile full --expectations conformance.toml --json full.json
   backbay conform inductor --case 'ops/linalg.*' --html ops.html --beside aot_eager.json
+  backbay conform my_backend --fuzz 600 --repros finds/
 """
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -42,6 +46,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--html", "html_path", type=_FILE, help="Write one self-contained HTML page.")
 @click.option("--beside", type=_FILE, multiple=True,
               help="A statement's JSON, to stand on the page too; may be repeated.")  # fmt: skip
+@click.option("--repros", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+              help="Write each failure as one short file of plain torch.")  # fmt: skip
+@click.option("--fuzz", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+              help="Random programs instead of the suite; --seed is the first.")  # fmt: skip
 def command(
     *,
     backend: str | None,
@@ -57,6 +65,8 @@ def command(
     json_path: Path | None,
     html_path: Path | None,
     beside: tuple[Path, ...],
+    repros: Path | None,
+    seconds: float | None,
 ) -> None:
     """Put BACKEND through graded levels of cases, each held against eager and float64 truth.
 
@@ -75,6 +85,13 @@ def command(
             raise click.UsageError("name a BACKEND, or statements with --beside and a page --html")
         _page(others)(html_path)
         return
+    if seconds is not None:
+        with _progress() as tell:
+            report = _fuzzed(
+                backend, seconds=seconds, seed=seed, device=device, workers=workers, tell=tell
+            )
+        _write_finds(report, json_path, repros)
+        return
     with _progress() as tell:
         statement = conform(
             backend,
@@ -90,6 +107,8 @@ def command(
             tell=tell,
         )
     _write(statement, json_path, html_path, others)
+    if repros is not None:
+        _write_repros(statement, repros)
     if not statement.passed:
         sys.exit(1)
 
@@ -118,6 +137,38 @@ def _write(
 
     page = (html_path, _page([statement, *others])) if html_path is not None else None
     write(statement, Text(text(statement).rstrip()), json_path, page)
+
+
+def _write_repros(statement: Statement, folder: Path) -> None:
+    from backbay.conformance.repro import Repro, write  # noqa: PLC0415 (only where asked for)
+
+    def tell(repro: Repro) -> None:
+        said = f" ({repro.note})" if repro.note else ""
+        click.echo(f"repro: {repro.path or repro.case}{said}", err=True)
+
+    write(statement, folder, tell=tell)
+
+
+def _fuzzed(backend: str, *, seed: int, **how: Any) -> "FuzzReport":
+    from backbay.conformance.fuzz.run import FIRST, fuzz  # noqa: PLC0415 (only where asked for)
+
+    return fuzz(backend, seed=seed or FIRST, **how)
+
+
+def _write_finds(report: "FuzzReport", json_path: Path | None, folder: Path | None) -> None:
+    from rich.text import Text  # noqa: PLC0415 (rich is loaded to draw only)
+
+    from backbay.conformance.fuzz.report import as_text  # noqa: PLC0415 (only where asked for)
+
+    write(report, Text(as_text(report).rstrip()), json_path, None)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for find in report.finds:
+            path = folder / f"{find.standing}_{find.seeds[0]}.py"
+            path.write_text(find.repro, encoding="utf-8")
+            click.echo(f"repro: {path}", err=True)
+    if not report.passed:
+        sys.exit(1)
 
 
 @contextlib.contextmanager

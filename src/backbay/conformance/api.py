@@ -17,10 +17,10 @@ from backbay.conformance.record import (
     Result,
     Statement,
 )
-from backbay.conformance.rungs import TORCHS
 from backbay.conformance.suite import numbered
 from backbay.race import machine
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
+from backbay.rungs import TORCHS
 
 if TYPE_CHECKING:
     from backbay.conformance.expecting import Expectation
