@@ -87,7 +87,14 @@ def is_graph_itself(compiled: Any, graph_module: torch.fx.GraphModule) -> bool:
     if owner is None:
         boxed = getattr(compiled, "_boxed_call", False)
         cells = getattr(compiled, "__closure__", None) or ()
-        return boxed and any(is_graph_itself(x.cell_contents, graph_module) for x in cells)
+        return boxed and any(is_graph_itself(_content(x), graph_module) for x in cells)
     if isinstance(owner, torch.fx.Interpreter):
         owner = owner.module
     return owner is graph_module and compiled.__name__ in _RUNS_IT
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was assigned yet
+        return None
