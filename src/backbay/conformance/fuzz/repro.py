@@ -33,11 +33,12 @@ def repro(program: Program, result: Result, *, backend: str, device: str, torch:
 def _header(
     program: Program, result: Result, *, backend: str, device: str, torch: str
 ) -> list[str]:
-    table = ", ".join(f"{k} {v}" for k, v in result.rungs.items())
-    lines = [f"# {result.status} of {backend}: {result.reason}"[:_WIDTH]]
-    lines.append(f"# rungs: {table or 'none is below it'}"[:_WIDTH])
-    lines.append(f"# torch {torch}, {device}; program {program.seed} of grammar {program.grammar}")
-    return lines
+    table = ", ".join(f"{k} {v}" for k, v in result.rungs.items()) or "none is below it"
+    where = f"torch {torch}, {device}, program {program.seed} of grammar {program.grammar}"
+    return [
+        f"# {result.status} of {backend}: {result.reason}"[:_WIDTH],
+        f"# rungs: {table}; {where}",
+    ]
 
 
 def _imports(backend: str) -> list[str]:
@@ -68,17 +69,15 @@ def _run(program: Program, device: str) -> list[str]:
     if not program.train:
         lines += [INDENT + "with torch.no_grad(): outs = call(*args)"]
         return [*lines, INDENT + f"return [x.clone() for x in {seen}], {_shared(seen)}"]
+    weights = "[torch.linspace(0.5, 1.5, x.numel()).view(x.shape).to(x) for x in ends]"
+    unused = "allow_unused=True, materialize_grads=True"
     sources = "[*args, *program.parameters()]" if program.owned else "args"
+    leaves = f"[x for x in {sources} if x.requires_grad]"
     return [
         *lines,
         INDENT + "args = [x.detach().clone().requires_grad_(N(x)) for x in args]",
-        INDENT + "outs = call(*args)",
-        INDENT + "ends = [x for x in outs if x.requires_grad]",
-        INDENT
-        + "weights = [torch.linspace(0.5, 1.5, x.numel()).view(x.shape).to(x) for x in ends]",
-        INDENT + f"leaves = [x for x in {sources} if x.requires_grad]",
-        INDENT + "how = dict(materialize_grads=True, allow_unused=True)",
-        INDENT + "grads = torch.autograd.grad(ends, leaves, weights, **how)",
+        INDENT + "ends = [x for x in (outs := call(*args)) if x.requires_grad]",
+        INDENT + f"grads = torch.autograd.grad(ends, {leaves}, {weights}, {unused})",
         INDENT + f"return [x.detach().clone() for x in [*{seen}, *grads]], {_shared(seen)}",
     ]
 
@@ -89,26 +88,21 @@ def _shared(seen: str) -> str:
 
 
 def _compared(program: Program, *, layout: bool) -> list[str]:
-    kind = "(x.shape, x.dtype, x.stride())" if layout else "(x.shape, x.dtype)"
-    error = (
-        "(x.to(torch.complex128) - t).abs().nan_to_num(posinf=0).amax().item() if t.numel() else 0"
-    )
+    kinds = [f"({x}.shape, {x}.dtype{f', {x}.stride()' * layout})" for x in ("e", "g")]
     eps = 0.02 if {"bfloat16", "float16"} & set(program.dtypes) else 1e-5
-    lines = [f"for n in {program.sizes}:"]
-    lines.append(INDENT + "(eager, alike), (got, shared) = run(program, n), run(compiled, n)")
-    if program.widens:
-        lines.append(INDENT + "truth = run(program, n, wide=True)[0]")
-    else:
-        lines.append(INDENT + "truth = eager  # it reads the bits of floats: float64 has others")
+    size = "x.abs().nan_to_num(posinf=0).amax().item() if x.numel() else 0"
+    # What reads the bits of floats finds others in float64.
+    wide = ", wide=True" if program.widens else ""
     return [
-        *lines,
+        f"largest = lambda x: {size}",
+        f"for n in {program.sizes}:",
+        INDENT + "(eager, alike), (got, shared) = run(program, n), run(compiled, n)",
+        INDENT + f"truth = run(program, n{wide})[0]",
         INDENT + "assert shared == alike, 'other results share memory than in eager'",
         INDENT + "for e, g, t in zip(eager, got, truth):",
-        2 * INDENT + f"a, b = [{kind} for x in (e, g)]",
-        2 * INDENT + "assert a == b, f'eager has {a}, compiled {b}'",
-        2 * INDENT + f"own, error = [{error} for x in (e, g)]",
-        2 * INDENT
-        + f"small = {eps} * (1 + t.abs().nan_to_num(posinf=0).amax().item() if t.numel() else 1)",
-        2 * INDENT + "assert error <= 16 * own + small, f'eager {e}, compiled {g}, float64 {t}'",
+        2 * INDENT + f"assert {kinds[0]} == {kinds[1]}, f'eager {{e}}, compiled {{g}}'",
+        2 * INDENT + "e, g, t = [x.to(torch.complex128) for x in (e, g, t)]",
+        2 * INDENT + f"allowed = 16 * largest(e - t) + {eps} * (1 + largest(t))",
+        2 * INDENT + "assert largest(g - t) <= allowed, f'eager {e}, compiled {g}, float64 {t}'",
         "print('nothing differs')",
     ]

@@ -59,7 +59,6 @@ class Memory:
     facts: Facts
     keeps: list[Any]
     """Holds the storages, so that no other gets their place."""
-    read_only: bool = False
 
 
 @final
@@ -73,6 +72,9 @@ class Value:
     memory: Memory
     given: bool = False
     """Whether it is an input, a buffer or a parameter."""
+    overlapped: bool = False
+    """Whether it is seen through a view two of whose elements share memory; functionalisation
+    says that it does not take what is written there, though it be in part only."""
 
     @property
     def meta(self) -> torch.Tensor:
@@ -121,7 +123,7 @@ class Value:
     @property
     def writable(self) -> bool:
         """Whether writing into it means something: no two of its elements share memory."""
-        return not self.memory.read_only and all(not overlaps(x) for x in self.metas)
+        return not self.overlapped
 
 
 def overlaps(meta: torch.Tensor) -> bool:
@@ -195,7 +197,7 @@ class Scope:
             memory.facts = joined(memory.facts, proposal.writes)
         facts = proposal.args[0].facts if proposal.facts is None else proposal.facts
         for name, metas in zip(names, results, strict=True):
-            self._bind(name, tuple(metas), facts)
+            self._bind(name, tuple(metas), facts, of=proposal.args)
         return True
 
     def _would_need_gradients(self, proposal: Proposal) -> bool:
@@ -214,7 +216,13 @@ class Scope:
         return [result] if proposal.gives == 1 else list(result)
 
     def _bind(
-        self, name: str, metas: tuple[torch.Tensor, ...], facts: Facts, *, given: bool = False
+        self,
+        name: str,
+        metas: tuple[torch.Tensor, ...],
+        facts: Facts,
+        *,
+        given: bool = False,
+        of: tuple[Value, ...] = (),
     ) -> None:
         storage = metas[0].untyped_storage()
         memory = self._memories.get(storage._cdata)  # noqa: SLF001 (there is no other identity)
@@ -223,10 +231,14 @@ class Scope:
             self._memories[storage._cdata] = memory  # noqa: SLF001
         elif metas[0].dtype != _dtype_of(memory):
             memory.facts = _read_otherwise(memory.facts, metas[0].dtype)
-        if any(overlaps(x) for x in metas):
+        overlapped = any(overlaps(x) for x in metas)
+        if overlapped:
             memory.facts = dataclasses.replace(memory.facts, distinct=False)
         memory.keeps.append(metas)
-        self.values.append(Value(name=name, metas=metas, memory=memory, given=given))
+        overlapped |= any(x.overlapped and x.memory is memory for x in of)
+        self.values.append(
+            Value(name=name, metas=metas, memory=memory, given=given, overlapped=overlapped)
+        )
 
     def _name(self) -> str:
         self._names += 1
