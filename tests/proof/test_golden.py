@@ -119,6 +119,32 @@ def test_lost_and_extra_aliasing_are_caught(golden, outcome):
     assert "shares memory with args[0]" in broken(golden, outcome, aliases=extra)
 
 
+def test_outputs_that_share_memory_or_do_not_are_caught():
+    class Both(torch.nn.Module):
+        def forward(self, x):
+            y = x + 1
+            return y, y[1:], y.clone()
+
+    workload = Workload(Both(), (torch.rand(4),))
+    golden = make_golden(workload, train=False)
+
+    def parted(x):
+        y = x + 1
+        return y, y[1:].clone(), y.clone()
+
+    def joined(x):
+        y = x + 1
+        return y, y[1:], y
+
+    assert golden.judge(observe(workload.model, workload, train=False)).passed
+    lost = golden.judge(observe(parted, workload, train=False)).worst
+    extra = golden.judge(observe(joined, workload, train=False)).worst
+    assert (lost.where, lost.kind) == ("output[1]", "metadata")
+    assert lost.reason == "is a copy, and eager's shares memory with output[0]"
+    assert (extra.where, extra.kind) == ("output[2]", "metadata")
+    assert extra.reason == "shares memory with output[0], and eager's does not"
+
+
 def test_other_structure_and_plain_values_are_caught(golden, outcome):
     assert "output structure" in broken(golden, outcome, structure="*")
     assert "is 4, and eager's is 3" in broken(golden, outcome, plain={"output.steps": 4})
@@ -258,6 +284,11 @@ def test_digest_sees_parameters_inputs_and_their_order(workload):
     with torch.no_grad():
         workload.model.linear.bias[0] += 1e-6
     assert first != digest(workload)
+
+
+def test_fingerprint_cannot_read_one_element_of_an_odd_stride():
+    one = torch.rand(1, 1, 2)[..., 1]
+    assert fingerprint(one) == fingerprint(one.clone(memory_format=torch.contiguous_format))
 
 
 def test_fingerprint_sees_each_byte_and_each_position():

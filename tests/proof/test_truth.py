@@ -173,6 +173,41 @@ def test_reading_bits_has_no_truth(x):
         make_golden(Workload(model=Bits(), args=(x,)), train=False)
 
 
+def test_bits_of_integers_have_a_truth():
+    x = torch.arange(6)
+    model = Function(lambda x: x.view(torch.int32) + 1)
+    golden = make_golden(Workload(model, (x,)), train=False)
+    assert golden.truth.tensors["output"].tolist() == (x.view(torch.int32) + 1).tolist()
+
+
+class Function(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+@pytest.mark.parametrize("part", ["whole", "row", "columns", "transposed"])
+def test_inputs_that_share_memory_are_apart_in_the_truth(part):
+    parts = {
+        "whole": lambda x: x,
+        "row": lambda x: x[1],
+        "columns": lambda x: x[:, ::2],
+        "transposed": lambda x: x.t(),
+    }
+    x = torch.rand(3, 3)
+
+    def write_and_read(x, y):
+        x.mul_(3)
+        return y + 1
+
+    golden = make_golden(Workload(Function(write_and_read), (x, parts[part](x))), train=False)
+    wanted = parts[part](3 * x.double()) + 1
+    assert torch.allclose(golden.truth.tensors["output"], wanted, rtol=1e-12)
+
+
 def test_draws_that_depend_on_precision_are_refused(x):
     class Fickle(nn.Module):
         def forward(self, value):
