@@ -14,7 +14,7 @@ from backbay.conformance.subject import Subject
 from backbay.registry import Traits
 
 sys.path.insert(0, str(Path(__file__).parent))
-import faults
+import operator_faults as faults
 
 LOOSE = Traits(run_to_run=False)
 

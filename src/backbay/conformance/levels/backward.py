@@ -125,6 +125,23 @@ class _Block(torch.nn.Module):
         return result * x
 
 
+class _Nested(torch.nn.Module):
+    """A block under a checkpoint of its own, inside another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = _Block()
+
+    def _inside(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.block(x).cos()
+        return result
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the outer checkpoint."""
+        result: torch.Tensor = checkpoint(self._inside, x, use_reentrant=False)
+        return result
+
+
 def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:  # noqa: ARG001
     kept = op in {torch.ops.aten.addmm.default, torch.ops.aten.mm.default}
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
@@ -167,10 +184,6 @@ def selective_checkpoint_is_wrong(subject: Subject) -> None:
 @_checkpointing.case(needs={"training"})
 def nested_checkpoint_is_wrong(subject: Subject) -> None:
     """A checkpoint inside a checkpoint."""
-    inner = _Block().to(subject.device)
-
-    def outer(x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = checkpoint(lambda y: inner(y).cos(), x, use_reentrant=False)
-        return result
-
-    subject.agrees(outer, torch.randn(4, 6, device=subject.device), train=True)
+    subject.agrees(
+        _Nested().to(subject.device), torch.randn(4, 6, device=subject.device), train=True
+    )
