@@ -16,26 +16,26 @@ from typing import Any
 import torch
 
 from backbay.conformance.record import Status
+from backbay.conformance.repro.capturing import copied
 from backbay.conformance.subject import one_line
 
 _RUN = """\
 def run(call, args):
     args = [copy.deepcopy(x) for x in args]
-    out = [x for x in call(*args) if torch.is_tensor(x)]
 """
 _GRADIENTS = """\
-    roots = [x for x in out if x.requires_grad]
-    weights = [torch.arange(x.numel()).sin().view(x.shape).to(x) for x in roots]
-    torch.autograd.backward(roots, weights)
-    found = [(f"gradient of input {i}", getattr(x, "grad", None)) for i, x in enumerate(args)]
-    return dict([(f"output {i}", x.detach()) for i, x in enumerate(out)] + found)
+    out = [x for x in call(*args) if torch.is_tensor(x) and x.requires_grad]
+    weights = [torch.arange(x.numel()).sin().view(x.shape).to(x) for x in out]
+    torch.autograd.backward(out, weights)
+    return {f"gradient of input {i}": x.grad for i, x in enumerate(args) if torch.is_tensor(x)}
 """
 _OUTPUTS = """\
+    out = [x for x in call(*args) if torch.is_tensor(x)]
     return {f"output {i}": x.detach() for i, x in enumerate(out)}
 """
 _AFTERWARDS = """\
-    found = [(f"input {i} afterwards", x) for i, x in enumerate(args)]
-    return dict([(f"output {i}", x.detach()) for i, x in enumerate(out)] + found)
+    call(*args)
+    return {f"input {i} afterwards": x for i, x in enumerate(args) if torch.is_tensor(x)}
 """
 _WRONG = """\
 def wrong(got, eager, true):
@@ -51,10 +51,12 @@ _STRIDES = ("(got.shape, got.dtype)", "(got.shape, got.dtype, got.stride())")
 
 
 def run_text(status: Status, *, train: bool) -> str:
-    """Give what runs a graph: outputs, and gradients or what became of the inputs."""
+    """Give what runs a graph, and returns what a failure of a status is of."""
     if status == "fail_mutation":
         return _RUN + _AFTERWARDS
-    return _RUN + (_GRADIENTS if train else _OUTPUTS)
+    # What raises or crashes may do so in backward.
+    backward = status == "fail_grad" or (train and status not in COMPARED)
+    return _RUN + (_GRADIENTS if backward else _OUTPUTS)
 
 
 def wrong_text(status: Status) -> str:
@@ -70,15 +72,10 @@ def wrong_text(status: Status) -> str:
     return _WRONG.replace(plain, strided).replace(theirs, strided.replace("got", "eager"))
 
 
-_OF: dict[Status, tuple[str, ...]] = {
-    "fail_value": ("output",),
-    "fail_grad": ("gradient",),
-    "fail_mutation": ("input",),
-    "fail_metadata": ("output", "gradient", "input"),
-}
-"""Of which tensors a failure of a status is; the others are not found in a graph's results."""
-COMPARED = frozenset(_OF)
-
+COMPARED: frozenset[Status] = frozenset(
+    {"fail_value", "fail_grad", "fail_mutation", "fail_metadata"}
+)
+"""Statuses that the results of a graph can show."""
 
 _AROUND = (" Set TORCHDYNAMO_VERBOSE", " While executing", " from user code")
 """What Dynamo adds behind an error's own message."""
@@ -91,13 +88,13 @@ class Check:
     def __init__(self, compiler: Any, status: Status, words: str, hang_s: float) -> None:
         self._compiler = compiler
         self._status = status
-        self._of = _OF.get(status, ())
         self._words = words
         self._hang_s = hang_s
         self._wrong_is = _space(wrong_text(status))["wrong"]
 
     def __call__(self, function: Callable[..., Any], inputs: Sequence[Any]) -> bool:
         """Tell whether it fails alike."""
+        inputs = self.leaves(inputs)
         with warnings.catch_warnings(), torch.random.fork_rng():
             warnings.simplefilter("ignore")
             if self._status in {"crash", "hang"}:
@@ -105,6 +102,18 @@ class Check:
             if self._status == "fail_error":
                 return self._raises(function, inputs)
             return self._wrong(function, inputs)
+
+    def leaves(self, inputs: Sequence[Any]) -> list[Any]:
+        """Give inputs as a program has them: leaves, and of a gradient that is wrong, with one.
+
+        The minifier makes inputs of what was computed, which has no gradient.
+        """
+        made = [copied(x) for x in inputs]
+        if self._status == "fail_grad":
+            floating = (x for x in made if torch.is_tensor(x) and x.is_floating_point())
+            for value in floating:
+                value.requires_grad_()
+        return made
 
     def trains(self, function: Callable[..., Any], inputs: Sequence[Any]) -> bool:
         """Tell whether eager's outputs have gradients."""
@@ -140,8 +149,8 @@ class Check:
             got = self._compiled(function, inputs)
         except Exception:  # noqa: BLE001 (another failure than the one that is looked for)
             return False
-        names = [n for n, x in eager.items() if torch.is_tensor(x) and n.startswith(self._of)]
-        return any(self._wrong_is(got.get(n), eager[n], true[n]) for n in names)
+        tensors = [name for name, x in eager.items() if x is not None]
+        return any(self._wrong_is(got.get(n), eager[n], true[n]) for n in tensors)
 
     def _raises(self, function: Callable[..., Any], inputs: Sequence[Any]) -> bool:
         try:

@@ -65,7 +65,7 @@ def _smallest(graph: Captured, check: Check, request: Make, seconds: float) -> M
         notes.append(f"not minimised: it has {before} operators, the limit is {request.nodes}")
     elif before > 1:
         module, inputs = minimised(module, inputs, check, seconds)
-    module, inputs = _used(module, inputs)
+    module, inputs = _used(module, check.leaves(inputs))
     text = function(module)
     expressions = written(inputs, lambda values: check(module, values))
     if text is None or expressions is None:

@@ -168,7 +168,8 @@ class _Writer:
         plain_ones = f"import {', '.join(sorted(wanted | given))}"
         lines = [*self._head(made), plain_ones, *others, *self._backend()]
         body = re.sub(r"\n{2,}", "\n\n", made.body).strip("\n")
-        return "\n".join([*lines, "", body, ""])
+        text = "\n".join([*lines, "", body, ""])
+        return text if text.count("\n") <= MOST_LINES else text.replace("\n\n", "\n")
 
     def _head(self, made: Made) -> Iterator[str]:
         result = self._result
