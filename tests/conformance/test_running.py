@@ -7,11 +7,11 @@ import torch
 
 from backbay import ledger
 from backbay.conformance.case import Case, Collection, EagerUnstable, Failed, NotRunnable
-from backbay.conformance.rungs import rungs_below
 from backbay.conformance.running import attributed, is_failure, run_case
 from backbay.conformance.subject import Subject
 from backbay.conformance.watching import is_graph_itself
 from backbay.registry import Traits
+from backbay.rungs import rungs_below
 
 
 def interpreted(graph_module, example_inputs, **options):
