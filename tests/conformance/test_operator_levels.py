@@ -55,7 +55,9 @@ CAUGHT = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "case_id", "status"), CAUGHT, ids=lambda x: getattr(x, "__name__", x))
+@pytest.mark.parametrize(
+    ("fault", "case_id", "status"), CAUGHT, ids=lambda x: getattr(x, "__name__", x)
+)
 def test_a_fault_goes_unseen(fault, case_id, status):
     found, reason = _status(fault, case_id)
     assert found == status, reason
