@@ -129,8 +129,17 @@ def is_graph_itself(compiled: Any, graph_module: torch.fx.GraphModule) -> bool:
     owner = getattr(compiled, "__self__", None)
     if owner is None:
         boxed = getattr(compiled, "_boxed_call", False)
-        cells = getattr(compiled, "__closure__", None) or ()
-        return boxed and any(is_graph_itself(x.cell_contents, graph_module) for x in cells)
+        return boxed and any(is_graph_itself(x, graph_module) for x in _enclosed(compiled))
     if isinstance(owner, torch.fx.Interpreter):
         owner = owner.module
     return owner is graph_module and compiled.__name__ in _RUNS_IT
+
+
+def _enclosed(function: Any) -> Iterator[Any]:
+    """Give what a function encloses; a variable that was deleted leaves an empty cell."""
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue
+        yield value
