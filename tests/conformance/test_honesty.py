@@ -168,3 +168,19 @@ def test_half_of_the_work_counts_as_none():
     owned = Ownership(graph=graph, dispatched=left)
     assert owned.share == 0.5
     assert str(owned) == "50% of 4 operators; torch still runs mul x2"
+
+
+def test_a_variable_that_was_deleted_ends_the_case():
+    from backbay.conformance.watching import is_graph_itself
+
+    def boxed_with_an_empty_cell():
+        graph = object()
+
+        def boxed(args):
+            return graph
+
+        boxed._boxed_call = True
+        del graph
+        return boxed
+
+    assert not is_graph_itself(boxed_with_an_empty_cell(), torch.fx.symbolic_trace(torch.sin))
