@@ -1,9 +1,11 @@
 """Copies of inputs lie in memory as the original does."""
 
+import math
+
 import pytest
 import torch
 
-from backbay.proof import Step, Workload, make_golden
+from backbay.proof import Step, Workload, compare, make_golden
 from backbay.proof.copying import copied
 
 MEMORY = torch.arange(400.0)
@@ -97,6 +99,11 @@ def test_a_proof_of_whole_numbers_misses_a_wrong_one():
     wrong = {"output": torch.arange(5) * 3 + 1}
     outcome = type(golden.eager)(**{**vars(golden.eager), "tensors": wrong})
     assert not golden.judge(outcome).passed
+
+
+def test_an_exact_result_that_begins_with_infinity_cannot_be_compared():
+    value = torch.tensor([math.inf, 0.0, 1.0])
+    assert compare(value, value, value.double()).passed
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])

@@ -312,7 +312,9 @@ class _Comparison:
     def _ulps(self, distance: float, at: float, truth: torch.Tensor) -> float | None:
         # A truth near zero among large ones has units so small that their number says nothing.
         size = max(abs(at), truth.abs().mean().item(), self.noise.rms)
-        return distance / (self.eps * 2.0 ** math.floor(math.log2(size))) if size else None
+        if not size or math.isinf(size):  # where nothing is off, `at` may be any element
+            return None
+        return distance / (self.eps * 2.0 ** math.floor(math.log2(size)))
 
 
 def _kind(value: torch.Tensor) -> torch.Tensor:
