@@ -317,7 +317,7 @@ def test_two_faults_are_taken_for_one_or_one_for_two():
         ('[[find]]\nlink = "https://github.com/pytorch/pytorch/issues/1"', "everything"),
         ('[[find]]\nlink = "https://a.b/1"\nreason = "("', "regular expression"),
         ('[[find]]\nlink = "https://a.b/1"\nreason = "x"\nwhy = "y"', "why"),
-        ("[[find]", ""),
+        ("[[find]", "line"),
     ],
 )
 def test_a_find_is_ignored_without_a_link_or_by_a_typo(tmp_path, text, said):

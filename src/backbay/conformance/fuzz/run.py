@@ -39,7 +39,7 @@ Tell = Callable[[Result], None]
 
 _DETAIL = re.compile(r" overall| Exception raised from| \(most recent call")
 """What follows holds addresses, or depends on the machine."""
-_PARTICULAR = re.compile(r"-?\d[\d.,e+x]*|\binf\b|\bnan\b|args|output|buffer \w+|[\[\](), ]")
+_PARTICULAR = re.compile(r"-?\d[\d.,e+x]*|\b(?:inf|nan)x?\b|args|output|buffer \w+|[\[\](), ]")
 """Numbers, shapes, and which tensor it was."""
 
 

@@ -58,16 +58,8 @@ def _dead(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def _split_and_joined(x: torch.Tensor) -> torch.Tensor:
-    return torch.cat(torch.split(x, 4, dim=1), dim=1) + 1
-
-
 def _positions(x: torch.Tensor) -> torch.Tensor:
     return x + torch.ones(x.shape[1], device=x.device, dtype=torch.int64).cumsum(0)
-
-
-def _bias_after(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.relu(torch.addmm(b, x, w))
 
 
 TRIGGERS: dict[str, Trigger] = {
@@ -91,17 +83,10 @@ TRIGGERS: dict[str, Trigger] = {
         shapes=((8, 4), (4, 6), (8, 4), (4, 6)),
         inductors=True,
     ),
-    "bias_after": Trigger(function=_bias_after, shapes=((8, 4), (4, 6), (6,)), inductors=True),
     "attention": Trigger(function=_attention, shapes=((2, 2, 8, 16),) * 3, inductors=True),
-    "split_and_joined": Trigger(function=_split_and_joined, shapes=((3, 8),), inductors=True),
     "positions": Trigger(function=_positions, shapes=((3, 8),), inductors=True),
     "scaled_softmax": Trigger(
         function=lambda x: F.softmax(x * 3.0, -1), shapes=((3, 8),), inductors=True
-    ),
-    "product_with_one": Trigger(
-        function=lambda x: x * torch.ones_like(x) + torch.zeros_like(x),
-        shapes=((3, 8),),
-        inductors=True,
     ),
     "batch_of_one": Trigger(function=torch.bmm, shapes=((1, 8, 4), (1, 4, 6)), inductors=True),
     "permuted_twice": Trigger(

@@ -36,7 +36,7 @@ def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (the same
     """Give the cases of this level."""
     for name, trigger in TRIGGERS.items():
         run = functools.partial(_triggered, trigger)
-        yield Case(id=f"programs/triggers/{name}", run=run, share=0.5)
+        yield Case(id=f"programs/triggers/{name}", run=run, share=0.25)
     for seed in SEEDS:
         yield case_at(seed)
     for name in TWINS:
@@ -62,7 +62,7 @@ def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (the same
 
 def case_at(seed: int) -> Case:
     """Give the case that runs the program of a seed."""
-    return Case(id=f"{_PREFIX}{seed}", run=functools.partial(_fuzzed, seed), share=0.03)
+    return Case(id=f"{_PREFIX}{seed}", run=functools.partial(_fuzzed, seed), share=0.02)
 
 
 def case_of(program: Program, name: str) -> Case:
