@@ -177,7 +177,7 @@ def test_a_variable_that_was_deleted_ends_the_case():
         graph = object()
 
         def boxed(args):
-            return graph  # noqa: F821 (deleted below: that is the point)
+            return graph  # noqa: F821 (deleted below)
 
         boxed._boxed_call = True
         del graph
