@@ -3,9 +3,9 @@
     python benchmarks/conformance.py [BACKEND ...] --state FOLDER --out FOLDER
         [--profile full] [--device cpu] [--levels 0-3] [--workers 2] [--until SECONDS]
 
-A level of a backend that is in the state folder already is not run again, so what was stopped goes
-on where it was; no new level is begun after ``--until``. Compiler caches are in the state folder
-too. Writes for each backend whose levels are all there NAME.txt and NAME.json (without passes), and
+A level of a backend (of ``quick``, all of them at once) that is in the state folder already is not
+run again, so what was stopped goes on where it was; no new one is begun after ``--until``. Compiler
+caches are in the state folder too. Writes for each backend whose levels are all there NAME.txt and NAME.json (without passes), and
 one page of all that are in the output folder. Exit code 1: something is held against a backend.
 """
 
@@ -23,7 +23,14 @@ from backbay.conformance.statement import text, verdict
 from backbay.conformance.suite import numbered
 
 REFERENCES = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
-OURS = ("backbay_print", "backbay_report", "backbay_silu", "backbay_fold", "backbay_gelu")
+OURS = (
+    "backbay",
+    "backbay_print",
+    "backbay_report",
+    "backbay_silu",
+    "backbay_fold",
+    "backbay_gelu",
+)
 
 
 def main() -> int:
@@ -43,19 +50,21 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     start, levels = time.monotonic(), numbered(arguments.levels.split(","))
+    runs = [levels] if arguments.profile == "quick" else [[x] for x in levels]
     right = True
     for backend in arguments.backends:
         parts = []
-        for level in levels:
-            path = arguments.state / arguments.profile / backend / f"{level}.json"
+        for some in runs:
+            name = "-".join(map(str, some))
+            path = arguments.state / arguments.profile / backend / f"{name}.json"
             if not path.exists() and time.monotonic() - start < arguments.until:
-                run(backend, level, path, arguments)
+                run(backend, some, path, arguments)
             if path.exists():
                 parts.append(read(path))
-        if len(parts) == len(levels):
+        if len(parts) == len(runs):
             right &= write(merged(parts, profile=arguments.profile), arguments.out)
         else:
-            print(f"{backend}: {len(parts)} of {len(levels)} levels were run")
+            print(f"{backend}: {len(parts)} of {len(runs)} runs were made")
             right = False
     statements = [read(x) for x in sorted(arguments.out.glob("*.json"))]
     order = {name: number for number, name in enumerate((*REFERENCES, *OURS))}
@@ -64,14 +73,14 @@ def main() -> int:
     return 0 if right else 1
 
 
-def run(backend: str, level: int, path: Path, arguments: argparse.Namespace) -> None:
-    """Run one level and keep its statement."""
+def run(backend: str, levels: list[int], path: Path, arguments: argparse.Namespace) -> None:
+    """Run some levels and keep their statement."""
     caches = arguments.state / "caches"
     caches.mkdir(parents=True, exist_ok=True)
     statement = conform(
         backend,
         profile=arguments.profile,
-        levels=[level],
+        levels=levels,
         device=arguments.device,
         seed=arguments.seed,
         workers=arguments.workers,
@@ -80,7 +89,8 @@ def run(backend: str, level: int, path: Path, arguments: argparse.Namespace) -> 
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(statement))
-    print(f"{backend}, level {level}: {statement.seconds:.0f} s", flush=True)
+    names = ", ".join(map(str, levels))
+    print(f"{backend}, levels {names}: {statement.seconds:.0f} s", flush=True)
 
 
 def write(statement: Statement, out: Path) -> bool:
