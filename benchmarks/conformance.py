@@ -5,8 +5,9 @@
 
 A level of a backend (of ``quick``, all of them at once) that is in the state folder already is not
 run again, so what was stopped goes on where it was; no new one is begun after ``--until``. Compiler
-caches are in the state folder too. Writes for each backend whose levels are all there NAME.txt and NAME.json (without passes), and
-one page of all that are in the output folder. Exit code 1: something is held against a backend.
+caches are in the state folder too. Writes for each backend whose levels are all there NAME.txt and
+NAME.json (without passes), and one page of all that are in the output folder. Exit code 1:
+something is held against a backend.
 """
 
 import argparse

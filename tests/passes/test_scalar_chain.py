@@ -301,3 +301,13 @@ def test_folded_chains_are_wrong_after_inductor(prove, workload):
     work = workload(lambda x, w: ((x * w) * 2 * 3).tanh() + (torch.neg(-w)) * 4 / 1, torch.float32)
     passes = [fold_scalar_chain, fold_scalar_chain.at("aten")]
     assert prove(work, passes=passes, codegen="inductor")["fold_scalar_chain"] >= 2
+
+
+def test_a_transform_of_torch_func_inside_the_graph_ends_the_pass(look):
+    # Inside vmap and grad the graph's values are wrappers, which have no memory to compare.
+    def ensemble(w, x):
+        return torch.func.vmap(torch.func.grad(lambda v: (v * 2 * 3).sum()))(w) + x
+
+    given = torch.randn(3, 4), torch.randn(3, 4)
+    seen = look(ensemble, *given, passes=[fold_scalar_chain])
+    torch.testing.assert_close(seen.result, ensemble(*given))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from backbay.proof.oracle import Kind
 from backbay.registry import BackendSpec, CompilerFn, Registry, Traits
 from backbay.registry.target import parse
 
+_FOLDERS = re.compile(r"/[^\s:\"']*/(?=(?:backbay|torch)/)")
 _STATUS: Mapping[Kind, Status] = {
     "value": "fail_value",
     "metadata": "fail_metadata",
@@ -221,8 +223,11 @@ def worst_of(proof: Proof) -> Verdict:
 
 
 def one_line(error: BaseException) -> str:
-    """Give an exception's message on one line, with its type where the message is empty."""
-    text = " ".join(str(error).split())
+    """Give an exception's message on one line, with its type where the message is empty.
+
+    Where packages are installed is left out: it differs from machine to machine.
+    """
+    text = _FOLDERS.sub("", " ".join(str(error).split()))
     return text[:400] or type(error).__name__
 
 

@@ -51,9 +51,14 @@ def storages(node: Any) -> frozenset[int] | None:
     if value is None:
         return None
     tensors = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
-    if any(x.layout != torch.strided for x in tensors):
+    if any(x.layout != torch.strided or _is_wrapped(x) for x in tensors):
         return None
     return frozenset(x.untyped_storage()._cdata for x in tensors)  # noqa: SLF001 (its identity)
+
+
+def _is_wrapped(value: torch.Tensor) -> bool:
+    """Tell whether it is a tensor of torch.func, inside vmap or grad: it has no memory to ask."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))  # noqa: SLF001 (no other)
 
 
 def _refresh(node: Node, stale: frozenset[int] | None) -> None:
