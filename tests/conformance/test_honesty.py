@@ -174,13 +174,13 @@ def test_a_variable_that_was_deleted_ends_the_case():
     from backbay.conformance.watching import is_graph_itself
 
     def boxed_with_an_empty_cell():
-        graph = object()
-
         def boxed(args):
             return graph
 
         boxed._boxed_call = True
-        del graph
+        if not callable(boxed):
+            graph = None  # never: the cell stays empty
         return boxed
 
-    assert not is_graph_itself(boxed_with_an_empty_cell(), torch.fx.symbolic_trace(torch.sin))
+    graph_module = torch.fx.symbolic_trace(lambda x: x.sin())
+    assert not is_graph_itself(boxed_with_an_empty_cell(), graph_module)
