@@ -25,7 +25,7 @@ from backbay.conformance.fuzz.repro import repro
 from backbay.conformance.record import FAILURES, LEVELS, Result, Status
 from backbay.registry import Registry, default_registry
 
-PROGRAM_S = 120.0
+PROGRAM_S = 300.0
 """Time for one program; what takes longer hangs."""
 MINIMISING_S = 60.0
 RUNS = 60
