@@ -29,8 +29,8 @@ PAIRS = range(4)
 OPTIONS = range(1000, 1040)
 """Seeds of the programs that are compiled with random options."""
 TIMEOUT_S = 600.0
-"""A program is compiled anew for some of its sizes, forward and backward, and a pair twice as often:
-Inductor took more than two minutes on a machine with other work."""
+"""A program is compiled anew for some of its sizes, forward and backward, and a pair twice as
+often: Inductor took more than two minutes on a machine with other work."""
 _PREFIX = "programs/fuzz/"
 
 
