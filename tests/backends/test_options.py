@@ -53,7 +53,7 @@ def test_the_catalogue_says_other_than_the_class(name):
 def test_what_ends_in_inductor_needs_and_serves_other_than_inductor():
     inductor = default_registry.spec("inductor")
     ending = [x for x in CATALOGUED.values() if x.further_options == "inductor"]
-    assert len(ending) == 4
+    assert len(ending) == 5
     for spec in ending:
         assert spec.requires.tools == inductor.requires.tools
         assert spec.traits.devices == inductor.traits.devices

@@ -60,7 +60,7 @@ def test_what_is_written_is_named_alike_everywhere(name, here):
 
 def test_four_lines_say_what_was_written_and_what_comes_next(here):
     lines = new("acme-fast").output.splitlines()
-    assert lines[0].startswith("acme-fast: 15 files")
+    assert lines[0].startswith("acme-fast: 16 files")
     assert lines[1:] == [
         "install:  cd acme-fast && python -m pip install -e '.[dev]'",
         "test:     python -m pytest",

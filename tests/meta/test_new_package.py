@@ -191,4 +191,4 @@ def test_the_linter_above_can_fail(tmp_path):
 
 def test_it_is_typed_to_the_last_line(made, tmp_path):
     said = run("-m", "mypy", "--cache-dir", str(tmp_path), cwd=made[NAME], path=f"src{os.pathsep}")
-    assert said.startswith("Success: no issues found in 8 source files")
+    assert said.startswith("Success: no issues found in 9 source files")

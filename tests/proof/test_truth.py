@@ -176,8 +176,11 @@ def test_reading_bits_has_no_truth(x):
 def test_bits_of_integers_have_a_truth():
     x = torch.arange(6)
     model = Function(lambda x: x.view(torch.int32) + 1)
-    golden = make_golden(Workload(model, (x,)), train=False)
-    assert golden.truth.tensors["output"].tolist() == (x.view(torch.int32) + 1).tolist()
+    workload = Workload(model, (x,))
+    golden = make_golden(workload, train=False)
+    assert golden.judge(observe(model, workload, train=False)).passed
+    wrong = observe(Function(lambda x: x.view(torch.int32) + 2), workload, train=False)
+    assert not golden.judge(wrong).passed
 
 
 class Function(torch.nn.Module):

@@ -14,6 +14,7 @@ BuiltinName: TypeAlias = Literal[
     "aot_eager_decomp_partition_with_mode",
     "aot_eager_default_partitioner",
     "aot_ts",
+    "backbay",
     "backbay.default",
     "backbay_fold",
     "backbay_gelu",

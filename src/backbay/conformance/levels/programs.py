@@ -28,7 +28,9 @@ PAIRS = range(4)
 """How many of each kind of pair."""
 OPTIONS = range(1000, 1040)
 """Seeds of the programs that are compiled with random options."""
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
+"""A program is compiled anew for some of its sizes, forward and backward, and a pair twice as
+often: Inductor took more than two minutes on a machine with other work."""
 _PREFIX = "programs/fuzz/"
 
 
@@ -42,32 +44,40 @@ def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (the same
     for name in TWINS:
         for number in PAIRS:
             run = functools.partial(_paired, name, number)
-            yield Case(id=f"programs/metamorphic/{name}/{number}", run=run, share=0.05)
+            yield Case(
+                id=f"programs/metamorphic/{name}/{number}", run=run, share=0.05, timeout_s=TIMEOUT_S
+            )
     for number in PAIRS:
         yield Case(
             id=f"programs/metamorphic/batch_is_not_its_halves/{number}",
             run=functools.partial(_halved, number),
             share=0.05,
+            timeout_s=TIMEOUT_S,
         )
         yield Case(
             id=f"programs/metamorphic/inside_a_module_is_another/{number}",
             run=functools.partial(held_inside, number),
             share=0.05,
+            timeout_s=TIMEOUT_S,
         )
     for seed in OPTIONS:
         run = functools.partial(_with_options, seed)
         needs = frozenset({"options"})
-        yield Case(id=f"programs/options/{seed}", run=run, needs=needs, share=0.05)
+        yield Case(
+            id=f"programs/options/{seed}", run=run, needs=needs, share=0.05, timeout_s=TIMEOUT_S
+        )
 
 
 def case_at(seed: int) -> Case:
     """Give the case that runs the program of a seed."""
-    return Case(id=f"{_PREFIX}{seed}", run=functools.partial(_fuzzed, seed), share=0.02)
+    return Case(
+        id=f"{_PREFIX}{seed}", run=functools.partial(_fuzzed, seed), share=0.02, timeout_s=TIMEOUT_S
+    )
 
 
 def case_of(program: Program, name: str) -> Case:
     """Give a case that runs a given program."""
-    return Case(id=name, run=functools.partial(_held, program))
+    return Case(id=name, run=functools.partial(_held, program), timeout_s=TIMEOUT_S)
 
 
 def seed_of(name: str) -> int:
