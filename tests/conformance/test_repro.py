@@ -57,6 +57,7 @@ def ended(repro, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "backend", "status", "said"),
     [
@@ -97,6 +98,7 @@ def test_what_no_single_graph_shows_is_left_without_a_file(tmp_path):
     assert ended(repro, "eager").returncode == 0
 
 
+@pytest.mark.slow
 def test_minimising_goes_past_its_time(tmp_path):
     start = time.monotonic()
     case = "tanh_in_the_middle_is_wrong"
@@ -107,6 +109,7 @@ def test_minimising_goes_past_its_time(tmp_path):
     assert ended(repro).returncode == 1
 
 
+@pytest.mark.slow
 def test_a_large_graph_is_minimised_for_ever(tmp_path):
     repro = written("a_long_graph_is_wrong", "wrong_tanh", "fail_value", tmp_path, nodes=100)
     assert repro.nodes == repro.nodes_before > 100

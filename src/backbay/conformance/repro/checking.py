@@ -5,6 +5,7 @@ So what is minimised is what the file shows, and no other failure.
 
 import contextlib
 import copy
+import faulthandler
 import os
 import re
 import signal
@@ -215,6 +216,7 @@ def _lost(work: Callable[[], Any], limit_s: float) -> str:
 
 
 def _quiet() -> None:
+    faulthandler.disable()  # a crash is what is asked for here
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
 
