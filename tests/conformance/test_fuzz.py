@@ -144,7 +144,7 @@ def test_a_program_that_eager_takes_fails_on_aot_eager():
     assert len(failed) <= 1, failed
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_program_of_the_suite_is_unfair_to_eager():
     results = {seed: put(named("eager"), program(seed)) for seed in level.SEEDS}
     failed = {seed: x.reason for seed, x in results.items() if x.status != "pass"}
@@ -370,7 +370,7 @@ def test_the_report_hides_a_find():
     assert re.search(r"1 finds are known\n.*3 elements differ\n.*programs 3\n.*https://a.b/1", text)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_run_by_the_clock_finds_no_fault():
     report = fuzz(f"{FAULTY}:conj_dropped", seconds=60, seed=0, device="cpu", workers=2)
     assert report.programs >= 20

@@ -253,8 +253,15 @@ def test_a_model_that_raises_is_held_against_the_backend():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("workload", ["decoder", "hf:bert"])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("backend", "workload"),
+    [
+        ("aot_eager", "decoder"),
+        pytest.param("aot_eager", "hf:bert", marks=pytest.mark.sweep),
+        pytest.param("inductor", "decoder", marks=pytest.mark.sweep),
+        pytest.param("inductor", "hf:bert", marks=pytest.mark.sweep),
+    ],
+)
 def test_torchs_own_backends_are_called_wrong(workload, backend):
     options = {"size": "tiny", "steps": 2, "batches": [3]}
     report = run(workload, backends=[backend], device="cpu", **options)
