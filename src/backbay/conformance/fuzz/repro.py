@@ -76,7 +76,8 @@ def _run(program: Program, device: str) -> list[str]:
     return [
         *lines,
         INDENT + "args = [x.detach().clone().requires_grad_(N(x)) for x in args]",
-        INDENT + "ends = [x for x in (outs := call(*args)) if x.requires_grad]",
+        INDENT + "outs = call(*args)",
+        INDENT + "ends = [x for x in outs if x.requires_grad]",
         INDENT + f"grads = torch.autograd.grad(ends, {leaves}, {weights}, {unused})",
         INDENT + f"return [x.detach().clone() for x in [*{seen}, *grads]], {_shared(seen)}",
     ]
