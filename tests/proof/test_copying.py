@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from backbay.errors import ProofImpossible
 from backbay.proof import Step, Workload, compare, make_golden
 from backbay.proof.copying import copied
 
@@ -104,6 +105,18 @@ def test_a_proof_of_whole_numbers_misses_a_wrong_one():
 def test_an_exact_result_that_begins_with_infinity_cannot_be_compared():
     value = torch.tensor([math.inf, 0.0, 1.0])
     assert compare(value, value, value.double()).passed
+
+
+def test_a_kernel_that_is_wrong_under_a_dispatch_mode_is_the_reference():
+    """Torch's pinv of a complex matrix, issue 198118."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return torch.linalg.pinv(x)
+
+    x = torch.randn(4, 4, dtype=torch.complex64)
+    with pytest.raises(ProofImpossible, match="eager gives something else where a dispatch mode"):
+        make_golden(Workload(Model(), (x,)), train=False)
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
