@@ -4,8 +4,9 @@
         [--profile full] [--device cpu] [--levels 0-3] [--workers 2] [--until SECONDS]
 
 A level of a backend (of ``quick``, all of them at once) that is in the state folder already is not
-run again, so what was stopped goes on where it was; no new one is begun after ``--until``. Compiler
-caches are in the state folder too. Writes for each backend whose levels are all there NAME.txt and
+run again, so what was stopped goes on where it was; no new one is begun after ``--until``. What the
+suite knows of is read anew: a line that explains a failure needs no new run. Compiler caches are
+in the state folder too. Writes for each backend whose levels are all there NAME.txt and
 NAME.json (without passes), and one page of all that are in the output folder. Exit code 1:
 something is held against a backend.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from backbay.conformance import LEVELS, Statement, conform
-from backbay.conformance.merging import brief, merged
+from backbay.conformance.merging import brief, explained_anew, merged
 from backbay.conformance.scoreboard import read, write_page
 from backbay.conformance.statement import text, verdict
 from backbay.conformance.suite import numbered
@@ -61,7 +62,7 @@ def main() -> int:
             if not path.exists() and time.monotonic() - start < arguments.until:
                 run(backend, some, path, arguments)
             if path.exists():
-                parts.append(read(path))
+                parts.append(explained_anew(read(path)))
         if len(parts) == len(runs):
             right &= write(merged(parts, profile=arguments.profile), arguments.out)
         else:

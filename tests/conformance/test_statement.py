@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from backbay.conformance import scoreboard
-from backbay.conformance.merging import brief, merged
+from backbay.conformance.merging import brief, explained_anew, merged
 from backbay.conformance.record import LEVELS, LevelSummary, Result, Statement
 from backbay.conformance.statement import text, verdict
 from backbay.errors import InputError
@@ -131,3 +131,13 @@ def test_a_statement_without_passes_loses_its_verdict():
     known = statement([result(0), result(0, "fail_value", name="z")], levels=(0,))
     assert [x.id for x in brief(known).results] == ["load/z"]
     assert brief(known).levels == known.levels
+
+
+def test_an_old_statement_is_explained_by_the_lines_of_today():
+    known = "contract/values/product_with_zero_is_taken_for_zero"
+    old = Result(id=known, level=1, status="fail_value", expected="")
+    other = result(1, "fail_value", name="new", expected="a line that is gone")
+    made = msgspec.structs.replace(statement([old, other], levels=(1,)), backend="inductor")
+    anew = explained_anew(made)
+    assert [bool(x.expected) for x in anew.results] == [True, False]
+    assert (anew.levels[0].expected, anew.levels[0].failed) == (1, 1)

@@ -85,6 +85,22 @@ def test_a_replaced_backend_is_another_object_to_dynamo():
     assert registry.get_backend("mine") is after
 
 
+def test_the_default_mode_is_not_handed_on_as_torch_compile_does_not():
+    def takes_nothing(graph_module, example_inputs):
+        return graph_module.forward
+
+    registry = Registry()
+    registry.register_backend(compiler, "mine")
+    registry.register_backend(takes_nothing, "strict")
+    for backend in (registry.get_backend("mine", mode="default"), compiler):
+        torch.compiler.reset()
+        torch.compile(torch.sin, backend=backend, mode="default" if backend is compiler else None)(
+            torch.ones(2)
+        )
+    assert compiler.calls == [(None, None), (None, None)]
+    torch.compile(torch.cos, backend=registry.get_backend("strict", mode="default"))(torch.ones(2))
+
+
 def test_inductor_is_configured_as_torch_compile_does():
     backend = backbay.get_backend("inductor", options={"epilogue_fusion": False})
     compiled = torch.compile(lambda x: (x @ x).relu(), backend=backend)

@@ -1,11 +1,13 @@
-"""Statements of one backend, each of some levels, as one; and a statement without its passes."""
+"""Statements that were made before: of some levels each as one, explained anew, without passes."""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from backbay.conformance.record import Statement
+from backbay.conformance import expecting
+from backbay.conformance.record import FAILURES, Statement
 from backbay.errors import InputError
+from backbay.rungs import TORCHS
 
 _ALIKE = ("suite_version", "backend", "origin", "device", "seed", "samples", "machine", "versions")
 
@@ -41,6 +43,24 @@ def merged(statements: Sequence[Statement], *, profile: str) -> Statement:
         stale=tuple(x for one in statements for x in one.stale),
         notes=tuple(dict.fromkeys(x for one in statements for x in one.notes)),
     )
+
+
+def explained_anew(statement: Statement) -> Statement:
+    """Give a statement as if it had been made with what the suite knows of today.
+
+    Only for a backend without an expectations file of its own: its lines are not in a statement.
+    """
+    name = statement.backend
+    results = expecting.explained(
+        [msgspec.structs.replace(x, expected="") for x in statement.results],
+        expecting.shipped(name),
+        device=statement.device.partition(":")[0],
+        torch=statement.versions["torch"],
+        is_torchs=name in TORCHS,
+    )
+    known = [x.level for x in results if x.expected and x.status in FAILURES]
+    levels = (msgspec.structs.replace(x, expected=known.count(x.level)) for x in statement.levels)
+    return msgspec.structs.replace(statement, results=tuple(results), levels=tuple(levels))
 
 
 def brief(statement: Statement) -> Statement:

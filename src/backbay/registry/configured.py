@@ -101,7 +101,9 @@ class ConfiguredBackend:
     def _made(self) -> CompilerFn:
         # Another backend may take Inductor's options, and is not Inductor.
         if self.spec.options != "inductor" or self.spec.origin.kind != "torch":
-            given = {"mode": self.mode, "options": self.options or None}
+            # As torch.compile: the default mode is no mode, and the backend is not told of it.
+            mode = None if self.mode == "default" else self.mode
+            given = {"mode": mode, "options": self.options or None}
             return _With(self._compiler_fn, {k: v for k, v in given.items() if v is not None})
         return inductor(self.mode, self.options)
 

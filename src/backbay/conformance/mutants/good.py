@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 
 from backbay.conformance.mutants.harness import (
@@ -28,13 +27,21 @@ def _boxed(graph_module: torch.fx.GraphModule, _example_inputs: Sequence[Any]) -
     return run
 
 
+def _decomposed(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Run:
+    from torch._inductor import compile_fx  # noqa: PLC0415 (seconds)
+
+    # Made for each graph: the table depends on Inductor's settings, and AOTAutograd would keep it.
+    table = compile_fx.select_decomp_table()  # type: ignore[attr-defined] # torch re-exports it
+    return aot(decompositions=table)(graph_module, example_inputs)
+
+
 GOOD_TWINS: dict[str, Backend] = {
     x.__name__: x
     for x in (
         Backend("good_dynamo", dynamo()),
         Backend("good_aot", aot()),
         Backend("good_boxed", aot_autograd(fw_compiler=_boxed, bw_compiler=_boxed)),
-        Backend("good_decomposed", aot(decompositions=core_aten_decompositions())),
+        Backend("good_decomposed", _decomposed),
     )
 }
 """By name: Dynamo's graph; AOTAutograd's; that with arguments that are freed as they are used; and

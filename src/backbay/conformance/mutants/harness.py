@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
+from backbay.registry import BackendSpec, Origin, Traits
+
 Run = Callable[..., Any]
 Wrong = Callable[..., Any]
 """Called with the right operator and its arguments, in its place."""
@@ -64,13 +66,30 @@ class Plan:
 
 GOOD = Plan()
 
+TRAITS = Traits(training=True, dynamic_shapes=True, mutation=True, options=True, run_to_run=True)
+
 
 class Backend:
     """A compiler function that other processes find by its name, and that takes no options."""
 
-    def __init__(self, name: str, compile_graph: Compile) -> None:
+    def __init__(self, name: str, compile_graph: Compile, *, generates_code: bool = False) -> None:
+        """Name it.
+
+        Args:
+            name: an attribute of `backbay.conformance.mutants`.
+            compile_graph: what it does.
+            generates_code: whether it says of itself that it compiles; else that it interprets.
+        """
         self.__name__ = name
         self._compile = compile_graph
+        self.spec = BackendSpec(
+            name=name,
+            origin=Origin(kind="process"),
+            tags=() if generates_code else ("debug",),
+            traits=TRAITS,
+            options=(),
+        )
+        """What it declares; it knows no options, and refuses any."""
 
     def __call__(
         self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any

@@ -346,7 +346,7 @@ FAULTS = [
         family="vacuous",
         fault="Every graph is left to eager, and nobody is told.",
         level="contract",
-        compiler=Backend("falls_back_silently", _gives_back),
+        compiler=Backend("falls_back_silently", _gives_back, generates_code=True),
         shown_by=_was_given_back,
     ),
     Mutant(
@@ -354,7 +354,7 @@ FAULTS = [
         family="vacuous",
         fault="A graph that is trained is left to eager, and nobody is told.",
         level="contract",
-        compiler=Backend("training_falls_back_silently", _gives_back_training),
+        compiler=Backend("training_falls_back_silently", _gives_back_training, generates_code=True),
         shown_by=_was_given_back,
     ),
 ]
