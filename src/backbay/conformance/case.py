@@ -127,7 +127,7 @@ class Collection:
 
         def add(function: Callable[["Subject", str], None]) -> Callable[["Subject", str], None]:
             for name in names:
-                one = functools.partial(_with_name, function, name)
+                one = functools.partial(with_name, function, name)
                 one.__name__ = f"{function.__name__}/{name}"  # type: ignore[attr-defined]
                 self.case(needs=needs, compiles=compiles, share=share)(one)
             return function
@@ -138,5 +138,6 @@ class Collection:
         return iter(self._cases.values())
 
 
-def _with_name(function: Callable[["Subject", str], None], name: str, subject: "Subject") -> None:
+def with_name(function: Callable[["Subject", str], None], name: str, subject: "Subject") -> None:
+    """Call what is one of several cases, with its name."""
     function(subject, name)

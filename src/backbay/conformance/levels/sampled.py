@@ -115,11 +115,16 @@ def first(samples: Iterable[Sample]) -> Sample:
 
 def seed(case_id: str, suite_seed: int) -> None:
     """Set the random state that a case's inputs are made from: other cases do not matter."""
-    digest = hashlib.sha256(f"{suite_seed} {case_id}".encode()).digest()
-    number = int.from_bytes(digest[:4], "big")
+    number = seed_of(case_id, suite_seed)
     random.seed(number)
     torch.manual_seed(number)
     _seed_numpy(number)
+
+
+def seed_of(case_id: str, suite_seed: int) -> int:
+    """Give the number that a case's random state is made from."""
+    digest = hashlib.sha256(f"{suite_seed} {case_id}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")
 
 
 def _seed_numpy(number: int) -> None:

@@ -11,6 +11,7 @@ from backbay.conformance.case import Case
 from backbay.conformance.repro.capturing import Captured, captured, case_of
 from backbay.conformance.repro.checking import COMPARED, Check, words
 from backbay.conformance.repro.minimising import minimised, operators, written
+from backbay.conformance.repro.operators import of_operator
 from backbay.conformance.repro.record import Made, Make
 from backbay.conformance.repro.rendering import function, program
 from backbay.conformance.repro.source import of_source
@@ -34,7 +35,8 @@ def made(request: Make) -> Made:
             if found is not None:
                 return found
             why = "no graph that the backend was given fails alone"
-    return of_source(case, request.status, why, torch.device(request.setup.device))
+    found = of_source(case, request.status, why, torch.device(request.setup.device))
+    return found if found.body else of_operator(case, request, why) or found
 
 
 def _of_graph(request: Make, case: Case) -> Made | None:

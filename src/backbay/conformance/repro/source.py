@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from backbay.conformance.case import Case
+from backbay.conformance.case import Case, with_name
 from backbay.conformance.record import Status
 from backbay.conformance.repro.record import Made
 
@@ -29,7 +29,6 @@ class Subject:
 """
 _OURS = ("backbay",)
 
-
 _SHOWN = """
 try:
     {call}
@@ -43,8 +42,8 @@ except Exception as error:
 
 def of_source(case: Case, status: Status, why: str, device: torch.device) -> Made:
     """Give a case as a program of plain torch, if its source can stand without the suite."""
-    function, arguments = _function(case.run)
     try:
+        function, arguments = _function(case.run)
         imports, parts = _parts(function)
     except (OSError, TypeError, LookupError) as error:
         return Made(note=f"{why}, and the case's source does not stand alone: {error}")
@@ -56,12 +55,17 @@ def of_source(case: Case, status: Status, why: str, device: torch.device) -> Mad
 
 
 def _function(run: Callable[..., Any]) -> tuple[types.FunctionType, list[Any]]:
-    """Give the function that a case calls, and its arguments, None being the subject."""
-    if isinstance(run, functools.partial):
+    """Give the function that a case calls, and its arguments, None being the subject.
+
+    Raises:
+        LookupError: the case is made from torch's data and has no source of its own.
+    """
+    if isinstance(run, types.FunctionType):
+        return run, [None]
+    if isinstance(run, functools.partial) and run.func is with_name:
         function, name = run.args
         return function, [None, name]
-    assert isinstance(run, types.FunctionType)
-    return run, [None]
+    raise LookupError("it is made from torch's own operator data")
 
 
 def _parts(function: types.FunctionType) -> tuple[list[str], list[str]]:
