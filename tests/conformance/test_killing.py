@@ -1,5 +1,6 @@
 """The table of faults and levels: its arithmetic, its bars, and runs that end at a failure."""
 
+import types
 from typing import Any
 
 import pytest
@@ -94,6 +95,27 @@ def test_markdown_that_hides_what_missed() -> None:
     assert "- Equivalent, counted in none of these: 1; caught: 0." in text
     assert "- Caught by another level than the one named: a." in text
     assert "- Missed: b." in text
+
+
+def test_what_an_earlier_table_caught_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def run(name: str, **_: object) -> Row:
+        ran.append(name)
+        return row(name, cells={"contract": CAUGHT})
+
+    monkeypatch.setattr(killing, "row_of", run)
+    monkeypatch.setattr(killing, "conform", lambda *_, **__: types.SimpleNamespace(results=()))
+    before = table(
+        row("a", cells={"contract": CAUGHT}),
+        row("b", cells={"contract": MISSED}),
+        row("c", level="ops", cells={"ops": MISSED, "contract": CAUGHT}),
+    )
+    found = killing.make_table(
+        ["a", "b", "c", "d"], profile="full", device="cpu", seed=0, side_by_side=1, before=before
+    )
+    assert ran == ["b", "c", "d"]
+    assert found.rows[0] is before.rows[0]
 
 
 def test_a_name_that_no_fault_has(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 A fault is put to the level that must catch it and to ``contract``; where neither does, to every
 other level until one does. Each level ends at the first case that is held against the backend.
+The good backends that the faults are put into have the ``quick`` share in either profile: their
+whole runs are those of torch's own backends, which have statements.
 """
 
 import argparse
@@ -216,22 +218,39 @@ def _names(rows: Sequence[Row]) -> str:
 
 
 def make_table(
-    names: Sequence[str], *, profile: Profile, device: str, seed: int, side_by_side: int
+    names: Sequence[str],
+    *,
+    profile: Profile,
+    device: str,
+    seed: int,
+    side_by_side: int,
+    before: Table | None = None,
 ) -> Table:
-    """Put faults and good backends to the suite, some at a time."""
+    """Put faults and good backends to the suite, some at a time.
+
+    Args:
+        names: of the faults.
+        profile: which cases.
+        device: as torch spells it.
+        seed: of the choice and of everything random.
+        side_by_side: so many at a time.
+        before: an earlier table of the same seed, of either profile. What the named level caught
+            there is not run again: ``full`` has every case of ``quick``.
+    """
     from backbay.conformance.mutants.good import GOOD_TWINS  # noqa: PLC0415 (imports torch)
 
     levels = present_levels()
+    caught = {x.name: x for x in before.rows if x.caught_as_named} if before is not None else {}
 
     def row(name: str) -> Row:
+        if name in caught:
+            return caught[name]
         found = row_of(name, profile=profile, device=device, seed=seed, levels=levels)
         _say(f"{'caught' if found.caught else 'missed'}  {name}")
         return found
 
     def twin(name: str) -> tuple[str, ...]:
-        statement = conform(
-            f"{_WHERE}:{name}", profile=profile, levels=levels, device=device, seed=seed, workers=1
-        )
+        statement = conform(f"{_WHERE}:{name}", device=device, seed=seed, workers=1)
         failed = tuple(x.id for x in statement.results if x.failed)
         _say(f"{len(failed)} failures  {name}")
         return failed
@@ -259,6 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device=given.device,
         seed=given.seed,
         side_by_side=given.workers,
+        before=given.before and msgspec.json.decode(given.before.read_bytes(), type=Table),
     )
     if given.markdown is not None:
         given.markdown.write_text(markdown(table), encoding="utf-8")
@@ -277,6 +297,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=pool.usual_workers(), help="side by side")
+    parser.add_argument("--before", type=Path, metavar="FILE", help="an earlier table, as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser

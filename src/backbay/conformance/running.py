@@ -32,6 +32,7 @@ def run_case(case: Case, subject: Subject) -> Result:
 
 
 def _answered(case: Case, subject: Subject) -> tuple[Status, str]:
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -44,7 +45,7 @@ def _answered(case: Case, subject: Subject) -> tuple[Status, str]:
     except Exception as error:  # noqa: BLE001 (whatever a backend raises is the result)
         return "fail_error", f"{type(error).__name__}: {one_line(error)}"
     finally:
-        restore_global_state()
+        restore_global_state(threads=threads, precision=precision)
     return ran(subject) if case.compiles else ("pass", "")
 
 
@@ -105,8 +106,16 @@ def reset(subject: Subject) -> None:
     subject.watched.reset()
 
 
-def restore_global_state() -> None:
-    """Put back what a case, or the backend in it, may have left changed for the next one."""
+def restore_global_state(*, threads: int, precision: str) -> None:
+    """Put back what a case, or the backend in it, may have left changed for the next one.
+
+    Args:
+        threads: as many as torch had before.
+        precision: of products of float32 matrices, as before.
+    """
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+    torch.set_flush_denormal(False)
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
     torch.set_default_device(None)

@@ -1,6 +1,7 @@
 """Which tensors share memory, in and out: a view must stay one, and a copy too."""
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 
 from backbay.conformance.case import Collection
 from backbay.conformance.levels.making import normal, numbered, shares_memory
@@ -60,6 +61,17 @@ def copy_shares_memory_with_its_input(subject: Subject) -> None:
         return (*copies, x.t().contiguous(), x.t().reshape(-1), torch.cat([x]), x[[0, 1, 2]])
 
     subject.agrees(program, normal(subject, 3, 5))
+
+
+@theme.case(needs={"mutation"})
+def copy_of_what_needs_none_is_changed_with_its_source(subject: Subject) -> None:
+    def program(x: torch.Tensor) -> Tensors:
+        copies = (F.pad(x, (0, 0)), x.repeat(1, 1), x.flip([]), x.roll(0, 0), torch.cat([x]))
+        for number, copy in enumerate(copies):
+            copy.add_(number + 1)
+        return (*copies, x * 1)
+
+    subject.agrees(program, numbered(subject, 3, 5))
 
 
 @theme.case()

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from backbay.conformance.case import Collection, Failed
+from backbay.conformance.case import Collection, Failed, NotRunnable
 from backbay.conformance.levels.making import normal
 from backbay.conformance.subject import Subject
 
@@ -92,6 +92,48 @@ def error_in_a_dynamic_shape_is_not_raised(subject: Subject) -> None:
         subject.near(call(x, y), program(x, y), what="result after an error")
         return
     raise Failed("lost_validation", "tensors of sizes 4 and 6 are added")
+
+
+@theme.case()
+def error_that_depends_on_data_is_another(subject: Subject) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky(x) * 2
+
+    call, good = subject.compile(program), torch.eye(3, device=subject.device)
+    for _ in range(2):
+        subject.near(call(good), program(good))
+        try:
+            call(-good)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined] # torch re-exports it
+            continue
+        except Exception as error:
+            what = f"torch's LinAlgError arrives as {type(error).__name__}"
+            raise Failed("fail_behaviour", what) from error
+        raise Failed("lost_validation", "a matrix that is not positive has a Cholesky factor")
+    subject.near(call(good), program(good), what="result after an error")
+
+
+@theme.case(needs={"int64"})
+def integer_division_by_zero_is_not_raised(subject: Subject) -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> Tensors:
+        return a // b, a % b
+
+    a = torch.tensor([7, -7, 5], device=subject.device)
+    good, bad = torch.tensor([2, 2, -3]).to(a), torch.tensor([2, 0, -3]).to(a)
+    try:
+        program(a, bad)
+    except RuntimeError:
+        pass
+    else:
+        raise NotRunnable(f"on {subject.device.type} eager gives a number")
+    call = subject.compile(program)
+    for got, wanted in zip(call(a, good), program(a, good), strict=True):
+        subject.near(got, wanted)
+    try:
+        call(a, bad)
+    except Exception:  # noqa: BLE001 (as above)
+        return
+    raise Failed("lost_validation", "an integer is divided by zero")
 
 
 @theme.case()

@@ -51,6 +51,20 @@ def integers_saturate(subject: Subject) -> None:
     )
 
 
+@theme.case(needs={"int8", "uint8", "int16", "int64"})
+def small_integers_do_not_wrap_inside(subject: Subject) -> None:
+    def program(u: torch.Tensor, s: torch.Tensor) -> Tensors:
+        # What comes after would see a number that does not fit.
+        widened = (u + u).to(torch.int16), (u * 3).long(), (s - 100).float(), (-s).long()
+        return (*widened, (u + u) // 2, (u - 201) > 100, (s * 2).abs() < 50, (u + u).sum())
+
+    subject.agrees(
+        program,
+        given(subject, [0, 3, 100, 128, 200, 255], torch.uint8),
+        given(subject, [127, -128, 100, -1, 64, 0], torch.int8),
+    )
+
+
 @theme.case(needs={"int64"})
 def integer_division_rounds_towards_zero(subject: Subject) -> None:
     def program(a: torch.Tensor, b: torch.Tensor) -> Tensors:

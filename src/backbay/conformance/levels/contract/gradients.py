@@ -38,6 +38,16 @@ def result_is_detached_or_the_reverse(subject: Subject) -> None:
 
 
 @theme.case(needs=_NEEDS)
+def detached_copy_detaches_its_source(subject: Subject) -> None:
+    def program(x: torch.Tensor) -> Tensors:
+        y = x.sin() * 2
+        stopped, part = y.detach(), y[1:].detach()
+        return y, (y - stopped).exp(), part * 2, y[0] * part[0]
+
+    subject.agrees(program, normal(subject, 3, 5, requires_grad=True), train=True, calls=2)
+
+
+@theme.case(needs=_NEEDS)
 def no_grad_inside_is_ignored(subject: Subject) -> None:
     def program(x: torch.Tensor) -> Tensors:
         with torch.no_grad():

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 
 from backbay.conformance.case import Collection
-from backbay.conformance.levels.making import normal, numbered
+from backbay.conformance.levels.making import given, normal, numbered
 from backbay.conformance.subject import Subject
 
 theme = Collection("contract", "layout")
@@ -88,6 +88,27 @@ def expanded_input_is_read_beyond_its_end(subject: Subject) -> None:
 @theme.case()
 def overlapping_input_is_read_as_dense(subject: Subject) -> None:
     subject.agrees(_sums, numbered(subject, 13).as_strided((5, 4), (2, 1), 1))
+
+
+@theme.case()
+def index_counts_in_the_order_of_memory(subject: Subject) -> None:
+    def program(x: torch.Tensor) -> Tensors:
+        ordered = (*x.sort(1), *x.topk(2, 0))
+        return x.argmax(), x.argmin(), x.argmax(0), *x.max(1), *ordered, (x > 0).nonzero()
+
+    x = normal(subject, 7, 5)
+    for laid_out in (x.t(), x[1::2, ::3], x.t()[1:]):
+        subject.agrees(program, laid_out)
+
+
+@theme.case()
+def search_begins_at_the_start_of_memory(subject: Subject) -> None:
+    def program(s: torch.Tensor, x: torch.Tensor) -> Tensors:
+        parts = s[2:], s[::2], s[1:-1]
+        found = (torch.searchsorted(part, x) for part in parts)
+        return (*found, torch.bucketize(x, s[3:]), s[2:].index_select(0, x.long() % 3))
+
+    subject.agrees(program, numbered(subject, 9), given(subject, [0.0, 7.5, 3.0, 2.5, 11.0]))
 
 
 @theme.case()

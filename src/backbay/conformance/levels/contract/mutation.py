@@ -61,6 +61,20 @@ def change_of_a_view_inside_does_not_reach_its_base(subject: Subject) -> None:
     subject.agrees(program, numbered(subject, 4, 4))
 
 
+@theme.case()
+def part_that_was_written_is_read_as_it_was(subject: Subject) -> None:
+    def program(x: torch.Tensor) -> Tensors:
+        y = torch.zeros_like(x)
+        for number in range(2):
+            y[0] += x[0]
+            y[:, 1] *= 3 + number
+            y[1:3, 1:] -= x[:2, 1:]
+            y[:, 1] += y[3, 0].clone()
+        return y, y[1:3, 1:] * 2
+
+    subject.agrees(program, numbered(subject, 4, 3))
+
+
 @theme.case(needs=_NEEDS)
 def reads_and_writes_change_places(subject: Subject) -> None:
     def program(x: torch.Tensor) -> Tensors:

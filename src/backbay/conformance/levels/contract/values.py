@@ -249,6 +249,21 @@ def pooling_counts_padding(subject: Subject) -> None:
 
 
 @theme.case()
+def window_that_overhangs_is_averaged_as_a_whole_one(subject: Subject) -> None:
+    def program(x: torch.Tensor) -> Tensors:
+        flat = x.flatten(0, 1).flatten(1)
+        return (
+            F.avg_pool2d(x, 3, 2, ceil_mode=True),
+            F.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
+            F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+            F.avg_pool1d(flat, 4, 3, ceil_mode=True),
+            F.max_pool1d(flat, 4, 3, ceil_mode=True),
+        )
+
+    subject.agrees(program, normal(subject, 2, 3, 6, 8))
+
+
+@theme.case()
 def attention_sees_what_is_masked(subject: Subject) -> None:
     def program(q: torch.Tensor, mask: torch.Tensor) -> Tensors:
         attend = F.scaled_dot_product_attention
