@@ -252,3 +252,10 @@ def test_a_parametrized_case_gets_another_name():
     for case in level:
         run_case(case, subject_of(interpreted))
     assert got == ["one", "two"]
+
+
+def test_what_dynamo_captures_for_nobody_is_held_against_dynamo():
+    case = case_of(lambda _: None)
+    result = run_case(case, subject_of(interpreted))
+    assert result.status == "vacuous"
+    assert attributed(case, result, lambda _: subject_of(interpreted), ()).status == "not_runnable"

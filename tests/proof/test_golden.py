@@ -255,6 +255,18 @@ def test_workload_s_own_reduction_is_used(workload):
     assert small.model is own.model
 
 
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, KeyError])
+def test_what_takes_no_float64_is_the_model_s_own_error(error):
+    class Narrow(torch.nn.Module):
+        def forward(self, x):
+            if x.dtype == torch.float64:
+                raise error("no kernel")
+            return x * 2
+
+    with pytest.raises(ProofImpossible, match="float64 run of the model raised"):
+        make_golden(Workload(Narrow(), (torch.ones(3),)), train=False)
+
+
 def test_training_that_trains_nothing_is_impossible():
     class Detached(nn.Module):
         def forward(self, x):

@@ -37,6 +37,8 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Why; never empty."""
     link: str = ""
     """An issue, where there is one."""
+    repro: str = ""
+    """A program that shows it, where there is one: its path in the repository of the file."""
     device: str | None = None
     """The device type that the line is about; any where None."""
     torch: str | None = None

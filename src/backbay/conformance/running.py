@@ -12,6 +12,7 @@ from backbay.conformance.record import FAILURES, Result, Status
 from backbay.conformance.rungs import charged
 from backbay.conformance.subject import Subject, one_line
 from backbay.registry import Traits
+from backbay.rungs import RUNGS
 
 MakeSubject = Callable[[str | None], Subject]
 """Makes the subject of one run: the backend under test for None, else a rung by its name."""
@@ -75,6 +76,8 @@ def attributed(case: Case, result: Result, make: MakeSubject, rungs: Sequence[st
         The result with what became of each rung. ``upstream`` where a rung fails alike, or
         ``not_runnable`` where Dynamo captures nothing for anybody.
     """
+    if not rungs and result.status == "vacuous":  # it is Dynamo alone: nobody is below
+        return charged(result, RUNGS[0], "", {})
     below: dict[str, Status] = {}
     for rung in rungs:
         one = run_case(case, make(rung))
