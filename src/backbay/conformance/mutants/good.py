@@ -45,4 +45,5 @@ GOOD_TWINS: dict[str, Backend] = {
     )
 }
 """By name: Dynamo's graph; AOTAutograd's; that with arguments that are freed as they are used; and
-that in torch's core operators."""
+that in Inductor's operators. Not in torch's core operators: `core_aten_decompositions` takes the
+forward of attention apart and not its backward, which is then given the wrong tensors."""
