@@ -1,6 +1,5 @@
 """The table of faults and levels: its arithmetic, its bars, and runs that end at a failure."""
 
-import types
 from typing import Any
 
 import pytest
@@ -105,17 +104,18 @@ def test_what_an_earlier_table_caught_is_run_again(monkeypatch: pytest.MonkeyPat
         return row(name, cells={"contract": CAUGHT})
 
     monkeypatch.setattr(killing, "row_of", run)
-    monkeypatch.setattr(killing, "conform", lambda *_, **__: types.SimpleNamespace(results=()))
     before = table(
         row("a", cells={"contract": CAUGHT}),
         row("b", cells={"contract": MISSED}),
         row("c", level="ops", cells={"ops": MISSED, "contract": CAUGHT}),
+        good_aot=("ops/x",),
     )
     found = killing.make_table(
         ["a", "b", "c", "d"], profile="full", device="cpu", seed=0, side_by_side=1, before=before
     )
     assert ran == ["b", "c", "d"]
     assert found.rows[0] is before.rows[0]
+    assert found.twins == {"good_aot": ("ops/x",)}
 
 
 def test_a_name_that_no_fault_has(capsys: pytest.CaptureFixture[str]) -> None:

@@ -235,7 +235,7 @@ def make_table(
         seed: of the choice and of everything random.
         side_by_side: so many at a time.
         before: an earlier table of the same seed, of either profile. What the named level caught
-            there is not run again: ``full`` has every case of ``quick``.
+            there is not run again, as ``full`` has every case of ``quick``, nor are good backends.
     """
     from backbay.conformance.mutants.good import GOOD_TWINS  # noqa: PLC0415 (imports torch)
 
@@ -256,11 +256,10 @@ def make_table(
         return failed
 
     with ThreadPoolExecutor(side_by_side) as threads:
-        twins = threads.map(twin, GOOD_TWINS)
-        rows = threads.map(row, names)
-        return Table(
-            profile=profile, rows=tuple(rows), twins=dict(zip(GOOD_TWINS, twins, strict=True))
-        )
+        twins = threads.map(twin, GOOD_TWINS if before is None else ())
+        rows = tuple(threads.map(row, names))
+        failed = before.twins if before is not None else dict(zip(GOOD_TWINS, twins, strict=True))
+        return Table(profile=profile, rows=rows, twins=failed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
