@@ -7,6 +7,7 @@ whole runs are those of torch's own backends, which have statements.
 """
 
 import argparse
+import datetime as dt
 import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,8 @@ import msgspec
 from backbay.conformance import pool
 from backbay.conformance.api import conform
 from backbay.conformance.record import LEVELS, Profile, Result, Statement
+from backbay.race import machine
+from backbay.registry import default_registry
 
 QUICK_BAR, FULL_BAR = 0.95, 1.0
 """Shares of the faults that are not equivalent: caught by any level in ``quick``, and in ``full``
@@ -69,6 +72,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
     twins: dict[str, tuple[str, ...]]
     """Of each good backend, the cases that failed: there should be none."""
+    setting: str = ""
+    """When it was made, on what, with which versions."""
 
     def counts(self, *, held_out: bool | None = None) -> tuple[int, int]:
         """Give how many faults are caught, and how many should be, equivalent ones apart.
@@ -164,14 +169,22 @@ def first_failure(results: Iterable[Result]) -> Result | None:
 
 
 def markdown(table: Table) -> str:
-    """Word the table as Markdown: fault by level, then the rates."""
+    """Word the table as a page of Markdown: the rates, then fault by level."""
     ran = [x for x in LEVELS if any(x in row.cells for row in table.rows)]
     lines = [
+        f"# Seeded faults, and the levels that catch them: `{table.profile}`",
+        "",
+        f"`python -m backbay.conformance.killing --profile {table.profile}`; {table.setting}",
+        "",
+        *summary(table),
+        "",
+        "A level in bold is the one that must catch the fault; one without a word was not asked.",
+        "",
         f"| fault | family | {' | '.join(ran)} | first case |",
         f"|---|---|{'---|' * len(ran)}---|",
     ]
     lines += [_line(row, ran) for row in table.rows]
-    return "\n".join([*lines, "", *summary(table), ""])
+    return "\n".join([*lines, ""])
 
 
 def _line(row: Row, ran: Sequence[str]) -> str:
@@ -259,7 +272,15 @@ def make_table(
         twins = threads.map(twin, GOOD_TWINS if before is None else ())
         rows = tuple(threads.map(row, names))
         failed = before.twins if before is not None else dict(zip(GOOD_TWINS, twins, strict=True))
-        return Table(profile=profile, rows=rows, twins=failed)
+        return Table(profile=profile, rows=rows, twins=failed, setting=_setting(device))
+
+
+def _setting(device: str) -> str:
+    here = machine.machine(device)
+    versions = machine.versions(default_registry.environment, [])
+    on = ", ".join(f"{name} {version}" for name, version in versions.items())
+    today = dt.datetime.now(dt.UTC).date()
+    return f"{today}, {on}; {here.processor}, {here.cores} cores, {device}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
