@@ -9,7 +9,7 @@ Operators that passes put in are PyTorch's own: Inductor lowers, fuses and cache
 """
 
 from backbay.kit.backend import Backend
-from backbay.passes import constant_masks
+from backbay.passes import constant_masks, early_selection
 from backbay.registry import Option
 
 
@@ -17,13 +17,19 @@ class Optimizing(Backend):
     """Rewrites what Inductor leaves on the table, then Inductor."""
 
     name = "backbay"
-    passes = (constant_masks,)
+    passes = (constant_masks, early_selection)  # masks first: who is causal may be cut
     options = (
         Option(
             name="constant_masks",
             type="bool",
             default=True,
             help="attention without masks that are causal, or hide nothing, in every call",
+        ),
+        Option(
+            name="early_selection",
+            type="bool",
+            default=True,
+            help="rows that are cut away at the end are not computed",
         ),
     )
 

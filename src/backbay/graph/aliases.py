@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from backbay.graph.effects import may_write
+from backbay.graph.effects import changes_state, may_write, mutates
 from backbay.graph.values import storages
 
 Storages = frozenset[int]
@@ -15,7 +15,7 @@ class Memory:
     """What a graph does to memory that more than one node can see."""
 
     def __init__(self, graph: Graph) -> None:
-        writers = [x for node in graph.nodes if may_write(node) for x in node.all_input_nodes]
+        writers = [x for node in graph.nodes if _may_write(node) for x in node.all_input_nodes]
         self._mutated = _union(writers)
         output = next(x for x in reversed(graph.nodes) if x.op == "output")
         self._returned = _union(output.all_input_nodes)
@@ -34,6 +34,11 @@ class Memory:
             self._returned = _joined(self._returned, storages(first))
         if self.mutated(node):
             self._mutated = _joined(self._mutated, storages(first))
+
+
+def _may_write(node: Node) -> bool:
+    """Tell whether a node may write to an argument; leaving autocast does not."""
+    return may_write(node) and (mutates(node) or not changes_state(node))
 
 
 def _joined(some: Storages | None, others: Storages | None) -> Storages | None:
