@@ -43,6 +43,12 @@ HEADS = {
         lambda x, v, w: F.dropout(F.linear(x, v).double(), 0.1, training=False)[:, 2] * 2,
         1,
     ),
+    "rows that are all kept before": (lambda x, v, w: F.linear(x[:, 0:], v)[:, -1] * 2, 1),
+    "a selection of a selection": (lambda x, v, w: (x @ w)[:, 2:].relu()[:, 0:1].sum() * 2, 5),
+    "columns that are cut before": (
+        lambda x, v, w: F.linear(rms(x)[..., :5], v[:, :5])[:, 1] * 2,
+        1,
+    ),
     "a table of positions": (lambda x, v, w: F.linear(x + w[:S], v)[:, -1] * 2, 1),
     "a gate of one row": (lambda x, v, w: (F.linear(x, w) * w[0])[:, -1] * 2, 1),
 }
@@ -93,7 +99,7 @@ def test_rows_that_somebody_reads_are_not_computed(look, weights, program):
 
 
 def heads(x, w):
-    return F.linear(x, w).view(B, S, 2, D // 2).transpose(1, 2)
+    return F.linear(x, w).view(B, S, 2, D // 2).transpose(1, 2).reshape(B, -1, S, D // 2)
 
 
 def attending(x, v, w, **keywords):

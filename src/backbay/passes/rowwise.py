@@ -4,6 +4,7 @@ A part is a slice for each dimension. What works element by element, row by row 
 about needs no more than the same part; what mixes rows is not known here.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -206,7 +207,8 @@ def _transpose(given: dict[str, Any], part: Part) -> Needs:
 
 
 def _reshape(given: dict[str, Any], part: Part) -> Needs:
-    before, sizes = value_of(given["input"]).shape, _sizes(given["shape"])
+    before = value_of(given["input"]).shape
+    sizes = _sizes(given["shape"], before)
     cut = max((i for i, x in enumerate(part) if x != WHOLE), default=-1)
     if len(sizes) != len(part) or not all(isinstance(x, int) for x in before[: cut + 1]):
         raise MixedError("a reshape of unknown sizes")
@@ -221,9 +223,24 @@ def _reshape(given: dict[str, Any], part: Part) -> Needs:
     return Needs(parts={"input": own}, others={"shape": wanted}, saves=False)
 
 
-def _sizes(shape: Any) -> tuple[Any, ...]:
+def _sizes(shape: Any, before: torch.Size) -> tuple[Any, ...]:
+    """Give the sizes that a reshape asks for; -1 is left where others are symbols."""
     only = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-    return tuple(only)
+    sizes = tuple(only)
+    if sizes.count(-1) != 1 or not all(isinstance(x, int) for x in (*sizes, *before)):
+        return sizes
+    rest = math.prod(x for x in sizes if x != -1)
+    return tuple(before.numel() // rest if x == -1 and rest else x for x in sizes)
+
+
+def _getitem(given: dict[str, Any], part: Part) -> Needs:
+    index = given["index"] if isinstance(given["index"], tuple) else (given["index"],)
+    if not all(isinstance(x, slice) for x in index):
+        raise MixedError("a selection that moves dimensions")
+    for taken, own in zip(part, index, strict=False):
+        if WHOLE not in (taken, own) and own != slice(0, None):
+            raise MixedError("a selection of a selection")
+    return Needs(parts={"input": part}, saves=False)
 
 
 def _dropout(given: dict[str, Any], part: Part) -> Needs:
@@ -277,6 +294,7 @@ _BY_NAME: Mapping[str, Operator] = {
     ),
     "dropout": Operator(("input", "p", "training", "inplace"), _dropout, is_sure=True),
     "transpose": Operator(("input", "dim0", "dim1"), _transpose),
+    "getitem": Operator(("input", "index"), _getitem),
     "reshape": _SHAPE,
     "view": _SHAPE,
     **dict.fromkeys(("mean", "sum", "amax"), _REDUCTION),
