@@ -267,6 +267,21 @@ def test_what_takes_no_float64_is_the_model_s_own_error(error):
         make_golden(Workload(Narrow(), (torch.ones(3),)), train=False)
 
 
+def test_a_result_in_float8_cannot_be_proven():
+    class Quantised(torch.nn.Module):
+        def forward(self, x):
+            return torch.eye(3, dtype=torch.float8_e4m3fn), x * 2
+
+    workload = Workload(Quantised(), (torch.ones(3),))
+    golden = make_golden(workload, train=False)
+    assert golden.judge(observe(workload.model, workload, train=False)).passed
+
+    def other(x):
+        return torch.zeros(3, 3, dtype=torch.float8_e4m3fn), x * 2
+
+    assert not golden.judge(observe(other, workload, train=False)).passed
+
+
 def test_training_that_trains_nothing_is_impossible():
     class Detached(nn.Module):
         def forward(self, x):

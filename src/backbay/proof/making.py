@@ -30,6 +30,7 @@ SHARED = 0.5
 do not: everything computed from it shifts by up to so many epsilons. No draw shows it, because
 draws are replayed. Seen in Inductor's gradients of GPT-2: 0.3 epsilons, where eager had a tenth."""
 _DOUBLE_BYTES = 8
+_FLOAT8 = {x for x in vars(torch).values() if isinstance(x, torch.dtype) and "float8" in str(x)}
 _SLOWER = {"cpu": 3.0, "cuda": 20.0}
 """Float64's run time over the working precision's, roughly; only used against ``seconds``."""
 
@@ -165,7 +166,7 @@ class _Maker:
         except Exception as error:  # whatever an operator raises that takes no float64
             raise ProofImpossible(f"the float64 run of the model raised {error!r}") from error
         replay.check_finished()
-        return truth
+        return _widened(truth)
 
     def _noise(self, workload: Workload, eager: _Eager, truth: Outcome) -> dict[str, Noise]:
         noise = self._shifted(workload, eager, truth, _scatter(eager.outcome, truth))
@@ -233,6 +234,20 @@ def _nested(*contexts: contextlib.AbstractContextManager[Any]) -> Iterator[None]
 def _rounds(workload: Workload, outcome: Outcome) -> bool:
     given = [*_state(workload), *_everything(outcome).values()]
     return any(x.is_floating_point() or x.is_complex() for x in given)
+
+
+def _widened(truth: Outcome) -> Outcome:
+    """Give float8 results in float64: they are quantised in truth, too, and exact in it."""
+
+    def wide(x: torch.Tensor | None) -> Any:
+        return x.double() if x is not None and x.dtype in _FLOAT8 else x
+
+    return dataclasses.replace(
+        truth,
+        tensors={name: wide(x) for name, x in truth.tensors.items()},
+        gradients={name: wide(x) for name, x in truth.gradients.items()},
+        changed={name: wide(x) for name, x in truth.changed.items()},
+    )
 
 
 def _without_tensors(outcome: Outcome) -> Outcome:
