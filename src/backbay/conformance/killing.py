@@ -1,16 +1,16 @@
 """Which seeded faults the suite catches, fault by level: ``python -m backbay.conformance.killing``.
 
-A fault is put to the level that must catch it and to ``contract``; where neither does, to every
-other level until one does. Each level ends at the first case that is held against the backend.
-The good backends that the faults are put into have the ``quick`` share in either profile: their
-whole runs are those of torch's own backends, which have statements.
+A fault is put to the level that must catch it and to ``contract``; where neither does, ``quick``
+goes on to every other level until one does. Each level ends at the first case that is held against
+the backend. The good backends that the faults are put into have the ``quick`` share in either
+profile: their whole runs are those of torch's own backends, which have statements.
 """
 
 import argparse
 import datetime as dt
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -127,7 +127,8 @@ def row_of(name: str, *, profile: Profile, device: str, seed: int, levels: Seque
     mutant, cells = MUTANTS[name], dict[str, Cell]()
     for level in order(mutant.level, levels):
         owed = level in {mutant.level, "contract"}
-        if not owed and (mutant.equivalent or any(x.caught_by for x in cells.values())):
+        further = profile == "quick" and not mutant.equivalent
+        if not owed and (not further or any(x.caught_by for x in cells.values())):
             continue
         statement = conform(
             f"{_WHERE}:{name}",
@@ -215,6 +216,10 @@ def summary(table: Table) -> list[str]:
         caught, total = table.counts(held_out=held_out)
         rate = table.rate(held_out=held_out)
         lines.append(f"- {table.profile}, {what}: {caught} of {total} caught ({rate:.1%}).")
+    if table.profile == "full":
+        owed = [x for x in table.rows if not x.equivalent]
+        anyhow = sum(x.caught for x in owed)
+        lines.append(f"- That is by the level that must; by any level: {anyhow} of {len(owed)}.")
     equivalent = [x for x in table.rows if x.equivalent]
     seen = sum(x.caught for x in equivalent)
     lines.append(f"- Equivalent, counted in none of these: {len(equivalent)}; caught: {seen}.")
@@ -238,6 +243,7 @@ def make_table(
     seed: int,
     side_by_side: int,
     before: Table | None = None,
+    again: Collection[str] = (),
 ) -> Table:
     """Put faults and good backends to the suite, some at a time.
 
@@ -249,15 +255,20 @@ def make_table(
         side_by_side: so many at a time.
         before: an earlier table of the same seed, of either profile. What the named level caught
             there is not run again, as ``full`` has every case of ``quick``, nor are good backends.
+        again: names of those of ``before`` that alone are run again; default: the others.
     """
     from backbay.conformance.mutants.good import GOOD_TWINS  # noqa: PLC0415 (imports torch)
 
     levels = present_levels()
-    caught = {x.name: x for x in before.rows if x.caught_as_named} if before is not None else {}
+    kept = {
+        x.name: x
+        for x in (before.rows if before is not None else ())
+        if (x.name not in again if again else x.caught_as_named)
+    }
 
     def row(name: str) -> Row:
-        if name in caught:
-            return caught[name]
+        if name in kept:
+            return kept[name]
         found = row_of(name, profile=profile, device=device, seed=seed, levels=levels)
         _say(f"{'caught' if found.caught else 'missed'}  {name}")
         return found
@@ -292,13 +303,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         _say(f"there is no seeded fault {unknown[0]!r}")
         return 2
+    names = list(MUTANTS) if given.before is not None else given.only or list(MUTANTS)
     table = make_table(
-        given.only or list(MUTANTS),
+        names,
         profile=given.profile,
         device=given.device,
         seed=given.seed,
         side_by_side=given.workers,
         before=given.before and msgspec.json.decode(given.before.read_bytes(), type=Table),
+        again=given.only,
     )
     if given.markdown is not None:
         given.markdown.write_text(markdown(table), encoding="utf-8")
@@ -313,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m backbay.conformance.killing")
     parser.add_argument("--profile", choices=("quick", "full"), default="quick")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these faults alone")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these alone")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=pool.usual_workers(), help="side by side")
