@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverloadPacket
 from torch.fx import Node
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.effects import is_pure
 from backbay.graph.values import value_of
@@ -47,8 +48,8 @@ class Operator:
 
     names: tuple[str, ...]
     rule: Rule
-    is_sure: bool = False
-    """Whether the rule knows that nothing random happens."""
+    only: Any = None
+    """The function that it is of, where that may draw random numbers and the rule sees to it."""
 
 
 def needs(node: Node, part: Part) -> Needs:
@@ -58,8 +59,10 @@ def needs(node: Node, part: Part) -> Needs:
         MixedError: more than a part of something, or that is not known.
     """
     operator = _operator(node)
-    if operator is None or not (operator.is_sure or is_pure(node)):
+    if operator is None or not (is_pure(node) or node.target is operator.only):
         raise MixedError(f"{_name(node)} is not known to work row by row")
+    if any(value_of(x) is None for x in (node, *node.all_input_nodes)):
+        raise MixedError(f"{_name(node)} has an input of which nothing is known")
     given = arguments(node, operator)
     if operator is _POINTWISE:  # by a name, which reductions share: max of two, and max of one
         _check_broadcast(value_of(node), given)
@@ -290,9 +293,9 @@ _BY_NAME: Mapping[str, Operator] = {
     "scaled_dot_product_attention": Operator(
         ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
         _attention,
-        is_sure=True,
+        only=F.scaled_dot_product_attention,
     ),
-    "dropout": Operator(("input", "p", "training", "inplace"), _dropout, is_sure=True),
+    "dropout": Operator(("input", "p", "training", "inplace"), _dropout, only=F.dropout),
     "transpose": Operator(("input", "dim0", "dim1"), _transpose),
     "getitem": Operator(("input", "index"), _getitem),
     "reshape": _SHAPE,
