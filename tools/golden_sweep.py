@@ -338,7 +338,7 @@ class Spelled(torch.nn.Module):
         h = 0.5 * h * (1 + torch.tanh(0.7978845608 * (h + 0.044715 * h**3)))
         h = h * 2 * 4 / 1 + torch.sigmoid(h) * torch.sigmoid(h)
         place = torch.arange(48, device=h.device).to(h.dtype) / 48
-        return self.drop(h + place)  # type: ignore[no-any-return] # torch's modules give Any
+        return self.drop(h + place) + self.drop(h)[:, :1]  # type: ignore[no-any-return] # torch's modules give Any
 
 
 def spelled() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
