@@ -2,16 +2,20 @@
 
     python benchmarks/conformance.py [BACKEND ...] --state FOLDER --out FOLDER
         [--profile full] [--device cpu] [--levels 0-3] [--workers 2] [--until SECONDS]
+        [--again PATTERN ...]
 
 A level of a backend (of ``quick``, all of them at once) that is in the state folder already is not
 run again, so what was stopped goes on where it was; no new one is begun after ``--until``. What the
-suite knows of is read anew: a line that explains a failure needs no new run. Compiler caches are
-in the state folder too. Writes for each backend whose levels are all there NAME.txt and
-NAME.json (without passes), and one page of all that are in the output folder. Exit code 1:
-something is held against a backend.
+suite knows of is read anew: a line that explains a failure needs no new run. Cases that fit
+``--again`` are run again and take the place of what is in the state folder; the statement says so,
+and on which machine. Compiler caches are in the state folder too.
+
+Writes for each backend whose levels are all there NAME.txt and NAME.json (without passes), and one
+page of all that are in the output folder. Exit code 1: something is held against a backend.
 """
 
 import argparse
+import fnmatch
 import sys
 import time
 from pathlib import Path
@@ -19,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from backbay.conformance import LEVELS, Statement, conform
-from backbay.conformance.merging import brief, explained_anew, merged
+from backbay.conformance.merging import brief, explained_anew, merged, renewed
 from backbay.conformance.scoreboard import read, write_page
 from backbay.conformance.statement import text, verdict
 from backbay.conformance.suite import numbered
@@ -49,6 +53,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--until", type=float, default=float("inf"))
+    parser.add_argument("--again", nargs="+", default=())
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     start, levels = time.monotonic(), numbered(arguments.levels.split(","))
@@ -61,6 +66,8 @@ def main() -> int:
             path = arguments.state / arguments.profile / backend / f"{name}.json"
             if not path.exists() and time.monotonic() - start < arguments.until:
                 run(backend, some, path, arguments)
+            if path.exists() and arguments.again:
+                run_again(backend, path, arguments)
             if path.exists():
                 parts.append(explained_anew(read(path)))
         if len(parts) == len(runs):
@@ -93,6 +100,20 @@ def run(backend: str, levels: list[int], path: Path, arguments: argparse.Namespa
     path.write_bytes(msgspec.json.encode(statement))
     names = ", ".join(map(str, levels))
     print(f"{backend}, levels {names}: {statement.seconds:.0f} s", flush=True)
+
+
+def run_again(backend: str, path: Path, arguments: argparse.Namespace) -> None:
+    """Run some cases of a kept statement again, and put what came of them in their places."""
+    kept = read(path)
+    fitting = [x.id for x in kept.results if any(fnmatch.fnmatch(x.id, y) for y in arguments.again)]
+    if not fitting:
+        return
+    levels = [x.level for x in kept.levels]
+    later = conform(
+        backend, levels=levels, only=fitting, device=arguments.device, workers=arguments.workers
+    )
+    path.write_bytes(msgspec.json.encode(renewed(kept, later)))
+    print(f"{backend}: {len(fitting)} cases were run again", flush=True)
 
 
 def write(statement: Statement, out: Path) -> bool:

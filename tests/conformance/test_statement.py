@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from backbay.conformance import scoreboard
-from backbay.conformance.merging import brief, explained_anew, merged
+from backbay.conformance.merging import brief, explained_anew, merged, renewed
 from backbay.conformance.record import LEVELS, LevelSummary, Result, Statement
 from backbay.conformance.statement import text, verdict
 from backbay.errors import InputError
@@ -141,3 +141,31 @@ def test_an_old_statement_is_explained_by_the_lines_of_today():
     anew = explained_anew(made)
     assert [bool(x.expected) for x in anew.results] == [True, False]
     assert (anew.levels[0].expected, anew.levels[0].failed) == (1, 1)
+
+
+def test_a_case_that_was_run_again_counts_as_before_and_nobody_is_told():
+    first = statement([result(1), result(1, "crash", name="z")], levels=(1,))
+    other = msgspec.structs.replace(MACHINE, processor="another", cores=4)
+    later = statement([result(1, name="z")], levels=(0, 1))
+    later = msgspec.structs.replace(later, machine=other, versions={"torch": "2.13.0"})
+    anew = renewed(first, later)
+    assert [(x.id, x.status) for x in anew.results] == [
+        ("contract/x", "pass"),
+        ("contract/z", "pass"),
+    ]
+    assert (anew.levels[0].counts, anew.machine) == ({"pass": 2}, MACHINE)
+    assert anew.notes == ("run again on 2026-01-02 (another, 4 cores): contract/z",)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"versions": {"torch": "2.15.0"}}, "torch"),
+        ({"results": (result(1, name="nobody's"),)}, "contract/nobody's"),
+    ],
+)
+def test_what_is_not_the_same_case_is_put_in(change, said):
+    first = statement([result(1)], levels=(1,))
+    with pytest.raises(InputError, match=said):
+        renewed(first, msgspec.structs.replace(first, **change))

@@ -11,6 +11,7 @@ from backbay.conformance import expecting
 
 ROOT = Path(__file__).parents[2]
 LINES = expecting.shipped("upstream")
+NAMED = [x for x in {**LINES, **expecting.shipped("inductor")}.values() if x.repro]
 PROGRAMS = sorted((ROOT / "examples/upstream").glob("*.py"))
 
 
@@ -19,13 +20,13 @@ def test_a_line_without_a_program():
 
 
 def test_a_program_without_a_line():
-    named = {line.repro for line in LINES.values()}
+    named = {line.repro for line in NAMED}
     assert {str(x.relative_to(ROOT)) for x in PROGRAMS} == named
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda x: x.stem)
 def test_a_program_shows_nothing(program, monkeypatch, capsys):
-    mine = [x for x in LINES.values() if x.repro == str(program.relative_to(ROOT))]
+    mine = [x for x in NAMED if x.repro == str(program.relative_to(ROOT))]
     if not any(x.applies("cpu", torch.__version__) for x in mine):
         pytest.skip(f"no line of torch {torch.__version__} on a CPU")
     torch.compiler.reset()

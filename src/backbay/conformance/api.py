@@ -3,20 +3,12 @@
 import datetime as dt
 import functools
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbay.conformance import expecting, job, pool
-from backbay.conformance.record import (
-    FAILURES,
-    LEVELS,
-    LevelSummary,
-    Profile,
-    Result,
-    Statement,
-)
+from backbay.conformance.record import LEVELS, LevelSummary, Profile, Result, Statement
 from backbay.conformance.suite import numbered
 from backbay.race import machine
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
@@ -165,19 +157,8 @@ def _statement(
         machine=machine.machine(run.ready.device_name),
         versions=machine.versions(registry.environment, specs),
         seconds=run.seconds,
-        levels=tuple(_summary(x, run.results) for x in run.setup.levels),
+        levels=tuple(LevelSummary.of(x, run.results) for x in run.setup.levels),
         results=tuple(run.results),
         stale=tuple(stale),
         notes=tuple(notes),
-    )
-
-
-def _summary(level: int, results: Sequence[Result]) -> LevelSummary:
-    here = [x for x in results if x.level == level]
-    return LevelSummary(
-        level=level,
-        name=LEVELS[level],
-        counts=dict(Counter(x.status for x in here).most_common()),
-        expected=sum(bool(x.expected) for x in here if x.status in FAILURES),
-        seconds=sum(x.seconds for x in here),
     )

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import msgspec
 
 from backbay.conformance import expecting
-from backbay.conformance.record import FAILURES, Statement
+from backbay.conformance.record import FAILURES, LevelSummary, Statement
 from backbay.errors import InputError
 from backbay.rungs import TORCHS
 
-_ALIKE = ("suite_version", "backend", "origin", "device", "seed", "samples", "machine", "versions")
+_SAME_SUBJECT = ("suite_version", "backend", "origin", "device", "seed", "samples")
+_ALIKE = (*_SAME_SUBJECT, "machine", "versions")
 
 
 def merged(statements: Sequence[Statement], *, profile: str) -> Statement:
@@ -42,6 +43,37 @@ def merged(statements: Sequence[Statement], *, profile: str) -> Statement:
         results=tuple(sorted((x for y in statements for x in y.results), key=lambda x: x.level)),
         stale=tuple(x for one in statements for x in one.stale),
         notes=tuple(dict.fromkeys(x for one in statements for x in one.notes)),
+    )
+
+
+def renewed(statement: Statement, later: Statement) -> Statement:
+    """Give a statement with the cases that were run again later, and a note that says so.
+
+    Args:
+        statement: of some levels.
+        later: of some of its cases, maybe on another machine.
+
+    Raises:
+        InputError: they are not of one backend, suite, seed and version of torch, or the first does
+            not have a case of the second.
+    """
+    unlike = [x for x in _SAME_SUBJECT if getattr(statement, x) != getattr(later, x)]
+    if statement.versions["torch"] != later.versions["torch"]:
+        unlike.append("torch")
+    if unlike:
+        raise InputError(f"what was run again of {later.backend} differs in {', '.join(unlike)}")
+    anew = {x.id: x for x in later.results}
+    unknown = sorted(set(anew) - {x.id for x in statement.results})
+    if unknown:
+        raise InputError(f"the statement of {statement.backend} has no {', '.join(unknown)}")
+    results = tuple(anew.get(x.id, x) for x in statement.results)
+    where = f"{later.machine.processor}, {later.machine.cores} cores"
+    note = f"run again on {later.created[:10]} ({where}): {', '.join(sorted(anew))}"
+    return msgspec.structs.replace(
+        statement,
+        results=results,
+        levels=tuple(LevelSummary.of(x.level, results) for x in statement.levels),
+        notes=(*statement.notes, note),
     )
 
 

@@ -1,6 +1,8 @@
 """What a run of the suite says, as data; ``backbay conform --json`` prints it. No torch here."""
 
-from typing import Literal, get_args
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, Self, get_args
 
 import msgspec
 
@@ -100,6 +102,18 @@ class LevelSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Failures among them that the expectations file explains."""
     seconds: float = 0.0
     """Sum over the cases; they may have run side by side."""
+
+    @classmethod
+    def of(cls, level: int, results: Sequence[Result]) -> Self:
+        """Count a level's results; those of other levels are passed over."""
+        here = [x for x in results if x.level == level]
+        return cls(
+            level=level,
+            name=LEVELS[level],
+            counts=dict(Counter(x.status for x in here).most_common()),
+            expected=sum(bool(x.expected) for x in here if x.status in FAILURES),
+            seconds=sum(x.seconds for x in here),
+        )
 
     @property
     def failed(self) -> int:

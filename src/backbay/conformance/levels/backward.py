@@ -51,7 +51,11 @@ TWICE = frozenset(
     }
 )
 """Operators whose second gradient is asked for: it is not zero, and not the first one again."""
-_REFUSED = "does not currently support double backward"
+_REFUSALS = (
+    "does not currently support double backward",
+    # of a backward that another program left in a cache, compiled to be used once
+    "compiled with non-empty donated buffers",
+)
 
 _checkpointing = Collection("training", "checkpointing")
 
@@ -82,7 +86,7 @@ def second_gradient_is_wrong(subject: Subject, sample: Sample) -> None:
     try:
         got = _second(subject.compile(sample.function), sample)
     except RuntimeError as error:
-        if _REFUSED in str(error):
+        if any(x in str(error) for x in _REFUSALS):
             return
         raise
     for number, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
