@@ -6,11 +6,26 @@ by its name::
     torch.compile(model, backend="backbay", options={"constant_masks": False})
 
 Operators that passes put in are PyTorch's own: Inductor lowers, fuses and caches them as ever.
+Whether they pay is measured where it is asked for, and remembered::
+
+    torch.compile(model, backend="backbay", options={"tune": "full"})
 """
 
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from backbay.backends import choices, tuning
 from backbay.kit.backend import Backend
+from backbay.kit.codegen import Compiled, apart
 from backbay.passes import constant_masks, early_selection
 from backbay.registry import Option
+
+Compile = Callable[[GraphModule, tuple[str, ...]], Compiled]
+"""Compiles a graph, and leaves some rewrites out."""
 
 
 class Optimizing(Backend):
@@ -31,7 +46,60 @@ class Optimizing(Backend):
             default=True,
             help="rows that are cut away at the end are not computed",
         ),
+        Option(
+            name="tune",
+            type="str",
+            default="cache",
+            choices=("off", "cache", "full"),
+            help="full times a graph with and without its rewrites when it is first called, and "
+            "keeps what is faster; cache does as was found before; off asks nothing",
+        ),
     )
+
+    def __call__(
+        self,
+        graph_module: GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> Compiled:
+        """Compile one of Dynamo's graphs; torch.compile calls this."""
+        given = dict(options or {})
+        plain = functools.partial(super().__call__, mode=mode, name=name)
+        tune = given.get("tune", "cache")
+        if tune not in {"cache", "full"}:  # also what is no value of it, which is refused below
+            return plain(graph_module, example_inputs, options=given)
+
+        def compile_(graph: GraphModule, off: tuple[str, ...]) -> Compiled:
+            return plain(graph, example_inputs, options=given | dict.fromkeys(off, False))
+
+        asked = sorted((k, repr(v)) for k, v in given.items() if k != "tune")
+        key = tuning.key_of(graph_module, example_inputs, self.passes, (mode, asked))
+        known = choices.read(key)
+        if known is not None:
+            return compile_(graph_module, known.off)
+        if tune == "cache":
+            return compile_(graph_module, tuning.ALL)
+        return self._choosing(compile_, graph_module, example_inputs, key)
+
+    def _choosing(
+        self, compile_: Compile, graph_module: GraphModule, example_inputs: Sequence[Any], key: str
+    ) -> Compiled:
+        untouched = copy.deepcopy(graph_module)
+        before = len(self.reports)
+        arms = {tuning.ALL: compile_(graph_module, tuning.ALL)}
+        reports = self.reports[before:]
+        fired = tuple(x.name for x in reports if x.changes)
+        if not fired:
+            return arms[tuning.ALL]
+        for off in dict.fromkeys((fired, *((x,) for x in fired))):
+            with apart(example_inputs):
+                arms[off] = compile_(copy.deepcopy(untouched), off)
+        self.reports[before:] = reports  # of what runs unless a variant is faster
+        keep = functools.partial(choices.write, key)
+        return tuning.Choosing(arms, fired, self.__name__, keep)
 
 
 backbay = Optimizing()

@@ -1,6 +1,7 @@
 """What turns a graph into code: a registered backend by name, at either level."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -71,18 +72,31 @@ class _Nested:
         self._codegen = codegen
 
     def __call__(self, graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        from torch._guards import (  # noqa: PLC0415 (as Dynamo, with the rest of the compiler)
-            TracingContext,
-            tracing,
-        )
-
-        # What AOTAutograd knows of the outer graph is kept in the context, and would be taken for
-        # knowledge of this one.
-        with torch.no_grad(), tracing(TracingContext(_fake_mode(example_inputs))):
+        with torch.no_grad(), apart(example_inputs):
             compiled = self._codegen(graph_module, example_inputs)
         # Dynamo calls what a backend gives with positional arguments, whatever mark it carries:
         # AOTAutograd copies the mark of a boxed function to one that is not.
         return _boxing(compiled)
+
+
+@contextlib.contextmanager
+def apart(example_inputs: Sequence[Any]) -> Iterator[None]:
+    """Compile another graph of the same inputs while one is compiled.
+
+    What AOTAutograd knows of the outer graph is kept in torch's context, and would be taken for
+    knowledge of this one. What it found out of the inputs holds for both.
+    """
+    from torch._guards import (  # noqa: PLC0415 (as Dynamo, with the rest of the compiler)
+        TracingContext,
+        tracing,
+    )
+
+    outer = TracingContext.try_get()
+    inner = TracingContext(_fake_mode(example_inputs))
+    with tracing(inner):
+        yield
+    if outer is not None:
+        outer.guards_context.aotautograd_guards += inner.guards_context.aotautograd_guards
 
 
 def _fake_mode(example_inputs: Sequence[Any]) -> FakeTensorMode:

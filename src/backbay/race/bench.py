@@ -1,8 +1,6 @@
 """Carries out a race's requests: in a child process, or in this one for a model object."""
 
 import contextlib
-import gc
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +9,7 @@ import torch
 
 from backbay.errors import InputError
 from backbay.proof import Golden, Step, Workload, digest, make_golden, unchanged
-from backbay.race import job
+from backbay.race import clock, job
 from backbay.race.memory import peak_bytes, reset_peak
 from backbay.race.trial import EAGER, Trial, compiled, synchronize
 from backbay.registry import CompilerFn, Registry, default_registry
@@ -143,23 +141,20 @@ class Bench:
         return job.Opened(step_s=step_s, failed=failed)
 
     def _block(self, request: job.Block) -> job.Timed:
-        self._seconds(request.backend, request.warmups)
-        gc.collect()
-        gc.disable()  # a collection inside a block would be charged to the backend
-        try:
-            return job.Timed(seconds=self._seconds(request.backend, request.calls))
-        finally:
-            gc.enable()
+        assert self._step is not None, "blocks are timed after Open"
+        step, call = self._step, self._calls[request.backend]
+        taken = clock.block(
+            lambda: step(call),
+            warmups=request.warmups,
+            calls=request.calls,
+            device=self._device,
+        )
+        return job.Timed(seconds=taken)
 
     def _seconds(self, backend: str, calls: int) -> float:
-        assert self._step is not None, "blocks are timed after Open"
+        assert self._step is not None, "there is a step after Open"
         step, call = self._step, self._calls[backend]
-        if self._device.type == "cuda":
-            return _cuda_seconds(lambda: step(call), calls)
-        start = time.perf_counter()
-        for _ in range(calls):
-            step(call)
-        return time.perf_counter() - start
+        return clock.seconds(lambda: step(call), calls, self._device)
 
     def _compiler(self, backend: str) -> str | CompilerFn | None:
         if backend in self._backends:
@@ -194,21 +189,6 @@ def one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
-
-
-def _cuda_seconds(step: Callable[[], Any], calls: int) -> float:
-    start, end = _event(), _event()
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(calls):
-        step()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch has no stub
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,0 +1,175 @@
+"""Rewrites are timed on the first call, what is faster stays, and the next process knows it."""
+
+import time
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay import ledger
+from backbay.backends import choices, tuning
+from backbay.backends.optimizing import backbay as optimizing
+from backbay.backends.tuning import ALL, Choosing, chosen, key_of, unsuitable
+
+STOCK = ("constant_masks", "early_selection")
+ONE = ("constant_masks",)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuning, "BUDGET_S", 0.05)
+    torch.compiler.reset()
+    ledger.clear()
+    yield
+    torch.compiler.reset()
+
+
+def around(middle, spread=0.01, step=7):
+    return [middle + spread * ((step * x) % 11 - 5) for x in range(30)]
+
+
+def test_a_rewrite_that_costs_is_kept():
+    choice = chosen({ALL: around(2.0), STOCK: around(1.5), ONE: around(1.2)}, STOCK)
+    assert choice.off == ONE
+    assert choice.gain == pytest.approx(1.25, rel=0.01)
+    assert choice.interval[0] > 1
+    assert "early_selection kept; constant_masks left out: 1.25" in str(choice)
+
+
+def test_noise_throws_a_rewrite_out():
+    noisy = chosen({ALL: around(1.0, 0.1), ONE: around(0.999, 0.1, step=5)}, ONE)
+    assert noisy.off == ALL
+    assert noisy.interval[0] < 1 < noisy.interval[1]
+
+
+def test_a_rewrite_that_pays_is_left_out():
+    choice = chosen({ALL: around(1.0), ONE: around(2.0)}, ONE)
+    assert (choice.off, choice.fired) == (ALL, ONE)
+    assert choice.gain == pytest.approx(2.0, rel=0.01)
+
+
+def test_the_slow_variant_stays_or_inputs_are_changed():
+    def slow(x):
+        time.sleep(0.002)
+        return (x.add_(1) * 2,)
+
+    kept = []
+    run = Choosing({ALL: slow, ONE: lambda x: (x.add_(1) * 2,)}, ONE, "backbay", kept.append)
+    x = torch.zeros(3)
+    state = torch.get_rng_state()
+    assert run(x)[0].tolist() == [2, 2, 2]
+    assert x.tolist() == [1, 1, 1]
+    assert torch.equal(state, torch.get_rng_state())
+    assert [y.off for y in kept] == [ONE]
+    start = time.perf_counter()
+    run(x)
+    assert time.perf_counter() - start < 0.002
+    assert "constant_masks left out" in ledger.records()[-1].why
+
+
+def test_what_cannot_be_timed_stops_the_model():
+    def refuses(_):
+        raise RuntimeError("out of memory\nand more")
+
+    kept = []
+    run = Choosing({ALL: lambda x: (x + 1,), ONE: refuses}, ONE, "backbay", kept.append)
+    assert run(torch.zeros(1))[0].item() == 1
+    assert not kept
+    assert ledger.records()[-1].why == (
+        "not timed, every rewrite kept: RuntimeError: out of memory"
+    )
+
+
+def test_inputs_that_copies_cannot_stand_for_are_copied():
+    whole = torch.zeros(4)
+    assert "share memory" in (unsuitable([whole[:2], whole[2:]]) or "")
+    assert "Subclass" in (unsuitable([torch.zeros(2).as_subclass(Subclass)]) or "")
+    assert unsuitable([whole, torch.nn.Parameter(torch.zeros(2)), 3]) is None
+
+
+class Subclass(torch.Tensor):
+    """Something of its own."""
+
+
+def graph_of(x):
+    return torch.fx.symbolic_trace(lambda x: x + 1), [x]
+
+
+def test_a_choice_is_taken_for_another_graphs():
+    def key(x, passes=optimizing.passes, settings=None):
+        return key_of(*graph_of(x), passes, settings)
+
+    x = torch.zeros(2, 3)
+    keys = [key(x), key(x.double()), key(torch.zeros(3, 2)), key(x, settings="max-autotune")]
+    keys += [key(torch.zeros(3, 2).t()), key(x.clone().requires_grad_()), key(x, passes=())]
+    with torch.no_grad():
+        keys.append(key(x))
+    assert len(set(keys)) == len(keys)
+    assert key(x) == keys[0]
+
+
+class Attention(torch.nn.Module):
+    """Attention with a causal mask that is made in every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        keep = torch.ones(x.shape[-2], x.shape[-2]).tril() > 0
+        return self.out(F.scaled_dot_product_attention(x, x, x, attn_mask=keep))
+
+
+def compiled(model, tune):
+    return torch.compile(model, backend=optimizing, options={"tune": tune})
+
+
+def last(text):
+    return [x.why for x in ledger.records() if text in x.why]
+
+
+def test_a_second_process_times_again():
+    torch.manual_seed(0)
+    model, x = Attention(), torch.randn(2, 6, 4)
+    want = model(x)
+    want.sum().backward()
+    grads = [y.grad.clone() for y in model.parameters()]
+    model.zero_grad()
+    got = compiled(model, "full")(x)
+    assert all(y.grad is None for y in model.parameters())
+    got.sum().backward()
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close([y.grad for y in model.parameters()], grads)
+    assert len(last("timed: constant_masks")) == 1
+    assert [y.name for y in optimizing.reports] == ["constant_masks", "early_selection"]
+    for tune in ("full", "cache"):
+        torch.compiler.reset()
+        torch.testing.assert_close(compiled(model, tune)(x), want)
+    assert len(last("timed")) == 1
+
+
+@pytest.mark.parametrize(("tune", "changes"), [("cache", []), ("off", ["constant_masks"])])
+def test_what_was_found_slower_is_done_again(tune, changes, monkeypatch):
+    model, x = Attention(), torch.randn(2, 6, 4)
+    off = choices.Choice(
+        off=ONE, fired=ONE, gain=1.0, interval=(1.0, 1.0), milliseconds={}, created=""
+    )
+    monkeypatch.setattr(choices, "read", lambda _: off)
+    compiled(model, tune)(x)
+    assert [y.name for y in optimizing.reports if y.changes] == changes
+
+
+def test_a_broken_file_is_trusted(tmp_path):
+    choice = chosen({ALL: around(1.0), ONE: around(2.0)}, ONE)
+    choices.write("key", choice)
+    assert choices.read("key") == choice
+    (tmp_path / "choices" / "key.json").write_text("{")
+    assert choices.read("key") is None
+
+
+def test_a_folder_that_cannot_be_written_to_stops_the_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    choices.write("key", chosen({ALL: around(1.0), ONE: around(2.0)}, ONE))
+    assert choices.read("key") is None
