@@ -7,6 +7,7 @@ Inductor on the alternative that a pattern names.
 """
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -65,6 +66,16 @@ def _compiler(backend: str) -> Any:
     from backbay.registry import default_registry  # noqa: PLC0415
 
     return default_registry.resolve(backend)
+
+
+@functools.cache
+def warm_up(backend: str, device: str, *, train: bool) -> None:
+    """Pay once what a toolchain does once a process: no arm is charged for having been first."""
+    import torch  # noqa: PLC0415
+
+    from backbay.race.trial import warm_up_toolchain  # noqa: PLC0415
+
+    warm_up_toolchain(_compiler(backend), torch.device(device), train=train)
 
 
 @contextlib.contextmanager

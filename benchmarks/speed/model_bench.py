@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from backbay.proof import Step, Workload, make_golden, observe
 from backbay.race.bench import one_line
 from backbay.race.memory import peak_bytes, reset_peak
-from backbay.race.trial import synchronize, warm_up_toolchain
+from backbay.race.trial import synchronize
 from speed import arms, job
 from speed.device import block_seconds, device_name
 from speed.model_cases import Case, built, case
@@ -37,7 +37,6 @@ class ModelBench:
         self._step: Step | None = self._stepping(self._workload)
         self._static_bytes = _allocated(self._device)
         self._outputs = self._results(self._workload.model)
-        self._warm = False
 
     def prepared(self) -> job.Prepared:
         """Say what was built."""
@@ -51,7 +50,8 @@ class ModelBench:
             return job.Readied(status="failed", reason="no mask to take away by hand")
         assert self._workload is not None
         assert self._step is not None
-        self._warm_up(arm)
+        if arm != arms.EAGER:
+            arms.warm_up(arms.split(arm)[0], self._request.device, train=self._case.train)
         with arms.cached(arm, caches) as cold, arms.surrounded(arm):
             call = self._calls[arm] = arms.compiled(self._workload.model, arm)
             self._step.clear_gradients()
@@ -110,12 +110,6 @@ class ModelBench:
 
     def _stepping(self, workload: Workload) -> Step:
         return Step(workload, train=self._case.train, seed=self._request.seed)
-
-    def _warm_up(self, arm: str) -> None:
-        """Pay once what the toolchain does once: no arm is charged for having been first."""
-        if arm != arms.EAGER and not self._warm:
-            warm_up_toolchain(arms.INDUCTOR, self._device, train=self._case.train)
-            self._warm = True
 
     def _first_call(self, call: Callable[..., Any]) -> float:
         results = self._results(call)

@@ -157,7 +157,7 @@ def _means(entries: Sequence[Entry]) -> list[tuple[str, list[Score]]]:
         ("Inductor's default", scores(entries, over(arms.INDUCTOR), ours)),
         ("Inductor's default, without the controls", scores(others, over(arms.INDUCTOR), ours)),
         (
-            "the best stock arm without CUDA graphs, eager among them",
+            "the best stock arm without CUDA graphs, or eager",
             scores(entries, over_best, ours),
         ),
         ("the best stock arm with CUDA graphs", scores(entries, over_graphed, graphed)),

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from backbay.race.bench import one_line
-from backbay.race.trial import synchronize, warm_up_toolchain
+from backbay.race.trial import synchronize
 from speed import arms, job
 from speed.device import Flushed, device_name, replayed
 from speed.model_bench import relative
@@ -32,8 +32,9 @@ class PatternBench:
         )
         self._flushed = Flushed(self._device)
         self._calls: dict[str, tuple[Callable[[], Any], bool]] = {}
-        self._warm = False
         torch._dynamo.reset()  # noqa: SLF001 (another shape's code is not to be found)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
         self._reference, self._flops = self._in_float32()
         self._allowed = max(TOLERANCE, BESIDE_EAGER * self._error(self._step(arms.EAGER)()))
 
@@ -49,12 +50,11 @@ class PatternBench:
         """Compile, compare with float32, and capture in a CUDA graph where there are any."""
         if arm == arms.ALT and self._program.alternative is None:
             return job.Readied(status="failed", reason="no alternative")
-        if arm != arms.EAGER and not self._warm:
-            warm_up_toolchain(arms.INDUCTOR, self._device, train=self._pattern.train)
-            self._warm = True
+        if arm != arms.EAGER:
+            arms.warm_up(arms.split(arm)[0], str(self._device), train=self._pattern.train)
         with arms.cached(arm, caches) as cold:
-            step, start = self._step(arm), time.perf_counter()
-            results = step()
+            start = time.perf_counter()
+            step, results, notes = self._first_call(arm)
             synchronize(self._device)
             first_s = time.perf_counter() - start
             step()
@@ -62,7 +62,7 @@ class PatternBench:
         if not error <= self._allowed:
             reason = f"differs from float32 by {error:.2g}, {self._allowed:.2g} is allowed"
             return job.Readied(status="wrong", reason=reason, error=error)
-        notes = self._keep(arm, step)
+        notes += self._keep(arm, step)
         return job.Readied(
             status="ok",
             compile_s=first_s if cold and arm != arms.EAGER else None,
@@ -82,6 +82,19 @@ class PatternBench:
         """Prove nothing: each arm was compared with float32 before it got ready."""
         return {}
 
+    def _first_call(
+        self, arm: str
+    ) -> tuple[Callable[[], Any], list[torch.Tensor], tuple[str, ...]]:
+        """Give the step, its results, and what must be said of it."""
+        step = self._step(arm)
+        try:
+            return step, step(), ()
+        except Exception as error:
+            if arm != arms.ALT:
+                raise
+            step = self._step(arm, compiled=False)
+            return step, step(), (f"not compiled: {one_line(error)}",)
+
     def _keep(self, arm: str, step: Callable[[], Any]) -> tuple[str, ...]:
         self._calls[arm] = (step, False)
         if self._device.type != "cuda":
@@ -95,14 +108,14 @@ class PatternBench:
             return (f"timed by events: no CUDA graph: {one_line(error)}",)
         return ()
 
-    def _step(self, arm: str) -> Callable[[], list[torch.Tensor]]:
+    def _step(self, arm: str, *, compiled: bool = True) -> Callable[[], list[torch.Tensor]]:
         program = self._program
         function, inputs = program.function, program.inputs
         if arm == arms.ALT:
             assert program.alternative is not None
             function, inputs = program.alternative, program.alternative_inputs or inputs
         return stepping(
-            arms.compiled(function, arm, dynamic=False),
+            arms.compiled(function, arm, dynamic=False) if compiled else function,
             inputs,
             cotangent=program.cotangent if self._pattern.train else None,
         )

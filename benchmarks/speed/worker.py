@@ -1,5 +1,6 @@
 """The child process of a benchmark: ``python -m speed.worker``."""
 
+import gc
 import traceback
 from collections.abc import Callable
 from typing import Protocol
@@ -48,12 +49,18 @@ class Worker:
 
                 return limits(request.device)
             case job.Prepare():
+                self._bench = None  # its memory is needed
+                gc.unfreeze()
+                gc.collect()
                 self._bench = _bench(request)
                 return self._bench.prepared()
         assert self._bench is not None, "what is measured is prepared first"
         match request:
             case job.Ready():
-                return self._bench.ready(request.arm, request.caches)
+                readied = self._bench.ready(request.arm, request.caches)
+                gc.collect()
+                gc.freeze()  # what was compiled stays: a collection need not look at it again
+                return readied
             case job.Prove():
                 return job.Proved(verdicts=self._bench.prove(request.arms, request.caches))
             case Block():

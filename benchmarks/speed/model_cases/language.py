@@ -39,6 +39,8 @@ class Text:
     """How only the last logits are asked for: not, by ``argument``, or by a ``slice`` of all."""
     proof_length: int = 256
     config: Mapping[str, Any] = field(default_factory=dict)
+    proof_config: Mapping[str, Any] = field(default_factory=dict)
+    """What is smaller in the configuration when it is proven: layers are alike."""
 
     def sized(self, size: str) -> "Text":
         """Give it with the inputs and the configuration of a size."""
@@ -50,6 +52,7 @@ class Text:
                 batch=min(self.batch, 2),
                 length=min(self.length, self.proof_length),
                 target=min(self.target, 64),
+                config={**self.config, **self.proof_config},
             )
         tiny = hf_table()[self.kind]["tiny"]
         return dataclasses.replace(
@@ -175,14 +178,26 @@ def _dropout(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if "drop" in name}
 
 
+def _smaller(config: Mapping[str, Any]) -> str:
+    return "".join(f", {name} {value}" for name, value in config.items())
+
+
 def _case(name: str, text: Text, *, train: bool = False, **more: Any) -> Case:
     return Case(
         name=name,
         train=train,
         build=lambda size: language(text, train=train, size=size),
-        shapes={size: text.sized(size).shape for size in ("full", "proof", "tiny")},
+        shapes={
+            "full": text.shape,
+            "proof": f"{text.sized('proof').shape}{_smaller(text.proof_config)}",
+            "tiny": text.sized("tiny").shape,
+        },
         **more,
     )
+
+
+_SMALLER = mapping(num_hidden_layers=2, vocab_size=8192)
+_TWO = mapping(num_hidden_layers=2)
 
 
 def _llama(layers: int, **more: Any) -> Text:
@@ -198,6 +213,7 @@ def _llama(layers: int, **more: Any) -> Text:
             max_position_embeddings=16384,
             tie_word_embeddings=True,
         ),
+        proof_config=_SMALLER,
         **more,
     )
 
@@ -215,6 +231,7 @@ def _qwen(layers: int, **more: Any) -> Text:
             vocab_size=151936,
             tie_word_embeddings=True,
         ),
+        proof_config=_SMALLER,
         **more,
     )
 
@@ -282,7 +299,11 @@ def _decoder_case(*, train: bool) -> Case:
 
 
 LANGUAGE = (
-    _case("bert.infer", Text(kind="bert", batch=32, length=512, config=_BERT), masked=True),
+    _case(
+        "bert.infer",
+        Text(kind="bert", batch=32, length=512, config=_BERT, proof_config=_TWO),
+        masked=True,
+    ),
     _case(
         "llama_1b_4l.prefill_4x2k",
         _llama(4, batch=4, length=2048, last="argument"),
@@ -317,34 +338,65 @@ LANGUAGE = (
     _decoding_case("qwen3_0.6b.decode", _DECODED_QWEN),
     _case(
         "gemma3_1b_12l.prefill_2x4k",
-        Text(kind="gemma3", batch=2, length=4096, last="argument", proof_length=768, config=_GEMMA),
+        Text(
+            kind="gemma3",
+            batch=2,
+            length=4096,
+            last="argument",
+            proof_length=768,
+            config=_GEMMA,
+            proof_config=mapping(num_hidden_layers=6, vocab_size=8192),
+        ),
         masked=True,
     ),
-    _case("mixtral_4l.infer", Text(kind="mixtral", batch=4, length=2048, config=_MIXTRAL)),
+    _case(
+        "mixtral_4l.infer",
+        Text(kind="mixtral", batch=4, length=2048, config=_MIXTRAL, proof_config=_SMALLER),
+    ),
     _case(
         "gpt2.train",
-        Text(kind="gpt2", batch=8, length=1024, config=_GPT2),
+        Text(kind="gpt2", batch=8, length=1024, config=_GPT2, proof_config=mapping(n_layer=2)),
         train=True,
         masked=True,
     ),
     _case(
         "opt_125m.train",
-        Text(kind="opt", batch=8, length=1024, config=_OPT),
+        Text(kind="opt", batch=8, length=1024, config=_OPT, proof_config=_TWO),
         train=True,
         masked=True,
     ),
     _case(
         "bert.train",
-        Text(kind="bert", batch=16, length=512, config=_BERT),
+        Text(kind="bert", batch=16, length=512, config=_BERT, proof_config=_TWO),
         train=True,
         masked=True,
     ),
     _case(
-        "roberta.infer", Text(kind="roberta", batch=32, length=512, config=_ROBERTA), masked=True
+        "roberta.infer",
+        Text(kind="roberta", batch=32, length=512, config=_ROBERTA, proof_config=_TWO),
+        masked=True,
     ),
-    _case("t5_base.infer", Text(kind="t5", batch=16, length=512, target=128, config=_T5)),
     _case(
-        "whisper_base.infer", Text(kind="whisper", batch=8, length=0, target=128, config=_WHISPER)
+        "t5_base.infer",
+        Text(
+            kind="t5",
+            batch=16,
+            length=512,
+            target=128,
+            config=_T5,
+            proof_config=mapping(num_layers=2, num_decoder_layers=2),
+        ),
+    ),
+    _case(
+        "whisper_base.infer",
+        Text(
+            kind="whisper",
+            batch=8,
+            length=0,
+            target=128,
+            config=_WHISPER,
+            proof_config=mapping(encoder_layers=2, decoder_layers=2),
+        ),
     ),
     _decoder_case(train=False),
     _decoder_case(train=True),
