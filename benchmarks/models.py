@@ -27,9 +27,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speed import arms, job, judging, model_table
-from speed.conduct import Conduct, Lanes, Patience, Unmeasurable
-from speed.record import Entry, Run, State, Where
-from speed.surroundings import device_of, versions
+from speed.conduct import Conduct, Patience, Unmeasurable
+from speed.record import Entry, Run, State, Where, without_compile_times
+from speed.surroundings import ahead_argument, device_of, leave_when_told, versions
+from speed.turns import Lanes, work_through
 
 from backbay.race import measure
 
@@ -51,18 +52,21 @@ SECONDS = 10.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write the table."""
     given = parsed(arguments)
-    state, start = State(given.state), time.monotonic()
+    state = State(given.state)
     where = Where(
         device=device_of(given.device), size=given.size, versions=versions("transformers", "timm")
     )
     chosen = [x for x in model_table.listed() if fnmatch.fnmatch(x.name, given.only)]
     todo = [x for x in chosen if any(missing(x, state, given))]
-    with Lanes(fresh=True) as lanes:
-        for number, case in enumerate(todo, 1):
-            if time.monotonic() - start > given.until:
-                print("time is up: call again to go on")
-                break
-            one(case, state, where, given, lanes, last=number == len(todo))
+    whole = work_through(
+        todo,
+        lambda case, lanes: one(case, state, where, given, lanes),
+        ahead=given.ahead,
+        fresh=True,
+        until=given.until,
+    )
+    if not whole:
+        print("time is up: call again to go on")
     entries = [x for case in model_table.listed() if (x := state.read(case.name)) is not None]
     text = model_table.text(entries)
     print(text)
@@ -87,6 +91,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="no autotuning, half the timing")
     parser.add_argument("--no-proof", action="store_true", help="prove nothing; the table says so")
     parser.add_argument("--until", type=float, default=float("inf"), help="begin no model after it")
+    ahead_argument(parser)
     parser.add_argument("--seconds", type=float, help=f"of timing a model; default {SECONDS:g}")
     parser.add_argument("--arm-seconds", type=float, default=400.0, help="that one arm may compile")
     return parser.parse_args(arguments)
@@ -112,8 +117,6 @@ def one(
     where: Where,
     given: argparse.Namespace,
     lanes: Lanes,
-    *,
-    last: bool,
 ) -> None:
     """Run what is missing of one model."""
     names, prove = missing(case, state, given)
@@ -128,15 +131,14 @@ def one(
         tell=lambda text: print(f"{case.name}: {text}", flush=True),
     )
     try:
-        if not last:
-            lanes.take()
-            lanes.expect()
         run, proved = conduct.run(names, prove)
     except Unmeasurable as error:
         print(f"{case.name}: not built: {error}", flush=True)
         state.add(Entry(name=case.name, where=where, problem=str(error)))
         return
     about = conduct.prepared.about if conduct.prepared else ""
+    if given.ahead > 1:
+        run = without_compile_times(run)
     runs: tuple[Run, ...] = (run,) if names else ()
     fresh = Entry(name=case.name, where=where, about=about, runs=runs, verdicts=proved.verdicts)
     total = state.add(fresh)
@@ -146,4 +148,5 @@ def one(
 
 
 if __name__ == "__main__":
+    leave_when_told()
     sys.exit(main())

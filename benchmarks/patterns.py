@@ -30,9 +30,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from speed import arms, job, judging, pattern_table
-from speed.conduct import Conduct, Lanes, Patience, Unmeasurable
-from speed.record import Entry, State, Where
-from speed.surroundings import device_of, versions
+from speed.conduct import Conduct, Patience, Unmeasurable
+from speed.record import Entry, State, Where, without_compile_times
+from speed.surroundings import ahead_argument, device_of, leave_when_told, versions
+from speed.turns import Lanes, Turns, work_through
 
 from backbay.child import ChildLost
 from backbay.race import measure
@@ -56,20 +57,22 @@ _LIMITS_S = 120.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write the table."""
     given = parsed(arguments)
-    state, start = State(given.state), time.monotonic()
+    state = State(given.state)
     where = Where(
         device=device_of(given.device), size="tiny" if given.tiny else "full", versions=versions()
     )
-    limits: job.Limited | None = None
     rows = pattern_table.listed(tiny=given.tiny)
-    chosen = [x for x in rows if fnmatch.fnmatch(x.name, given.only)]
-    with Lanes(fresh=False) as lanes:
-        for row in (x for x in chosen if missing(x, state, given)):
-            if time.monotonic() - start > given.until:
-                print("time is up: call again to go on")
-                break
-            limits = limits or measured_limits(given.device, lanes)
-            one(row, state, where, limits, given=given, lanes=lanes)
+    todo = [x for x in rows if fnmatch.fnmatch(x.name, given.only) and missing(x, state, given)]
+    limits = measured_limits(given.device) if todo else None
+    whole = work_through(
+        todo,
+        lambda row, lanes: one(row, state, where, limits, given=given, lanes=lanes),
+        ahead=given.ahead,
+        fresh=False,
+        until=given.until,
+    )
+    if not whole:
+        print("time is up: call again to go on")
     entries = [x for row in rows if (x := state.read(row.name)) is not None]
     text = pattern_table.text(entries)
     print(text)
@@ -93,6 +96,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--arms", help=f"default: {','.join(DEFAULT)}")
     parser.add_argument("--quick", action="store_true", help="no tuning, half the rounds")
     parser.add_argument("--until", type=float, default=float("inf"), help="begin none after it")
+    ahead_argument(parser)
     parser.add_argument("--arm-seconds", type=float, default=300.0, help="that one arm may compile")
     return parser.parse_args(arguments)
 
@@ -105,16 +109,19 @@ def missing(row: "pattern_table.Listed", state: State, given: argparse.Namespace
     return judging.to_run(entry, wanted, above=arms.INDUCTOR, below=arms.OURS)
 
 
-def measured_limits(device: str, lanes: Lanes) -> job.Limited:
+def measured_limits(device: str) -> job.Limited:
     """Measure copy and matmul.
 
     Raises:
         SystemExit: that failed, and nothing else would work.
     """
+    lanes = Lanes(Turns(), fresh=True)
     try:
         reply = lanes.take().ask(job.Limits(device=device), timeout_s=_LIMITS_S)
     except ChildLost as lost:
         reply = Refused(reason=lost.reason)
+    finally:
+        lanes.close()
     if isinstance(reply, job.Limited):
         return reply
     assert isinstance(reply, Refused)
@@ -125,7 +132,7 @@ def one(
     row: "pattern_table.Listed",
     state: State,
     where: Where,
-    limits: job.Limited,
+    limits: job.Limited | None,
     *,
     given: argparse.Namespace,
     lanes: Lanes,
@@ -157,7 +164,7 @@ def one(
         Entry(
             name=row.name,
             where=where,
-            runs=(run,),
+            runs=(run if given.ahead == 1 else without_compile_times(run),),
             bytes_moved=conduct.prepared.bytes_moved,
             flops=conduct.prepared.flops,
             limits=limits,
@@ -167,4 +174,5 @@ def one(
 
 
 if __name__ == "__main__":
+    leave_when_told()
     sys.exit(main())

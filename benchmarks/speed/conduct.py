@@ -5,25 +5,20 @@ with its reason; after a loss the others begin anew without it.
 """
 
 import datetime as dt
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Self
 
-from backbay.child import Child, ChildLost
+from backbay.child import ChildLost
 from backbay.race import measure
 from backbay.race.job import Refused
 from speed import job
 from speed.record import Run, Sampled
+from speed.turns import Lane, Lanes
 
-Lane = Child[job.Request, job.Reply]
 Tell = Callable[[str], None]
 Planned = Callable[[Mapping[str, float]], measure.Plan]
 """From each arm's seconds a step to how much is timed."""
-
-FOLDER = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,53 +27,6 @@ class Patience:
 
     prepare_s: float = 300.0
     arm_s: float = 400.0
-
-
-class Lanes:
-    """Child processes that measure: one for all workloads, or a fresh one for each.
-
-    What comes next can be announced: its process then imports its libraries beside the one that is
-    still compiling.
-    """
-
-    def __init__(self, *, fresh: bool) -> None:
-        self._fresh = fresh
-        self._lane: Lane | None = None
-        self._spare: Lane | None = None
-
-    def __enter__(self) -> Self:
-        """Give itself; nothing is started yet."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End every process."""
-        for lane in (self._lane, self._spare):
-            if lane is not None:
-                lane.end()
-
-    def take(self) -> Lane:
-        """Give the process to use now."""
-        if self._lane is None:
-            self._lane, self._spare = self._spare or started(), None
-        return self._lane
-
-    def expect(self) -> None:
-        """Start what is taken next."""
-        if self._fresh and self._spare is None:
-            self._spare = started()
-
-    def done(self, *, lost: bool) -> None:
-        """Say that a workload is done with; who was lost or must be fresh is ended."""
-        if self._lane is not None and (lost or self._fresh):
-            self._lane.end()
-            self._lane = None
-
-
-def started() -> Lane:
-    """Start a child process that measures."""
-    path = os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH"))))
-    environment = {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
-    return Child("speed.worker", job.Reply, environment)
 
 
 class Unmeasurable(Exception):  # noqa: N818 (what became of a workload)
@@ -147,7 +95,8 @@ class Conduct:
             self.tell(f"{arm}: {_said(reply)}")
             ready[arm] = reply
         try:
-            return ready, self._time(lane, ready), True
+            with self.lanes.alone():
+                return ready, self._time(lane, ready), True
         except measure.BlockLost as lost_block:
             reason = f"lost while it was timed: {lost_block.reason}"
             status: job.Status = "timeout" if lost_block.status == "timeout" else "crashed"

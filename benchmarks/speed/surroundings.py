@@ -1,7 +1,10 @@
 """Where a benchmark runs, found out without starting torch's devices."""
 
+import argparse
 import functools
+import signal
 import subprocess
+import sys
 
 from backbay.race import machine
 from backbay.registry import Environment
@@ -25,3 +28,19 @@ def device_of(device: str) -> str:
     except (OSError, subprocess.CalledProcessError):
         return device
     return asked.stdout.strip()
+
+
+def ahead_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--ahead``, which both benchmarks have."""
+    parser.add_argument(
+        "--ahead",
+        type=int,
+        default=1,
+        help="workloads that compile at once; all but one are stopped while that is timed. "
+        "With more than one no compile times are kept. Default: 1",
+    )
+
+
+def leave_when_told() -> None:
+    """End on SIGTERM as on an exit, with all child processes."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -45,7 +45,13 @@ def in_process(speed, monkeypatch):
         def end(self):
             self.worker = None
 
-    monkeypatch.setattr(speed("speed.conduct"), "started", Here)
+        def stop(self):
+            self.stopped = True
+
+        def resume(self):
+            self.stopped = False
+
+    monkeypatch.setattr(speed("speed.turns"), "started", Here)
     with torch._dynamo.config.patch(recompile_limit=256):  # the bench sets it for its process
         yield Here
     gc.unfreeze()  # the worker froze what there was
@@ -199,7 +205,7 @@ def test_arm_that_takes_its_process_down_is_a_row_and_the_others_are_timed(
                 raise ChildLost("it died")
             return super().answer(request)
 
-    monkeypatch.setattr(speed("speed.conduct"), "started", Fragile)
+    monkeypatch.setattr(speed("speed.turns"), "started", Fragile)
     asked = ["--state", str(tmp_path), "--device", "cpu", "--tiny", "--only", "silu_product/tiny"]
     speed("patterns").main([*asked, "--arms", "eager,aot_eager"])
     arms = speed("speed.record").State(tmp_path).read("silu_product/tiny").runs[0].arms
@@ -242,3 +248,34 @@ def test_mask_builders_come_back(speed, monkeypatch):
     assert module.create_causal_mask is builder
     with arms.surrounded("inductor"):
         assert module.create_causal_mask is builder
+
+
+def test_who_is_timed_runs_alone_and_the_others_go_on_afterwards(speed, in_process):
+    turns = speed("speed.turns").Turns()
+    one, other = turns.start(), turns.start()
+    with turns.alone(one):
+        assert other.stopped
+        assert not hasattr(one, "stopped")
+    assert not other.stopped
+
+
+def test_work_ends_with_the_time_and_says_so(speed):
+    through, done = speed("speed.turns").work_through, []
+    asked = {"fresh": True, "ahead": 2}
+    assert through([1, 2, 3], lambda x, _: done.append(x), until=60, **asked)
+    assert sorted(done) == [1, 2, 3]
+    assert not through([4], lambda x, _: done.append(x), until=-1, **asked)
+    assert 4 not in done
+
+
+def test_error_in_one_workload_ends_the_others_processes(speed, in_process):
+    turns = speed("speed.turns")
+    seen = []
+
+    def work(_, lanes):
+        seen.append(lanes.take())
+        raise ValueError("not a result")
+
+    with pytest.raises(ValueError, match="not a result"):
+        turns.work_through([1], work, fresh=True, ahead=1, until=60)
+    assert seen[0].worker is None
