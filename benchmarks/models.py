@@ -29,8 +29,8 @@ from pathlib import Path
 from speed import arms, job, judging, model_table
 from speed.conduct import Conduct, Patience, Unmeasurable
 from speed.record import Entry, Run, State, Where, without_compile_times
-from speed.surroundings import ahead_argument, device_of, leave_when_told, versions
-from speed.turns import Lanes, work_through
+from speed.surroundings import ahead_argument, device_of, versions
+from speed.turns import Lanes, leave_when_told, work_through
 
 from backbay.race import measure
 

@@ -32,8 +32,8 @@ from pathlib import Path
 from speed import arms, job, judging, pattern_table
 from speed.conduct import Conduct, Patience, Unmeasurable
 from speed.record import Entry, State, Where, without_compile_times
-from speed.surroundings import ahead_argument, device_of, leave_when_told, versions
-from speed.turns import Lanes, Turns, work_through
+from speed.surroundings import ahead_argument, device_of, versions
+from speed.turns import Lanes, Turns, leave_when_told, work_through
 
 from backbay.child import ChildLost
 from backbay.race import measure

@@ -2,17 +2,31 @@
 
 import argparse
 import functools
-import signal
+import hashlib
 import subprocess
-import sys
+from pathlib import Path
 
+import backbay
 from backbay.race import machine
 from backbay.registry import Environment
 
+_COMPILING = ("backends", "graph", "kernels", "kit", "passes")
+"""Backbay's packages that decide what is compiled."""
+
 
 def versions(*extra: str) -> dict[str, str]:
-    """Give the versions that times depend on."""
-    return machine.versions(Environment.current(), [], extra)
+    """Give the versions that times depend on; of Backbay also a digest of what compiles."""
+    found = machine.versions(Environment.current(), [], extra)
+    return found | {"backbay": f"{found['backbay']}+{code_digest(Path(backbay.__file__).parent)}"}
+
+
+def code_digest(package: Path) -> str:
+    """Give a short digest of the sources that decide what is compiled."""
+    digest = hashlib.sha256()
+    for folder in _COMPILING:
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 @functools.cache
@@ -39,8 +53,3 @@ def ahead_argument(parser: argparse.ArgumentParser) -> None:
         help="workloads that compile at once; all but one are stopped while that is timed. "
         "With more than one no compile times are kept. Default: 1",
     )
-
-
-def leave_when_told() -> None:
-    """End on SIGTERM as on an exit, with all child processes."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

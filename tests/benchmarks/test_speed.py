@@ -279,3 +279,30 @@ def test_error_in_one_workload_ends_the_others_processes(speed, in_process):
     with pytest.raises(ValueError, match="not a result"):
         turns.work_through([1], work, fresh=True, ahead=1, until=60)
     assert seen[0].worker is None
+
+
+def test_state_of_other_code_is_told_apart(speed, tmp_path):
+    digest = speed("speed.surroundings").code_digest
+    (tmp_path / "passes").mkdir()
+    (tmp_path / "passes" / "one.py").write_text("1")
+    before = digest(tmp_path)
+    (tmp_path / "cli.py").write_text("2")
+    assert digest(tmp_path) == before
+    (tmp_path / "passes" / "one.py").write_text("2")
+    assert digest(tmp_path) != before
+
+
+def test_arm_that_is_ready_stays_compiled_while_another_gets_ready(speed, monkeypatch):
+    arms, compiled = speed("speed.arms"), []
+
+    def backend(graph, _):
+        compiled.append(graph)
+        return graph.forward
+
+    call = torch.compile(lambda x: x * 2, backend=backend)
+    call(torch.ones(3))
+    arms.warm_up.cache_clear()
+    monkeypatch.setattr(arms, "_compiler", lambda _: "eager")
+    arms.warm_up("another", "cpu", train=True)
+    call(torch.ones(3))
+    assert len(compiled) == 1

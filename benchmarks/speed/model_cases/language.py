@@ -352,6 +352,7 @@ LANGUAGE = (
     _case(
         "mixtral_4l.infer",
         Text(kind="mixtral", batch=4, length=2048, config=_MIXTRAL, proof_config=_SMALLER),
+        masked=True,
     ),
     _case(
         "gpt2.train",
@@ -397,6 +398,7 @@ LANGUAGE = (
             config=_WHISPER,
             proof_config=mapping(encoder_layers=2, decoder_layers=2),
         ),
+        masked=True,
     ),
     _decoder_case(train=False),
     _decoder_case(train=True),
