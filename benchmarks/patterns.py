@@ -58,10 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write the table."""
     given = parsed(arguments)
     state = State(given.state)
-    where = Where(
-        device=device_of(given.device), size="tiny" if given.tiny else "full", versions=versions()
-    )
-    rows = pattern_table.listed(tiny=given.tiny)
+    where = Where(device=device_of(given.device), size=given.size, versions=versions())
+    rows = pattern_table.listed(tiny=given.size == "tiny")
     todo = [x for x in rows if fnmatch.fnmatch(x.name, given.only) and missing(x, state, given)]
     limits = measured_limits(given.device) if todo else None
     whole = work_through(
@@ -91,7 +89,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--state", type=Path, required=True, help="folder of what was measured")
     parser.add_argument("--out", type=Path, help="file for the table; its JSON goes beside it")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="shapes that say nothing about speed")
+    parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--only", default="*", help="names with shape, pattern/shape, with * and ?")
     parser.add_argument("--arms", help=f"default: {','.join(DEFAULT)}")
     parser.add_argument("--quick", action="store_true", help="no tuning, half the rounds")

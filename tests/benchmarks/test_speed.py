@@ -206,7 +206,16 @@ def test_arm_that_takes_its_process_down_is_a_row_and_the_others_are_timed(
             return super().answer(request)
 
     monkeypatch.setattr(speed("speed.turns"), "started", Fragile)
-    asked = ["--state", str(tmp_path), "--device", "cpu", "--tiny", "--only", "silu_product/tiny"]
+    asked = [
+        "--state",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--size",
+        "tiny",
+        "--only",
+        "silu_product/tiny",
+    ]
     speed("patterns").main([*asked, "--arms", "eager,aot_eager"])
     arms = speed("speed.record").State(tmp_path).read("silu_product/tiny").runs[0].arms
     assert arms["aot_eager"].status == "crashed"
