@@ -1,0 +1,152 @@
+"""Whole models: ``backend="backbay"`` beside eager and Inductor's modes, timed side by side.
+
+    python benchmarks/models.py --state FOLDER [--device cuda] [--only PATTERN] [--until SECONDS]
+        [--arms eager,inductor,...] [--quick] [--no-proof] [--out FILE]
+
+Each model (of ``speed/model_cases``, random weights) has a child process, in which every arm
+compiles in an empty cache and is then timed in turns with the others. What is in the state folder
+is not run again, unless the ratio of Inductor to Backbay is undecided: its 95 % interval is wider
+than ±1 %. So a run that was stopped goes on where it was, and calls with other arms or models add
+up. The table is of everything in the folder; it is printed, and written to --out, with a JSON.
+
+Arms: eager; inductor and backbay, each also with a mode of torch.compile's, as in
+inductor:reduce-overhead, or with :tuned (coordinate descent and combo kernels); hand: Inductor on a
+model whose constant attention masks were taken away by hand, where that is exact. Arms with CUDA
+graphs are compared with each other only. --quick leaves out autotuning and times half as long.
+
+Proofs hold backbay and inductor against float64 at a smaller batch and length, with the same layers
+(the table says which): at full size the float64 run costs more than everything else. What is
+timed is compared with eager's results at full size, grossly; the table has that difference too.
+"""
+
+import argparse
+import fnmatch
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from speed import arms, job, judging, model_table
+from speed.conduct import Conduct, Patience, Unmeasurable
+from speed.record import Entry, Run, State, Where, without_compile_times
+from speed.surroundings import ahead_argument, device_of, versions
+from speed.turns import Lanes, leave_when_told, work_through
+
+from backbay.race import measure
+
+DEFAULT = (
+    "eager",
+    "inductor",
+    "backbay",
+    "hand",
+    "inductor:reduce-overhead",
+    "backbay:reduce-overhead",
+    "inductor:max-autotune-no-cudagraphs",
+)
+QUICK = DEFAULT[:-1]
+PROVEN = (arms.INDUCTOR, arms.OURS)
+SECONDS = 10.0
+"""Of timing, for each model and all its arms together."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing, and write the table."""
+    given = parsed(arguments)
+    state = State(given.state)
+    where = Where(
+        device=device_of(given.device), size=given.size, versions=versions("transformers", "timm")
+    )
+    chosen = [x for x in model_table.listed() if fnmatch.fnmatch(x.name, given.only)]
+    todo = [x for x in chosen if any(missing(x, state, given))]
+    whole = work_through(
+        todo,
+        lambda case, lanes: one(case, state, where, given, lanes),
+        ahead=given.ahead,
+        fresh=True,
+        until=given.until,
+    )
+    if not whole:
+        print("time is up: call again to go on")
+    entries = [x for case in model_table.listed() if (x := state.read(case.name)) is not None]
+    text = model_table.text(entries)
+    print(text)
+    if given.out:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(text, encoding="utf-8")
+        given.out.with_suffix(".json").write_bytes(model_table.document(entries))
+    return 0
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--state", type=Path, required=True, help="folder of what was measured")
+    parser.add_argument("--out", type=Path, help="file for the table; its JSON goes beside it")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--size", choices=("full", "tiny"), default="full")
+    parser.add_argument("--only", default="*", help="names of models, with * and ?")
+    parser.add_argument("--arms", help=f"default: {','.join(DEFAULT)}")
+    parser.add_argument("--quick", action="store_true", help="no autotuning, half the timing")
+    parser.add_argument("--no-proof", action="store_true", help="prove nothing; the table says so")
+    parser.add_argument("--until", type=float, default=float("inf"), help="begin no model after it")
+    ahead_argument(parser)
+    parser.add_argument("--seconds", type=float, help=f"of timing a model; default {SECONDS:g}")
+    parser.add_argument("--arm-seconds", type=float, default=400.0, help="that one arm may compile")
+    return parser.parse_args(arguments)
+
+
+def missing(
+    case: "model_table.Listed", state: State, given: argparse.Namespace
+) -> tuple[list[str], list[str]]:
+    """Give the arms to run, and those to prove."""
+    chosen = given.arms.split(",") if given.arms else QUICK if given.quick else DEFAULT
+    wanted = [x for x in chosen if x != arms.HAND or case.masked]
+    entry = state.read(case.name)
+    run = judging.to_run(entry, wanted, above=arms.INDUCTOR, below=arms.OURS)
+    if given.no_proof or not case.proof:
+        return run, []
+    known = entry.verdicts if entry else {}
+    return run, [x for x in PROVEN if x in wanted and x not in known]
+
+
+def one(
+    case: "model_table.Listed",
+    state: State,
+    where: Where,
+    given: argparse.Namespace,
+    lanes: Lanes,
+) -> None:
+    """Run what is missing of one model."""
+    names, prove = missing(case, state, given)
+    begun = time.monotonic()
+    budget_s = given.seconds or (SECONDS / 2 if given.quick else SECONDS)
+    conduct = Conduct(
+        lanes=lanes,
+        prepare=job.Prepare(kind="model", name=case.name, size=given.size, device=given.device),
+        planned=lambda step_s: measure.plan(step_s, budget_s),
+        extend=judging.Extending(arms.INDUCTOR, arms.OURS),
+        patience=Patience(arm_s=given.arm_seconds),
+        tell=lambda text: print(f"{case.name}: {text}", flush=True),
+    )
+    try:
+        run, proved = conduct.run(names, prove)
+    except Unmeasurable as error:
+        print(f"{case.name}: not built: {error}", flush=True)
+        state.add(Entry(name=case.name, where=where, problem=str(error)))
+        return
+    about = conduct.prepared.about if conduct.prepared else ""
+    if given.ahead > 1:
+        run = without_compile_times(run)
+    runs: tuple[Run, ...] = (run,) if names else ()
+    fresh = Entry(name=case.name, where=where, about=about, runs=runs, verdicts=proved.verdicts)
+    total = state.add(fresh)
+    found = judging.ratio(total, arms.INDUCTOR, arms.OURS)
+    took = time.monotonic() - begun
+    print(f"{case.name}: inductor/backbay {found or 'not timed'}; {took:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    leave_when_told()
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What the two benchmarks of ``backend="backbay"`` share: ``models.py`` and ``patterns.py``."""

@@ -1,0 +1,135 @@
+"""Arms: a backend, and how it is asked for. Named ``BACKEND`` or ``BACKEND:MODE``.
+
+``MODE`` is one of torch.compile's modes, or ``tuned``: coordinate descent and combo kernels, which
+Inductor has and leaves off. ``eager`` compiles nothing. Two arms are no backends: ``hand`` is
+Inductor on a model of transformers whose mask builders were made to return nothing, ``alt`` is
+Inductor on the alternative that a pattern names.
+"""
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+EAGER, INDUCTOR, OURS, HAND, ALT = "eager", "inductor", "backbay", "hand", "alt"
+TUNED = "tuned"
+TUNED_OPTIONS: Mapping[str, Any] = {"coordinate_descent_tuning": True, "combo_kernels": True}
+GRAPHED = ("reduce-overhead", "max-autotune")
+"""The modes that replay CUDA graphs: only compared with each other."""
+
+_MASK_BUILDERS = ("create_causal_mask", "create_bidirectional_mask")
+"""Of transformers. Windows are left alone: without a mask such a layer would see too much."""
+
+
+def split(arm: str) -> tuple[str, str]:
+    """Give an arm's backend and mode; ``hand`` and ``alt`` are Inductor's."""
+    backend, _, mode = arm.partition(":")
+    return (INDUCTOR if backend in {HAND, ALT} else backend), mode
+
+
+def graphed(arm: str) -> bool:
+    """Tell whether an arm replays CUDA graphs."""
+    return split(arm)[1] in GRAPHED
+
+
+def ours(arm: str) -> bool:
+    """Tell whether an arm is Backbay's."""
+    return split(arm)[0] == OURS
+
+
+def compiled(function: Callable[..., Any], arm: str, **torch_options: Any) -> Callable[..., Any]:
+    """Give a function or module as an arm runs it."""
+    import torch  # noqa: PLC0415 (who only reads tables needs none)
+
+    backend, mode = split(arm)
+    if backend == EAGER:
+        return function
+    asked: dict[str, Any] = {"backend": _compiler(backend), **torch_options}
+    if mode == TUNED:
+        asked["options"] = dict(TUNED_OPTIONS)
+    elif mode:
+        asked["mode"] = mode
+    call: Callable[..., Any] = torch.compile(function, **asked)
+    return call
+
+
+def _compiler(backend: str) -> Any:
+    if backend == INDUCTOR:
+        return INDUCTOR
+    if backend == OURS:  # also where Backbay is on the path and not installed
+        from backbay.backends.optimizing import backbay  # noqa: PLC0415
+
+        return backbay
+    from backbay.registry import default_registry  # noqa: PLC0415
+
+    return default_registry.resolve(backend)
+
+
+@functools.cache
+def warm_up(backend: str, device: str, *, train: bool) -> None:
+    """Pay once what a toolchain does once a process: no arm is charged for having been first.
+
+    Unlike a race's warm-up it does not reset Dynamo, which would forget the arms that are ready. A
+    failure says nothing of what is measured, and is not reported.
+    """
+    import torch  # noqa: PLC0415
+
+    with contextlib.suppress(Exception):
+        function = torch.compile(lambda x: x + 1, backend=_compiler(backend))
+        result = function(torch.ones(8, device=device, requires_grad=train))
+        if train:
+            result.sum().backward()
+
+
+@contextlib.contextmanager
+def cached(arm: str, folder: str) -> Iterator[bool]:
+    """Point the compilers at a folder of the arm's backend; give whether it was empty.
+
+    The modes of a backend share it: only the first of them compiles cold, and is measured.
+    """
+    from torch._inductor.utils import clear_caches  # noqa: PLC0415 (a second; eager needs none)
+
+    name = arm.partition(":")[0].replace("/", "_")
+    path = Path(folder) / name
+    cold = not path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    clear_caches()  # what is in memory would be hit as well
+    names = {"TORCHINDUCTOR_CACHE_DIR": str(path), "TRITON_CACHE_DIR": str(path / "triton")}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield cold
+    finally:
+        for key, value in before.items():
+            os.environ.pop(key, None)
+            if value is not None:
+                os.environ[key] = value
+
+
+@contextlib.contextmanager
+def surrounded(arm: str) -> Iterator[None]:
+    """Be in what an arm must be compiled, called and timed in."""
+    if arm.partition(":")[0] != HAND:
+        yield
+        return
+    found = [
+        (module, name, getattr(module, name))
+        for key, module in list(sys.modules.items())
+        if key.startswith("transformers.models.") and ".modeling_" in key
+        for name in _MASK_BUILDERS
+        if name in vars(module)
+    ]
+    for module, name, _ in found:
+        setattr(module, name, no_mask)
+    try:
+        yield
+    finally:
+        for module, name, builder in found:
+            setattr(module, name, builder)
+
+
+def no_mask(*_: Any, **__: Any) -> None:
+    """Build no mask: attention is then told ``is_causal``, or that all is seen."""

@@ -1,0 +1,165 @@
+"""Measures one workload: prepare, get every arm ready, time them side by side.
+
+All that touches torch happens in a child process. An arm that raises, crashes or hangs is a record
+with its reason; after a loss the others begin anew without it.
+"""
+
+import datetime as dt
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from backbay.child import ChildLost
+from backbay.race import measure
+from backbay.race.job import Refused
+from speed import job
+from speed.record import Run, Sampled
+from speed.turns import Lane, Lanes
+
+Tell = Callable[[str], None]
+Planned = Callable[[Mapping[str, float]], measure.Plan]
+"""From each arm's seconds a step to how much is timed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long things may take, in seconds."""
+
+    prepare_s: float = 300.0
+    arm_s: float = 400.0
+
+
+class Unmeasurable(Exception):  # noqa: N818 (what became of a workload)
+    """A workload could not even be built."""
+
+
+@dataclass(kw_only=True)
+class Conduct:
+    """One workload and the arms that it is run with."""
+
+    lanes: Lanes
+    prepare: job.Prepare
+    planned: Planned
+    extend: Callable[[Mapping[str, Sequence[float]]], bool]
+    """From the samples so far to whether as much is timed again."""
+    patience: Patience
+    tell: Tell
+
+    prepared: job.Prepared | None = None
+    _lost: dict[str, Sampled] = field(default_factory=dict)
+
+    def run(self, arms: Sequence[str], prove: Sequence[str] = ()) -> tuple[Run, job.Proved]:
+        """Measure these arms, and prove some of them.
+
+        Raises:
+            Unmeasurable: the workload was not built.
+        """
+        created = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        proved = job.Proved(verdicts={})
+        ready: dict[str, job.Readied] = {}
+        samples: Mapping[str, Sequence[float]] = {}
+        while True:
+            left = [x for x in arms if x not in self._lost]
+            if not left and (arms or not prove):
+                break
+            whole = False
+            try:
+                with tempfile.TemporaryDirectory(prefix="backbay-speed-") as caches:
+                    lane = self.lanes.take()
+                    ready, samples, whole = self._attempt(lane, left, caches)
+                    if whole:
+                        unlost = [x for x in prove if x not in self._lost]
+                        proved = self._prove(lane, unlost, caches)
+                        break
+            finally:
+                self.lanes.done(lost=not whole)
+        found = {name: _sampled(x, samples.get(name, ())) for name, x in ready.items()}
+        return Run(created=created, arms={**found, **self._lost}), proved
+
+    def _attempt(
+        self, lane: Lane, arms: Sequence[str], caches: str
+    ) -> tuple[dict[str, job.Readied], Mapping[str, Sequence[float]], bool]:
+        """Give who is ready, their samples, and whether nobody was lost."""
+        self._build(lane)
+        ready: dict[str, job.Readied] = {}
+        for arm in arms:
+            self.tell(f"{arm}: compiling")
+            try:
+                reply = lane.ask(job.Ready(arm=arm, caches=caches), timeout_s=self.patience.arm_s)
+            except ChildLost as lost:
+                self._lost[arm] = Sampled(status=lost.status, reason=lost.reason)
+                return ready, {}, False
+            if isinstance(reply, Refused):
+                reply = job.Readied(status="failed", reason=reply.reason)
+            assert isinstance(reply, job.Readied)
+            self.tell(f"{arm}: {_said(reply)}")
+            ready[arm] = reply
+        try:
+            with self.lanes.alone():
+                return ready, self._time(lane, ready), True
+        except measure.BlockLost as lost_block:
+            reason = f"lost while it was timed: {lost_block.reason}"
+            status: job.Status = "timeout" if lost_block.status == "timeout" else "crashed"
+            self._lost[lost_block.backend] = Sampled(status=status, reason=reason)
+            return ready, {}, False
+
+    def _build(self, lane: Lane) -> None:
+        try:
+            reply = lane.ask(self.prepare, timeout_s=self.patience.prepare_s)
+        except ChildLost as lost:
+            raise Unmeasurable(lost.reason) from lost
+        if isinstance(reply, Refused):
+            raise Unmeasurable(reply.reason)
+        assert isinstance(reply, job.Prepared)
+        self.prepared = reply
+
+    def _time(self, lane: Lane, ready: Mapping[str, job.Readied]) -> Mapping[str, Sequence[float]]:
+        step_s = {x: r.step_s for x, r in ready.items() if r.status == "ok" and r.step_s}
+        if not step_s:
+            return {}
+        plan, samples = self.planned(step_s), {name: [] for name in step_s}  # type: ignore[var-annotated]
+        while True:
+            more = measure.interleave(
+                dict.fromkeys(step_s, lane),  # type: ignore[arg-type] # it answers blocks likewise
+                plan,
+                timeout_s=self.patience.arm_s,
+                on_round=lambda _done, _of: None,
+            )
+            for name, values in more.items():
+                samples[name] += values
+            if not self.extend(samples):
+                return samples
+
+    def _prove(self, lane: Lane, arms: Sequence[str], caches: str) -> job.Proved:
+        if not arms:
+            return job.Proved(verdicts={})
+        self.tell(f"proving {', '.join(arms)}")
+        request = job.Prove(arms=tuple(arms), caches=caches)
+        try:
+            reply = lane.ask(request, timeout_s=self.patience.arm_s * (1 + len(arms)))
+        except ChildLost as lost:
+            reply = Refused(reason=lost.reason)
+        if isinstance(reply, job.Proved):
+            return reply
+        assert isinstance(reply, Refused)
+        self.tell(f"no proof: {reply.reason}")
+        return job.Proved(verdicts={})
+
+
+def _sampled(ready: job.Readied, samples: Sequence[float]) -> Sampled:
+    return Sampled(
+        status=ready.status,
+        reason=ready.reason,
+        compile_s=ready.compile_s,
+        peak_bytes=ready.peak_bytes,
+        error=ready.error,
+        notes=ready.notes,
+        samples_ms=tuple(samples),
+    )
+
+
+def _said(reply: job.Readied) -> str:
+    if reply.status != "ok":
+        return f"{reply.status}: {reply.reason}"
+    compiled = "" if reply.compile_s is None else f"compiled in {reply.compile_s:.1f} s, "
+    return f"{compiled}{1e3 * (reply.step_s or 0):.4g} ms a step"

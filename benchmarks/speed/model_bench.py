@@ -1,0 +1,168 @@
+"""Measures whole models: what a worker does with a case of ``model_cases``."""
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from backbay.proof import Step, Workload, make_golden, observe
+from backbay.race.bench import one_line
+from backbay.race.memory import peak_bytes, reset_peak
+from backbay.race.trial import synchronize
+from speed import arms, job
+from speed.device import block_seconds, device_name
+from speed.model_cases import Case, built, case
+
+GROSS = 0.3
+"""A larger difference from eager's results is a fault, not rounding; the proof judges finely."""
+_RECOMPILE_LIMIT = (
+    256  # all arms compile the same code: none may be refused for the others' entries
+)
+_WARM_STEPS = 3  # a mode with CUDA graphs compiles, warms up, records, and then replays
+
+
+class ModelBench:
+    """One model, and every arm that it was compiled with."""
+
+    def __init__(self, request: job.Prepare) -> None:
+        torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT  # noqa: SLF001 (its only home)
+        self._request = request
+        self._case: Case = case(request.name)
+        self._device = torch.device(request.device)
+        self._calls: dict[str, Callable[..., Any]] = {}
+        self._workload: Workload | None = self._build(request.size)
+        self._step: Step | None = self._stepping(self._workload)
+        self._static_bytes = _allocated(self._device)
+        self._outputs = self._results(self._workload.model)
+
+    def prepared(self) -> job.Prepared:
+        """Say what was built."""
+        return job.Prepared(
+            device_name=device_name(self._device), about=self._case.about(self._request.size)
+        )
+
+    def ready(self, arm: str, caches: str) -> job.Readied:
+        """Compile, compare grossly with eager, and take the peak of memory."""
+        if arm == arms.HAND and not self._case.masked:
+            return job.Readied(status="failed", reason="no mask to take away by hand")
+        assert self._workload is not None
+        assert self._step is not None
+        if arm != arms.EAGER:
+            arms.warm_up(arms.split(arm)[0], self._request.device, train=self._case.train)
+        with arms.cached(arm, caches) as cold, arms.surrounded(arm):
+            call = self._calls[arm] = arms.compiled(self._workload.model, arm)
+            self._step.clear_gradients()
+            before, start = _allocated(self._device), time.perf_counter()
+            error = self._first_call(call)
+            first_s = time.perf_counter() - start
+            peak = self._peak(call, before)
+        step_s = self.seconds(arm, 1, 1)
+        wrong = not error <= GROSS
+        return job.Readied(
+            status="wrong" if wrong else "ok",
+            reason=f"differs from eager by {error:.2g} of its size" if wrong else "",
+            compile_s=first_s if cold and arm != arms.EAGER else None,
+            step_s=step_s,
+            peak_bytes=peak,
+            error=error,
+        )
+
+    def seconds(self, arm: str, warmups: int, calls: int) -> float:
+        """Time steps in a row."""
+        step, call = self._step, self._calls[arm]
+        assert step is not None
+        with arms.surrounded(arm):
+            for _ in range(warmups):
+                step(call)
+            return block_seconds(lambda: step(call), calls, self._device)
+
+    def prove(self, names: tuple[str, ...], caches: str) -> dict[str, job.Verdict]:
+        """Hold arms against float64 at the size for proofs: the same layers, fewer inputs."""
+        size = "tiny" if self._request.size == "tiny" else "proof"
+        self._forget()
+        workload = self._build(size)
+        golden = make_golden(workload, train=self._case.train, seed=self._request.seed)
+        small = golden.at(workload)
+        about = self._case.about(size) + (", reduced" if golden.reduced else "")
+        verdicts: dict[str, job.Verdict] = {}
+        for arm in names:
+            torch._dynamo.reset()  # noqa: SLF001 (torch.compiler.reset is this)
+            with arms.cached(arm, caches), arms.surrounded(arm), golden.context():
+                call = arms.compiled(workload.model, arm)
+                try:
+                    seen = observe(call, small, train=self._case.train, seed=self._request.seed)
+                except Exception as error:  # noqa: BLE001 (a backend may raise anything)
+                    reason = one_line(error)
+                    verdicts[arm] = job.Verdict(passed=False, reason=reason, about=about)
+                    continue
+            proof = golden.judge(seen)
+            worst = proof.worst
+            verdicts[arm] = job.Verdict(
+                passed=proof.passed, reason=worst.reason, about=about, ratio=worst.ratio
+            )
+        return verdicts
+
+    def _build(self, size: str) -> Workload:
+        return built(self._case, size, device=self._device, seed=self._request.seed)
+
+    def _stepping(self, workload: Workload) -> Step:
+        return Step(workload, train=self._case.train, seed=self._request.seed)
+
+    def _first_call(self, call: Callable[..., Any]) -> float:
+        results = self._results(call)
+        pairs = zip(self._outputs, results, strict=True)
+        return max(relative(got, wanted) for wanted, got in pairs)
+
+    def _results(self, call: Callable[..., Any]) -> list[torch.Tensor]:
+        """Give a step's outputs, and in training all gradients in one."""
+        step, workload = self._step, self._workload
+        assert step is not None
+        assert workload is not None
+        torch.manual_seed(self._request.seed)
+        output = step(call)
+        synchronize(self._device)
+        found = [x.detach() for x in pytree.tree_leaves(output) if _floating(x)]
+        gradients = [p.grad.flatten() for p in workload.model.parameters() if p.grad is not None]
+        return [*found, *([torch.cat(gradients)] if gradients else [])]
+
+    def _peak(self, call: Callable[..., Any], before: int) -> int | None:
+        """Give what a step takes beside the other arms: the model, its inputs, and its own peak."""
+        step = self._step
+        assert step is not None
+        reset_peak(self._device)
+        for _ in range(_WARM_STEPS):
+            step(call)
+        synchronize(self._device)
+        if self._device.type != "cuda":  # a process's peak is the largest arm's
+            return None
+        return (peak_bytes(self._device) or 0) - before + self._static_bytes
+
+    def _forget(self) -> None:
+        self._workload = self._step = None
+        self._calls.clear()
+        self._outputs = []
+        torch._dynamo.reset()  # noqa: SLF001
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Give the norm of the difference over the norm of what is wanted."""
+    with torch.no_grad():
+        difference = (got.float() - wanted.float()).norm()
+        return float(difference / wanted.float().norm().clamp_min(1e-30))
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _allocated(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_allocated(device)

@@ -1,0 +1,196 @@
+"""Two more kinds of model, in plain torch: a diffusion UNet's block, and a recommender."""
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from backbay.proof import Workload
+from backbay.race.workloads.randomise import randomise
+from speed.model_cases.case import DTYPE, Case
+
+
+class Residual(nn.Module):
+    """Two convolutions, each after GroupNorm and SiLU, with the time step added in between."""
+
+    def __init__(self, channels: int, embedding: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(32, channels) for _ in range(2))
+        self.convolutions = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in "ab")
+        self.time = nn.Linear(embedding, channels)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        """(B, C, H, W) to the same."""
+        y = self.convolutions[0](F.silu(self.norms[0](x)))
+        y = y + self.time(F.silu(time))[:, :, None, None]
+        y = self.convolutions[1](F.silu(self.norms[1](y)))
+        total: Tensor = x + y
+        return total
+
+
+class Attending(nn.Module):
+    """Attention of queries to keys that may come from elsewhere."""
+
+    def __init__(self, width: int, context: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(context, width, bias=False)
+        self.value = nn.Linear(context, width, bias=False)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """(B, N, width) and (B, M, context) to (B, N, width)."""
+        parts = (self.query(x), self.key(context), self.value(context))
+        query, key, value = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in parts)
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class Transforming(nn.Module):
+    """Self-attention, attention to the prompt, and a gated feed-forward network, on pixels."""
+
+    def __init__(self, width: int, context: int, heads: int) -> None:
+        super().__init__()
+        self.group = nn.GroupNorm(32, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.own = Attending(width, width, heads)
+        self.prompt = Attending(width, context, heads)
+        self.up = nn.Linear(width, 8 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """(B, C, H, W) to the same."""
+        side = x.shape[-2:]
+        y = self.group(x).flatten(2).transpose(1, 2)
+        z = self.norms[0](y)
+        y = y + self.own(z, z)
+        y = y + self.prompt(self.norms[1](y), context)
+        value, gate = self.up(self.norms[2](y)).chunk(2, dim=-1)
+        y = y + self.down(value * F.gelu(gate))
+        total: Tensor = x + y.transpose(1, 2).unflatten(-1, side)
+        return total
+
+
+class Down(nn.Module):
+    """A level of a diffusion UNet: twice residual block and transformer, then half the side."""
+
+    def __init__(self, channels: int, embedding: int, context: int, heads: int) -> None:
+        super().__init__()
+        self.residuals = nn.ModuleList(Residual(channels, embedding) for _ in range(2))
+        self.transformers = nn.ModuleList(Transforming(channels, context, heads) for _ in range(2))
+        self.halve = nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor, time: Tensor, context: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, 2C, H/2, W/2)."""
+        for residual, transformer in zip(self.residuals, self.transformers, strict=True):
+            x = transformer(residual(x, time), context)
+        halved: Tensor = self.halve(x)
+        return halved
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unet:
+    batch: int
+    channels: int
+    side: int
+    heads: int
+    words: int = 77
+    context: int = 768
+    embedding: int = 1280
+
+
+_UNETS = {
+    "full": _Unet(batch=8, channels=320, side=64, heads=8),
+    "proof": _Unet(batch=1, channels=320, side=32, heads=8),
+    "tiny": _Unet(batch=1, channels=32, side=8, heads=2, words=5, context=16, embedding=16),
+}
+
+
+def unet(size: str) -> Workload:
+    """Build the block at the sizes of a latent diffusion model's first level."""
+    s = _UNETS[size]
+    model = Down(s.channels, s.embedding, s.context, s.heads).to(DTYPE)
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    randomise(model)
+    x = torch.randn(s.batch, s.channels, s.side, s.side, dtype=DTYPE)
+    time = torch.randn(s.batch, s.embedding, dtype=DTYPE)
+    context = torch.randn(s.batch, s.words, s.context, dtype=DTYPE)
+    return Workload(model=model, args=(x.to(memory_format=torch.channels_last), time, context))
+
+
+class Recommender(nn.Module):
+    """Embedding bags, dot products of all pairs, and two multi-layer perceptrons (DLRM)."""
+
+    def __init__(self, tables: int, rows: int, width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(tables))
+        self.bottom = _perceptron(13, 512, 256, width)
+        pairs = (tables + 1) * tables // 2
+        self.top = _perceptron(width + pairs, 512, 256, 1)
+        self.register_buffer("pairs", torch.triu_indices(tables + 1, tables + 1, 1))
+
+    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
+        """(B, 13) numbers and (B, tables) rows to (B,) scores."""
+        x = self.bottom(dense)
+        found = [table(sparse[:, i]) for i, table in enumerate(self.tables)]
+        features = torch.stack([x, *found], dim=1)
+        products = torch.bmm(features, features.transpose(1, 2))
+        chosen = products[:, self.pairs[0], self.pairs[1]]  # type: ignore[index]
+        score: Tensor = self.top(torch.cat([x, chosen], dim=1))
+        return score.squeeze(1)
+
+
+def _perceptron(*widths: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for one, other in itertools.pairwise(widths):
+        layers += [nn.Linear(one, other), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Clicks:
+    """Binary cross-entropy with labels, in float32."""
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels = labels
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Give the mean loss."""
+        return F.binary_cross_entropy_with_logits(scores.float(), self.labels)
+
+
+_DLRM = {"full": (8192, 26, 100_000, 64), "proof": (256, 26, 1000, 64), "tiny": (8, 3, 20, 8)}
+
+
+def dlrm(size: str, *, train: bool) -> Workload:
+    """Build the recommender and uniform rows."""
+    batch, tables, rows, width = _DLRM[size]
+    model = Recommender(tables, rows, width).to(DTYPE)
+    randomise(model)
+    dense = torch.randn(batch, 13, dtype=DTYPE)
+    sparse = torch.randint(rows, (batch, tables))
+    loss = Clicks(torch.randint(2, (batch,)).float()) if train else None
+    return Workload(model=model, args=(dense, sparse), loss=loss)
+
+
+BLOCKS = (
+    Case(
+        name="unet_block.infer",
+        train=False,
+        build=unet,
+        shapes={x: f"{s.batch}x{s.channels}x{s.side}x{s.side}" for x, s in _UNETS.items()},
+    ),
+    *(
+        Case(
+            name=f"dlrm.{'train' if train else 'infer'}",
+            train=train,
+            build=lambda size, train=train: dlrm(size, train=train),  # type: ignore[misc]
+            shapes={x: f"B{s[0]}, {s[1]} tables of {s[2]}x{s[3]}" for x, s in _DLRM.items()},
+            control=True,
+        )
+        for train in (False, True)
+    ),
+)

@@ -1,0 +1,55 @@
+"""Where a benchmark runs, found out without starting torch's devices."""
+
+import argparse
+import functools
+import hashlib
+import subprocess
+from pathlib import Path
+
+import backbay
+from backbay.race import machine
+from backbay.registry import Environment
+
+_COMPILING = ("backends", "graph", "kernels", "kit", "passes")
+"""Backbay's packages that decide what is compiled."""
+
+
+def versions(*extra: str) -> dict[str, str]:
+    """Give the versions that times depend on; of Backbay also a digest of what compiles."""
+    found = machine.versions(Environment.current(), [], extra)
+    return found | {"backbay": f"{found['backbay']}+{code_digest(Path(backbay.__file__).parent)}"}
+
+
+def code_digest(package: Path) -> str:
+    """Give a short digest of the sources that decide what is compiled."""
+    digest = hashlib.sha256()
+    for folder in _COMPILING:
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+@functools.cache
+def device_of(device: str) -> str:
+    """Give the GPU's name as its driver has it, or the processor's."""
+    here = machine.machine(device)
+    if not device.startswith("cuda"):
+        return f"{device} ({here.processor}, {here.cores} cores)"
+    index = device.partition(":")[2] or "0"
+    query = ["nvidia-smi", f"--id={index}", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        asked = subprocess.run(query, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return device
+    return asked.stdout.strip()
+
+
+def ahead_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--ahead``, which both benchmarks have."""
+    parser.add_argument(
+        "--ahead",
+        type=int,
+        default=1,
+        help="workloads that compile at once; all but one are stopped while that is timed. "
+        "With more than one no compile times are kept. Default: 1",
+    )

@@ -1,0 +1,173 @@
+"""Several workloads get ready at once, and one at a time is timed, the others stopped.
+
+Compiling takes most of a benchmark's time, and most of a machine's cores lie idle meanwhile.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from backbay.child import Child
+from speed import job
+
+Lane = Child[job.Request, job.Reply]
+Task = TypeVar("Task")
+
+FOLDER = Path(__file__).parent.parent
+_SETTLE_S = 0.3
+"""Until what the stopped ones had handed to the device is done."""
+
+
+def started() -> Lane:
+    """Start a child process that measures."""
+    path = os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH"))))
+    environment = {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+    return Child("speed.worker", job.Reply, environment)
+
+
+class ClosedError(Exception):
+    """The benchmark is being left."""
+
+
+_OPEN: "weakref.WeakSet[Turns]" = weakref.WeakSet()
+
+
+def leave_when_told() -> None:
+    """On SIGTERM end every process that measures, and then this one: a GPU is not left in use."""
+
+    def leave(number: int, _frame: object) -> None:
+        for turns in list(_OPEN):
+            turns.close()
+        sys.stdout.flush()
+        os._exit(128 + number)  # an exception might be raised where a library swallows it
+
+    signal.signal(signal.SIGTERM, leave)
+
+
+class Turns:
+    """Knows every process of a benchmark, and lets one run alone."""
+
+    def __init__(self) -> None:
+        self._turn = threading.RLock()
+        self._lanes: list[Lane] = []
+        self._closed = False
+        _OPEN.add(self)
+
+    def start(self) -> Lane:
+        """Start a process; not while another is alone."""
+        with self._turn:
+            if self._closed:
+                raise ClosedError
+            self._lanes.append(started())
+            return self._lanes[-1]
+
+    def close(self) -> None:
+        """End every process, and start no other: whoever waits for one is freed."""
+        self._closed = True
+        for lane in self._lanes:
+            lane.end()
+
+    def end(self, lane: Lane) -> None:
+        """End a process."""
+        lane.end()
+        with self._turn:
+            self._lanes.remove(lane)
+
+    @contextlib.contextmanager
+    def alone(self, lane: Lane) -> Iterator[None]:
+        """Stop all others meanwhile; whoever wants the same waits."""
+        with self._turn:
+            others = [x for x in self._lanes if x is not lane]
+            for other in others:
+                other.stop()
+            if others:
+                time.sleep(_SETTLE_S)
+            try:
+                yield
+            finally:
+                for other in others:
+                    other.resume()
+
+
+class Lanes:
+    """One process after the other: the same for all workloads, or a fresh one for each."""
+
+    def __init__(self, turns: Turns, *, fresh: bool) -> None:
+        self._turns = turns
+        self._fresh = fresh
+        self._lane: Lane | None = None
+
+    def take(self) -> Lane:
+        """Give the process to use now."""
+        if self._lane is None:
+            self._lane = self._turns.start()
+        return self._lane
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """Let the process run without the others."""
+        return self._turns.alone(self.take())
+
+    def done(self, *, lost: bool) -> None:
+        """Say that a workload is done with; who was lost or must be fresh is ended."""
+        if lost or self._fresh:
+            self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._lane is not None:
+            self._turns.end(self._lane)
+            self._lane = None
+
+
+def work_through(
+    tasks: Sequence[Task],
+    work: Callable[[Task, Lanes], None],
+    *,
+    ahead: int,
+    fresh: bool,
+    until: float,
+) -> bool:
+    """Do tasks in order, so many at once; give whether all were begun before the time was up.
+
+    Args:
+        tasks: what to do.
+        work: does one, with the processes it is given.
+        ahead: how many at once.
+        fresh: whether each task has a process of its own.
+        until: seconds from now, after which none is begun.
+    """
+    turns, end, left = Turns(), time.monotonic() + until, iter(tasks)
+    next_one, skipped = threading.Lock(), threading.Event()
+
+    def take_turns() -> None:
+        lanes = Lanes(turns, fresh=fresh)
+        try:
+            while True:
+                with next_one:
+                    task = next(left, None)
+                if task is None:
+                    return
+                if time.monotonic() > end:
+                    skipped.set()
+                    return
+                work(task, lanes)
+        finally:
+            lanes.close()
+
+    with ThreadPoolExecutor(max_workers=ahead) as pool:
+        futures = [pool.submit(take_turns) for _ in range(ahead)]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            turns.close()
+            raise
+    return not skipped.is_set()

@@ -1,0 +1,317 @@
+"""The benchmarks of models and patterns: what they conclude, what they keep, and that they run."""
+
+import gc
+import importlib
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from backbay.child import ChildLost
+from backbay.errors import InputError
+
+FOLDER = str(Path(__file__).parents[2] / "benchmarks")
+WHERE = {"device": "none", "size": "tiny", "versions": {"torch": "2"}}
+
+
+@pytest.fixture(scope="module")
+def speed():
+    """Give the benchmarks' modules by name; their folder is on the path as a script's is."""
+    sys.path.insert(0, FOLDER)
+    yield lambda name: importlib.import_module(name)
+    sys.path.remove(FOLDER)
+    for name in [x for x in sys.modules if x.split(".")[0] in {"speed", "models", "patterns"}]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def in_process(speed, monkeypatch):
+    """Answer requests here, each way as JSON, as a child process would."""
+    job, worker = speed("speed.job"), speed("speed.worker")
+
+    class Here:
+        def __init__(self):
+            self.worker = worker.Worker()
+
+        def ask(self, request, *, timeout_s):
+            sent = msgspec.json.decode(msgspec.json.encode(request), type=job.Request)
+            return msgspec.json.decode(msgspec.json.encode(self.answer(sent)), type=job.Reply)
+
+        def answer(self, request):
+            return self.worker.answer(request)
+
+        def end(self):
+            self.worker = None
+
+        def stop(self):
+            self.stopped = True
+
+        def resume(self):
+            self.stopped = False
+
+    monkeypatch.setattr(speed("speed.turns"), "started", Here)
+    with torch._dynamo.config.patch(recompile_limit=256):  # the bench sets it for its process
+        yield Here
+    gc.unfreeze()  # the worker froze what there was
+
+
+def entry(speed, *runs, **more):
+    """Give an entry whose runs are arms' milliseconds."""
+    record = speed("speed.record")
+    made = []
+    for run in runs:
+        arms = {
+            name: record.Sampled(status="ok", samples_ms=tuple(values))
+            if isinstance(values, list)
+            else record.Sampled(status=values)
+            for name, values in run.items()
+        }
+        made.append(record.Run(created="", arms=arms))
+    where = record.Where(**WHERE)
+    return record.Entry(**{"name": "one", "where": where, "runs": tuple(made), **more})
+
+
+def test_geometric_mean_of_a_gain_and_its_inverse_is_one(speed):
+    mean = speed("speed.judging").geometric_mean
+    assert mean([2.0, 0.5]) == pytest.approx(1.0)
+    assert mean([1.0, 8.0]) == pytest.approx(8**0.5)
+    assert mean([]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "slower", "undecided"),
+    [
+        (0.96, 0.975, True, False),
+        (0.96, 0.985, False, True),
+        (0.975, 0.985, False, False),
+        (0.90, 0.97, True, True),
+        (1.99, 2.02, False, False),
+    ],
+)
+def test_only_whole_intervals_below_are_slower_and_wide_ones_are_undecided(
+    speed, low, high, slower, undecided
+):
+    found = speed("speed.judging").Ratio(value=(low + high) / 2, low=low, high=high)
+    assert (found.slower, found.undecided) == (slower, undecided)
+
+
+def test_ratio_pools_the_runs_that_timed_both_and_no_others(speed):
+    found = entry(
+        speed,
+        {"inductor": [2.0] * 5, "backbay": [1.0] * 5},
+        {"inductor": [100.0] * 50},
+        {"inductor": [2.0] * 5, "backbay": "crashed"},
+    )
+    ratio = speed("speed.judging").ratio
+    assert ratio(found, "inductor", "backbay").value == 2.0
+    assert ratio(found, "eager", "backbay") is None
+
+
+def test_arms_that_are_missing_run_beside_the_pair_and_failures_do_not_run_again(speed):
+    to_run = speed("speed.judging").to_run
+    wanted = ["eager", "inductor", "backbay", "hand"]
+    pair = {"above": "inductor", "below": "backbay"}
+    steady = {"inductor": [2.0] * 20, "backbay": [1.0] * 20, "eager": [3.0] * 20}
+    shaky = steady | {"backbay": [1.0, 2.0] * 10, "hand": [1.0] * 20}
+    assert to_run(None, wanted, **pair) == wanted
+    assert to_run(entry(speed, steady), wanted, **pair) == ["inductor", "backbay", "hand"]
+    assert to_run(entry(speed, steady | {"hand": "failed"}), wanted, **pair) == []
+    assert to_run(entry(speed, shaky), wanted, **pair) == ["inductor", "backbay"]
+    assert to_run(entry(speed, shaky, shaky, shaky), wanted, **pair) == []
+
+
+def test_state_adds_runs_up_and_refuses_another_machines(speed, tmp_path):
+    record = speed("speed.record")
+    state = record.State(tmp_path)
+    state.add(entry(speed, {"eager": [1.0]}, name="a/b"))
+    state.add(entry(speed, {"inductor": [2.0]}, name="a/b"))
+    assert [list(run.arms) for run in state.read("a/b").runs] == [["eager"], ["inductor"]]
+    other = record.Where(**WHERE | {"device": "another"})
+    with pytest.raises(InputError, match="another folder"):
+        state.add(entry(speed, {}, name="a/b", where=other))
+
+
+def test_failures_count_as_one_and_are_listed(speed):
+    table = speed("speed.model_table")
+    fast = entry(speed, {"inductor": [4.0] * 9, "backbay": [1.0] * 9}, name="bert.infer")
+    lost = entry(speed, {"inductor": [1.0] * 9, "backbay": "crashed"}, name="gpt2.train")
+    text = table.text([fast, lost])
+    assert "over Inductor's default: **2.000** (2 workloads)" in text
+    assert "failed: gpt2.train (backbay crashed)" in text
+    assert "not proven" in text
+
+
+def test_wrong_verdict_takes_the_gain_away(speed):
+    verdict = speed("speed.job").Verdict(passed=False, reason="far off", about="2x8")
+    found = entry(
+        speed,
+        {"inductor": [4.0] * 9, "backbay": [1.0] * 9},
+        name="bert.infer",
+        verdicts={"backbay": verdict},
+    )
+    text = speed("speed.model_table").text([found])
+    assert "over Inductor's default: **1.000** (1 workloads)" in text
+    assert "**wrong** at 2x8" in text
+
+
+def test_cuda_graphs_are_compared_with_their_own_class_only(speed):
+    found = entry(
+        speed,
+        {
+            "inductor": [4.0] * 9,
+            "backbay": [2.0] * 9,
+            "inductor:reduce-overhead": [1.0] * 9,
+            "hand": [0.5] * 9,
+        },
+        name="bert.infer",
+    )
+    text = speed("speed.model_table").text([found])
+    assert "or eager: **2.000**" in text
+    assert "with CUDA graphs: **" not in text
+
+
+def test_every_case_has_its_own_name_and_enough_controls(speed):
+    cases = speed("speed.model_cases").CASES
+    patterns = speed("speed.pattern_cases").PATTERNS
+    assert len({x.name for x in cases}) == len(cases) >= 20
+    assert sum(x.control for x in cases) >= 5
+    assert len({x.name for x in patterns}) == len(patterns) >= 35
+    assert all(2 <= len(x.shapes) <= 4 for x in patterns)
+
+
+def test_models_run_and_what_is_known_is_not_run_again(speed, in_process, tmp_path, capsys):
+    asked = ["--state", str(tmp_path / "state"), "--device", "cpu", "--size", "tiny"]
+    asked += ["--only", "dlrm.infer", "--seconds", "0.1", "--out", str(tmp_path / "table.md")]
+    main = speed("models").main
+    assert main([*asked, "--arms", "eager,aot_eager", "--no-proof"]) == 0
+    assert "dlrm.infer: aot_eager: compiled" in capsys.readouterr().out
+    assert main([*asked, "--arms", "eager,aot_eager", "--no-proof"]) == 0
+    assert "compiled" not in capsys.readouterr().out
+    assert "| dlrm.infer (control) | B8, 3 tables of 20x8 |" in (tmp_path / "table.md").read_text()
+    kept = msgspec.json.decode((tmp_path / "table.json").read_bytes())
+    assert set(kept["entries"][0]["runs"][0]["arms"]) == {"eager", "aot_eager"}
+
+
+def test_arm_that_takes_its_process_down_is_a_row_and_the_others_are_timed(
+    speed, in_process, tmp_path, monkeypatch
+):
+    job = speed("speed.job")
+
+    class Fragile(in_process):
+        def answer(self, request):
+            if isinstance(request, job.Ready) and request.arm == "aot_eager":
+                raise ChildLost("it died")
+            return super().answer(request)
+
+    monkeypatch.setattr(speed("speed.turns"), "started", Fragile)
+    asked = [
+        "--state",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--size",
+        "tiny",
+        "--only",
+        "silu_product/tiny",
+    ]
+    speed("patterns").main([*asked, "--arms", "eager,aot_eager"])
+    arms = speed("speed.record").State(tmp_path).read("silu_product/tiny").runs[0].arms
+    assert arms["aot_eager"].status == "crashed"
+    assert arms["eager"].samples_ms
+
+
+def test_patterns_compute_at_their_tiny_shape_and_so_do_the_alternatives(speed):
+    bench, job = speed("speed.pattern_bench"), speed("speed.job")
+    for pattern in speed("speed.pattern_cases").PATTERNS:
+        request = job.Prepare(kind="pattern", name=pattern.name, size="tiny", device="cpu")
+        made = bench.PatternBench(request)
+        assert made.prepared().bytes_moved > 0, pattern.name
+        if made._program.alternative is not None:
+            assert pattern.alternative, pattern.name
+            results = made._step("alt", compiled=False)()
+            assert made._error(results) <= made._allowed, pattern.name
+
+
+def test_wrong_result_is_not_timed(speed, monkeypatch):
+    bench, job = speed("speed.pattern_bench"), speed("speed.job")
+    monkeypatch.setattr(speed("speed.arms"), "compiled", lambda f, *_, **__: lambda *x: 1.1 * f(*x))
+    request = job.Prepare(kind="pattern", name="silu_product", size="tiny", device="cpu")
+    made = bench.PatternBench.__new__(bench.PatternBench)
+    with monkeypatch.context() as right:
+        right.setattr(speed("speed.arms"), "compiled", lambda f, *_, **__: f)
+        made.__init__(request)
+    answer = made.ready("eager", "")
+    assert answer.status == "wrong"
+    assert "is allowed" in answer.reason
+
+
+def test_mask_builders_come_back(speed, monkeypatch):
+    module = type(sys)("transformers.models.some.modeling_some")
+    module.create_causal_mask = builder = object()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    arms = speed("speed.arms")
+    with arms.surrounded("hand"):
+        assert module.create_causal_mask() is None
+    assert module.create_causal_mask is builder
+    with arms.surrounded("inductor"):
+        assert module.create_causal_mask is builder
+
+
+def test_who_is_timed_runs_alone_and_the_others_go_on_afterwards(speed, in_process):
+    turns = speed("speed.turns").Turns()
+    one, other = turns.start(), turns.start()
+    with turns.alone(one):
+        assert other.stopped
+        assert not hasattr(one, "stopped")
+    assert not other.stopped
+
+
+def test_work_ends_with_the_time_and_says_so(speed):
+    through, done = speed("speed.turns").work_through, []
+    asked = {"fresh": True, "ahead": 2}
+    assert through([1, 2, 3], lambda x, _: done.append(x), until=60, **asked)
+    assert sorted(done) == [1, 2, 3]
+    assert not through([4], lambda x, _: done.append(x), until=-1, **asked)
+    assert 4 not in done
+
+
+def test_error_in_one_workload_ends_the_others_processes(speed, in_process):
+    turns = speed("speed.turns")
+    seen = []
+
+    def work(_, lanes):
+        seen.append(lanes.take())
+        raise ValueError("not a result")
+
+    with pytest.raises(ValueError, match="not a result"):
+        turns.work_through([1], work, fresh=True, ahead=1, until=60)
+    assert seen[0].worker is None
+
+
+def test_state_of_other_code_is_told_apart(speed, tmp_path):
+    digest = speed("speed.surroundings").code_digest
+    (tmp_path / "passes").mkdir()
+    (tmp_path / "passes" / "one.py").write_text("1")
+    before = digest(tmp_path)
+    (tmp_path / "cli.py").write_text("2")
+    assert digest(tmp_path) == before
+    (tmp_path / "passes" / "one.py").write_text("2")
+    assert digest(tmp_path) != before
+
+
+def test_arm_that_is_ready_stays_compiled_while_another_gets_ready(speed, monkeypatch):
+    arms, compiled = speed("speed.arms"), []
+
+    def backend(graph, _):
+        compiled.append(graph)
+        return graph.forward
+
+    call = torch.compile(lambda x: x * 2, backend=backend)
+    call(torch.ones(3))
+    arms.warm_up.cache_clear()
+    monkeypatch.setattr(arms, "_compiler", lambda _: "eager")
+    arms.warm_up("another", "cpu", train=True)
+    call(torch.ones(3))
+    assert len(compiled) == 1
