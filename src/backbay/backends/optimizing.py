@@ -9,7 +9,12 @@ Operators that passes put in are PyTorch's own: Inductor lowers, fuses and cache
 """
 
 from backbay.kit.backend import Backend
-from backbay.passes import constant_masks, early_selection
+from backbay.passes import (
+    constant_masks,
+    eager_convolutions,
+    early_selection,
+    fused_convolutions,
+)
 from backbay.registry import Option
 
 
@@ -17,7 +22,8 @@ class Optimizing(Backend):
     """Rewrites what Inductor leaves on the table, then Inductor."""
 
     name = "backbay"
-    passes = (constant_masks, early_selection)  # masks first: who is causal may be cut
+    # Masks first: who is causal may be cut.
+    passes = (constant_masks, early_selection, eager_convolutions, fused_convolutions)
     options = (
         Option(
             name="constant_masks",
@@ -30,6 +36,18 @@ class Optimizing(Backend):
             type="bool",
             default=True,
             help="rows that are cut away at the end are not computed",
+        ),
+        Option(
+            name="eager_convolutions",
+            type="bool",
+            default=True,
+            help="on a CPU, convolutions of more weights than activations are as eager's",
+        ),
+        Option(
+            name="fused_convolutions",
+            type="bool",
+            default=True,
+            help="on CUDA, convolution, batch norm, sum and ReLU are one call, in inference",
         ),
     )
 

@@ -11,11 +11,11 @@ from backbay.graph.values import propagate, refresh, value_of
 Target = Callable[..., Any]
 
 
-def call_before(place: Node, target: Target, *arguments: Any) -> Node:
+def call_before(place: Node, target: Target, *arguments: Any, **keywords: Any) -> Node:
     """Insert a call before a node, with the metadata of that node and a value of its own."""
     graph: Graph = place.graph
     with graph.inserting_before(place):
-        made = graph.call_function(target, arguments)
+        made = graph.call_function(target, arguments, keywords)
     propagate(made, place)
     return made
 
