@@ -14,6 +14,7 @@ from backbay.passes import (
     eager_convolutions,
     early_selection,
     fused_convolutions,
+    linear_epilogues,
 )
 from backbay.registry import Option
 
@@ -23,7 +24,13 @@ class Optimizing(Backend):
 
     name = "backbay"
     # Masks first: who is causal may be cut.
-    passes = (constant_masks, early_selection, eager_convolutions, fused_convolutions)
+    passes = (
+        constant_masks,
+        early_selection,
+        eager_convolutions,
+        fused_convolutions,
+        linear_epilogues,
+    )
     options = (
         Option(
             name="constant_masks",
@@ -48,6 +55,12 @@ class Optimizing(Backend):
             type="bool",
             default=True,
             help="on CUDA, convolution, batch norm, sum and ReLU are one call, in inference",
+        ),
+        Option(
+            name="linear_epilogues",
+            type="bool",
+            default=True,
+            help="on CUDA, a linear layer with its ReLU or GELU by tanh is one call, in inference",
         ),
     )
 

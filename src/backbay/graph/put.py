@@ -20,6 +20,27 @@ def call_before(place: Node, target: Target, *arguments: Any, **keywords: Any) -
     return made
 
 
+def cast_before(place: Node, node: Node, dtype: torch.dtype) -> Node:
+    """Insert a cast of a node before another one, where it has another dtype."""
+    if value_of(node).dtype == dtype:
+        return node
+    return call_before(place, torch.ops.aten._to_copy.default, node, dtype=dtype)  # noqa: SLF001 (its name)
+
+
+def erase_between(before: Node, place: Node) -> None:
+    """Erase what was put between two nodes, and nobody uses."""
+    while place.prev is not before:
+        place.graph.erase_node(place.prev)
+
+
+def layout(value: torch.Tensor) -> tuple[Any, ...]:
+    """Give what two values must have in common for one to be laid out as the other."""
+    # Sizes as text: comparing symbols would guard on the answer. Of strides those that symbols
+    # have now: one that is made in two ways is written in two.
+    strides = tuple(x if isinstance(x, int) else x.node.hint for x in value.stride())
+    return str(tuple(value.shape)), strides, value.dtype, value.device
+
+
 def exchange(old: Node, new: Node) -> None:
     """Use one node where another was used, and erase that other."""
     old.replace_all_uses_with(new)

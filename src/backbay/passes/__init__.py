@@ -11,6 +11,7 @@ from backbay.passes.eager_convolutions import eager_convolutions
 from backbay.passes.early_selection import early_selection
 from backbay.passes.fused_convolutions import fused_convolutions
 from backbay.passes.gelu import rewrite_gelu
+from backbay.passes.linear_epilogues import linear_epilogues
 from backbay.passes.masks import constant_masks
 from backbay.passes.scalar_chain import fold_scalar_chain
 from backbay.passes.silu import rewrite_silu
@@ -24,6 +25,7 @@ __all__ = [
     "fold_constants",
     "fold_scalar_chain",
     "fused_convolutions",
+    "linear_epilogues",
     "remove_dead_code",
     "rewrite_gelu",
     "rewrite_silu",

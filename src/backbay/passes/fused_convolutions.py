@@ -27,7 +27,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.effects import changes_state, may_write
 from backbay.graph.match import NearMiss
-from backbay.graph.put import call_before, exchange
+from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
 from backbay.graph.values import storages, value_of
 from backbay.kernels import fused_convolution as kernel
 from backbay.kit.passes import PassContext, graph_pass
@@ -162,7 +162,7 @@ def _check_values(region: _Region) -> None:
         if value.requires_grad or value.dtype != result.dtype:
             raise UnfitError("a gradient is wanted, or dtypes differ on the way")
     _check_engine(region.convolution)
-    if region.other is not None and _layout(value_of(region.other)) != _layout(result):
+    if region.other is not None and layout(value_of(region.other)) != layout(result):
         raise UnfitError("what is added has another shape, layout or dtype")
 
 
@@ -183,13 +183,6 @@ def _check_engine(found: Convolution) -> None:
 def _has_channels_last(value: torch.Tensor) -> bool:
     # By strides: of one pixel, the channels are last and first, and the layout is not told.
     return value.stride()[1] == 1 and str(value.stride()[3]) == str(value.shape[1])
-
-
-def _layout(value: torch.Tensor) -> tuple[Any, ...]:
-    # Sizes as text: comparing symbols would guard on the answer. Of strides those that symbols
-    # have now: one that is made in two ways is written in two.
-    strides = tuple(x if isinstance(x, int) else x.node.hint for x in value.stride())
-    return str(tuple(value.shape)), strides, value.dtype, value.device
 
 
 def _check_norm(region: _Region) -> None:
@@ -238,23 +231,18 @@ def _rewrite(region: _Region) -> None:
     dtype = value_of(found.node).dtype
     before = place.prev
     weight, bias = _folded(region)
-    x = _cast(place, found.x, dtype)
-    weight = _cast(place, weight, dtype)
+    x = cast_before(place, found.x, dtype)
+    weight = cast_before(place, weight, dtype)
     weight = call_before(place, _ATEN.contiguous.default, weight, memory_format=torch.channels_last)
-    bias = None if bias is None else _cast(place, bias, dtype)
+    bias = None if bias is None else cast_before(place, bias, dtype)
     made = call_before(place, kernel.OPERATOR, x, weight, bias, region.other, *found.how)
-    if _layout(value_of(made)) != _layout(value_of(place)):
-        _take_back(before, place)
+    if layout(value_of(made)) != layout(value_of(place)):
+        erase_between(before, place)
         raise UnfitError("its result would be laid out otherwise")
     made.meta["example_value"] = value_of(made).detach()
     exchange(place, made)
     for node in region.inside[1:]:
         node.graph.erase_node(node)
-
-
-def _take_back(before: Node, place: Node) -> None:
-    while place.prev is not before:
-        place.graph.erase_node(place.prev)
 
 
 def _folded(region: _Region) -> tuple[Node, Node | None]:
@@ -264,7 +252,7 @@ def _folded(region: _Region) -> tuple[Node, Node | None]:
         return found.weight, found.bias
 
     def wide(node: Node) -> Node:
-        return _cast(place, node, torch.float32)
+        return cast_before(place, node, torch.float32)
 
     def call(target: Any, *arguments: Any) -> Node:
         return call_before(place, target, *arguments)
@@ -282,9 +270,3 @@ def _folded(region: _Region) -> tuple[Node, Node | None]:
         shift = call(_ATEN.add.Tensor, shift, wide(norm["bias"]))
     each = call(_ATEN.view.default, scale, [-1, 1, 1, 1])
     return call(_ATEN.mul.Tensor, wide(found.weight), each), shift
-
-
-def _cast(place: Node, node: Node, dtype: torch.dtype) -> Node:
-    if value_of(node).dtype == dtype:
-        return node
-    return call_before(place, _ATEN._to_copy.default, node, dtype=dtype)  # noqa: SLF001 (its name)
