@@ -1,6 +1,6 @@
 """Whole models: ``backend="backbay"`` beside eager and Inductor's modes, timed side by side.
 
-    python benchmarks/models.py --state FOLDER [--device cuda] [--only PATTERN] [--until SECONDS]
+    python benchmarks/models.py --state FOLDER [--device cuda] [--only PATTERN ...] [--until SECONDS]
         [--arms eager,inductor,...] [--quick] [--no-proof] [--out FILE]
 
 Each model (of ``speed/model_cases``, random weights) has a child process, in which every arm
@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where = Where(
         device=device_of(given.device), size=given.size, versions=versions("transformers", "timm")
     )
-    chosen = [x for x in model_table.listed() if fnmatch.fnmatch(x.name, given.only)]
+    chosen = [
+        x for x in model_table.listed() if any(fnmatch.fnmatch(x.name, y) for y in given.only)
+    ]
     todo = [x for x in chosen if any(missing(x, state, given))]
     whole = work_through(
         todo,
@@ -86,7 +88,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="file for the table; its JSON goes beside it")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
-    parser.add_argument("--only", default="*", help="names of models, with * and ?")
+    parser.add_argument("--only", nargs="+", default=["*"], help="names of models, with * and ?")
     parser.add_argument("--arms", help=f"default: {','.join(DEFAULT)}")
     parser.add_argument("--quick", action="store_true", help="no autotuning, half the timing")
     parser.add_argument("--no-proof", action="store_true", help="prove nothing; the table says so")

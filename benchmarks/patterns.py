@@ -1,6 +1,6 @@
 """Single patterns: ``backend="backbay"`` beside eager, Inductor and the hardware's limits.
 
-    python benchmarks/patterns.py --state FOLDER [--device cuda] [--only PATTERN] [--until SECONDS]
+    python benchmarks/patterns.py --state FOLDER [--device cuda] [--only PATTERN ...] [--until SECONDS]
         [--arms eager,inductor,...] [--quick] [--out FILE]
 
 Patterns (of ``speed/pattern_cases``) are pieces of models at two to four shapes each, in bfloat16:
@@ -60,7 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     state = State(given.state)
     where = Where(device=device_of(given.device), size=given.size, versions=versions())
     rows = pattern_table.listed(tiny=given.size == "tiny")
-    todo = [x for x in rows if fnmatch.fnmatch(x.name, given.only) and missing(x, state, given)]
+    todo = [
+        x
+        for x in rows
+        if any(fnmatch.fnmatch(x.name, y) for y in given.only) and missing(x, state, given)
+    ]
     limits = measured_limits(given.device) if todo else None
     whole = work_through(
         todo,
@@ -90,7 +94,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="file for the table; its JSON goes beside it")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
-    parser.add_argument("--only", default="*", help="names with shape, pattern/shape, with * and ?")
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], help="names with shape, pattern/shape, with * and ?"
+    )
     parser.add_argument("--arms", help=f"default: {','.join(DEFAULT)}")
     parser.add_argument("--quick", action="store_true", help="no tuning, half the rounds")
     parser.add_argument("--until", type=float, default=float("inf"), help="begin none after it")

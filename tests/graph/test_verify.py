@@ -137,3 +137,22 @@ def test_an_index_is_valid_and_generators_are_left_alone():
         _, backend = compiled(rewrite_silu, lambda at, w: swish(F.embedding(at, w)), at, weight)
     assert torch.equal(torch.get_rng_state(), before)
     assert backend.reports[0].changes == 1
+
+
+def test_a_graph_without_gradients_is_held_to_those_of_its_parameters():
+    @graph_pass()
+    def stops(graph_module):
+        (linear,) = graph_module.graph.find_nodes(op="call_function", target=F.linear)
+        with graph_module.graph.inserting_after(linear):
+            stopped = graph_module.graph.call_method("detach", (linear,))
+        linear.replace_all_uses_with(stopped, delete_user_cb=lambda x: x is not stopped)
+        stopped.meta = dict(linear.meta)
+        graph_module.recompile()
+        return 1
+
+    model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    with verified(), torch.no_grad():
+        result, _ = compiled(stops, model, x)
+    torch.testing.assert_close(result, model(x))
+    with verified(), pytest.raises(Exception, match=r"needs a gradient|gradient of input"):
+        compiled(stops, model, x)

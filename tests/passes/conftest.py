@@ -75,8 +75,17 @@ def look() -> Callable[..., Seen]:
 def prove() -> Callable[..., Counter[str]]:
     """Prove a model, compiled with passes, forward and backward; give how much they changed."""
 
-    def run(workload, *, passes, dynamic=None, codegen="eager", options=None, cached=False):
-        golden = make_golden(workload, train=True)
+    def run(
+        workload,
+        *,
+        passes,
+        dynamic=None,
+        codegen="eager",
+        options=None,
+        cached=False,
+        train=True,
+    ):
+        golden = make_golden(workload, train=train)
         torch.compiler.reset()
         declared = {"codegen": codegen, "options": tuple(_options(options))}
         backend = backend_of(tuple(passes), **declared)
@@ -86,7 +95,7 @@ def prove() -> Callable[..., Counter[str]]:
         )
         with golden.context(), caches:
             call = torch.compile(workload.model, backend=backend, dynamic=dynamic, options=options)
-            proof = golden.judge(observe(call, golden.at(workload), train=True))
+            proof = golden.judge(observe(call, golden.at(workload), train=train))
         assert proof.passed, proof.worst
         changes = Counter()
         for report in backend.reports:

@@ -21,7 +21,13 @@ from torch.fx import GraphModule
 from backbay.backends import choices, tuning
 from backbay.kit.backend import Backend
 from backbay.kit.codegen import Compiled, apart
-from backbay.passes import constant_masks, early_selection
+from backbay.passes import (
+    constant_masks,
+    eager_convolutions,
+    early_selection,
+    fused_convolutions,
+    linear_epilogues,
+)
 from backbay.registry import Option
 
 Compile = Callable[[GraphModule, tuple[str, ...]], Compiled]
@@ -32,7 +38,14 @@ class Optimizing(Backend):
     """Rewrites what Inductor leaves on the table, then Inductor."""
 
     name = "backbay"
-    passes = (constant_masks, early_selection)  # masks first: who is causal may be cut
+    # Masks first: who is causal may be cut.
+    passes = (
+        constant_masks,
+        early_selection,
+        eager_convolutions,
+        fused_convolutions,
+        linear_epilogues,
+    )
     options = (
         Option(
             name="constant_masks",
@@ -45,6 +58,24 @@ class Optimizing(Backend):
             type="bool",
             default=True,
             help="rows that are cut away at the end are not computed",
+        ),
+        Option(
+            name="eager_convolutions",
+            type="bool",
+            default=True,
+            help="on a CPU, convolutions of more weights than activations are as eager's",
+        ),
+        Option(
+            name="fused_convolutions",
+            type="bool",
+            default=True,
+            help="on CUDA, convolution, batch norm, sum and ReLU are one call, in inference",
+        ),
+        Option(
+            name="linear_epilogues",
+            type="bool",
+            default=True,
+            help="on CUDA, a linear layer with its ReLU or GELU by tanh is one call, in inference",
         ),
         Option(
             name="tune",

@@ -11,13 +11,34 @@ from backbay.graph.values import propagate, refresh, value_of
 Target = Callable[..., Any]
 
 
-def call_before(place: Node, target: Target, *arguments: Any) -> Node:
+def call_before(place: Node, target: Target, *arguments: Any, **keywords: Any) -> Node:
     """Insert a call before a node, with the metadata of that node and a value of its own."""
     graph: Graph = place.graph
     with graph.inserting_before(place):
-        made = graph.call_function(target, arguments)
+        made = graph.call_function(target, arguments, keywords)
     propagate(made, place)
     return made
+
+
+def cast_before(place: Node, node: Node, dtype: torch.dtype) -> Node:
+    """Insert a cast of a node before another one, where it has another dtype."""
+    if value_of(node).dtype == dtype:
+        return node
+    return call_before(place, torch.ops.aten._to_copy.default, node, dtype=dtype)  # noqa: SLF001 (its name)
+
+
+def erase_between(before: Node, place: Node) -> None:
+    """Erase what was put between two nodes, and nobody uses."""
+    while place.prev is not before:
+        place.graph.erase_node(place.prev)
+
+
+def layout(value: torch.Tensor) -> tuple[Any, ...]:
+    """Give what two values must have in common for one to be laid out as the other."""
+    # Sizes as text: comparing symbols would guard on the answer. Of strides those that symbols
+    # have now: one that is made in two ways is written in two.
+    strides = tuple(x if isinstance(x, int) else x.node.hint for x in value.stride())
+    return str(tuple(value.shape)), strides, value.dtype, value.device
 
 
 def exchange(old: Node, new: Node) -> None:

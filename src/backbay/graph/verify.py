@@ -47,13 +47,13 @@ def verify(before: GraphModule, after: GraphModule, who: str) -> None:
         WrongResult: a result, or an input that the graph writes, has another value.
         GradientMismatch: a gradient has another value, or there is none.
     """
-    precision = _precision(before, after)
+    precision, trained = _precision(before, after), _is_trained(before)
     # A compiler calls us: what it does to tensors must not be done to these.
     with torch._guards.tracing(None), unset_fake_temporarily():  # noqa: SLF001 (as Inductor does)
         modules = [copy.deepcopy(x).to(torch.float64) for x in (before, after)]
         for fill in _FILLS:
             inputs = _inputs(before, fill)
-            was, now = (_run(module, inputs) for module in modules)
+            was, now = (_run(module, inputs, trained=trained) for module in modules)
             for kind, error in _KINDS.items():
                 found = _difference(was[kind], now[kind], _LARGEST_ERROR * precision)
                 if found is not None:
@@ -64,12 +64,21 @@ def verify(before: GraphModule, after: GraphModule, who: str) -> None:
                     )
 
 
-def _run(module: GraphModule, inputs: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    """Give the results, the inputs afterwards, and the inputs' gradients."""
+def _is_trained(module: GraphModule) -> bool:
+    """Tell whether a result wants a gradient; ATen's values do not say, and may."""
+    results = (value_of(x) for x in module.graph.output_node().all_input_nodes)
+    inputs = (n for n in module.graph.nodes if n.op == "placeholder")
+    if any("val" in n.meta for n in inputs):
+        return True
+    return any(x.requires_grad for x in results if isinstance(x, torch.Tensor))
+
+
+def _run(module: GraphModule, inputs: Sequence[Any], *, trained: bool) -> dict[str, Sequence[Any]]:
+    """Give the results, the inputs afterwards, and the inputs' gradients where they are wanted."""
     given = [_own(x) for x in inputs]
     # A graph may write its inputs, and a leaf that needs a gradient can't be written.
     passed = [x.clone() if _needs_gradient(x) else x for x in given]
-    with torch.random.fork_rng(), torch.enable_grad():
+    with torch.random.fork_rng(), torch.set_grad_enabled(trained):
         torch.manual_seed(0)
         results = [x for x in pytree.tree_leaves(module(*passed)) if isinstance(x, torch.Tensor)]
         gradients = _gradients(results, [x for x in given if _needs_gradient(x)])

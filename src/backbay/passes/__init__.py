@@ -7,8 +7,11 @@ on Dynamo's graph, and with ``.at("aten")`` on the functional graphs of AOTAutog
 from backbay.passes.common_subexpressions import common_subexpressions
 from backbay.passes.constants import fold_constants
 from backbay.passes.dead_code import remove_dead_code
+from backbay.passes.eager_convolutions import eager_convolutions
 from backbay.passes.early_selection import early_selection
+from backbay.passes.fused_convolutions import fused_convolutions
 from backbay.passes.gelu import rewrite_gelu
+from backbay.passes.linear_epilogues import linear_epilogues
 from backbay.passes.masks import constant_masks
 from backbay.passes.scalar_chain import fold_scalar_chain
 from backbay.passes.silu import rewrite_silu
@@ -17,9 +20,12 @@ from backbay.passes.silu_kernel import silu_to_kernel
 __all__ = [
     "common_subexpressions",
     "constant_masks",
+    "eager_convolutions",
     "early_selection",
     "fold_constants",
     "fold_scalar_chain",
+    "fused_convolutions",
+    "linear_epilogues",
     "remove_dead_code",
     "rewrite_gelu",
     "rewrite_silu",

@@ -26,7 +26,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.conditions import is_floating_point
-from backbay.graph.match import Pattern
+from backbay.graph.match import Condition, Pattern
 from backbay.kit.passes import rewrite_pass
 
 _TOLERANCE = 1e-6
@@ -83,16 +83,32 @@ def _approximate(x: Any) -> Any:
 _cubic = [_inner(*x) for x in itertools.product(_SUMS, _CUBES)]
 _factored = [_inner(*x) for x in itertools.product(_PRODUCTS, _SQUARES)]
 
-_pattern = functools.partial(Pattern, conditions=(is_floating_point(),), tolerance=_TOLERANCE)
+_APPROXIMATE = _spellings(torch.tanh, _cubic + _factored)
+_EXACT = _spellings(torch.erf, list(_ERRORS))
+
+
+def approximate_gelu(*conditions: Condition) -> tuple[Pattern, ...]:
+    """Give the patterns of the approximation by tanh, for where further conditions hold."""
+    return tuple(
+        Pattern(
+            match=x,
+            replacement=_approximate,
+            name="GELU by tanh",
+            conditions=(is_floating_point(), *conditions),
+            tolerance=_TOLERANCE,
+        )
+        for x in _APPROXIMATE
+    )
+
+
+_exact_gelu = functools.partial(
+    Pattern,
+    replacement=_exact,
+    name="GELU by erf",
+    conditions=(is_floating_point(),),
+    tolerance=_TOLERANCE,
+)
 rewrite_gelu = rewrite_pass(
-    *(
-        _pattern(match=x, replacement=_approximate, name="GELU by tanh")
-        for x in _spellings(torch.tanh, _cubic + _factored)
-    ),
-    *(
-        _pattern(match=x, replacement=_exact, name="GELU by erf")
-        for x in _spellings(torch.erf, list(_ERRORS))
-    ),
-    name="rewrite_gelu",
+    *approximate_gelu(), *(_exact_gelu(match=x) for x in _EXACT), name="rewrite_gelu"
 )
 """Turn GELU that is spelled out into ``torch.nn.functional.gelu``; for Dynamo's graph."""

@@ -1,0 +1,272 @@
+"""Convolution, batch norm, a sum and ReLU become one call of cuDNN's, in inference on CUDA.
+
+::
+
+    before:  F.relu(F.batch_norm(torch.conv2d(x, weight), mean, var, scale, shift) + other)
+    after:   torch.ops.backbay.convolution_relu(x, folded_weight, folded_bias, other)
+
+Inductor never calls cuDNN's fused form: it writes what the convolution gives, and reads it again
+for what follows. The batch norm's numbers are folded into weight and bias in the graph, in every
+call, in float32 and rounded once: parameters may change between calls. That costs as much as a copy
+of the weights, so it is done where the result is the larger by far.
+
+Without a ReLU nothing is won: Inductor adds a bias in a kernel of its own, which can as well
+compute the batch norm. Left alone is, too: what is laid out with its channels first, for which
+Inductor chooses a layout by itself; several groups, and channels not in eights, for which cuDNN has
+slower engines or none; a batch norm in float16, where folded weights may vanish.
+"""
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay.graph.effects import changes_state, may_write
+from backbay.graph.match import NearMiss
+from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
+from backbay.graph.values import storages, value_of
+from backbay.kernels import fused_convolution as kernel
+from backbay.kit.passes import PassContext, graph_pass
+from backbay.passes import convolutions
+from backbay.passes.convolutions import Convolution, UnfitError
+
+DEVICES = ("cuda",)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+EIGHTS = 8
+"""Channels that a fused engine takes at once."""
+LAUNCH = 3 * 2**20
+"""Elements that the result of a folded convolution has more than its weights: what is not written
+and read again then takes longer than folding, with a kernel's launch of 3 microseconds. Arithmetic
+for an H200, at 4.25 TB/s and two bytes an element."""
+
+_ATEN = torch.ops.aten
+_RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
+_SUMS = (operator.add, torch.add, "add")
+_SUMS_IN_PLACE = (operator.iadd, "add_")
+_NUMBERS = ("running_mean", "running_var", "weight", "bias")
+_BATCH_NORM = ("input", *_NUMBERS, "training", "momentum", "eps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Region:
+    """What becomes one call, from the convolution to the ReLU."""
+
+    convolution: Convolution
+    norm: Mapping[str, Any] | None
+    """Arguments of the batch norm, where there is one."""
+    other: Node | None
+    """What is added."""
+    inside: tuple[Node, ...]
+    """All nodes, the last first."""
+
+    @property
+    def reads(self) -> Iterator[Node]:
+        """What the call reads."""
+        found = self.convolution
+        numbers = [(self.norm or {}).get(x) for x in _NUMBERS]
+        given = (found.x, found.weight, found.bias, self.other, *numbers)
+        yield from (x for x in given if isinstance(x, Node))
+
+
+@graph_pass(level="torch", sources=(kernel, convolutions))
+def fused_convolutions(graph_module: GraphModule, context: PassContext) -> int:
+    """Call cuDNN's fused convolution for one with batch norm, sum and ReLU; for CUDA.
+
+    ::
+
+        before:  F.relu(torch.conv2d(x, weight, bias) + other)
+        after:   torch.ops.backbay.convolution_relu(x, weight, bias, other)
+    """
+    count = 0
+    for node in list(graph_module.graph.nodes):
+        try:
+            region = _region(node)
+            if region is None:
+                continue
+            _check(region)
+            _rewrite(region)
+        except UnfitError as error:
+            context.near.append(NearMiss("fused_convolutions", node, str(error)))
+            continue
+        count += 1
+    if count:
+        graph_module.recompile()
+    return count
+
+
+# 1. What is found
+
+
+def _region(relu: Node) -> _Region | None:
+    """Go up from a ReLU to the convolution; None where there is none.
+
+    Raises:
+        UnfitError: there is one that can't be taken.
+    """
+    if not relu.op.startswith("call") or relu.target not in _RELUS:
+        return None
+    last = relu.args[0] if relu.args else relu.kwargs.get("input")
+    if not isinstance(last, Node):
+        return None
+    if last.target not in (*_SUMS, *_SUMS_IN_PLACE):
+        return _branch(last, None, (relu,))
+    if len(last.args) != 2 or last.kwargs:  # noqa: PLR2004 (two terms)
+        return None
+    one, other = last.args
+    # In place, the left term is written: it must be ours.
+    terms = [(one, other)] if last.target in _SUMS_IN_PLACE else [(one, other), (other, one)]
+    for branch, rest in terms:
+        if not isinstance(branch, Node) or not isinstance(rest, Node) or branch is rest:
+            continue
+        found = _branch(branch, rest, (relu, last))
+        if found is not None:
+            return found
+    return None
+
+
+def _branch(node: Node, other: Node | None, after: tuple[Node, ...]) -> _Region | None:
+    norm: dict[str, Any] | None = None
+    inside = after
+    if node.target is F.batch_norm:
+        norm = {**dict(zip(_BATCH_NORM, node.args, strict=False)), **node.kwargs}
+        inside = (*inside, node)
+        node = norm["input"]
+    if not isinstance(node, Node) or node.target is not torch.conv2d:
+        return None
+    inside = (*inside, node)
+    for each in inside[1:]:
+        if len(each.users) > 1:
+            raise UnfitError(f"{each.name}, inside it, is used elsewhere, too")
+    return _Region(convolution=Convolution.of(node), norm=norm, other=other, inside=inside)
+
+
+# 2. Whether it is taken
+
+
+def _check(region: _Region) -> None:
+    _check_values(region)
+    _check_norm(region)
+    _check_order(region)
+
+
+def _check_values(region: _Region) -> None:
+    for node in (*region.inside, *region.reads):
+        if not isinstance(value_of(node), torch.Tensor):
+            raise UnfitError(f"{node.name} is not a tensor that is known")
+    result = value_of(region.convolution.node)
+    for value in map(value_of, region.inside):
+        if value.requires_grad or value.dtype != result.dtype:
+            raise UnfitError("a gradient is wanted, or dtypes differ on the way")
+    _check_engine(region.convolution)
+    if region.other is not None and layout(value_of(region.other)) != layout(result):
+        raise UnfitError("what is added has another shape, layout or dtype")
+
+
+def _check_engine(found: Convolution) -> None:
+    result, channels = value_of(found.node), tuple(value_of(found.weight).shape[:2])
+    if result.device.type not in DEVICES:
+        raise UnfitError(f"it runs on {result.device.type}: cuDNN is for CUDA")
+    if result.dtype not in DTYPES:
+        raise UnfitError(f"cuDNN has no fused engine for {result.dtype}")
+    if not all(isinstance(n, int) for n in value_of(found.weight).shape):
+        raise UnfitError("the size of its weight is a symbol")
+    if found.groups != 1 or any(n % EIGHTS for n in channels):
+        raise UnfitError(f"{channels} channels in {found.groups} groups: they are not in eights")
+    if not _has_channels_last(result):
+        raise UnfitError("its channels are not last: Inductor chooses a layout by itself")
+
+
+def _has_channels_last(value: torch.Tensor) -> bool:
+    # By strides: of one pixel, the channels are last and first, and the layout is not told.
+    return value.stride()[1] == 1 and str(value.stride()[3]) == str(value.shape[1])
+
+
+def _check_norm(region: _Region) -> None:
+    norm, found = region.norm, region.convolution
+    if norm is None:
+        return
+    if norm.get("training", False) is not False:
+        raise UnfitError("the batch norm is training, or may be")
+    if norm.get("running_mean") is None or norm.get("running_var") is None:
+        raise UnfitError("the batch norm has no statistics")
+    weight, result = value_of(found.weight), value_of(found.node)
+    if result.dtype == torch.float16:
+        raise UnfitError("weights that are folded with a batch norm may vanish in float16")
+    if not all(isinstance(n, int | float) for n in (*result.shape, norm.get("eps", 0.0))):
+        raise UnfitError("a size or eps is a symbol: whether folding pays is not known")
+    if result.numel() < weight.numel() + LAUNCH:
+        raise UnfitError(f"{result.numel()} results, {weight.numel()} weights: folding costs more")
+
+
+def _check_order(region: _Region) -> None:
+    """See to it that what the call reads is, at its end, what it was at its beginning."""
+    read = [storages(x) for x in region.reads]
+    for node in _between(region):
+        if changes_state(node):
+            raise UnfitError(f"{node.name} changes a mode on the way")
+        if not may_write(node):
+            continue
+        written = [storages(x) for x in node.all_input_nodes]
+        if any(x is None or y is None or x & y for x in read for y in written):
+            raise UnfitError(f"{node.name} may write on the way what it reads")
+
+
+def _between(region: _Region) -> Iterator[Node]:
+    node, end = region.convolution.node, region.inside[0]
+    while node is not end:
+        node = node.next
+        if node not in region.inside:
+            yield node
+
+
+# 3. What takes its place
+
+
+def _rewrite(region: _Region) -> None:
+    found, place = region.convolution, region.inside[0]
+    dtype = value_of(found.node).dtype
+    before = place.prev
+    weight, bias = _folded(region)
+    x = cast_before(place, found.x, dtype)
+    weight = cast_before(place, weight, dtype)
+    weight = call_before(place, _ATEN.contiguous.default, weight, memory_format=torch.channels_last)
+    bias = None if bias is None else cast_before(place, bias, dtype)
+    made = call_before(place, kernel.OPERATOR, x, weight, bias, region.other, *found.how)
+    if layout(value_of(made)) != layout(value_of(place)):
+        erase_between(before, place)
+        raise UnfitError("its result would be laid out otherwise")
+    made.meta["example_value"] = value_of(made).detach()
+    exchange(place, made)
+    for node in region.inside[1:]:
+        node.graph.erase_node(node)
+
+
+def _folded(region: _Region) -> tuple[Node, Node | None]:
+    """Give weight and bias; with a batch norm, those that compute it too, in float32."""
+    found, norm, place = region.convolution, region.norm, region.inside[0]
+    if norm is None:
+        return found.weight, found.bias
+
+    def wide(node: Node) -> Node:
+        return cast_before(place, node, torch.float32)
+
+    def call(target: Any, *arguments: Any) -> Node:
+        return call_before(place, target, *arguments)
+
+    eps = norm.get("eps", 1e-5)
+    scale = call(_ATEN.rsqrt.default, call(_ATEN.add.Scalar, wide(norm["running_var"]), eps))
+    if norm.get("weight") is not None:
+        scale = call(_ATEN.mul.Tensor, scale, wide(norm["weight"]))
+    mean = wide(norm["running_mean"])
+    shift = call(_ATEN.neg.default, mean)
+    if found.bias is not None:
+        shift = call(_ATEN.sub.Tensor, wide(found.bias), mean)
+    shift = call(_ATEN.mul.Tensor, shift, scale)
+    if norm.get("bias") is not None:
+        shift = call(_ATEN.add.Tensor, shift, wide(norm["bias"]))
+    each = call(_ATEN.view.default, scale, [-1, 1, 1, 1])
+    return call(_ATEN.mul.Tensor, wide(found.weight), each), shift

@@ -1,0 +1,205 @@
+"""A linear layer and its activation become one call where that is the same, not elsewhere.
+
+The pass is for CUDA. Here it is let loose on the CPU, where the operator's GELU is the one by erf:
+a stand-in has CUDA's meaning. What cuBLASLt makes of it, tests of a GPU see.
+"""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay.kit.observing import verified
+from backbay.passes import linear_epilogues
+from backbay.proof import Workload
+
+B, T, D, N = 2, 3, 8, 16
+OPERATOR = torch.ops.aten._addmm_activation.default
+
+
+@pytest.fixture
+def anywhere(monkeypatch):
+    """Let the pass rewrite on the CPU, in single precision too, with the GELU that CUDA has."""
+    module = sys.modules["backbay.passes.linear_epilogues"]
+    monkeypatch.setattr(module, "DEVICES", ("cpu",))
+    monkeypatch.setattr(module, "DTYPES", (torch.float32, torch.bfloat16, torch.float16))
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_addmm_activation", as_on_cuda, "CPU", allow_override=True)
+        yield
+
+
+def as_on_cuda(bias, x, weight, *, beta=1, alpha=1, use_gelu=False):
+    y = torch.addmm(bias, x, weight, beta=beta, alpha=alpha)
+    return F.gelu(y, approximate="tanh") if use_gelu else y.relu_()
+
+
+def tensors(dtype=torch.float32):
+    torch.manual_seed(0)
+    return [torch.randn(x).to(dtype) for x in ((B, T, D), (N, D), (N,))]
+
+
+def new_gelu(x):
+    inner = 0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))
+    return 0.5 * x * (1.0 + torch.tanh(inner))
+
+
+def of_gpt2(x, w, b):
+    """Conv1D of transformers: its weight is transposed, and it goes through views."""
+    y = torch.addmm(b, x.view(-1, D), w.t().contiguous())
+    return new_gelu(y.view((*x.size()[:-1], N)))
+
+
+FUSED = {
+    "GELU by tanh": lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"),
+    "GELU spelled out": lambda x, w, b: new_gelu(F.linear(x, w, b)),
+    "GELU after addmm and a view": of_gpt2,
+    "ReLU": lambda x, w, b: F.relu(F.linear(x, w, b)),
+    "ReLU of a matrix": lambda x, w, b: F.linear(input=x[0], weight=w, bias=b).relu() * 2,
+    "ReLU in place": lambda x, w, b: F.relu(F.linear(x, w, b), inplace=True) + 1,
+    "a method in place": lambda x, w, b: F.linear(x, w, b).reshape(-1, 2).relu_(),
+    "an input with gaps": lambda x, w, b: F.linear(x[..., ::2], w[:, ::2], b[:N]).relu(),
+    "many dimensions": lambda x, w, b: F.linear(x[:, None, None], w, b).relu(),
+}
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("program", FUSED.values(), ids=FUSED)
+def test_a_layer_and_its_activation_are_two_calls(look, program, dynamic):
+    x, w, b = tensors()
+    model = nn.Module()
+    model.w, model.b = nn.Parameter(w), nn.Parameter(b)
+    model.forward = lambda x: program(x, model.w, model.b)
+    with torch.no_grad():
+        seen = look(model, x, passes=[linear_epilogues], dynamic=dynamic)
+    assert seen.changes["linear_epilogues"] == 1, seen.near
+    assert [n.target for n in seen.graphs[0].graph.nodes].count(OPERATOR) == 1
+    assert not seen.calls("linear") + seen.calls("addmm") + seen.calls("relu") + seen.calls("tanh")
+    expected = program(x, w, b)
+    assert seen.result.stride() == expected.stride()
+    torch.testing.assert_close(seen.result, expected, rtol=1e-5, atol=1e-5)
+
+
+def used_twice(x, w, b):
+    y = F.linear(x, w, b)
+    return y.relu() + y
+
+
+def used_before_a_view(x, w, b):
+    y = F.linear(x, w, b)
+    return y.view(-1).relu().sum() + y
+
+
+def written(x, w, b):
+    y = F.linear(x, w, b)
+    y.mul_(2)
+    return y.relu()
+
+
+def spelled_with_another_reader(x, w, b):
+    y = F.linear(x, w, b)
+    return new_gelu(y) + y
+
+
+LEFT = {
+    "GELU by erf": lambda x, w, b: F.gelu(F.linear(x, w, b)),
+    "GELU by erf, spelled out": lambda x, w, b: by_erf(F.linear(x, w, b)),
+    "another activation": lambda x, w, b: F.silu(F.linear(x, w, b)),
+    "no bias": lambda x, w, b: F.linear(x, w).relu(),
+    "a matrix for a bias": lambda x, w, b: torch.addmm(b.expand(T, N), x[0], w.t()).relu(),
+    "factors": lambda x, w, b: torch.addmm(b, x[0], w.t(), alpha=2).relu(),
+    "a vector": lambda x, w, b: F.linear(x[0, 0], w, b).relu(),
+    "used elsewhere": used_twice,
+    "used before a view": used_before_a_view,
+    "spelled out, used elsewhere": spelled_with_another_reader,
+    "written": written,
+    "something between": lambda x, w, b: (F.linear(x, w, b) * 2).relu(),
+    "double": lambda x, w, b: F.linear(x.double(), w.double(), b.double()).relu(),
+    "a cast between": lambda x, w, b: F.linear(x, w, b).double().relu(),
+}
+
+
+def by_erf(x):
+    return 0.5 * x * (1 + torch.erf(x / 2**0.5))
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("program", LEFT.values(), ids=LEFT)
+def test_what_the_epilogue_does_not_compute_is_left_to_it(look, program):
+    given = tensors()
+    seen = look(program, *given, passes=[linear_epilogues])
+    assert not seen.changes["linear_epilogues"]
+    torch.testing.assert_close(seen.result, program(*given))
+
+
+def test_a_cpu_is_taken_for_cuda_and_means_another_gelu(look):
+    given = tensors(torch.bfloat16)
+    seen = look(FUSED["GELU spelled out"], *given, passes=[linear_epilogues])
+    assert not seen.changes["linear_epilogues"]
+    assert seen.calls("tanh") == 1
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_training_loses_gradients(look):
+    x, w, b = tensors()
+    seen = look(FUSED["ReLU"], x, w.requires_grad_(), b, passes=[linear_epilogues])
+    assert not seen.changes["linear_epilogues"]
+    assert seen.result.requires_grad
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("program", ["ReLU", "GELU by tanh"])
+def test_autocast_computes_in_another_dtype(look, program):
+    def cast(x, w, b):
+        with torch.autocast("cpu", torch.bfloat16):
+            return FUSED[program](x, w, b)
+
+    given = tensors()
+    seen = look(cast, *given, passes=[linear_epilogues])
+    assert seen.changes["linear_epilogues"] == 1
+    assert seen.result.dtype == torch.bfloat16
+    torch.testing.assert_close(seen.result, cast(*given), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_inference_is_verified_by_gradients_that_the_operator_has_not(look):
+    model = nn.Sequential(nn.Linear(D, N), nn.ReLU())
+    with torch.no_grad(), verified():
+        seen = look(model, tensors()[0], passes=[linear_epilogues])
+    assert seen.changes["linear_epilogues"] == 1
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_single_precision_is_taken_without_a_measurement(look, monkeypatch):
+    monkeypatch.undo()
+    module = sys.modules["backbay.passes.linear_epilogues"]
+    monkeypatch.setattr(module, "DEVICES", ("cpu",))
+    seen = look(FUSED["ReLU"], *tensors(), passes=[linear_epilogues])
+    assert not seen.changes["linear_epilogues"]
+
+
+class Feeder(nn.Module):
+    """Layers with each activation, one of them with a residual stream round it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*x) for x in ((9, 33), (33, 9), (9, 5)))
+
+    def forward(self, x):
+        up, down, out = self.layers
+        x = x + down(new_gelu(up(x)))
+        return out(F.relu(down(F.gelu(up(x), approximate="tanh")), inplace=True))
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.slow
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(3, 7, 9), (1, 9), (0, 9), (2, 1, 1, 9)], ids=str)
+def test_a_model_is_wrong(prove, codegen, dtype, shape):
+    torch.manual_seed(0)
+    workload = Workload(model=Feeder().to(dtype), args=(torch.randn(shape).to(dtype),))
+    changes = prove(workload, passes=[linear_epilogues], codegen=codegen, train=False)
+    assert changes["linear_epilogues"] == 3
