@@ -6,7 +6,7 @@ scatter. So a fault is seen even where eager has it too.
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -37,6 +37,19 @@ _SCATTERS = {
     "{0}.unsqueeze(0)": "{0}.unsqueeze(0).X.squeeze(0)",
 }
 """A view that is written through, and the same as a function of the old value."""
+_COPIES = (
+    "torch.nn.functional.pad({0}, (0, 0))",
+    "torch.roll({0}, 0, 0)",
+    "torch.flip({0}, ())",
+    "torch.cat([{0}])",
+    "torch.narrow_copy({0}, 0, 0, {0}.shape[0])",
+    "torch.repeat_interleave({0}, 1, 0)",
+    "torch.tile({0}, (1,))",
+    "{0}[torch.arange({0}.shape[0], device={0}.device)]",
+    "{0}.masked_fill({0} != {0}, 1)",
+    "{0}.clone()",
+)
+"""What gives memory of its own with the same in it."""
 _IN_PLACE = re.compile(
     r"(?P<view>\{0\}.*)\.(?P<name>mul|add|sub|sin|sigmoid|tanh|neg)_\((?P<args>.*)\)"
 )
@@ -145,10 +158,30 @@ def burdened(program: Program) -> Program | None:
     return _inserted(program, dead)
 
 
-def _inserted(program: Program, statement: Statement) -> Program:
+def restored(program: Program) -> Program | None:
+    """Spoil an input in the middle, and put back what was copied from it before.
+
+    Each copy has nothing to do, and must be one all the same.
+    """
+    views = any(x.role == "alias" for x in program.inputs)
+    names = [x.name for x in program.inputs if x.role == "input"]
+    if program.train or views or not names:  # backward may need what was there
+        return None
+    return _inserted(program, *_spoiled_and_restored(names[0]))
+
+
+def _spoiled_and_restored(name: str) -> Iterator[Statement]:
+    for number, copy in enumerate(_COPIES):
+        saved = f"w{number}"
+        yield Statement(kind="twin", expr=copy, args=(name,), targets=(saved,))
+        yield Statement(kind="twin", expr="{0}.fill_(3)", args=(name,))
+        yield Statement(kind="twin", expr="{0}.copy_({1})", args=(name, saved))
+
+
+def _inserted(program: Program, *statements: Statement) -> Program:
     place = len(program.statements) // 2
     first, rest = program.statements[:place], program.statements[place:]
-    return _with(program, [*first, statement, *rest])
+    return _with(program, [*first, *statements, *rest])
 
 
 def _with(program: Program, statements: Sequence[Statement]) -> Program:
@@ -165,6 +198,7 @@ TWINS: dict[str, Twin] = {
     "order_of_independent_lines_matters": reordered,
     "graph_break_changes_result": broken,
     "dead_line_changes_result": burdened,
+    "spoiled_and_restored_is_another": restored,
     "contiguous_changes_result": _around("{0}.contiguous()", written=False),
     "wider_dtype_and_back_is_another": _around(
         "{0}.to(torch.promote_types({0}.dtype, torch.float64)).to({0}.dtype)", written=False

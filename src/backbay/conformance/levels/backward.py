@@ -1,6 +1,6 @@
 """What else backward must get right, beside one gradient: a second one, and recomputation.
 
-A second gradient may be refused, as AOTAutograd does. It may not be wrong, or zero.
+A second gradient may be refused, as AOTAutograd does. It may not be wrong, zero, or missing.
 """
 
 import functools
@@ -91,8 +91,10 @@ def second_gradient_is_wrong(subject: Subject, sample: Sample) -> None:
         raise
     for number, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
         what = f"second gradient of tensor {number}"
-        if (ours is None) != (theirs is None):
-            raise Failed("fail_grad", f"{what}: is {ours}, and eager's is {theirs}")
+        if ours is None and theirs is not None:
+            raise Failed("fail_grad", f"{what}: is missing, and nothing was raised")
+        if ours is not None and theirs is None:
+            raise Failed("fail_grad", f"{what}: is there, and eager has none")
         with subject.must("fail_grad", what):
             torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4, equal_nan=True)
 
@@ -105,8 +107,8 @@ def _second(function: Any, sample: Sample) -> list[torch.Tensor | None]:
     total = torch.stack([x.sin().sum() for x in results if x.requires_grad]).sum()
     first = torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True)
     sizes = [x.square().sum() for x in first if x is not None and x.requires_grad]
-    if not sizes:
-        raise NotRunnable("eager has no second gradient of it")
+    if not sizes:  # no gradient has a graph: of a backend, they were cut off
+        return [None for _ in inputs]
     return list(torch.autograd.grad(torch.stack(sizes).sum(), inputs, allow_unused=True))
 
 

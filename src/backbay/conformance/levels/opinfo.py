@@ -222,7 +222,7 @@ def modules() -> Sequence["ModuleEntry"]:
 def optimizers() -> Sequence["OptimizerEntry"]:
     """Give torch's optimizers; raises as `operators` does."""
     found = _read("common_optimizers", "optim_db")
-    _check_interface(found, ("optim_cls", "optim_inputs_func"), "optim_db")
+    _check_interface(found, ("optim_cls", "optim_inputs_func", "supported_impls"), "optim_db")
     return [OptimizerEntry(name=x.optim_cls.__name__, info=x) for x in found]
 
 
@@ -270,6 +270,11 @@ class OptimizerEntry:
     def wants_sparse(self) -> bool:
         """Whether it takes sparse gradients only."""
         return bool(self.info.only_supports_sparse_grads)
+
+    @property
+    def takes_lists(self) -> bool:
+        """Whether it can step all parameters at once, by operators on lists of tensors."""
+        return "foreach" in self.info.supported_impls
 
     def settings(self, device: str) -> dict[str, dict[str, Any]]:
         """Give keyword arguments to make it with on a device type, by a name for them."""

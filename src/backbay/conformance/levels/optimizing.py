@@ -26,10 +26,13 @@ Step = Callable[..., Any]
 
 
 def cases(device: str) -> Cases:
-    """Give a case for each setting of each optimizer that torch tests."""
+    """Give a case for each setting of each optimizer that torch tests, and one on lists."""
     for entry in _entries():
-        for setting in entry.settings(device):
-            case_id = f"training/optimizers/{entry.name}/{setting}"
+        settings = entry.settings(device)
+        if entry.takes_lists:  # left to itself, torch takes parameters one by one on a CPU
+            settings["foreach"] = {"foreach": True}
+        for name, setting in settings.items():
+            case_id = f"training/optimizers/{entry.name}/{name}"
             run = functools.partial(_agrees, case_id, entry, setting)
             yield Case(id=case_id, run=run, needs=frozenset({"float32", "mutation"}))
 
@@ -41,9 +44,10 @@ def _entries() -> Iterator[OptimizerEntry]:
         return  # `sampled.drift` says so
 
 
-def _agrees(case_id: str, entry: OptimizerEntry, setting: str, subject: Subject) -> None:
+def _agrees(
+    case_id: str, entry: OptimizerEntry, settings: Mapping[str, Any], subject: Subject
+) -> None:
     sampled.seed(case_id, subject.seed)
-    settings = entry.settings(subject.device.type)[setting]
     tensors = [[torch.randn(x, device=subject.device) for x in _SHAPES] for _ in range(STEPS + 1)]
     run = functools.partial(_run, entry, settings, tensors)
     eager, truth = run(torch.float32, _as_it_is), run(torch.float64, _as_it_is)

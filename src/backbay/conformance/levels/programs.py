@@ -14,6 +14,7 @@ from backbay.conformance.fuzz.metamorphic import TWINS
 from backbay.conformance.fuzz.options import choices
 from backbay.conformance.fuzz.options import drawn as drawn_options
 from backbay.conformance.fuzz.pairing import hold_function_pair, hold_pair, pair_at
+from backbay.conformance.fuzz.parts import of_parts, rising
 from backbay.conformance.fuzz.program import Program
 from backbay.conformance.fuzz.rowwise import in_halves, rowwise
 from backbay.conformance.fuzz.submodule import held_inside
@@ -51,6 +52,12 @@ def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (the same
         yield Case(
             id=f"programs/metamorphic/batch_is_not_its_halves/{number}",
             run=functools.partial(_halved, number),
+            share=0.05,
+            timeout_s=TIMEOUT_S,
+        )
+        yield Case(
+            id=f"programs/metamorphic/part_is_not_its_copy/{number}",
+            run=functools.partial(_in_parts, number),
             share=0.05,
             timeout_s=TIMEOUT_S,
         )
@@ -145,6 +152,11 @@ def _halved(number: int, subject: Subject) -> None:
     generator = torch.Generator().manual_seed(number)
     rows = torch.rand(6, 8, generator=generator).to(subject.device)
     hold_function_pair(subject, program, in_halves(program), rows)
+
+
+def _in_parts(number: int, subject: Subject) -> None:
+    inputs = (x.to(subject.device) for x in rising(number))
+    hold_function_pair(subject, *of_parts(number), *inputs)
 
 
 def _triggered(trigger: Trigger, subject: Subject) -> None:

@@ -57,6 +57,7 @@ def case(
     needs: Iterable[str] = (),
     all_samples: bool = False,
     compiles: bool = True,
+    share: float | None = None,
 ) -> Case:
     """Make a case of one operator: its first sample, or all of them one after the other.
 
@@ -68,6 +69,7 @@ def case(
         run=functools.partial(asked, case_id, operator, make, ask),
         needs=frozenset(needs),
         compiles=compiles,
+        share=share,
         timeout_s=1800.0 if all_samples else 120.0,
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from backbay.conformance.case import Case, Cases
-from backbay.conformance.levels import backward, opinfo, optimizing, sampled
+from backbay.conformance.levels import backward, opinfo, optimizing, sampled, varying
 from backbay.conformance.levels.opinfo import ModuleEntry, Operator, Sample, Source
 from backbay.conformance.subject import Subject
 
@@ -20,6 +20,29 @@ _FURTHER: dict[str, Source] = {
     "autograd-functions": "autograd_functions",
     "custom-operators": "custom_operators",
 }
+PUTTING = frozenset(
+    {
+        "diagonal_scatter",
+        "index_add",
+        "index_copy",
+        "index_fill",
+        "index_put",
+        "masked_fill",
+        "masked_scatter",
+        "scatter",
+        "scatter_add",
+        "select_scatter",
+        "slice_scatter",
+    }
+)
+"""Operators that put something into a part, and whose backward does: the elements of an expanded
+tensor share memory, and a write to one of them must reach no other."""
+_EXPANDED: dict[str, varying.Vary] = {
+    "expanded-input": varying.of_expanded,
+    "expanded-gradient": varying.summed,
+}
+_EXPANDED_SHARE = 0.2
+"""More than the level's: no other level asks this."""
 
 
 def cases(device: str, *, all_samples: bool) -> Cases:
@@ -30,6 +53,7 @@ def cases(device: str, *, all_samples: bool) -> Cases:
     for family, source in _FURTHER.items():
         for operator in sampled.known(source):
             yield from _of_operator(f"training/{family}", operator, device, all_samples=all_samples)
+    yield from _of_expanded(device, all_samples=all_samples)
     yield from _of_modules(all_samples=all_samples)
     yield from optimizing.cases(device)
     yield from backward.cases(device)
@@ -61,6 +85,26 @@ def _plain(operator: Operator, device: torch.device) -> sampled.Samples:
 
 def _noncontiguous(operator: Operator, device: torch.device) -> sampled.Samples:
     return operator.noncontiguous_samples(device, DTYPE, requires_grad=True)
+
+
+def _of_expanded(device: str, *, all_samples: bool) -> Cases:
+    for operator in sampled.known():
+        if operator.name not in PUTTING or not operator.trains(device, DTYPE):
+            continue
+        for family, vary in _EXPANDED.items():
+            yield sampled.case(
+                f"training/{family}/{operator.name}",
+                operator,
+                functools.partial(_varied, vary),
+                gradients,
+                needs=NEEDS,
+                all_samples=all_samples,
+                share=_EXPANDED_SHARE,
+            )
+
+
+def _varied(vary: varying.Vary, operator: Operator, device: torch.device) -> sampled.Samples:
+    return varying.varied(_plain(operator, device), vary)
 
 
 def _of_modules(*, all_samples: bool) -> Cases:

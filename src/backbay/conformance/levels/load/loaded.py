@@ -1,5 +1,6 @@
 """Loading: one object for a name, wherever it is looked up, and nothing else changed by it."""
 
+import copy
 import inspect
 import pickle
 import threading
@@ -12,7 +13,7 @@ from backbay.conformance.case import Collection, Failed, NotRunnable
 from backbay.conformance.levels.load.metadata import registry_of, told
 from backbay.conformance.levels.making import normal
 from backbay.conformance.subject import Subject, one_line
-from backbay.registry import Registry
+from backbay.registry import CompilerFn, Registry
 from backbay.registry.options import signature_problems
 
 theme = Collection("load", "loaded")
@@ -122,6 +123,27 @@ def configured_object_does_not_travel(subject: Subject) -> None:
         assert other == one
         assert hash(other) == hash(one)
         assert other.digest == one.digest
+    _compiles_as_well(subject, other)
+
+
+@theme.case()
+def object_itself_does_not_travel(subject: Subject) -> None:
+    # torch.save of a compiled module, and a process that is given one, pickle its backend.
+    try:
+        other = pickle.loads(pickle.dumps(subject.watched.compiler))  # noqa: S301 (our own bytes)
+    except (pickle.PicklingError, AttributeError) as error:
+        reason = f"pickle finds functions by their names, and one has none: {one_line(error)}"
+        raise NotRunnable(reason) from error
+    _compiles_as_well(subject, other)
+
+
+@theme.case()
+def copy_of_the_object_does_not_compile(subject: Subject) -> None:
+    # copy.deepcopy of a compiled module copies its backend.
+    _compiles_as_well(subject, copy.deepcopy(subject.watched.compiler))
+
+
+def _compiles_as_well(subject: Subject, other: CompilerFn) -> None:
     subject.watched.compiler = other
     x = normal(subject, 3, 4)
     subject.near(subject.compile(_program)(x), _program(x))
