@@ -1,6 +1,7 @@
 """Whole models: ``backend="backbay"`` beside eager and Inductor's modes, timed side by side.
 
-    python benchmarks/models.py --state FOLDER [--device cuda] [--only PATTERN ...] [--until SECONDS]
+    python benchmarks/models.py --state FOLDER [--device cuda] [--only PATTERN ...]
+        [--until SECONDS]
         [--arms eager,inductor,...] [--quick] [--no-proof] [--out FILE]
 
 Each model (of ``speed/model_cases``, random weights) has a child process, in which every arm

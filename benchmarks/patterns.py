@@ -1,6 +1,7 @@
 """Single patterns: ``backend="backbay"`` beside eager, Inductor and the hardware's limits.
 
-    python benchmarks/patterns.py --state FOLDER [--device cuda] [--only PATTERN ...] [--until SECONDS]
+    python benchmarks/patterns.py --state FOLDER [--device cuda] [--only PATTERN ...]
+        [--until SECONDS]
         [--arms eager,inductor,...] [--quick] [--out FILE]
 
 Patterns (of ``speed/pattern_cases``) are pieces of models at two to four shapes each, in bfloat16:

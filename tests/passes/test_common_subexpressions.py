@@ -145,6 +145,19 @@ def test_gradient_flows_through_what_was_computed_without(look):
     torch.testing.assert_close(gradient, x.exp().square())
 
 
+def test_gradients_meet_before_what_makes_one_infinite(look):
+    def function(x):
+        return torch.where(x > 0, x.sqrt(), 0.0).sum() + x.sqrt().sum() + (x > 0).sum()
+
+    x = torch.tensor([4.0, 0.0], requires_grad=True)
+    seen = look(function, x, passes=[common_subexpressions])
+    (gradient,) = torch.autograd.grad(seen.result, x)
+    assert seen.changes["common_subexpressions"] == 1  # the comparison
+    (expected,) = torch.autograd.grad(function(x), x)
+    assert expected.isnan().tolist() == [False, True]
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_statistics_are_updated_once_for_two_norms(look):
     def function(x, mean, var):
         norm = [F.batch_norm(x, mean, var, training=True) for _ in range(2)]
@@ -168,7 +181,10 @@ def test_uninitialised_memory_is_shared(look):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_model_with_merged_calls_is_wrong(prove, workload, dtype, dynamic, level):
     def model(x, w):
-        return (x * w).tanh() + (x * w).tanh().exp() * torch.arange(x.shape[1]).cos()
+        def waves():
+            return torch.arange(x.shape[1]).cos()
+
+        return (x * w).tanh() + (x * w).tanh().exp() * waves() * waves()
 
     passes = [common_subexpressions.at(level)]
     with torch._functorch.config.patch(cse=False):  # or AOTAutograd has merged them before
@@ -178,6 +194,9 @@ def test_model_with_merged_calls_is_wrong(prove, workload, dtype, dynamic, level
 
 @pytest.mark.slow
 def test_merged_calls_are_wrong_after_inductor(prove, workload):
-    work = workload(lambda x, w: (x * w).tanh() + (x * w).tanh().exp(), torch.float32)
+    def model(x, w):
+        return (x * w).tanh() + (x * w).tanh().exp() * (x > 0) * (x > 0)
+
+    work = workload(model, torch.float32)
     passes = [common_subexpressions, common_subexpressions.at("aten")]
     assert prove(work, passes=passes, codegen="inductor")["common_subexpressions"]

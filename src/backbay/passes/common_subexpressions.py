@@ -7,10 +7,12 @@
 
 Not merged: what draws random numbers, reads or gives memory that something writes (also through a
 view), stands in another state (autocast, gradients), or is returned where its twin is returned,
-too: the caller gets two tensors, and may change one.
+too: the caller gets two tensors, and may change one. Nor, at Dynamo's level, what gradients flow
+through: those of the two would be summed before the operator's backward and not after it, which
+rounds otherwise, and makes infinity of eager's NaN where one of them is zero and the operator's own
+derivative infinite. AOTAutograd merges such calls where that is done.
 
-Results are the same bit for bit. Gradients of the two are summed before the operator's backward
-and not after it, which rounds otherwise.
+Results are the same bit for bit.
 """
 
 from collections.abc import Hashable
@@ -24,6 +26,7 @@ from backbay.graph.aliases import Memory
 from backbay.graph.canonical import canonicalise
 from backbay.graph.effects import changes_state, is_pure, is_uninitialised
 from backbay.graph.put import exchange
+from backbay.graph.values import value_of
 from backbay.kit.passes import graph_pass
 
 
@@ -71,11 +74,16 @@ def _key(node: Node, memory: Memory) -> Hashable | None:
         return ("get_attr", node.target)
     if not is_pure(node) or is_uninitialised(node):
         return None
-    if any(memory.mutated(x) for x in (node, *node.all_input_nodes)):
+    if any(memory.mutated(x) for x in (node, *node.all_input_nodes)) or _is_differentiated(node):
         return None
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     key = (node.op, node.target, tuple(map(_leaf, leaves)), str(structure))
     return key if _is_hashable(key) else None
+
+
+def _is_differentiated(node: Node) -> bool:
+    results = pytree.tree_leaves(value_of(node))
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in results)
 
 
 def _leaf(value: Any) -> Hashable:
