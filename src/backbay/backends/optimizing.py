@@ -18,6 +18,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from backbay import ledger
 from backbay.backends import choices, tuning
 from backbay.kit.backend import Backend
 from backbay.kit.codegen import Compiled, apart
@@ -110,6 +111,8 @@ class Optimizing(Backend):
         key = tuning.key_of(graph_module, example_inputs, self.passes, (mode, asked))
         known = choices.read(key)
         if known is not None:
+            why = f"timed on {known.created[:10]}: {known}"
+            ledger.note(ledger.Record(asked=name or self.__name__, ran=self.codegen, why=why))
             return compile_(graph_module, known.off)
         if tune == "cache":
             return compile_(graph_module, tuning.ALL)
