@@ -45,7 +45,14 @@ from backbay.race.workloads.loading import load
 from backbay.race.workloads.timm_models import CrossEntropy
 from backbay.registry import CompilerFn, default_registry
 
-WORKLOADS = ("decoder", "hf:bert", "hf:gpt2", "timm:convnext_tiny", f"{__file__}:spelled")
+WORKLOADS = (
+    "decoder",
+    "hf:bert",
+    "hf:gpt2",
+    "timm:convnext_tiny",
+    "timm:resnet18",
+    f"{__file__}:spelled",
+)
 CONTROLS = ("aot_eager", "inductor")
 """Torch's own, by which a failure of ours is told from one of theirs."""
 DTYPES = (torch.float32, torch.bfloat16)
@@ -57,6 +64,8 @@ AT_BOTH = (
     "rewrite_silu",
 )
 """Passes that are written for ATen graphs, too."""
+INFERENCE = ("eager_convolutions", "fused_convolutions", "linear_epilogues")
+"""Passes that leave training alone; two of them are for CUDA, and here shown to do nothing."""
 DEVICE = torch.device("cpu")
 TORCHS = "TORCH'S"
 
@@ -71,6 +80,12 @@ class Subject:
     is_aten: bool = False
     """Whether it is a pass on ATen graphs. AOTAutograd itself shares and drops nodes of training
     graphs, and of others not: such a pass is proven in inference, too."""
+
+    @property
+    def infers(self) -> bool:
+        """Whether it is proven in inference: on ATen graphs, or with passes for that alone."""
+        own = {x.name for x in getattr(self.compiler, "passes", ())}
+        return self.is_aten or not own.isdisjoint(INFERENCE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +279,7 @@ def swept(case: Case, chosen: Sequence[Subject]) -> Iterator[Row]:
     """Prove each subject on one case, torch's own first."""
     usual: tuple[int, ...] = ()
     torchs = set[str]()
-    for subject in (x for x in chosen if case.train or x.is_aten):
+    for subject in (x for x in chosen if case.train or x.infers):
         row = proven(subject, case)
         anew = len(usual) > 1 and row.graphs[1:] > usual[1:]
         if subject.is_control and row.verdict == "FAILED":
@@ -352,7 +367,9 @@ def print_head() -> None:
     versions = [f"{x} {importlib.metadata.version(x)}" for x in packages]
     today = dt.datetime.now(dt.UTC).date()
     print(f"{today}, Python {platform.python_version()}, {', '.join(versions)}, {DEVICE}")
-    print("sizes tiny; train: forward and all gradients; infer: passes on ATen graphs only\n")
+    print(
+        "sizes tiny; train: forward and all gradients; infer: passes on ATen graphs, or for that\n"
+    )
     print(LEGEND)
     print(line(COLUMNS))
 

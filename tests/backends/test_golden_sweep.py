@@ -101,7 +101,13 @@ def test_every_pass_has_something_to_do_on_the_spelled_workload(sweep):
     rows = list(sweep.swept(case, chosen))
     assert not wrong(rows)
     idle = {row.subject.name for row in rows if not any(row.changes.values())}
-    assert idle == {"silu_to_kernel", "constant_masks"}  # a GPU, and attention
+    # A GPU, attention, and inference: `tests/passes` has that.
+    assert idle == {"silu_to_kernel", "constant_masks", *sweep.INFERENCE}
+
+
+def test_what_is_for_inference_is_proven_in_training_alone(sweep):
+    named = {x.name for x in sweep.subjects() if x.infers and not x.is_aten}
+    assert named == {"backbay", *sweep.INFERENCE}
 
 
 @graph_pass(level="torch")
