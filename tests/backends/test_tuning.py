@@ -106,6 +106,10 @@ def test_a_choice_is_taken_for_another_graphs():
     keys += [key(torch.zeros(3, 2).t()), key(x.clone().requires_grad_()), key(x, passes=())]
     with torch.no_grad():
         keys.append(key(x))
+    for branch in (lambda x: x.sin(), lambda x: x.cos()):
+        outer, inputs = graph_of(x)
+        outer.add_submodule("branch", torch.fx.symbolic_trace(branch))
+        keys.append(key_of(outer, inputs, (), None))
     assert len(set(keys)) == len(keys)
     assert key(x) == keys[0]
 

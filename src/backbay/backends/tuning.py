@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 import backbay
 from backbay import ledger
 from backbay.backends.choices import Choice
+from backbay.graph.values import value_of
 from backbay.kit.codegen import Compiled
 from backbay.kit.passes import Pass
 from backbay.race import clock, measure, stats
@@ -44,9 +45,10 @@ def key_of(
         passes: what may be left out.
         settings: mode and options: anything whose ``repr`` tells them apart.
     """
-    nodes = [x.format_node() or "" for x in graph_module.graph.nodes]
-    constants = [(name, _described(x)) for name, x in graph_module.named_buffers()]
-    constants += [(name, _described(x)) for name, x in graph_module.named_parameters()]
+    graphs = [x.graph for x in graph_module.modules() if isinstance(x, GraphModule)]
+    all_nodes = [node for graph in graphs for node in graph.nodes]  # branches' and loops' too
+    nodes = [x.format_node() or "" for x in all_nodes]
+    constants = [_described(value_of(x)) for x in all_nodes if x.op == "get_attr"]
     inputs = [_described(x) for x in example_inputs]
     rest = [x.uuid() for x in passes], settings, torch.is_grad_enabled(), _machine(example_inputs)
     whole = repr((nodes, constants, inputs, rest))
