@@ -28,12 +28,12 @@ import fnmatch
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from speed import arms, job, judging, pattern_table
+from speed.command import parser_of, write
 from speed.conduct import Conduct, Patience, Unmeasurable
 from speed.record import Entry, State, Where, without_compile_times
-from speed.surroundings import ahead_argument, device_of, versions
+from speed.surroundings import device_of, versions
 from speed.turns import Lanes, Turns, leave_when_told, work_through
 
 from backbay.child import ChildLost
@@ -77,31 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not whole:
         print("time is up: call again to go on")
     entries = [x for row in rows if (x := state.read(row.name)) is not None]
-    text = pattern_table.text(entries)
-    print(text)
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(text, encoding="utf-8")
-        given.out.with_suffix(".json").write_bytes(pattern_table.document(entries))
+    write(given.out, pattern_table.text(entries), pattern_table.document(entries))
     return 0
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--state", type=Path, required=True, help="folder of what was measured")
-    parser.add_argument("--out", type=Path, help="file for the table; its JSON goes beside it")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--size", choices=("full", "tiny"), default="full")
-    parser.add_argument(
-        "--only", nargs="+", default=["*"], help="names with shape, pattern/shape, with * and ?"
-    )
-    parser.add_argument("--arms", help=f"default: {','.join(DEFAULT)}")
+    parser = parser_of(__doc__, DEFAULT)
     parser.add_argument("--quick", action="store_true", help="no tuning, half the rounds")
-    parser.add_argument("--until", type=float, default=float("inf"), help="begin none after it")
-    ahead_argument(parser)
     parser.add_argument("--arm-seconds", type=float, default=300.0, help="that one arm may compile")
     return parser.parse_args(arguments)
 

@@ -1,6 +1,5 @@
 """Where a benchmark runs, found out without starting torch's devices."""
 
-import argparse
 import functools
 import hashlib
 import subprocess
@@ -42,14 +41,3 @@ def device_of(device: str) -> str:
     except (OSError, subprocess.CalledProcessError):
         return device
     return asked.stdout.strip()
-
-
-def ahead_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--ahead``, which both benchmarks have."""
-    parser.add_argument(
-        "--ahead",
-        type=int,
-        default=1,
-        help="workloads that compile at once; all but one are stopped while that is timed. "
-        "With more than one no compile times are kept. Default: 1",
-    )

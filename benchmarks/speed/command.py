@@ -1,0 +1,44 @@
+"""What the commands of both benchmarks have in common."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def parser_of(description: str | None, arms: Sequence[str]) -> argparse.ArgumentParser:
+    """Give a parser of the arguments that both have.
+
+    Args:
+        description: the command's own.
+        arms: those that are run where none are asked for.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--state", type=Path, required=True, help="folder of what was measured")
+    parser.add_argument("--out", type=Path, help="file for the table; its JSON goes beside it")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--size", choices=("full", "tiny"), default="full")
+    parser.add_argument("--only", nargs="+", default=["*"], help="names of the table, with * and ?")
+    parser.add_argument("--arms", help=f"default: {','.join(arms)}")
+    parser.add_argument(
+        "--until", type=float, default=float("inf"), help="seconds after which none is begun"
+    )
+    parser.add_argument(
+        "--ahead",
+        type=int,
+        default=1,
+        help="workloads that compile at once; all but one are stopped while that is timed. "
+        "With more than one no compile times are kept. Default: 1",
+    )
+    return parser
+
+
+def write(out: Path | None, text: str, document: bytes) -> None:
+    """Print a table, and write it and its JSON where they are asked for."""
+    print(text)
+    if out is None:
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+    out.with_suffix(".json").write_bytes(document)
