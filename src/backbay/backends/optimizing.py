@@ -5,7 +5,8 @@ by its name::
 
     torch.compile(model, backend="backbay", options={"constant_masks": False})
 
-Operators that passes put in are PyTorch's own: Inductor lowers, fuses and caches them as ever.
+Passes put in operators of PyTorch's, which Inductor lowers and fuses as ever, and for convolutions
+two of Backbay's, which it calls as they are; its caches know both.
 Whether they pay is measured where it is asked for, and remembered::
 
     torch.compile(model, backend="backbay", options={"tune": "full"})
