@@ -1,8 +1,10 @@
 """All cases of the suite, and which of them a profile runs."""
 
 import fnmatch
+import functools
 import hashlib
 import importlib
+import importlib.resources
 from collections.abc import Collection, Iterable, Sequence
 
 from backbay.conformance.case import Case
@@ -23,6 +25,8 @@ SHARES: dict[str, float] = {
     "honesty": 1.0,
 }
 """Share of each level's cases that the ``quick`` profile runs; the seed decides which."""
+HEAVY_SHARE = 0.1
+"""Share of those that take long, of whatever level."""
 
 
 def collected(
@@ -79,8 +83,18 @@ def chosen(
 
 def _drawn(case: Case, seed: int) -> bool:
     share = SHARES[LEVELS[case.level]] if case.share is None else case.share
+    if case.id in heavy():
+        share = min(share, HEAVY_SHARE)
     digest = hashlib.sha256(f"{seed} {case.id}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < share
+
+
+@functools.cache
+def heavy() -> frozenset[str]:
+    """Give the ids of the cases that take long; see ``tools/heavy_cases.py``."""
+    file = importlib.resources.files("backbay.conformance") / "heavy.txt"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return frozenset(x for x in lines if not x.startswith("#"))
 
 
 def numbered(levels: Iterable[str | int]) -> list[int]:
