@@ -5,6 +5,8 @@ a pass has its own error, and the error names the pass.
 """
 
 import contextlib
+import operator
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,10 @@ from backbay.errors import (
 from backbay.graph.values import value_of
 
 _MOST_GROWTH, _FREE_GROWTH = 20, 1_000
+_FRESH: "weakref.WeakKeyDictionary[GraphModule, tuple[list[Any], bool]]" = (
+    weakref.WeakKeyDictionary()
+)
+"""Of graph modules, what was looked at last, and whether the code was that of the graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,4 +178,19 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def _is_fresh(graph_module: GraphModule) -> bool:
-    return bool(graph_module.code == graph_module.graph.python_code("self").src)
+    # Writing a graph out as code takes longer than most passes, and most change nothing.
+    seen = _looked_at(graph_module)
+    known, fresh = _FRESH.get(graph_module, ([], False))
+    if len(known) == len(seen) and all(map(operator.is_, known, seen)):
+        return fresh
+    fresh = bool(graph_module.code == graph_module.graph.python_code("self").src)
+    _FRESH[graph_module] = (seen, fresh)
+    return fresh
+
+
+def _looked_at(graph_module: GraphModule) -> list[Any]:
+    """Give the objects that a graph and its code are made of; a node's arguments never change."""
+    seen = [graph_module.code, graph_module.graph]
+    for node in graph_module.graph.nodes:
+        seen += (node, node.name, node.op, node.target, node.args, node.kwargs)
+    return seen

@@ -241,6 +241,15 @@ def _source(thing: Any) -> str:
     if isinstance(thing, str):
         return thing
     try:
+        return _written(thing)
+    except TypeError:  # it has no hash: no function or module
+        return repr(thing)
+
+
+# Files are read for it, and every graph that is compiled asks.
+@functools.lru_cache(maxsize=1024, typed=True)
+def _written(thing: Any) -> str:
+    try:
         module = inspect.getmodule(thing)
         own = inspect.getsource(thing)
         # A pass calls what stands beside it: its whole module counts, where it has one.
