@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,25 @@ def compiled(function: Callable[..., Any], arm: str, **torch_options: Any) -> Ca
         asked["mode"] = mode
     call: Callable[..., Any] = torch.compile(function, **asked)
     return call
+
+
+def forget_rewrites() -> None:
+    """Forget what was rewritten so far."""
+    from backbay.backends.optimizing import backbay  # noqa: PLC0415
+
+    backbay.reports.clear()
+
+
+def rewrites(arm: str) -> tuple[str, ...]:
+    """Say how often each rewrite of ours changed something since."""
+    if not ours(arm):
+        return ()
+    from backbay.backends.optimizing import backbay  # noqa: PLC0415
+
+    total: Counter[str] = Counter()
+    for report in backbay.reports:
+        total[report.name] += report.changes
+    return tuple(f"{name} {count}x" for name, count in total.items() if count) or ("no rewrite",)
 
 
 def _compiler(backend: str) -> Any:

@@ -162,4 +162,5 @@ def _said(reply: job.Readied) -> str:
     if reply.status != "ok":
         return f"{reply.status}: {reply.reason}"
     compiled = "" if reply.compile_s is None else f"compiled in {reply.compile_s:.1f} s, "
-    return f"{compiled}{1e3 * (reply.step_s or 0):.4g} ms a step"
+    said = f"{compiled}{1e3 * (reply.step_s or 0):.4g} ms a step"
+    return "; ".join((said, *reply.notes))

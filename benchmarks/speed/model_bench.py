@@ -54,6 +54,7 @@ class ModelBench:
             arms.warm_up(arms.split(arm)[0], self._request.device, train=self._case.train)
         with arms.cached(arm, caches) as cold, arms.surrounded(arm):
             call = self._calls[arm] = arms.compiled(self._workload.model, arm)
+            arms.forget_rewrites()
             self._step.clear_gradients()
             before, start = _allocated(self._device), time.perf_counter()
             error = self._first_call(call)
@@ -68,6 +69,7 @@ class ModelBench:
             step_s=step_s,
             peak_bytes=peak,
             error=error,
+            notes=arms.rewrites(arm),
         )
 
     def seconds(self, arm: str, warmups: int, calls: int) -> float:

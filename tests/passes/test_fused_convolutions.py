@@ -232,10 +232,20 @@ def test_a_symbolic_batch_hinders_what_costs_nothing_or_is_folded_blindly(look, 
 
 
 def test_folding_a_small_batch_pays(look, given, monkeypatch):
-    monkeypatch.setattr(sys.modules["backbay.passes.fused_convolutions"], "DEVICES", ("cpu",))
+    module = sys.modules["backbay.passes.fused_convolutions"]
+    monkeypatch.setattr(module, "DEVICES", ("cpu",))
+    monkeypatch.setattr(module, "LAUNCH", 1000)  # there are 1120 results
     seen = look(FUSED["a batch norm"], *given, passes=[fused_convolutions])
     assert "folding costs more" in seen.near[0]
     assert look(FUSED["a sum"], *given, passes=[fused_convolutions]).changes.total() == 1
+
+
+@pytest.mark.parametrize("how", ["a batch norm", "a sum"])
+def test_another_engine_is_asked_for_a_few_results(how, look, given, monkeypatch):
+    monkeypatch.setattr(sys.modules["backbay.passes.fused_convolutions"], "DEVICES", ("cpu",))
+    seen = look(FUSED[how], *given, passes=[fused_convolutions])
+    assert not seen.changes.total()
+    assert "as fast for so few" in seen.near[0]
 
 
 class Block(nn.Module):

@@ -39,9 +39,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EIGHTS = 8
 """Channels that a fused engine takes at once."""
 LAUNCH = 3 * 2**20
-"""Elements that the result of a folded convolution has more than its weights: what is not written
-and read again then takes longer than folding, with a kernel's launch of 3 microseconds. Arithmetic
-for an H200, at 4.25 TB/s and two bytes an element."""
+"""Elements that a result has at least, and one whose weights are folded in every call more than its
+weights: what is not written and read again then takes longer than a kernel's launch of 3
+microseconds, or than folding. Arithmetic for an H200, at 4.25 TB/s and two bytes an element."""
 
 _ATEN = torch.ops.aten
 _RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
@@ -162,6 +162,8 @@ def _check_values(region: _Region) -> None:
         if value.requires_grad or value.dtype != result.dtype:
             raise UnfitError("a gradient is wanted, or dtypes differ on the way")
     _check_engine(region.convolution)
+    if all(isinstance(n, int) for n in result.shape) and result.numel() < LAUNCH:
+        raise UnfitError(f"{result.numel()} results: cuDNN's usual engines are as fast for so few")
     if region.other is not None and layout(value_of(region.other)) != layout(result):
         raise UnfitError("what is added has another shape, layout or dtype")
 
