@@ -29,8 +29,9 @@ def how_made(node: object) -> Graph | None:
     return _MADE.get(value) if isinstance(value, Tensor) else None
 
 
-def forget_written(memory: Memory) -> None:
+def forget_written(graph: Graph) -> None:
     """Forget what a graph writes to: those after it get something else."""
+    memory = Memory(graph) if _MADE else None
     for value in list(_MADE):
-        if memory.mutated(value):
+        if memory is not None and memory.mutated(value):
             del _MADE[value]

@@ -70,7 +70,7 @@ def constant_masks(graph_module: GraphModule, context: PassContext) -> int:
         before:  F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(8, 8).tril() > 0)
         after:   F.scaled_dot_product_attention(q, k, v, is_causal=True)
     """
-    handed.forget_written(Memory(graph_module.graph))
+    handed.forget_written(graph_module.graph)
     known: dict[Any, str] = {}
     total = 0
     for one in with_bodies(graph_module):
