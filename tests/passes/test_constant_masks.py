@@ -1,7 +1,16 @@
+import functools
+import gc
+from itertools import accumulate
+
 import pytest
 import torch
+import torch.distributed as dist
+from torch.fx.passes.split_module import split_module
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+from torch.utils.checkpoint import checkpoint
 
+from backbay.graph import handed
+from backbay.kit.passes import run_passes
 from backbay.passes import constant_masks
 
 SHAPE = (2, 4, 6, 8)
@@ -218,3 +227,182 @@ def test_the_option_of_its_name_leaves_it_on(look):
     assert not seen.changes
     (node,) = seen.nodes("scaled_dot_product_attention")
     assert node.kwargs["attn_mask"] is not None
+
+
+def under_checkpoints(mask_of, *, times=1):
+    """Attend inside a checkpoint, or inside one in another; the mask is made outside."""
+
+    def attended(q, k, v):
+        mask = mask_of(q, k)
+        function = attend(lambda *_: mask)
+        for _ in range(times):
+            function = functools.partial(checkpoint, function, use_reentrant=False)
+        return function(q, k, v) * 2
+
+    return attended
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["a checkpoint", "one in another"])
+def test_a_mask_that_is_handed_to_a_checkpoint_is_missed(look, times):
+    given = tensors(train=True)
+    seen = look(
+        under_checkpoints(CAUSAL["comparison"], times=times), *given, passes=[constant_masks]
+    )
+    assert seen.changes["constant_masks"] == 1
+    assert seen.calls("tag_activation_checkpoint") == 1
+    expected = F.scaled_dot_product_attention(*given, is_causal=True) * 2
+    torch.testing.assert_close(seen.result, expected)
+    grads = [torch.autograd.grad(x.sum(), given) for x in (seen.result, expected)]
+    torch.testing.assert_close(*grads)
+
+
+def test_a_mask_that_is_made_in_a_checkpoint_is_missed(look):
+    def attended(q, k, v):
+        return checkpoint(attend(CAUSAL["tril"]), q, k, v, use_reentrant=False)
+
+    given = tensors(train=True)
+    seen = look(attended, *given, passes=[constant_masks])
+    assert seen.changes["constant_masks"] == 1
+    expected = F.scaled_dot_product_attention(*given, is_causal=True)
+    torch.testing.assert_close(seen.result, expected)
+
+
+@pytest.mark.parametrize(
+    ("mask_of", "why"),
+    [NEITHER["an input"], NEITHER["a window"], NEITHER["a random mask"]],
+    ids=["an input", "a window", "a random mask"],
+)
+def test_a_mask_that_is_neither_is_taken_from_a_checkpoint(look, mask_of, why):
+    given = tensors(train=True)
+    seen = look(under_checkpoints(mask_of), *given, passes=[constant_masks])
+    assert not seen.changes["constant_masks"]
+    assert why in seen.near[0]
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "in a checkpoint"])
+def test_a_mask_that_is_written_to_is_handed_to_a_checkpoint_as_it_was_made(look, inside):
+    def hide(mask, q):
+        mask[5, 0] = False
+        return q * 2
+
+    def attended(q, k, v):
+        mask = rows(6) >= torch.arange(6)
+        q = checkpoint(hide, mask, q, use_reentrant=False) if inside else hide(mask, q)
+        return checkpoint(attend(lambda *_: mask), q, k, v, use_reentrant=False)
+
+    given = tensors()
+    seen = look(attended, *given, passes=[constant_masks])
+    assert not seen.changes["constant_masks"]
+    assert "written to" in seen.near[0]
+
+
+def test_a_checkpoint_is_taken_to_write_to_its_arguments(look):
+    def attended(q, k, v):
+        mask = rows(6) >= torch.arange(6)
+        v = checkpoint(lambda v: v.masked_fill(~mask[:, :1], 2.0), v, use_reentrant=False)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    given = tensors()
+    seen = look(attended, *given, passes=[constant_masks])
+    assert seen.changes["constant_masks"] == 1
+    torch.testing.assert_close(seen.result, attended(*given))
+
+
+def test_attention_as_export_spells_it_is_missed(look):
+    class Attends(torch.nn.Module):
+        def forward(self, q, k, v):
+            return attend(CAUSAL["tril"], scale=0.3)(q, k, v)
+
+    given = tuple(tensors())
+    exported = torch.export.export(Attends(), given).module()
+    seen = look(exported, *given, passes=[constant_masks])
+    assert seen.changes["constant_masks"] == 1
+    (node,) = seen.nodes("scaled_dot_product_attention")
+    assert node.target is torch.ops.aten.scaled_dot_product_attention.default
+    assert node.kwargs == {"is_causal": True, "scale": 0.3}
+    torch.testing.assert_close(seen.result, Attends()(*given))
+
+
+@pytest.fixture
+def process_group():
+    """Make this process the only one of a group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def look_in_parts():
+    """Run the pass on parts of a graph, as DDP's optimizer has them compiled: a relu begins one."""
+
+    def run(function, *given):
+        reports = []
+
+        def cut(graph_module, _):
+            begun = accumulate(int(x.target == "relu") for x in graph_module.graph.nodes)
+            part_of = dict(zip(graph_module.graph.nodes, begun, strict=True))
+            parts = split_module(graph_module, None, part_of.__getitem__)
+            for part in parts.children():
+                reports.extend(run_passes([constant_masks], part))
+            return parts.forward
+
+        result = torch.compile(function, backend=cut, fullgraph=True)(*given)
+        torch.testing.assert_close(result, function(*given))
+        return [(x.changes, *(y.reason for y in x.near)) for x in reports]
+
+    torch.compiler.reset()
+    return run
+
+
+def in_another_part(q, k, v):
+    mask = rows(6) >= torch.arange(6)
+    return attend(lambda *_: mask)(q.relu(), k, v)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_mask_of_an_earlier_part_is_missed(look_in_parts):
+    assert look_in_parts(in_another_part, *tensors()) == [(0,), (1,)]
+    assert handed._MADE
+    torch.compiler.reset()
+    gc.collect()
+    assert not handed._MADE  # nothing is kept longer than the graphs
+
+
+def test_a_mask_is_looked_up_where_no_model_is_cut_apart(look_in_parts):
+    found = look_in_parts(in_another_part, *tensors())
+    assert found == [(0,), (0, "it depends on the input mask")]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_mask_that_a_part_between_writes_to_is_taken_as_it_was_made(look_in_parts):
+    def attended(q, k, v):
+        mask = rows(6) >= torch.arange(6)
+        first = mask[5]
+        q = q.relu()
+        first[0] = False
+        return attend(lambda *_: mask)(q.relu(), k, v)
+
+    found = look_in_parts(attended, *tensors())
+    assert found == [(0,), (0,), (0, "it depends on the input mask")]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_mask_that_its_last_part_writes_to_is_taken_as_it_was_made(look_in_parts):
+    def attended(q, k, v):
+        mask = rows(6) >= torch.arange(6)
+        q = q.relu()
+        mask[5, 0] = False
+        return attend(lambda *_: mask)(q, k, v)
+
+    assert look_in_parts(attended, *tensors()) == [(0,), (0, "it depends on the input mask")]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_mask_is_made_of_what_two_parts_made(look_in_parts):
+    def attended(q, k, v):
+        lines = rows(6)
+        q = q.relu()
+        mask = lines >= torch.arange(6)
+        return attend(lambda *_: mask)(q.relu(), k, v)
+
+    assert look_in_parts(attended, *tensors()) == [(0,), (0,), (1,)]

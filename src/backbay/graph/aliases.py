@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from backbay.graph.checkpoints import as_run
 from backbay.graph.effects import changes_state, may_write, mutates
 from backbay.graph.values import storages
 
@@ -12,10 +13,10 @@ Storages = frozenset[int]
 
 
 class Memory:
-    """What a graph does to memory that more than one node can see."""
+    """What a graph, with its checkpoints, does to memory that more than one node can see."""
 
     def __init__(self, graph: Graph) -> None:
-        writers = [x for node in graph.nodes if _may_write(node) for x in node.all_input_nodes]
+        writers = [x for node in as_run(graph) if _may_write(node) for x in node.all_input_nodes]
         self._mutated = _union(writers)
         output = next(x for x in reversed(graph.nodes) if x.op == "output")
         self._returned = _union(output.all_input_nodes)

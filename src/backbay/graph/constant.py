@@ -1,12 +1,14 @@
 """Values of a graph's nodes that depend on nothing that is given to it, computed when asked for."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from backbay.graph import checkpoints, handed
 from backbay.graph.aliases import Memory
 from backbay.graph.effects import is_pure, is_uninitialised
 from backbay.graph.values import value_of
@@ -20,43 +22,75 @@ def constant_value(graph_module: GraphModule, node: Node, *, most_bytes: int) ->
     """Compute a node from the constants that it depends on, on the devices that the graph names.
 
     Args:
-        graph_module: the graph; it is left as it is.
-        node: what to compute.
+        graph_module: the whole graph; it is left as it is.
+        node: what to compute, of the graph or of what one of its checkpoints runs.
         most_bytes: of one tensor on the way; a larger one is not made.
 
     Raises:
         NotConstantError: it depends on an input, a parameter, a symbolic size, a random draw, or on
             what something else writes to; or it is too large.
     """
-    needed = _needed(node, Memory(graph_module.graph), most_bytes)
     values: dict[Node, Any] = {}
     with _disable_current_modes(), torch.no_grad():
-        for one in needed:
+        for one in constant_graph(graph_module, node, most_bytes=most_bytes).nodes:
             arguments, keywords = torch.fx.map_arg((one.args, one.kwargs), values.__getitem__)
             values[one] = _called(one, arguments, keywords)
-    return values[node]
+    return values[one]
 
 
-def _needed(node: Node, memory: Memory, most_bytes: int) -> list[Node]:
-    """Give a node and all that it depends on, in the order in which they are computed."""
+def constant_graph(graph_module: GraphModule, node: Node, *, most_bytes: int) -> Graph:
+    """Copy a node and all that it depends on into a graph of its own, without inputs.
+
+    Args:
+        graph_module: as for `constant_value`.
+        node: likewise; it becomes the result.
+        most_bytes: likewise.
+
+    Raises:
+        NotConstantError: as `constant_value` does.
+    """
+    graph, outside = graph_module.graph, checkpoints.arguments(graph_module)
+    needed = _needed(node, outside, Memory(graph), most_bytes)
+    made, copies = Graph(), dict[Node, Any]()
+    for one in (x for x in checkpoints.as_run(graph) if x in needed):
+        before = handed.how_made(one) if one.op == "placeholder" else None
+        if one in outside:
+            copies[one] = copies[outside[one]]
+        elif before is not None:
+            copies[one] = made.graph_copy(before, {})
+        else:
+            copies[one] = made.node_copy(one, copies.__getitem__)
+            copies[one].meta.clear()  # fake values, which would keep the other graph's alive
+    made.output(copies[node])
+    return made
+
+
+def _needed(node: Node, outside: Mapping[Node, Node], memory: Memory, most_bytes: int) -> set[Node]:
+    """Give a node and all that it depends on."""
     found: set[Node] = set()
     waiting = [node]
     while waiting:
         one = waiting.pop()
-        if one not in found:
-            _check(one, memory, most_bytes)
-            found.add(one)
-            waiting += one.all_input_nodes
-    return [x for x in node.graph.nodes if x in found]
+        if one in found:
+            continue
+        found.add(one)
+        if one in outside:
+            waiting.append(outside[one])
+            continue
+        _check(one, memory, most_bytes)
+        waiting += one.all_input_nodes
+    return found
 
 
 def _check(node: Node, memory: Memory, most_bytes: int) -> None:
-    if node.op == "placeholder":
+    if node.op == "placeholder" and handed.how_made(node) is None:
         raise NotConstantError(f"it depends on the input {node.name}")
-    if node.op not in {"call_function", "call_method"}:
+    if node.op not in {"call_function", "call_method", "placeholder"}:
         raise NotConstantError(f"it depends on {node.target}, which the model owns")
     if memory.mutated(node):
         raise NotConstantError(f"{node.name} is written to after it was made")
+    if node.op == "placeholder":
+        return
     if is_uninitialised(node) or not is_pure(node):
         raise NotConstantError(f"{node.name} is random, or does more than compute")
     tensors = [x for x in pytree.tree_leaves(value_of(node)) if isinstance(x, torch.Tensor)]
@@ -72,6 +106,8 @@ def _plain(node: Node) -> list[Any]:
 
 
 def _called(node: Node, arguments: Any, keywords: Any) -> Any:
+    if node.op == "output":
+        return arguments[0]
     if node.op == "call_method":
         return getattr(arguments[0], str(node.target))(*arguments[1:], **keywords)
     return node.target(*arguments, **keywords)  # type: ignore[operator] # of a call_function

@@ -7,6 +7,7 @@ reads them, and where the user wrote a node: what a pass puts in must carry both
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node
 from torch.utils import _pytree as pytree
@@ -32,7 +33,9 @@ def propagate(node: Node, like: Node) -> None:
             node.meta[name] = like.meta[name]
     if mode is None or node.op not in {"call_function", "call_method"}:
         return
-    with mode, torch.no_grad() if key == "val" else torch.enable_grad():
+    grad = torch.no_grad() if key == "val" else torch.enable_grad()
+    # As Dynamo runs it: operators in C++ would ask for sizes as numbers, and guard on the answers.
+    with mode, enable_python_dispatcher(), grad:
         node.meta[key] = _called(node, *arguments)
 
 

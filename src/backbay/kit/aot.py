@@ -63,6 +63,9 @@ class HookedPasses(CustomGraphPass):
             "_uuid": self.uuid(),
         }
 
+    def __deepcopy__(self, _: dict[int, Any]) -> "HookedPasses":
+        return self  # AOTInductor copies the configuration, and runs the copy
+
     def __eq__(self, other: object) -> bool:
         # Equal configurations are made once and kept: who is told must be part of what is equal, or
         # the reports of a second backend of these passes went to the first.

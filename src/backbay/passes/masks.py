@@ -9,21 +9,27 @@
 Models of transformers hand over a dense mask under torch.compile, however plain it is; a kernel
 that knows it to be causal computes half, and reads none. The mask is computed here, when the graph
 is compiled, and compared with what ``is_causal`` means, element by element. One that depends on an
-input, a parameter or a symbolic size is left alone: nothing is guessed.
+input, a parameter or a symbolic size is left alone: nothing is guessed. Layers under activation
+checkpointing are looked into, and a mask that they are handed is looked up outside; so is one that
+a part of a model was handed by an earlier part, where DistributedDataParallel cuts it apart.
 
 Once the mask is gone, keys and values that were repeated for groups of queries are handed over
 unrepeated, where the kernels take that (``enable_gqa``).
 """
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph import handed
 from backbay.graph.aliases import Memory
-from backbay.graph.constant import NotConstantError, constant_value
+from backbay.graph.checkpoints import with_bodies
+from backbay.graph.constant import NotConstantError, constant_graph, constant_value
 from backbay.graph.match import NearMiss
 from backbay.graph.put import exchange
 from backbay.graph.values import propagate, value_of
@@ -31,6 +37,10 @@ from backbay.kit.passes import PassContext, graph_pass
 from backbay.passes import grouped_heads
 from backbay.passes.dead_code import remove_dead_code
 
+_ATTENTION = (
+    F.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,  # in what torch.export made
+)
 MOST_BYTES = 2**31
 """Of a tensor that is made to compute a mask: 32,768 queries and keys, and two sequences."""
 
@@ -60,19 +70,28 @@ def constant_masks(graph_module: GraphModule, context: PassContext) -> int:
         before:  F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(8, 8).tril() > 0)
         after:   F.scaled_dot_product_attention(q, k, v, is_causal=True)
     """
-    attention = F.scaled_dot_product_attention
-    found = graph_module.graph.find_nodes(op="call_function", target=attention)
+    handed.forget_written(graph_module.graph)
     known: dict[Any, str] = {}
-    count = 0
-    for node in found:
-        try:
-            count += _rewritten(graph_module, node, known)
-        except NotConstantError as error:
-            context.near.append(NearMiss("constant_masks", node, str(error)))
-    if count:
-        remove_dead_code.run(graph_module, context)  # what made the masks
-        graph_module.recompile()
-    return count
+    total = 0
+    for one in with_bodies(graph_module):
+        count = 0
+        for node in _attention(one):
+            try:
+                count += _rewritten(graph_module, node, known)
+            except NotConstantError as error:
+                context.near.append(NearMiss("constant_masks", node, str(error)))
+        if count:
+            remove_dead_code.run(one, context)  # what made the masks
+            one.recompile()
+        total += count
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        _hand_over(graph_module)
+    return total
+
+
+def _attention(graph_module: GraphModule) -> Iterator[Node]:
+    for target in _ATTENTION:
+        yield from graph_module.graph.find_nodes(op="call_function", target=target)
 
 
 def _rewritten(graph_module: GraphModule, node: Node, known: dict[Any, str]) -> bool:
@@ -91,6 +110,15 @@ def _rewritten(graph_module: GraphModule, node: Node, known: dict[Any, str]) -> 
         return False
     _put(node, given if single is None else {**given, **single, "enable_gqa": True})
     return True
+
+
+def _hand_over(graph_module: GraphModule) -> None:
+    """Note the constants that this part of a model, which is cut apart, makes for other parts."""
+    for node in graph_module.graph.output_node().all_input_nodes:
+        if isinstance(value_of(node), torch.Tensor):
+            with contextlib.suppress(NotConstantError):
+                made = constant_graph(graph_module, node, most_bytes=MOST_BYTES)
+                handed.hand_over(value_of(node), made)
 
 
 def _lengths(given: dict[str, Any]) -> tuple[int, int]:
@@ -153,7 +181,7 @@ def _put(node: Node, given: dict[str, Any]) -> None:
     """
     tensors = tuple(given.pop(x) for x in ("query", "key", "value"))
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(F.scaled_dot_product_attention, tensors, given)
+        made = node.graph.create_node(node.op, node.target, tensors, given)
     propagate(made, node)
     if value_of(made).stride() != value_of(node).stride() and Memory(node.graph).returned(node):
         node.graph.erase_node(made)
