@@ -147,7 +147,8 @@ def test_a_second_process_times_again():
     torch.testing.assert_close(got, want)
     torch.testing.assert_close([y.grad for y in model.parameters()], grads)
     assert len(last("timed: constant_masks kept")) == 1
-    assert [y.name for y in optimizing.reports] == [y.name for y in optimizing.passes]
+    on = [y.name for y in optimizing.passes if y.name != "parameter_hoist"]  # it is asked for
+    assert [y.name for y in optimizing.reports] == on
     for tune in ("full", "cache"):
         torch.compiler.reset()
         torch.testing.assert_close(compiled(model, tune)(x), want)

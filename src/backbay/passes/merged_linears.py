@@ -86,7 +86,7 @@ def merged_linears(graph_module: GraphModule, context: PassContext) -> int:
 def _groups(graph_module: GraphModule, context: PassContext) -> Iterator[list[_Layer]]:
     """Give layers of one input that can be one product, in their order."""
     graph = graph_module.graph
-    memory, outer = Memory(graph), _written(graph_module)
+    memory = Memory(graph)
     groups: dict[Any, list[Node]] = {}
     for node in graph.find_nodes(op="call_function", target=F.linear):
         groups.setdefault(_given(node).get("input"), []).append(node)
@@ -94,7 +94,7 @@ def _groups(graph_module: GraphModule, context: PassContext) -> Iterator[list[_L
         alike: dict[Any, list[_Layer]] = {}
         for node in nodes:
             try:
-                layer = _layer(node, memory, outer)
+                layer = _layer(node, memory)
             except _UnfitError as error:
                 context.near.append(NearMiss("merged_linears", node, str(error)))
                 continue
@@ -102,23 +102,15 @@ def _groups(graph_module: GraphModule, context: PassContext) -> Iterator[list[_L
         yield from alike.values()
 
 
-def _written(graph_module: GraphModule) -> frozenset[int] | None:
-    """Give the memory that the graph writes somewhere; None where that is not known."""
-    nodes = [x for node in graph_module.graph.nodes if may_write(node) for x in written(node)]
-    found = [storages(x) for x in nodes]
-    known = [x for x in found if x is not None]
-    return frozenset().union(*known) if len(known) == len(found) else None
-
-
 def _given(node: Node) -> dict[str, Any]:
     return {**dict(zip(_LINEAR, node.args, strict=False)), **node.kwargs}
 
 
-def _layer(node: Node, memory: Memory, outer: frozenset[int] | None) -> _Layer:
+def _layer(node: Node, memory: Memory) -> _Layer:
     given = _given(node)
-    x, weight, bias, own = given["input"], given["weight"], given.get("bias"), storages(node)
+    x, weight, bias = given["input"], given["weight"], given.get("bias")
     learnt = [y for y in (weight, bias) if y is not None]
-    if not isinstance(value_of(x), torch.Tensor) or own is None:
+    if not all(isinstance(value_of(y), torch.Tensor) for y in (x, node)):
         raise _UnfitError("it, or its input, is no tensor that is known")
     if not all(isinstance(y, Node) and is_parameter(y, memory) for y in learnt):
         raise _UnfitError("its weight or bias is no plain parameter, or is written")
@@ -130,7 +122,7 @@ def _layer(node: Node, memory: Memory, outer: frozenset[int] | None) -> _Layer:
         raise _UnfitError("its results are not in eights: slices of others would not be aligned")
     if memory.returned(node):
         raise _UnfitError("the caller gets its result, or a view of it")
-    if outer is None or not own.isdisjoint(outer):
+    if memory.mutated(node):
         raise _UnfitError("its result, or a view of it, may be written")
     return _Layer(node=node, x=x, weight=weight, bias=bias)
 

@@ -85,7 +85,12 @@ class _Search:
         if is_uninitialised(node) or self._memory.mutated(node):
             return False
         values = pytree.tree_leaves(value_of(node))
-        if not values or not all(is_plain(x) and not x.requires_grad for x in values):
+        if not values or not all(map(is_plain, values)):
+            return False
+        # A view of a parameter asks for a gradient, also where none is recorded.
+        if any(x.requires_grad for x in values) and not (storages(node) or set()) <= {
+            *self._owners
+        }:
             return False
         return all(x in self.known for x in node.all_input_nodes)
 
