@@ -145,7 +145,13 @@ def mode_between(m, x):
         return m.v(x) * y
 
 
+def others_between(m, x):
+    y = m.o(m.q(x).sin())
+    return m.k(y).sum() + m.v(x).exp()
+
+
 LEFT = {
+    "layers far from each other": (others_between, "kept for long"),
     "what the caller gets": (lambda m, x: (m.q(x), m.k(x)), "the caller gets its result"),
     "a view that the caller gets": (lambda m, x: (heads(m.q(x)), m.k(x)), "the caller gets its"),
     "a result that is written": (written, "may be written"),

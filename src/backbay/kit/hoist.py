@@ -191,7 +191,9 @@ class _Kept:
         found = self._known.get(tuple(map(id, given)))  # none has the identity of one that is gone
         if found is not None and found.state.holds(given):
             return found.kept
-        if not _is_seen_to_change(given):
+        # What a CUDA graph of the caller's computes is not there before that is replayed.
+        captured = self._is_on_cuda and torch.cuda.is_current_stream_capturing()
+        if captured or not _is_seen_to_change(given):
             return self._computed(given)
         with self._lock:
             return self._refreshed(given)

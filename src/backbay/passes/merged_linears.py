@@ -11,7 +11,9 @@ side by `parameter_hoist`, once, and this pass does nothing where that is off: i
 would cost more than it saves. It takes memory for a second copy of the weights.
 
 A slice has gaps between its rows. Results that the caller gets or something writes are left alone,
-and those with a reader that is not known to give the same, laid out the same, from a slice.
+and those with a reader that is not known to give the same, laid out the same, from a slice. Layers
+between which another one works are not merged, either: a decoder's layers all read what its encoder
+gave, and their keys and values would be kept from the first to the last.
 """
 
 import operator
@@ -153,6 +155,8 @@ def _disturbance(one: _Layer, next_one: _Layer) -> str | None:
     while node is not next_one.node:
         if changes_state(node):
             return f"{node.name} changes a mode between it and the one before"
+        if node.target is F.linear and _given(node).get("input") is not one.x:
+            return f"{node.name} comes before it: the slice would be kept for long"
         if may_write(node):
             found = [storages(x) for x in written(node)]
             if read is None or any(x is None or x & read for x in found):
