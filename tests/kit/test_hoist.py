@@ -12,7 +12,10 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.kit import hoist
 from backbay.kit.backend import Backend
+from backbay.kit.passes import graph_pass
 from backbay.passes import parameter_hoist
+
+BUFFER = bytearray(7 * 5 * 4)
 
 
 class Scaled(nn.Module):
@@ -92,9 +95,15 @@ def given_other_data(model):
     model.weight.data = torch.randn_like(model.weight)
 
 
+def given_other_data_while_the_old_is_there(model):
+    model.old = model.weight.detach()
+    model.weight.data = torch.randn_like(model.weight)
+
+
 def given_data_of_the_same_address(model):
-    for _ in range(3):  # the allocator hands the same memory out again and again
-        model.weight.data = model.weight.data.flip(0) * 2
+    # As an allocator does that hands out again what was freed.
+    torch.frombuffer(BUFFER, dtype=torch.float32).copy_(torch.randn(7 * 5))
+    model.weight.data = torch.frombuffer(BUFFER, dtype=torch.float32).view(7, 5)
 
 
 def replaced(model):
@@ -119,8 +128,14 @@ def changed_in_its_buffer(model):
 
 
 CHANGES = (
-    *(multiplied, loaded, assigned, given_other_data, given_data_of_the_same_address, replaced),
-    *(replaced_by_an_alias, stepped, changed_in_its_buffer),
+    *(multiplied, loaded, assigned, given_other_data, given_data_of_the_same_address),
+    *(
+        given_other_data_while_the_old_is_there,
+        replaced,
+        replaced_by_an_alias,
+        stepped,
+        changed_in_its_buffer,
+    ),
 )
 
 
@@ -285,6 +300,25 @@ def test_a_size_is_taken_for_a_symbol(backend):
         assert_right(call, model, torch.randn(rows, 5))
     assert counters["stats"]["unique_graphs"] == 1
     assert [x.shape for x in backend.kept] == [(7, 5), (7,)]
+
+
+def test_the_compiler_takes_a_size_for_a_symbol():
+    torch.compiler.reset()
+    seen = []
+
+    @graph_pass(level="aten")
+    def look(graph_module):
+        inputs = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        seen.extend(x.shape for n in inputs if isinstance(x := n.meta["val"], torch.Tensor))
+        return 0
+
+    passes = (parameter_hoist, look)
+    backend = type("Looking", (Backend,), {"passes": passes, "codegen": "eager"})()
+    model = Scaled()
+    assert_right(torch.compile(model, backend=backend, dynamic=True), model, torch.randn(3, 5))
+    sizes = [y for x in seen[-2:] for y in x]
+    assert sizes == [7, 5, 7]
+    assert all(type(x) is int for x in sizes)
 
 
 @pytest.mark.parametrize("codegen", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
