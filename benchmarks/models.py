@@ -11,9 +11,10 @@ than ±1 %. So a run that was stopped goes on where it was, and calls with other
 up. The table is of everything in the folder; it is printed, and written to --out, with a JSON.
 
 Arms: eager; inductor and backbay, each also with a mode of torch.compile's, as in
-inductor:reduce-overhead, or with :tuned (coordinate descent and combo kernels); hand: Inductor on a
-model whose constant attention masks were taken away by hand, where that is exact. Arms with CUDA
-graphs are compared with each other only. --quick leaves out autotuning and times half as long.
+inductor:reduce-overhead, or with :tuned (coordinate descent and combo kernels); backbay:hoist and
+backbay:hoist-graphs, with parameter_hoist, beside the others' means; hand: Inductor on a model
+whose constant attention masks were taken away by hand, where that is exact. Arms with CUDA graphs
+are compared with each other only. --quick leaves out autotuning and times half as long.
 
 Proofs hold backbay and inductor against float64 at a smaller batch and length, with the same layers
 (the table says which): at full size the float64 run costs more than everything else. What is

@@ -64,7 +64,13 @@ AT_BOTH = (
     "rewrite_silu",
 )
 """Passes that are written for ATen graphs, too."""
-INFERENCE = ("eager_convolutions", "fused_convolutions", "linear_epilogues")
+INFERENCE = (
+    "eager_convolutions",
+    "fused_convolutions",
+    "linear_epilogues",
+    "merged_linears",
+    "parameter_hoist",
+)
 """Passes that leave training alone; two of them are for CUDA, and here shown to do nothing."""
 DEVICE = torch.device("cpu")
 TORCHS = "TORCH'S"

@@ -1,9 +1,10 @@
 """Arms: a backend, and how it is asked for. Named ``BACKEND`` or ``BACKEND:MODE``.
 
 ``MODE`` is one of torch.compile's modes, or ``tuned``: coordinate descent and combo kernels, which
-Inductor has and leaves off. ``eager`` compiles nothing. Two arms are no backends: ``hand`` is
-Inductor on a model of transformers whose mask builders were made to return nothing, ``alt`` is
-Inductor on the alternative that a pattern names.
+Inductor has and leaves off. Of ``backbay`` it may be ``hoist``, its option ``parameter_hoist``, or
+``hoist-graphs``, the same with CUDA graphs. ``eager`` compiles nothing. Two arms are no backends:
+``hand`` is Inductor on a model of transformers whose mask builders were made to return nothing,
+``alt`` is Inductor on the alternative that a pattern names.
 """
 
 import contextlib
@@ -17,8 +18,14 @@ from typing import Any
 
 EAGER, INDUCTOR, OURS, HAND, ALT = "eager", "inductor", "backbay", "hand", "alt"
 TUNED = "tuned"
-TUNED_OPTIONS: Mapping[str, Any] = {"coordinate_descent_tuning": True, "combo_kernels": True}
-GRAPHED = ("reduce-overhead", "max-autotune")
+HOIST, HOIST_GRAPHS = "hoist", "hoist-graphs"
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    TUNED: {"coordinate_descent_tuning": True, "combo_kernels": True},
+    HOIST: {"parameter_hoist": True},
+    HOIST_GRAPHS: {"parameter_hoist": True, "triton.cudagraphs": True},
+}
+"""What is no mode of torch.compile's, to the options that it is."""
+GRAPHED = ("reduce-overhead", "max-autotune", HOIST_GRAPHS)
 """The modes that replay CUDA graphs: only compared with each other."""
 
 _MASK_BUILDERS = ("create_causal_mask", "create_bidirectional_mask")
@@ -37,8 +44,14 @@ def graphed(arm: str) -> bool:
 
 
 def ours(arm: str) -> bool:
-    """Tell whether an arm is Backbay's."""
-    return split(arm)[0] == OURS
+    """Tell whether an arm is Backbay's, as it is without asking for what may be stale."""
+    backend, mode = split(arm)
+    return backend == OURS and mode not in {HOIST, HOIST_GRAPHS}
+
+
+def stock(arm: str) -> bool:
+    """Tell whether an arm is eager, or Inductor's without a hand in the model."""
+    return split(arm)[0] != OURS and arm not in {HAND, ALT}
 
 
 def compiled(function: Callable[..., Any], arm: str, **torch_options: Any) -> Callable[..., Any]:
@@ -49,8 +62,8 @@ def compiled(function: Callable[..., Any], arm: str, **torch_options: Any) -> Ca
     if backend == EAGER:
         return function
     asked: dict[str, Any] = {"backend": _compiler(backend), **torch_options}
-    if mode == TUNED:
-        asked["options"] = dict(TUNED_OPTIONS)
+    if mode in OPTIONS:
+        asked["options"] = dict(OPTIONS[mode])
     elif mode:
         asked["mode"] = mode
     call: Callable[..., Any] = torch.compile(function, **asked)

@@ -129,9 +129,9 @@ def _classes(entry: Entry) -> tuple[list[str], list[str], list[str], list[str]]:
     plain = sorted(x for x in known if not arms.graphed(x))
     graphed = sorted(x for x in known if arms.graphed(x))
     return (
-        [x for x in plain if not arms.ours(x)],
+        [x for x in plain if arms.stock(x)],
         [x for x in plain if arms.ours(x)],
-        [x for x in graphed if not arms.ours(x)],
+        [x for x in graphed if arms.stock(x)],
         [x for x in graphed if arms.ours(x)],
     )
 

@@ -134,7 +134,7 @@ def _row(entry: Entry, names: Sequence[str]) -> str:
 
 
 def _over_best(entry: Entry) -> tuple[str, Ratio] | None:
-    stock = [x for x in _known(entry) if not arms.ours(x) and x != arms.ALT]
+    stock = [x for x in _known(entry) if arms.stock(x)]
     return best(entry, stock, [x for x in _known(entry) if arms.ours(x)])
 
 

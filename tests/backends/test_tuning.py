@@ -8,6 +8,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay import explain, ledger
 from backbay.backends import choices, tuning
+from backbay.backends.optimizing import Optimizing
 from backbay.backends.optimizing import backbay as optimizing
 from backbay.backends.tuning import ALL, Choosing, chosen, key_of, unsuitable
 from backbay.proof import Workload
@@ -147,12 +148,37 @@ def test_a_second_process_times_again():
     torch.testing.assert_close(got, want)
     torch.testing.assert_close([y.grad for y in model.parameters()], grads)
     assert len(last("timed: constant_masks kept")) == 1
-    assert [y.name for y in optimizing.reports] == [y.name for y in optimizing.passes]
+    on = [y.name for y in optimizing.passes if y.name != "parameter_hoist"]  # it is asked for
+    assert [y.name for y in optimizing.reports] == on
     for tune in ("full", "cache"):
         torch.compiler.reset()
         torch.testing.assert_close(compiled(model, tune)(x), want)
     assert len(last("timed: ")) == 1
     assert len(last("timed on 20")) == 2
+
+
+class Keeping(Optimizing):
+    """Keeps the graphs that code is generated from, and runs them as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.graphs = []
+
+    def compile(self, graph_module, example_inputs):
+        self.graphs.append(graph_module)
+        return graph_module.forward
+
+
+def test_a_variant_does_not_know_which_inputs_stay_where_they_are():
+    backend, model = Keeping(), Attention()
+    with torch.no_grad():
+        torch.compile(model, backend=backend, options={"tune": "full"})(torch.randn(2, 6, 4))
+    inputs = [[n for n in g.graph.nodes if n.op == "placeholder"] for g in backend.graphs]
+    assert len(inputs) == 2
+    for graph, nodes in zip(backend.graphs, inputs, strict=True):
+        assert hasattr(graph, "_param_name_to_source")
+        assert [n._dynamo_source for n in nodes] == [n._dynamo_source for n in inputs[0]]
+        assert all(n._dynamo_source is not None for n in nodes)
 
 
 def test_what_was_measured_is_not_explained():

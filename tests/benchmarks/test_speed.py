@@ -247,6 +247,37 @@ def test_wrong_result_is_not_timed(speed, monkeypatch):
     assert "is allowed" in answer.reason
 
 
+@pytest.mark.parametrize("mode", ["hoist", "hoist-graphs"])
+def test_what_may_be_stale_counts_as_ours_or_as_stock(speed, monkeypatch, mode):
+    arms, asked = speed("speed.arms"), []
+    monkeypatch.setattr(torch, "compile", lambda f, **given: asked.append(given) or f)
+    arms.compiled(abs, f"backbay:{mode}")
+    assert asked[0]["options"]["parameter_hoist"]
+    assert asked[0]["options"].get("triton.cudagraphs", False) is (mode == "hoist-graphs")
+    assert arms.graphed(f"backbay:{mode}") is (mode == "hoist-graphs")
+    assert not arms.ours(f"backbay:{mode}")
+    assert not arms.stock(f"backbay:{mode}")
+    assert arms.stock("inductor:tuned")
+    assert arms.ours("backbay:reduce-overhead")
+
+
+def test_a_patterns_weights_are_taken_for_inputs(speed):
+    bench, job = speed("speed.pattern_bench"), speed("speed.job")
+    request = job.Prepare(kind="pattern", name="swiglu", size="tiny", device="cpu")
+    made = bench.PatternBench(request)
+    backend = optimizing_in_eager()
+    with torch.no_grad():
+        torch.compile(made._program.function, backend=backend)(*made._program.inputs)
+    assert [x.changes for x in backend.reports if x.name == "merged_linears"] == [1]
+
+
+def optimizing_in_eager():
+    from backbay.backends.optimizing import Optimizing
+    from backbay.kit.backend import Backend
+
+    return type("Eager", (Backend,), {"passes": Optimizing.passes, "codegen": "eager"})()
+
+
 def test_mask_builders_come_back(speed, monkeypatch):
     module = type(sys)("transformers.models.some.modeling_some")
     module.create_causal_mask = builder = object()

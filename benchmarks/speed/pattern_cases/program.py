@@ -85,9 +85,14 @@ def leaf(*shape: int, scale: float = 1.0) -> Tensor:
 
 
 def weight(*shape: int) -> Tensor:
-    """Draw a matrix or kernel that keeps the size of what it is multiplied with."""
+    """Draw a matrix or kernel that keeps the size of what it is multiplied with.
+
+    It stays where it is, as a module's do: CUDA graphs do not copy it, and it can be hoisted.
+    """
     fan_in = torch.Size(shape[1:]).numel()
-    return normal(*shape, scale=fan_in**-0.5)
+    drawn = normal(*shape, scale=fan_in**-0.5)
+    torch._dynamo.mark_static_address(drawn, guard=False)  # noqa: SLF001 (torch.compiler has none)
+    return drawn
 
 
 def around_one(width: int) -> Tensor:

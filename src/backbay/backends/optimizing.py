@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 
 from backbay import ledger
 from backbay.backends import choices, tuning
+from backbay.graph.sources import say_sources
 from backbay.kit.backend import Backend
 from backbay.kit.codegen import Compiled, apart
 from backbay.passes import (
@@ -29,6 +30,8 @@ from backbay.passes import (
     early_selection,
     fused_convolutions,
     linear_epilogues,
+    merged_linears,
+    parameter_hoist,
 )
 from backbay.registry import Option
 
@@ -40,13 +43,15 @@ class Optimizing(Backend):
     """Rewrites what Inductor leaves on the table, then Inductor."""
 
     name = "backbay"
-    # Masks first: who is causal may be cut.
+    # Masks first: who is causal may be cut. The hoist last: what others fold may be hoisted.
     passes = (
         constant_masks,
         early_selection,
         eager_convolutions,
         fused_convolutions,
         linear_epilogues,
+        merged_linears,
+        parameter_hoist,
     )
     options = (
         Option(
@@ -78,6 +83,19 @@ class Optimizing(Backend):
             type="bool",
             default=True,
             help="on CUDA, a linear layer with its ReLU or GELU by tanh is one call, in inference",
+        ),
+        Option(
+            name="merged_linears",
+            type="bool",
+            default=True,
+            help="with parameter_hoist, linear layers that read the same are one, in inference",
+        ),
+        Option(
+            name="parameter_hoist",
+            type="bool",
+            default=False,
+            help="what only parameters decide is computed once, in inference, and anew when the "
+            "version of one changes; a write through .data changes none and goes unseen",
         ),
         Option(
             name="tune",
@@ -122,7 +140,7 @@ class Optimizing(Backend):
     def _choosing(
         self, compile_: Compile, graph_module: GraphModule, example_inputs: Sequence[Any], key: str
     ) -> Compiled:
-        untouched = copy.deepcopy(graph_module)
+        untouched = _copied(graph_module)
         before = len(self.reports)
         arms = {tuning.ALL: compile_(graph_module, tuning.ALL)}
         reports = self.reports[before:]
@@ -131,10 +149,16 @@ class Optimizing(Backend):
             return arms[tuning.ALL]
         for off in dict.fromkeys((fired, *((x,) for x in fired))):
             with apart(example_inputs):
-                arms[off] = compile_(copy.deepcopy(untouched), off)
+                arms[off] = compile_(_copied(untouched), off)
         self.reports[before:] = reports  # of what runs unless a variant is faster
         keep = functools.partial(choices.write, key)
         return tuning.Choosing(arms, fired, self.__name__, keep)
+
+
+def _copied(graph_module: GraphModule) -> GraphModule:
+    copied = copy.deepcopy(graph_module)
+    say_sources(graph_module, copied)  # else a CUDA graph copies its parameters, and is timed so
+    return copied
 
 
 backbay = Optimizing()

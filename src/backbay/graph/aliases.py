@@ -6,7 +6,7 @@ import torch
 from torch.fx import Graph, Node
 
 from backbay.graph.checkpoints import as_run
-from backbay.graph.effects import changes_state, may_write, mutates
+from backbay.graph.effects import changes_state, may_write, mutates, written
 from backbay.graph.values import storages
 
 Storages = frozenset[int]
@@ -16,7 +16,7 @@ class Memory:
     """What a graph, with its checkpoints, does to memory that more than one node can see."""
 
     def __init__(self, graph: Graph) -> None:
-        writers = [x for node in as_run(graph) if _may_write(node) for x in node.all_input_nodes]
+        writers = [x for node in as_run(graph) if _may_write(node) for x in written(node)]
         self._mutated = _union(writers)
         output = next(x for x in reversed(graph.nodes) if x.op == "output")
         self._returned = _union(output.all_input_nodes)

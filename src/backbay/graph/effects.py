@@ -84,6 +84,30 @@ def may_write(node: Node) -> bool:
     return unknown or mutates(node)
 
 
+def written(node: Node) -> list[Node]:
+    """Give what a node that may write writes to: all that it is given, where no name says which."""
+    first = node.args[0] if node.args else None
+    if node.op == "call_method" and mutates(node) and str(node.target) != "set_":
+        return [first] if isinstance(first, Node) else node.all_input_nodes
+    if node.target in _IN_PLACE and isinstance(first, Node):
+        return [first]
+    return node.all_input_nodes
+
+
+def reads_by_index(node: Node) -> bool:
+    """Tell whether a node reads elements of tensors, wherever they lie: what PyTorch has does.
+
+    What is not PyTorch's may be written for tensors without gaps.
+    """
+    if "as_strided" in getattr(node.target, "__name__", str(node.target)):
+        return False
+    if node.op == "call_method":
+        return _is_tensor_method(str(node.target))
+    if isinstance(node.target, OpOverload):
+        return node.target.namespace in _ATEN
+    return node.op == "call_function" and node.target in _known_functions()
+
+
 def changes_state(node: Node) -> bool:
     """Tell whether what follows a node may mean something else than what is before it."""
     name = getattr(node.target, "__name__", "")
@@ -165,7 +189,9 @@ def _writes_a_buffer(node: Node) -> bool:
     if name in _RENORMALISES:
         return _argument(node, "max_norm") is not None
     if node.target is F.batch_norm:
-        return bool(_argument(node, "training"))
+        statistics = ("running_mean", "running_var")
+        has_any = any(_argument(node, x) is not None for x in statistics)
+        return has_any and bool(_argument(node, "training"))
     return name in _UPDATES_STATISTICS
 
 

@@ -4,6 +4,7 @@ They are ``example_value`` in Dynamo's graph, ``val`` after AOTAutograd. The res
 reads them, and where the user wrote a node: what a pass puts in must carry both.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,17 +27,32 @@ def value_of(node: Any) -> Any:
 def propagate(node: Node, like: Node) -> None:
     """Give a new node the value that it would have, and the place of what it replaces."""
     key = "val" if "val" in like.meta else "example_value"
-    arguments = torch.fx.map_arg((node.args, node.kwargs), value_of)
-    mode = _fake_mode(arguments)
     for name in CARRIED:
         if name in like.meta:
             node.meta[name] = like.meta[name]
-    if mode is None or node.op not in {"call_function", "call_method"}:
+    if node.op not in {"call_function", "call_method"}:
         return
-    grad = torch.no_grad() if key == "val" else torch.enable_grad()
+    with torch.no_grad() if key == "val" else torch.enable_grad():
+        value = evaluated(node)
+    if value is not None:
+        node.meta[key] = value
+
+
+def evaluated(node: Node, others: Mapping[Node, Any] | None = None) -> Any:
+    """Give the value that a call would have, if others had other values than they have.
+
+    None where the values are not known.
+    """
+    known = others or {}
+    arguments = torch.fx.map_arg(
+        (node.args, node.kwargs), lambda x: known[x] if x in known else value_of(x)
+    )
+    mode = _fake_mode(arguments)
+    if mode is None:
+        return None
     # As Dynamo runs it: operators in C++ would ask for sizes as numbers, and guard on the answers.
-    with mode, enable_python_dispatcher(), grad:
-        node.meta[key] = _called(node, *arguments)
+    with mode, enable_python_dispatcher():
+        return _called(node, *arguments)
 
 
 def refresh(old: Node, new: Node) -> None:

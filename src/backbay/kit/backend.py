@@ -16,6 +16,7 @@ from backbay.kit.aot import Tell, aot_compile, inductor_patches
 from backbay.kit.codegen import Codegen, Compiled, aten_level, keyed, torch_level
 from backbay.kit.declaring import INDUCTOR, check_declared
 from backbay.kit.freeze import freeze
+from backbay.kit.hoist import compile_apart
 from backbay.kit.minifying import minifiable
 from backbay.kit.partition import DryRun, Partition, partitioned, survey, surveying
 from backbay.kit.passes import Pass, PassReport, failed, run_passes
@@ -99,7 +100,7 @@ class Backend:
         nodes, known = len(graph_module.graph.nodes), len(self.reports)
         self._tell(run_passes(first, graph_module, own))
         generate = self._generator(later, own, rest, mode)
-        compiled = generate(graph_module, example_inputs)
+        compiled = compile_apart(generate, graph_module, example_inputs)
         changed = ", ".join(f"{x.name} {x.changes}x" for x in self.reports[known:] if x.changes)
         why = f"its code generator{f', after {changed}' if changed else ''}"
         if self.compile is None:

@@ -13,6 +13,8 @@ from backbay.passes.fused_convolutions import fused_convolutions
 from backbay.passes.gelu import rewrite_gelu
 from backbay.passes.linear_epilogues import linear_epilogues
 from backbay.passes.masks import constant_masks
+from backbay.passes.merged_linears import merged_linears
+from backbay.passes.parameter_hoist import parameter_hoist
 from backbay.passes.scalar_chain import fold_scalar_chain
 from backbay.passes.silu import rewrite_silu
 from backbay.passes.silu_kernel import silu_to_kernel
@@ -26,6 +28,8 @@ __all__ = [
     "fold_scalar_chain",
     "fused_convolutions",
     "linear_epilogues",
+    "merged_linears",
+    "parameter_hoist",
     "remove_dead_code",
     "rewrite_gelu",
     "rewrite_silu",

@@ -1,0 +1,167 @@
+"""What depends on nothing but parameters and buffers is put apart, to be computed once.
+
+::
+
+    before:  F.conv2d(x, (w - w.mean()) / w.std())
+    after:   (standardised,) = self._hoisted(w); F.conv2d(x, standardised)
+
+A backend of the kit takes the call out of the graph, and calls it again only when a parameter has
+changed: see `kit/hoist.py`. Any other just runs it. So a model's weight standardisation, tables of
+relative positions, folded batch norms and merged weights cost a comparison a call.
+
+In inference only. Views stay in the graph; so does what the caller gets or something writes, what
+is random, what stands inside autocast, and what is much larger than that it is made of.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from backbay.graph import parameters
+from backbay.graph.aliases import Memory
+from backbay.graph.effects import changes_state, is_pure, is_uninitialised
+from backbay.graph.match import NearMiss
+from backbay.graph.parameters import is_parameter, is_plain
+from backbay.graph.values import storages, value_of
+from backbay.kit.hoist import HOISTED, put_call
+from backbay.kit.passes import PassContext, graph_pass
+
+MOST_GROWTH = 2
+"""Times the bytes of its parameters that a result may have: a cast from 16 bits to 32 has that."""
+FREE_BYTES = 2**23
+"""Of a result, however small its parameters: what an H200 reads, at 4.25 TB/s, in the 2
+microseconds that one kernel less saves."""
+
+
+@graph_pass(level="torch", sources=(parameters,))
+def parameter_hoist(graph_module: GraphModule, context: PassContext) -> int:
+    """Put what only parameters decide into a module, which is called first; in inference.
+
+    ::
+
+        before:  x * (1 + w)
+        after:   (scale,) = self._hoisted(w); x * scale
+    """
+    if torch.is_grad_enabled() or hasattr(graph_module, HOISTED):
+        return 0
+    search = _Search(graph_module.graph)
+    ends = search.ends(context)
+    if not ends:
+        return 0
+    put_call(graph_module, _apart(search, ends), search.sources(ends), ends)
+    _drop_unused(graph_module.graph, search.known)
+    graph_module.recompile()
+    return len(ends)
+
+
+class _Search:
+    """What of a graph only parameters decide, and where that ends."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._memory = Memory(graph)
+        self.known: dict[Node, frozenset[Node]] = {}
+        """Every node that no input decides, in order, to the parameters that it is made of."""
+        self._owners: dict[int, Node] = {}
+        """Each memory that such a node makes, to the first tensor in it: the others view that."""
+        for node in _outside_modes(graph):
+            self._take(node)
+
+    def _take(self, node: Node) -> None:
+        if is_parameter(node, self._memory):
+            self.known[node] = frozenset({node})
+        elif self._is_decided(node):
+            self.known[node] = frozenset().union(*(self.known[x] for x in node.all_input_nodes))
+        else:
+            return
+        if isinstance(value_of(node), torch.Tensor):
+            for storage in storages(node) or ():
+                self._owners.setdefault(storage, node)
+
+    def _is_decided(self, node: Node) -> bool:
+        if node.op not in {"call_function", "call_method"} or not is_pure(node):
+            return False
+        if is_uninitialised(node) or self._memory.mutated(node):
+            return False
+        values = pytree.tree_leaves(value_of(node))
+        if not values or not all(map(is_plain, values)):
+            return False
+        # A view of a parameter asks for a gradient, also where none is recorded.
+        if any(x.requires_grad for x in values) and not (storages(node) or set()) <= {
+            *self._owners
+        }:
+            return False
+        return all(x in self.known for x in node.all_input_nodes)
+
+    def ends(self, context: PassContext) -> list[Node]:
+        """Give the nodes that are computed apart; what is behind them stays in the graph."""
+        found = dict[Node, None]()
+        waiting = [x for x in self.known if any(y not in self.known for y in x.users)]
+        seen = set(waiting)
+        while waiting:
+            node = waiting.pop()
+            reason = self._refusal(node)
+            if reason is None:
+                found[node] = None
+                continue
+            if reason:
+                context.near.append(NearMiss("parameter_hoist", node, reason))
+            further = [x for x in node.all_input_nodes if x not in seen]
+            waiting += further
+            seen.update(further)
+        return [x for x in self.known if x in found]
+
+    def _refusal(self, node: Node) -> str | None:
+        """Say why a node is not computed apart; None if it is, nothing if that is no loss."""
+        value, made_of = value_of(node), self.known[node]
+        if not made_of or not isinstance(value, torch.Tensor) or node in made_of:
+            return ""
+        if any(self._owners[x] is not node for x in storages(node) or ()):
+            return ""  # a view
+        if self._memory.returned(node):
+            return "the caller gets it, or a view of it"
+        most = max(MOST_GROWTH * sum(value_of(x).nbytes for x in made_of), FREE_BYTES)
+        if value.nbytes > most:
+            return f"it has {value.nbytes >> 20} MiB, and pays up to {most >> 20}"
+        return None
+
+    def sources(self, ends: list[Node]) -> list[Node]:
+        """Give the parameters that the ends are made of, in the graph's order."""
+        used = frozenset().union(*(self.known[x] for x in ends))
+        return [x for x in self.known if x in used]
+
+
+def _outside_modes(graph: Graph) -> Iterator[Node]:
+    """Give the nodes that mean the same at the graph's beginning: outside autocast, say."""
+    open_modes = 0
+    for node in graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        if name.startswith(("_enter", "_exit")):
+            open_modes += 1 if name.startswith("_enter") else -1
+        elif changes_state(node) and name != "_set_grad_enabled":  # here none is recorded anyway
+            return
+        elif not open_modes:
+            yield node
+
+
+def _apart(search: _Search, ends: list[Node]) -> GraphModule:
+    needed = set(ends)
+    for node in reversed(search.known):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    graph, copies = Graph(), dict[Node, Node]()
+    sources = search.sources(ends)
+    for node in sources:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in (x for x in search.known if x in needed and x not in sources):
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[x] for x in ends))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def _drop_unused(graph: Graph, known: dict[Node, frozenset[Node]]) -> None:
+    for node in reversed(known):
+        if not node.users and node.op != "placeholder":
+            graph.erase_node(node)

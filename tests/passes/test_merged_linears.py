@@ -1,0 +1,375 @@
+"""Linear layers that read the same become one where nobody can tell, and not elsewhere."""
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay import explain, ledger
+from backbay.backends import tuning
+from backbay.backends.optimizing import backbay as optimizing
+from backbay.kit.observing import verified
+from backbay.passes import merged_linears, parameter_hoist
+from backbay.proof import Workload
+
+BOTH = (merged_linears, parameter_hoist)
+ON = {"parameter_hoist": True}
+B, T, D, H, HD = 2, 5, 16, 4, 8
+WIDE, NARROW = H * HD, 2 * HD
+
+
+class Model(nn.Module):
+    """A program of an input and of layers that are the model's own."""
+
+    def __init__(self, program, *, bias=False, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q = nn.Linear(D, WIDE, bias=bias, dtype=dtype)
+        self.k = nn.Linear(D, NARROW, bias=bias, dtype=dtype)
+        self.v = nn.Linear(D, NARROW, bias=bias, dtype=dtype)
+        self.o = nn.Linear(WIDE, D, bias=bias, dtype=dtype)
+        self.register_buffer("cache", torch.zeros(B, 2, T, HD, dtype=dtype))
+        self.program = program
+
+    def forward(self, x):
+        return self.program(self, x)
+
+
+def inputs(dtype=torch.float32):
+    torch.manual_seed(1)
+    return torch.randn(B, T, D).to(dtype)
+
+
+def heads(x):
+    return x.view(*x.shape[:-1], -1, HD).transpose(1, 2)
+
+
+def attention(m, x):
+    q, k, v = (heads(layer(x)) for layer in (m.q, m.k, m.v))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return m.o(y.transpose(1, 2).reshape(*x.shape[:-1], -1))
+
+
+def rotated(m, x):
+    first, second = heads(m.q(x)).chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1) + heads(m.k(x)).repeat_interleave(2, dim=1)
+
+
+def gated(m, x):
+    return F.silu(m.k(x)) * m.v(x)
+
+
+def with_a_cache(m, x):
+    q, k, v = (heads(layer(x)) for layer in (m.q, m.k, m.v))
+    index = torch.arange(T)
+    m.cache.index_copy_(2, index, v)
+    y = F.scaled_dot_product_attention(q, k * 2, m.cache, enable_gqa=True)
+    return m.o(y.transpose(1, 2).flatten(2))
+
+
+def with_a_copy(m, x):
+    return m.q(x).reshape(-1, 2).sum(1), m.k(x).flatten().exp()
+
+
+def under_autocast(m, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.silu(m.k(x)) * m.v(x)
+
+
+MERGED = {
+    "attention": (attention, 2),
+    "rotated heads": (rotated, 1),
+    "a gate": (gated, 1),
+    "a cache that a slice is copied to": (with_a_cache, 2),
+    "a view that must be a copy": (with_a_copy, 1),
+    "a vector": (lambda m, x: gated(m, x[0, 0]), 1),
+    "many dimensions": (lambda m, x: gated(m, x[:, None, None]), 1),
+    "an input with gaps": (lambda m, x: gated(m, x.transpose(0, 1)), 1),
+    "no rows": (lambda m, x: gated(m, x[:0]), 1),
+    "names": (lambda m, x: F.linear(input=x, weight=m.k.weight).exp() + gated(m, x), 2),
+    "the same weight": (lambda m, x: m.k(x).sin() + F.linear(x, m.k.weight).cos(), 1),
+    "inside autocast": (under_autocast, 1),
+    "an input that is written later": (lambda m, x: gated(m, y := x + 1) * y.mul_(2).sum(), 1),
+}
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(("program", "saved"), MERGED.values(), ids=MERGED)
+def test_layers_of_one_input_are_several_products(look, program, saved, dynamic, bias):
+    alone = {
+        MERGED["names"][0],
+        MERGED["the same weight"][0],
+    }  # without a bias, whatever others have
+    saved -= bias and program in alone
+    model, twin, x = Model(program, bias=bias), Model(program, bias=bias), inputs()
+    with torch.no_grad():
+        seen = look(model, x, passes=BOTH, dynamic=dynamic)
+        expected = twin(x)
+    assert seen.changes["merged_linears"] == saved, seen.near
+    torch.testing.assert_close(
+        seen.result, expected, rtol=2e-2, atol=1e-2 if "cast" in str(program) else 1e-5
+    )
+    strides = [
+        [y.stride() for y in (z if isinstance(z, tuple) else (z,))] for z in (seen.result, expected)
+    ]
+    assert strides[0] == strides[1]
+    assert not seen.calls("cat") or program is rotated
+    with torch.no_grad():
+        model.k.weight.mul_(2)
+
+
+def written(m, x):
+    y = m.k(x)
+    y.view(-1)[0] = 3
+    return y * m.v(x)
+
+
+def input_written_between(m, x):
+    x = x + 1
+    y = m.k(x)
+    x.mul_(2)
+    return y * m.v(x)
+
+
+def weight_written(m, x):
+    y = m.k(x) * m.v(x)
+    m.v.weight.data.mul_(2)
+    return y
+
+
+def mode_between(m, x):
+    y = m.k(x).sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        return m.v(x) * y
+
+
+def others_between(m, x):
+    y = m.o(m.q(x).sin())
+    return m.k(y).sum() + m.v(x).exp()
+
+
+LEFT = {
+    "layers far from each other": (others_between, "kept for long"),
+    "what the caller gets": (lambda m, x: (m.q(x), m.k(x)), "the caller gets its result"),
+    "a view that the caller gets": (lambda m, x: (heads(m.q(x)), m.k(x)), "the caller gets its"),
+    "a result that is written": (written, "may be written"),
+    "an activation in place": (
+        lambda m, x: F.relu(m.k(x), inplace=True) + m.v(x),
+        "may be written",
+    ),
+    "an input that is written between": (input_written_between, "may write its input"),
+    "autocast between": (mode_between, ""),
+    "two inputs": (lambda m, x: m.k(x) * m.v(x + 1), ""),
+    "a weight that is computed": (
+        lambda m, x: F.linear(x, m.k.weight * x.sum()) * m.v(x),
+        "no plain parameter",
+    ),
+    "a weight that is written": (weight_written, "is written"),
+    "a memory that is read as it is": (
+        lambda m, x: torch.as_strided(m.k(x), (4,), (3,)) + m.v(x).sum(),
+        "may depend on how it is laid out",
+    ),
+    "a view that a slice has not": (
+        lambda m, x: m.k(x).view(-1)[:2] + m.v(x).view(-1)[:2],
+        "takes no slice",
+    ),
+    "results that are not in eights": (
+        lambda m, x: F.linear(x, m.k.weight[:3]) * m.v(x).sum() + F.linear(x, m.odd).sum(),
+        "not in eights",
+    ),
+    "weights of two dtypes": (lambda m, x: m.k(x) * F.linear(x.double(), m.wide).float(), ""),
+}
+
+
+@pytest.mark.parametrize(("program", "reason"), LEFT.values(), ids=LEFT)
+def test_what_somebody_can_tell_apart_is_merged(look, program, reason):
+    model, twin = Model(program), Model(program)
+    for one in (model, twin):
+        one.odd, one.wide = (
+            nn.Parameter(torch.ones(3, D)),
+            nn.Parameter(torch.ones(NARROW, D).double()),
+        )
+    x = inputs()
+    with torch.no_grad():
+        seen = look(model, x.clone(), passes=BOTH)
+        expected = twin(x)
+    assert not seen.changes["merged_linears"]
+    assert any(reason in y for y in seen.near) or not reason, seen.near
+    torch.testing.assert_close(seen.result, expected)
+
+
+@torch.library.custom_op("backbay_tests::first_rows", mutates_args=())
+def first_rows(x: torch.Tensor) -> torch.Tensor:
+    """Read memory as if it had no gaps."""
+    return x.as_strided((2,), (1,)).clone()
+
+
+@first_rows.register_fake
+def _(x):
+    return x.new_empty(2)
+
+
+def test_an_operator_of_others_gets_a_slice(look):
+    with torch.no_grad():
+        seen = look(Model(lambda m, x: first_rows(m.k(x)) + m.v(x).sum()), inputs(), passes=BOTH)
+    assert not seen.changes["merged_linears"]
+    assert any("may depend on how it is laid out" in x for x in seen.near)
+
+
+def test_one_result_that_must_stay_keeps_the_others_apart(look):
+    with torch.no_grad():
+        seen = look(Model(lambda m, x: (gated(m, x), m.q(x))), inputs(), passes=BOTH)
+    assert seen.changes["merged_linears"] == 1
+    assert seen.calls("linear") == 2
+
+
+def test_weights_are_laid_side_by_side_in_every_call(look):
+    model, x = Model(gated), inputs()
+    off = {"parameter_hoist": False}
+    with torch.no_grad():
+        seen = look(model, x, passes=[merged_linears], options=off)
+    assert not seen.changes["merged_linears"]
+
+
+def test_training_loses_gradients(look):
+    seen = look(Model(gated), inputs(), passes=BOTH)
+    assert not seen.changes["merged_linears"]
+    assert seen.result.requires_grad
+
+
+def test_parameters_of_others_are_taken_for_the_models(look):
+    weights = [torch.randn(NARROW, D) for _ in range(2)]
+    with torch.no_grad():
+        seen = look(
+            lambda x, k, v: F.linear(x, k).exp() * F.linear(x, v), inputs(), *weights, passes=BOTH
+        )
+    assert not seen.changes["merged_linears"]
+
+
+def test_it_is_not_verified(look):
+    with torch.no_grad(), verified():
+        seen = look(Model(attention), inputs(), passes=BOTH)
+    assert seen.changes["merged_linears"] == 2
+
+
+class Layer(nn.Module):
+    """A decoder's layer as Llama's: norms, grouped attention, and a gated network."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.attention = Model(attention, dtype=dtype)
+        self.norms = nn.ModuleList(nn.RMSNorm(D, dtype=dtype) for _ in range(2))
+        self.gate, self.up, self.down = (
+            nn.Linear(*x, bias=False, dtype=dtype) for x in ((D, 40), (D, 40), (40, D))
+        )
+
+    def forward(self, x):
+        x = x + self.attention(self.norms[0](x))
+        y = self.norms[1](x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def test_a_decoder_has_more_than_four_products(look):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Layer(), Layer()), inputs()
+    with torch.no_grad():
+        seen = look(model, x, passes=BOTH)
+        torch.testing.assert_close(seen.result, model(x), rtol=1e-5, atol=1e-5)
+    assert seen.changes == {"merged_linears": 6, "parameter_hoist": 4}
+    assert seen.calls("linear") == 8
+    assert not seen.calls("cat")
+
+
+def test_dynamic_sizes_are_made_numbers():
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    counters.clear()
+    model = Layer()
+    call = torch.compile(model, backend=codegen("aot_eager"), dynamic=True)
+    with torch.no_grad():
+        for rows, length in ((2, 5), (3, 6), (4, 9), (3, 17)):
+            x = torch.randn(rows, length, D)
+            torch.testing.assert_close(call(x), model(x), rtol=1e-5, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def codegen(name):
+    from backbay.kit.backend import Backend
+
+    return type("Ending", (Backend,), {"passes": BOTH, "codegen": name})()
+
+
+def test_a_weight_that_is_changed_is_not_seen(look):
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model, other, x = Layer(), Layer(), inputs()
+    call = torch.compile(model, backend=codegen("eager"))
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(call(x), model(x), rtol=1e-5, atol=1e-5)
+            model.attention.k.weight.mul_(2)
+            model.up.weight = nn.Parameter(torch.randn(40, D))
+        model.load_state_dict(other.state_dict())
+        torch.testing.assert_close(call(x), other(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_model_is_wrong(prove, codegen, dtype, dynamic):
+    torch.manual_seed(0)
+    workload = Workload(model=Layer(dtype), args=(inputs(dtype),))
+    changes = prove(workload, passes=BOTH, codegen=codegen, dynamic=dynamic, train=False)
+    assert changes["merged_linears"] == 3
+
+
+@pytest.fixture
+def _fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuning, "BUDGET_S", 0.05)
+    torch.compiler.reset()
+    ledger.clear()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_fresh")
+def test_the_backend_hoists_without_being_asked_or_not_when_it_is():
+    model, x = Layer(), inputs()
+    for options, names in (({}, []), (ON, ["merged_linears", "parameter_hoist"])):
+        torch.compiler.reset()
+        call = torch.compile(model, backend=optimizing, options=options)
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), model(x), rtol=1e-5, atol=1e-5)
+        assert [y.name for y in optimizing.reports if y.changes] == names
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_fresh")
+def test_what_is_tuned_is_not_hoisted_or_not_timed():
+    model, x = Layer(), inputs()
+    for _ in range(2):
+        torch.compiler.reset()
+        call = torch.compile(model, backend=optimizing, options={**ON, "tune": "full"})
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(call(x), model(x), rtol=1e-5, atol=1e-5)
+                model.up.weight.mul_(1.5)
+    said = [y.why for y in ledger.records() if "times as fast as without rewrites" in y.why]
+    assert len(said) == 2
+    assert all("merged_linears" in y and "parameter_hoist" in y for y in said)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_fresh")
+def test_near_misses_are_not_explained():
+    workload = Workload(model=Model(lambda m, x: (m.q(x), m.k(x))), args=(inputs(),))
+    with torch.no_grad():
+        found = explain.run(workload, backend="backbay", options=ON, again=False)
+    passes = [y for graph in found.graphs for stage in graph.stages for y in stage.passes]
+    (one,) = [y for y in passes if y.name == "merged_linears"]
+    assert {y.reason for y in one.near} == {"the caller gets its result, or a view of it"}
