@@ -14,8 +14,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores. Two threads each, on two cores, take thirty times as long as one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# In every empty cache folder Inductor tries the C++ compiler with each of the processor's instruction
-# sets, which takes it 16 s and more. They are taken to work; set it to nothing to have them tried.
+# In every empty cache folder Inductor tries the C++ compiler with each instruction set of the
+# processor, for 16 s and more. They are taken to work; set it to nothing to have them tried.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 from backbay.registry import Environment, Registry

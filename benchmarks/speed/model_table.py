@@ -80,6 +80,8 @@ def text(entries: Sequence[Entry]) -> str:
             "",
             *_arms(entries),
             "",
+            *_rewrites(entries),
+            "",
             *_notes(entries),
             "",
         ]
@@ -202,6 +204,13 @@ def _arms(entries: Sequence[Entry]) -> list[str]:
         f"| {x.name} | {' | '.join(_time(x, arm) for arm in names)} |" for x in entries if x.runs
     ]
     return ["All arms, median ms with 95 % interval:", "", *head, *rows]
+
+
+def _rewrites(entries: Sequence[Entry]) -> list[str]:
+    """Say what was rewritten: without any, a ratio compares Inductor with itself."""
+    ours = ((x.name, latest(x, arms.OURS)) for x in entries)
+    said = [f"- {name}: {', '.join(last.notes)}" for name, last in ours if last and last.notes]
+    return ["What was rewritten:", "", *(said or ["- not kept"])]
 
 
 def _notes(entries: Sequence[Entry]) -> list[str]:
