@@ -25,7 +25,7 @@ SHARES: dict[str, float] = {
     "honesty": 1.0,
 }
 """Share of each level's cases that the ``quick`` profile runs; the seed decides which."""
-HEAVY_SHARE = 0.1
+HEAVY_SHARE = 0.02
 """Share of those that take long, of whatever level."""
 
 
