@@ -1,4 +1,4 @@
-"""List the cases that the ``quick`` profile has only a few of: those that take long.
+"""List the cases of which the ``quick`` profile has only a few: those that take long.
 
     python tools/heavy_cases.py TABLE.md ... > src/backbay/conformance/heavy.txt
 
@@ -20,8 +20,8 @@ from backbay.conformance.suite import SHARES
 HEAVY_S = 1.0
 _CATCHES = re.compile(r"\| `([^`]+)` \(\w+\) \|$", re.MULTILINE)
 _HEAD = """\
-# Of these cases `quick` has one in fifty; the seed decides which. Each takes Inductor more than a second
-# of two cores with empty caches, and none is the first to catch a seeded fault.
+# Of these cases `quick` has one in fifty; the seed decides which. Each takes Inductor more than a
+# second of two cores with empty caches, and none is the first to catch a seeded fault.
 # Made by: python tools/heavy_cases.py
 """
 
