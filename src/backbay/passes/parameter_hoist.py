@@ -87,10 +87,9 @@ class _Search:
         values = pytree.tree_leaves(value_of(node))
         if not values or not all(map(is_plain, values)):
             return False
+        is_view = (storages(node) or set()) <= self._owners.keys()
         # A view of a parameter asks for a gradient, also where none is recorded.
-        if any(x.requires_grad for x in values) and not (storages(node) or set()) <= {
-            *self._owners
-        }:
+        if any(x.requires_grad for x in values) and not is_view:
             return False
         return all(x in self.known for x in node.all_input_nodes)
 
