@@ -36,7 +36,7 @@ def _fresh():
 
 
 def graphs(backend):
-    return len(backend.reports) // len(backend.passes)
+    return sum(x.name == "constant_masks" for x in backend.reports)
 
 
 def attentions(graph_module):

@@ -6,7 +6,6 @@ a pass has its own error, and the error names the pass.
 
 import contextlib
 import operator
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +27,27 @@ from backbay.errors import (
 from backbay.graph.values import value_of
 
 _MOST_GROWTH, _FREE_GROWTH = 20, 1_000
-_FRESH: "weakref.WeakKeyDictionary[GraphModule, tuple[list[Any], bool]]" = (
-    weakref.WeakKeyDictionary()
-)
-"""Of graph modules, what was looked at last, and whether the code was that of the graph."""
+
+
+class Freshness:
+    """Whether the code of a graph is that of the graph; asked anew only where either has changed.
+
+    Writing a graph out as code takes longer than most passes, and most change nothing. This keeps
+    the graph alive: make one for each run of passes.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[Any] = []
+        self._fresh = False
+
+    def of(self, graph_module: GraphModule) -> bool:
+        """Tell it of one graph module."""
+        seen = _looked_at(graph_module)
+        if len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen)):
+            return self._fresh
+        self._fresh = bool(graph_module.code == graph_module.graph.python_code("self").src)
+        self._seen = seen
+        return self._fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +61,24 @@ class Before:
     """Whether the code that runs is that of the graph; inside Inductor it is not, and not run."""
 
     @classmethod
-    def of(cls, graph_module: GraphModule) -> "Before":
+    def of(cls, graph_module: GraphModule, freshness: Freshness) -> "Before":
         """Look at a graph that is right."""
         graph = graph_module.graph
         output = _output(graph, "the graph")
         leaves, structure = pytree.tree_flatten(output.args)
         inputs = tuple(str(n.target) for n in graph.nodes if n.op == "placeholder")
         results = tuple(_kind(value_of(x)) for x in leaves)
-        return cls(inputs, structure, results, _is_fresh(graph_module))
+        return cls(inputs, structure, results, freshness.of(graph_module))
 
 
-def check(graph_module: GraphModule, before: Before, who: str) -> None:
+def check(graph_module: GraphModule, before: Before, who: str, freshness: Freshness) -> None:
     """Check a graph after a pass.
 
     Args:
         graph_module: what the pass left.
         before: what was there before it.
         who: the pass, for the error.
+        freshness: what looked at the graph before.
 
     Raises:
         GraphBroken: the graph is not right; the subclass says in which way.
@@ -69,7 +86,7 @@ def check(graph_module: GraphModule, before: Before, who: str) -> None:
     graph = graph_module.graph
     output = _output(graph, who)
     _check_order(graph, who)
-    now = Before.of(graph_module)
+    now = Before.of(graph_module, freshness)
     if now.inputs != before.inputs:
         raise MissingOutput(
             f"{who} changed the graph's inputs from {before.inputs} to {now.inputs}: whoever calls "
@@ -175,17 +192,6 @@ def _differ(one: Any, other: Any) -> bool:
     if isinstance(one, int) and isinstance(other, int):
         return one != other
     return str(one) != str(other)  # symbols; comparing them would guard on the answer
-
-
-def _is_fresh(graph_module: GraphModule) -> bool:
-    # Writing a graph out as code takes longer than most passes, and most change nothing.
-    seen = _looked_at(graph_module)
-    known, fresh = _FRESH.get(graph_module, ([], False))
-    if len(known) == len(seen) and all(map(operator.is_, known, seen)):
-        return fresh
-    fresh = bool(graph_module.code == graph_module.graph.python_code("self").src)
-    _FRESH[graph_module] = (seen, fresh)
-    return fresh
 
 
 def _looked_at(graph_module: GraphModule) -> list[Any]:

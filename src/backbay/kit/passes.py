@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 import backbay
 from backbay.errors import BackbayError, InputError
 from backbay.graph.aten_rewrite import apply_aten
-from backbay.graph.check import Before, check, watched
+from backbay.graph.check import Before, Freshness, check, watched
 from backbay.graph.match import NearMiss, Pattern
 from backbay.graph.report import first_line
 from backbay.graph.rewrite import Rewritten, apply
@@ -176,21 +176,23 @@ def run_passes(
     known = _NONE if decompositions is None else decompositions
     given = PassContext(options or {}, decompositions=known)
     watch = watch or current_watch()
-    reports = []
+    reports, freshness = [], Freshness()
     chosen = [x for x in passes if given.options.get(x.name, True) is not False]
     for one in (x for x in chosen if not left_out(x)):
         context = replace(given, level=one.level, near=[], detail={})
-        run = functools.partial(_run, one, graph_module, context, watch)
+        run = functools.partial(_run, one, graph_module, context, watch, freshness)
         reports.append(traced(run, graph_module))
     return reports
 
 
-def _run(one: Pass, graph_module: GraphModule, context: PassContext, watch: Watch) -> PassReport:
+def _run(
+    one: Pass, graph_module: GraphModule, context: PassContext, watch: Watch, freshness: Freshness
+) -> PassReport:
     if watch.observer is None:
-        return _checked(one, graph_module, context, watch)
+        return _checked(one, graph_module, context, watch, freshness)
     watch.observer.before(one, graph_module)
     try:
-        report = _checked(one, graph_module, context, watch)
+        report = _checked(one, graph_module, context, watch, freshness)
     except BackbayError as error:
         watch.observer.failed(one, graph_module, error)
         raise
@@ -199,10 +201,10 @@ def _run(one: Pass, graph_module: GraphModule, context: PassContext, watch: Watc
 
 
 def _checked(
-    one: Pass, graph_module: GraphModule, context: PassContext, watch: Watch
+    one: Pass, graph_module: GraphModule, context: PassContext, watch: Watch, freshness: Freshness
 ) -> PassReport:
     who = f"pass {one.name}"
-    before = Before.of(graph_module)
+    before = Before.of(graph_module, freshness)
     kept = copy.deepcopy(graph_module) if watch.verifying else None
     start = time.perf_counter()
     try:
@@ -214,7 +216,7 @@ def _checked(
         raise failed(who, graph_module, error) from error
     if not isinstance(changes, int):
         raise BackbayError(f"{who} gives {type(changes).__name__}: give how many changes it made")
-    check(graph_module, before, who)
+    check(graph_module, before, who, freshness)
     seconds = time.perf_counter() - start
     if kept is not None:
         verify(kept, graph_module, who)
