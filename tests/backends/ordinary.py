@@ -118,7 +118,7 @@ def parallel(kind, rank, size, store):
     torch.testing.assert_close(got, result)
     torch.testing.assert_close([_whole(x) for x in parts], grads)
     dist.destroy_process_group()
-    graphs = len(backend.reports) // len(backend.passes)
+    graphs = sum(x.name == "constant_masks" for x in backend.reports)
     return {"changes": changes(backend), "graphs": graphs}
 
 
