@@ -162,6 +162,17 @@ def test_a_forgotten_recompile(graph_module):
     assert "recompile()" in broken(graph_module, forgets, StaleCode)
 
 
+def test_a_forgotten_recompile_that_is_not_counted_after_a_pass_that_did_nothing(graph_module):
+    def forgets(module):
+        node = find(module, operator.mul)
+        node.args = (node.args[0], 4)
+        return 0
+
+    idle = graph_pass(name="idle")(lambda _: 0)
+    with pytest.raises(StaleCode, match="forgets"):
+        run_passes([idle, graph_pass()(forgets)], graph_module)
+
+
 def test_a_graph_changed_while_it_is_walked_over(graph_module):
     def endless(module):
         for node in module.graph.nodes:
