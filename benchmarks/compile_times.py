@@ -1,26 +1,28 @@
 """How long a model's first call takes: ``backend="backbay"`` beside Inductor, cold and warm.
 
-    python benchmarks/compile_times.py [NAME ...] [--device cuda] [--size full] [--rounds 5]
+    python benchmarks/compile_times.py --state FILE [NAME ...] [--device cuda] [--size full]
+        [--rounds 5] [--until SECONDS] [--out FILE]
 
 Each sample is a fresh process, which builds a model of ``speed/model_cases``, compiles a small
 function so that toolchain and imports are paid for, and then times the model's first step. Cold is
 with empty caches, warm the process after it, with what the first one left. Arms take turns in each
-round. A row has the medians, the ratio with its 95 % interval, and whether every warm process found
-every graph in the caches of AOTAutograd and of Inductor.
+round. Samples go to the state file as they come, so a run that was stopped goes on where it was.
+A row of the table, which is of all in the file, has the medians, the ratio with its 95 % interval,
+and whether every warm process found every graph in the caches of AOTAutograd and of Inductor.
 """
 
 import argparse
 import datetime as dt
-import functools
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from speed import arms
 from speed.surroundings import device_of, versions
 
@@ -29,49 +31,83 @@ from backbay.race import stats
 NAMES = ("llama_1b_4l.prefill_4x2k", "bert.infer", "gpt2.train", "resnet50.infer")
 ARMS = (arms.INDUCTOR, arms.OURS)
 BARS = {"cold": 1.3, "warm": 1.05}
+COLD, WARM = BARS
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One first call."""
+
+    name: str
+    arm: str
+    when: str
+    """Cold or warm."""
+    seconds: float
+    hits: int
+    """Graphs that AOTAutograd's cache had."""
+    misses: int
+    """Graphs that a cache had not, or was not asked for."""
 
 
 def main() -> int:
     """Measure and print; 1 where a bar does not hold."""
+    given = parsed()
+    if given.child:
+        said = first_call(given.names[0], *given.child, given.device, given.size)
+        print(msgspec.json.encode(said).decode())
+        return 0
+    measured(given)
+    samples = [x for x in read(given.state) if x.name in given.names]
+    rows = [row(name, when, samples) for name in given.names for when in BARS]
+    text = "\n".join((header(given), *(x for x, _ in rows), ""))
+    print(text)
+    if given.out:
+        given.out.write_text(text, encoding="utf-8")
+    return int(any(missed for _, missed in rows))
+
+
+def parsed() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", default=NAMES)
+    parser.add_argument("--state", type=Path, required=True, help="file of the samples")
+    parser.add_argument("--out", type=Path, help="file for the table")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--until", type=float, default=float("inf"), help="no model later, in s")
-    parser.add_argument("--child", nargs=2, metavar=("ARM", "FOLDER"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(first_call(given.names[0], *given.child, given.device, given.size)))
-        return 0
-    begun, missed = time.monotonic(), False
-    print_header(given)
-    for name in given.names:
-        if time.monotonic() - begun > given.until:
-            print(f"| {name} | not run: time was up | | | |", flush=True)
-            continue
-        missed |= print_rows(name, samples_of(name, given))
-    return int(missed)
+    parser.add_argument("--until", type=float, default=float("inf"), help="begin none later, in s")
+    parser.add_argument("--child", nargs=2, metavar=("ARM", "WHEN"), help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
-def samples_of(name: str, given: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Give what each process said, by arm and by whether it was cold, round by round."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {
-        (arm, when): [] for arm in ARMS for when in BARS
-    }
+def read(state: Path) -> list[Sample]:
+    """Give what was measured so far."""
+    if not state.exists():
+        return []
+    return [msgspec.json.decode(x, type=Sample) for x in state.read_bytes().splitlines()]
+
+
+def measured(given: argparse.Namespace) -> None:
+    """Take the samples that are missing, round by round, until the time is up."""
+    begun, known = time.monotonic(), Counter((x.name, x.arm, x.when) for x in read(given.state))
     for number in range(given.rounds):
-        for arm in ARMS if number % 2 == 0 else reversed(ARMS):
-            with tempfile.TemporaryDirectory(prefix="backbay-compile-") as folder:
-                for when in BARS:  # the first finds the folder empty
-                    found[arm, when].append(in_child(name, arm, folder, given))
-    return found
+        for name in given.names:
+            for arm in ARMS if number % 2 == 0 else reversed(ARMS):
+                if known[name, arm, WARM] > number:
+                    continue
+                if time.monotonic() - begun > given.until:
+                    print("time is up: call again to go on", file=sys.stderr)
+                    return
+                with tempfile.TemporaryDirectory(prefix="backbay-compile-") as folder:
+                    both = [in_child(name, arm, x, folder, given) for x in BARS]  # cold comes first
+                with given.state.open("ab") as file:
+                    file.writelines(msgspec.json.encode(x) + b"\n" for x in both)
 
 
-def in_child(name: str, arm: str, folder: str, given: argparse.Namespace) -> dict[str, Any]:
+def in_child(name: str, arm: str, when: str, folder: str, given: argparse.Namespace) -> Sample:
     """Time one first call in a process of its own."""
-    command = [sys.executable, __file__, name, "--child", arm, folder]
+    command = [sys.executable, __file__, name, "--child", arm, when, "--state", str(given.state)]
     command += ["--device", given.device, "--size", given.size]
     caches = {
         "TORCHINDUCTOR_CACHE_DIR": folder,
@@ -81,11 +117,10 @@ def in_child(name: str, arm: str, folder: str, given: argparse.Namespace) -> dic
     done = subprocess.run(
         command, env={**os.environ, **caches}, stdout=subprocess.PIPE, text=True, check=True
     )
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return said
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Sample)
 
 
-def first_call(name: str, arm: str, _folder: str, device: str, size: str) -> dict[str, Any]:
+def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample:
     """Be the child: build, warm the toolchain up, and time the first step."""
     import torch  # noqa: PLC0415 (the parent needs none)
     from speed.model_cases import built, case  # noqa: PLC0415
@@ -108,45 +143,48 @@ def first_call(name: str, arm: str, _folder: str, device: str, size: str) -> dic
     synchronize(place)
     seconds = time.perf_counter() - start
     found, aot = counters["inductor"], counters["aot_autograd"]
-    return {
-        "seconds": seconds,
-        "hits": aot["autograd_cache_hit"],
-        "misses": aot["autograd_cache_miss"]
-        + aot["autograd_cache_bypass"]
-        + found["fxgraph_cache_miss"]
-        + found["fxgraph_cache_bypass"],
-    }
+    missed = [aot["autograd_cache_miss"], aot["autograd_cache_bypass"]]
+    missed += [found["fxgraph_cache_miss"], found["fxgraph_cache_bypass"]]
+    return Sample(
+        name=name,
+        arm=arm,
+        when=when,
+        seconds=seconds,
+        hits=aot["autograd_cache_hit"],
+        misses=sum(missed),
+    )
 
 
-def print_header(given: argparse.Namespace) -> None:
+def header(given: argparse.Namespace) -> str:
     """Say when, where and with what."""
     today = dt.datetime.now(dt.UTC).date()
     names = ", ".join(f"{k} {v}" for k, v in versions("transformers", "timm").items())
-    where = functools.partial(device_of, given.device)()
-    print(f"{today}; {where}, size {given.size}, {names}; {given.rounds} rounds.\n")
-    print("| model | caches | inductor s | backbay s | backbay / inductor | all found |")
-    print("|---|---|---|---|---|---|", flush=True)
+    return (
+        f"{today}; {device_of(given.device)}, size {given.size}, {names}.\n\n"
+        "| model | caches | rounds | inductor s | backbay s | backbay / inductor | all found |\n"
+        "|---|---|---|---|---|---|---|"
+    )
 
 
-def print_rows(name: str, samples: dict[tuple[str, str], list[dict[str, Any]]]) -> bool:
-    """Print a model's rows; give whether a bar is missed for certain."""
-    missed = False
-    for when, bar in BARS.items():
-        both = {arm: [x["seconds"] for x in samples[arm, when]] for arm in ARMS}
-        texts = []
-        for values in both.values():
-            median, (low, high) = stats.median(values)
-            texts.append(f"{median:.1f} [{low:.1f}, {high:.1f}]")
-        ratio, (low, high) = stats.ratio(both[arms.OURS], both[arms.INDUCTOR])
-        missed |= low > bar
-        asked = samples[arms.OURS, when]
-        hit = all(x["hits"] and not x["misses"] for x in asked) if when == "warm" else None
-        said = {None: "", True: "yes", False: f"no: {asked[-1]}"}[hit]
-        missed |= hit is False
-        texts += [f"{ratio:.3f} [{low:.3f}, {high:.3f}]", said]
-        print(f"| {name} | {when} | {' | '.join(texts)} |")
-        sys.stdout.flush()
-    return missed
+def row(name: str, when: str, samples: Sequence[Sample]) -> tuple[str, bool]:
+    """Give a row, and whether its bar is missed for certain."""
+    by_arm = {
+        arm: [x for x in samples if (x.name, x.arm, x.when) == (name, arm, when)] for arm in ARMS
+    }
+    rounds = min(map(len, by_arm.values()))
+    if rounds == 0:
+        return f"| {name} | {when} | 0 | | | not run | |", False
+    both = {arm: [x.seconds for x in found[:rounds]] for arm, found in by_arm.items()}
+    texts = []
+    for values in both.values():
+        median, (low, high) = stats.median(values)
+        texts.append(f"{median:.1f} [{low:.1f}, {high:.1f}]")
+    ratio, (low, high) = stats.ratio(both[arms.OURS], both[arms.INDUCTOR])
+    texts.append(f"{ratio:.3f} [{low:.3f}, {high:.3f}]")
+    not_found = [x for x in by_arm[arms.OURS] if when == WARM and (x.misses or not x.hits)]
+    found_all = "" if when == COLD else f"no: {not_found[-1]}" if not_found else "yes"
+    missed = low > BARS[when] or bool(not_found)
+    return f"| {name} | {when} | {rounds} | {' | '.join(texts)} | {found_all} |", missed
 
 
 if __name__ == "__main__":

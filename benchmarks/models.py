@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from speed import arms, job, judging, model_table
 from speed.command import parser_of, write
 from speed.conduct import Conduct, Patience, Unmeasurable
-from speed.record import Entry, Run, State, Where, without_compile_times
+from speed.record import Entry, Run, State, Where
 from speed.surroundings import device_of, versions
 from speed.turns import Lanes, leave_when_told, work_through
 
@@ -118,6 +118,7 @@ def one(
         extend=judging.Extending(arms.INDUCTOR, arms.OURS),
         patience=Patience(arm_s=given.arm_seconds),
         tell=lambda text: print(f"{case.name}: {text}", flush=True),
+        shared=given.ahead > 1,
     )
     try:
         run, proved = conduct.run(names, prove)
@@ -126,8 +127,6 @@ def one(
         state.add(Entry(name=case.name, where=where, problem=str(error)))
         return
     about = conduct.prepared.about if conduct.prepared else ""
-    if given.ahead > 1:
-        run = without_compile_times(run)
     runs: tuple[Run, ...] = (run,) if names else ()
     fresh = Entry(name=case.name, where=where, about=about, runs=runs, verdicts=proved.verdicts)
     total = state.add(fresh)

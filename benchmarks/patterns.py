@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from speed import arms, job, judging, pattern_table
 from speed.command import parser_of, write
 from speed.conduct import Conduct, Patience, Unmeasurable
-from speed.record import Entry, State, Where, without_compile_times
+from speed.record import Entry, State, Where
 from speed.surroundings import device_of, versions
 from speed.turns import Lanes, Turns, leave_when_told, work_through
 
@@ -140,6 +140,7 @@ def one(
         extend=judging.Extending(arms.INDUCTOR, arms.OURS),
         patience=Patience(arm_s=given.arm_seconds),
         tell=lambda _: None,
+        shared=given.ahead > 1,
     )
     try:
         run, _ = conduct.run(missing(row, state, given))
@@ -152,7 +153,7 @@ def one(
         Entry(
             name=row.name,
             where=where,
-            runs=(run if given.ahead == 1 else without_compile_times(run),),
+            runs=(run,),
             bytes_moved=conduct.prepared.bytes_moved,
             flops=conduct.prepared.flops,
             limits=limits,

@@ -118,14 +118,16 @@ def warm_up(backend: str, device: str, *, train: bool) -> None:
 
 
 @contextlib.contextmanager
-def cached(arm: str, folder: str) -> Iterator[bool]:
+def cached(arm: str, folder: str, *, shared: bool = False) -> Iterator[bool]:
     """Point the compilers at a folder of the arm's backend; give whether it was empty.
 
-    The modes of a backend share it: only the first of them compiles cold, and is measured.
+    The modes of a backend share it: only the first of them compiles cold, and is measured. Where
+    all backends share one, a Triton kernel that two arms have in common keeps the configuration
+    that was found for the first. Each finding its own, beside other work, they differ by percents.
     """
     from torch._inductor.utils import clear_caches  # noqa: PLC0415 (a second; eager needs none)
 
-    name = arm.partition(":")[0].replace("/", "_")
+    name = "all" if shared else arm.partition(":")[0].replace("/", "_")
     path = Path(folder) / name
     cold = not path.exists()
     path.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,8 @@ def parser_of(description: str | None, arms: Sequence[str]) -> argparse.Argument
         type=int,
         default=1,
         help="workloads that compile at once; all but one are stopped while that is timed. "
-        "With more than one no compile times are kept. Default: 1",
+        "With more than one no compile times are kept, and arms share their caches, so that what "
+        "they have in common runs as configured for the first. Default: 1",
     )
     return parser
 

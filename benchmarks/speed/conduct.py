@@ -44,6 +44,8 @@ class Conduct:
     """From the samples so far to whether as much is timed again."""
     patience: Patience
     tell: Tell
+    shared: bool = False
+    """Whether arms share their compiler caches; then none of them says how long it compiled."""
 
     prepared: job.Prepared | None = None
     _lost: dict[str, Sampled] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class Conduct:
                         break
             finally:
                 self.lanes.done(lost=not whole)
-        found = {name: _sampled(x, samples.get(name, ())) for name, x in ready.items()}
+        found = {name: self._sampled(x, samples.get(name, ())) for name, x in ready.items()}
         return Run(created=created, arms={**found, **self._lost}), proved
 
     def _attempt(
@@ -84,8 +86,9 @@ class Conduct:
         ready: dict[str, job.Readied] = {}
         for arm in arms:
             self.tell(f"{arm}: compiling")
+            request = job.Ready(arm=arm, caches=caches, shared=self.shared)
             try:
-                reply = lane.ask(job.Ready(arm=arm, caches=caches), timeout_s=self.patience.arm_s)
+                reply = lane.ask(request, timeout_s=self.patience.arm_s)
             except ChildLost as lost:
                 self._lost[arm] = Sampled(status=lost.status, reason=lost.reason)
                 return ready, {}, False
@@ -145,17 +148,16 @@ class Conduct:
         self.tell(f"no proof: {reply.reason}")
         return job.Proved(verdicts={})
 
-
-def _sampled(ready: job.Readied, samples: Sequence[float]) -> Sampled:
-    return Sampled(
-        status=ready.status,
-        reason=ready.reason,
-        compile_s=ready.compile_s,
-        peak_bytes=ready.peak_bytes,
-        error=ready.error,
-        notes=ready.notes,
-        samples_ms=tuple(samples),
-    )
+    def _sampled(self, ready: job.Readied, samples: Sequence[float]) -> Sampled:
+        return Sampled(
+            status=ready.status,
+            reason=ready.reason,
+            compile_s=None if self.shared else ready.compile_s,
+            peak_bytes=ready.peak_bytes,
+            error=ready.error,
+            notes=ready.notes,
+            samples_ms=tuple(samples),
+        )
 
 
 def _said(reply: job.Readied) -> str:

@@ -27,6 +27,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     arm: str
     caches: str
     """Folder below which arms have their compiler caches."""
+    shared: bool = False
+    """Whether all arms have the same: a kernel then runs with the same configuration in each."""
 
 
 class Prove(msgspec.Struct, frozen=True, kw_only=True, tag="prove"):

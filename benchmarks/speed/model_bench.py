@@ -44,7 +44,7 @@ class ModelBench:
             device_name=device_name(self._device), about=self._case.about(self._request.size)
         )
 
-    def ready(self, arm: str, caches: str) -> job.Readied:
+    def ready(self, arm: str, caches: str, *, shared: bool = False) -> job.Readied:
         """Compile, compare grossly with eager, and take the peak of memory."""
         if arm == arms.HAND and not self._case.masked:
             return job.Readied(status="failed", reason="no mask to take away by hand")
@@ -52,7 +52,7 @@ class ModelBench:
         assert self._step is not None
         if arm != arms.EAGER:
             arms.warm_up(arms.split(arm)[0], self._request.device, train=self._case.train)
-        with arms.cached(arm, caches) as cold, arms.surrounded(arm):
+        with arms.cached(arm, caches, shared=shared) as cold, arms.surrounded(arm):
             call = self._calls[arm] = arms.compiled(self._workload.model, arm)
             arms.forget_rewrites()
             self._step.clear_gradients()

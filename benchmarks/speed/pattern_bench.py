@@ -46,14 +46,14 @@ class PatternBench:
             flops=self._flops if self._program.flops is None else self._program.flops,
         )
 
-    def ready(self, arm: str, caches: str) -> job.Readied:
+    def ready(self, arm: str, caches: str, *, shared: bool = False) -> job.Readied:
         """Compile, compare with float32, and capture in a CUDA graph where there are any."""
         if arm == arms.ALT and self._program.alternative is None:
             return job.Readied(status="failed", reason="no alternative")
         if arm != arms.EAGER:
             arms.warm_up(arms.split(arm)[0], str(self._device), train=self._pattern.train)
         arms.forget_rewrites()
-        with arms.cached(arm, caches) as cold:
+        with arms.cached(arm, caches, shared=shared) as cold:
             start = time.perf_counter()
             step, results, notes = self._first_call(arm)
             synchronize(self._device)

@@ -35,13 +35,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     arms: dict[str, Sampled]
 
 
-def without_compile_times(run: Run) -> Run:
-    """Give a run without them: other workloads were compiled beside it."""
-    arms = {name: msgspec.structs.replace(x, compile_s=None) for name, x in run.arms.items()}
-    changed: Run = msgspec.structs.replace(run, arms=arms)
-    return changed
-
-
 class Where(msgspec.Struct, frozen=True, kw_only=True):
     """What must be alike for two runs to be added up."""
 

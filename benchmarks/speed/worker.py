@@ -16,7 +16,7 @@ class Bench(Protocol):
     def prepared(self) -> job.Prepared:
         """Say what was built."""
 
-    def ready(self, arm: str, caches: str) -> job.Readied:
+    def ready(self, arm: str, caches: str, *, shared: bool) -> job.Readied:
         """Get an arm ready to be timed."""
 
     def seconds(self, arm: str, warmups: int, calls: int) -> float:
@@ -57,7 +57,7 @@ class Worker:
         assert self._bench is not None, "what is measured is prepared first"
         match request:
             case job.Ready():
-                readied = self._bench.ready(request.arm, request.caches)
+                readied = self._bench.ready(request.arm, request.caches, shared=request.shared)
                 gc.collect()
                 gc.freeze()  # what was compiled stays: a collection need not look at it again
                 return readied

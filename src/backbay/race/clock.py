@@ -21,7 +21,7 @@ def seconds(step: Callable[[], Any], calls: int, device: torch.device) -> float:
 def block(step: Callable[[], Any], *, warmups: int, calls: int, device: torch.device) -> float:
     """Give how long some calls take together, after others that are not counted."""
     seconds(step, warmups, device)
-    gc.collect()
+    gc.collect(1)  # what blocks leave is young; to look at all objects takes longer than a block
     gc.disable()  # a collection inside a block would be charged to the backend
     try:
         return seconds(step, calls, device)
