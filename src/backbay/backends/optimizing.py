@@ -31,6 +31,7 @@ from backbay.passes import (
     fused_convolutions,
     linear_epilogues,
     merged_linears,
+    one_token_attention,
     parameter_hoist,
 )
 from backbay.registry import Option
@@ -47,6 +48,7 @@ class Optimizing(Backend):
     passes = (
         constant_masks,
         early_selection,
+        one_token_attention,
         eager_convolutions,
         fused_convolutions,
         linear_epilogues,
@@ -89,6 +91,12 @@ class Optimizing(Backend):
             type="bool",
             default=True,
             help="with parameter_hoist, linear layers that read the same are one, in inference",
+        ),
+        Option(
+            name="one_token_attention",
+            type="bool",
+            default=True,
+            help="on CUDA, one query attends to a cache that is not repeated for each head",
         ),
         Option(
             name="parameter_hoist",

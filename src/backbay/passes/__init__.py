@@ -14,6 +14,7 @@ from backbay.passes.gelu import rewrite_gelu
 from backbay.passes.linear_epilogues import linear_epilogues
 from backbay.passes.masks import constant_masks
 from backbay.passes.merged_linears import merged_linears
+from backbay.passes.one_token_attention import one_token_attention
 from backbay.passes.parameter_hoist import parameter_hoist
 from backbay.passes.scalar_chain import fold_scalar_chain
 from backbay.passes.silu import rewrite_silu
@@ -29,6 +30,7 @@ __all__ = [
     "fused_convolutions",
     "linear_epilogues",
     "merged_linears",
+    "one_token_attention",
     "parameter_hoist",
     "remove_dead_code",
     "rewrite_gelu",

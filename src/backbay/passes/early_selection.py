@@ -10,8 +10,8 @@ computes the last norm, its head and much of its last block for every token. Ind
 what is pointwise, and computes products and reductions whole. Which rows are needed of a value is
 what all that read it need, so a residual stream is cut where each of its readers is.
 
-Left alone is what mixes rows, what the graph writes to, and a cut that the caller gets if it would
-be laid out otherwise than eager's.
+A cut that the caller gets is laid out as eager's, which is a view of the whole: with its gaps, in
+which nothing is written. Left alone is what mixes rows, and what the graph writes to.
 """
 
 import operator
@@ -55,8 +55,8 @@ def early_selection(graph_module: GraphModule, context: PassContext) -> int:
     memory = Memory(graph_module.graph)
     cuts = {x.node: x for x in _cuts(graph_module) if not memory.mutated(x.source)}
     for cut in list(cuts.values()):
-        if not _keeps_layout(cut, memory):
-            why = "the caller gets its result, which would be laid out otherwise"
+        if not _can_be_laid_out(cut, memory):
+            why = "the caller gets its result, whose layout is not known or shared with another"
             context.near.append(NearMiss("early_selection", cut.node, why))
             del cuts[cut.node]
     while cuts:
@@ -116,21 +116,19 @@ def _slice(entry: Any, size: Any) -> slice:
     return WHOLE if takes_all else entry
 
 
-def _keeps_layout(cut: _Cut, memory: Memory) -> bool:
-    """Tell whether a selection is laid out as one that was computed alone, or nobody sees it.
+def _can_be_laid_out(cut: _Cut, memory: Memory) -> bool:
+    """Tell whether what is computed alone can be laid out as the selection, or nobody sees it.
 
     Of two that the caller gets of one value, he may see that they share memory.
     """
     if not memory.returned(cut.node):
         return True
-    others = (x for x in cut.source.users if x is not cut.node)
-    return _is_dense(value_of(cut.node)) and not any(map(memory.returned, others))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    if not all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride())):
+    value = value_of(cut.node)
+    if not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
         return False
-    return tensor.is_contiguous()  # which does not ask about dimensions of size 1
+    overlaps = any(n > 1 and step == 0 for n, step in zip(value.shape, value.stride(), strict=True))
+    others = (x for x in cut.source.users if x is not cut.node)
+    return not overlaps and not any(map(memory.returned, others))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,16 +209,27 @@ def _select(cut: _Cut, part: Node, memory: Memory) -> None:
     selected = part
     if any(x != WHOLE for x in cut.then):
         selected = call_before(cut.node, operator.getitem, part, cut.then)
-    if memory.returned(cut.node) and not _is_dense(value_of(selected)):
+    if memory.returned(cut.node):
         selected = _laid_out(selected, cut.node)
     exchange(cut.node, selected)
 
 
 def _laid_out(selected: Node, place: Node) -> Node:
+    """Lay a value out as the one in whose place it comes."""
+    old = value_of(place)
+    if str(value_of(selected).stride()) == str(old.stride()):
+        return selected
+    if old.is_contiguous():  # which does not ask about dimensions of size 1
+        return _method(place, "contiguous", selected)
+    whole = _method(place, "new_empty_strided", selected, tuple(old.shape), old.stride())
+    return _method(place, "copy_", whole, selected)
+
+
+def _method(place: Node, name: str, *arguments: Any) -> Node:
     with place.graph.inserting_before(place):
-        dense = place.graph.call_method("contiguous", (selected,))
-    propagate(dense, place)
-    return dense
+        made = place.graph.call_method(name, arguments)
+    propagate(made, place)
+    return made
 
 
 def _in_part(node: Node, needs: Needs, made: dict[Node, Node]) -> Node:

@@ -20,16 +20,27 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def unrepeated(given: Mapping[str, Any]) -> dict[str, Node] | None:
+    """Give the key and value of an attention before they were repeated, if kernels take groups.
+
+    Args:
+        given: arguments of ``scaled_dot_product_attention`` by name.
+    """
+    if given.get("attn_mask") is not None or not _taken(value_of(given["query"])):
+        return None
+    return sources(given)
+
+
+def sources(given: Mapping[str, Any]) -> dict[str, Node] | None:
     """Give the key and value of an attention before they were repeated; None where they were not.
 
     Args:
         given: arguments of ``scaled_dot_product_attention`` by name.
     """
-    if given.get("enable_gqa") or given.get("attn_mask") is not None:
+    if given.get("enable_gqa"):
         return None
     found = {x: _source(given[x]) for x in ("key", "value")}
     key, value = found["key"], found["value"]
-    if key is None or value is None or not _taken(value_of(given["query"])):
+    if key is None or value is None:
         return None
     heads = [value_of(given[x]).shape[1] for x in ("query", "key", "value")]
     same = value_of(key).shape[1] == value_of(value).shape[1] and len(set(heads)) == 1

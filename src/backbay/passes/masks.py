@@ -18,13 +18,10 @@ unrepeated, where the kernels take that (``enable_gqa``).
 """
 
 import contextlib
-import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph import handed
 from backbay.graph.aliases import Memory
@@ -34,34 +31,14 @@ from backbay.graph.match import NearMiss
 from backbay.graph.put import exchange
 from backbay.graph.values import propagate, value_of
 from backbay.kit.passes import PassContext, graph_pass
-from backbay.passes import grouped_heads
+from backbay.passes import attention, grouped_heads
 from backbay.passes.dead_code import remove_dead_code
 
-_ATTENTION = (
-    F.scaled_dot_product_attention,
-    torch.ops.aten.scaled_dot_product_attention.default,  # in what torch.export made
-)
 MOST_BYTES = 2**31
 """Of a tensor that is made to compute a mask: 32,768 queries and keys, and two sequences."""
 
-_SIGNATURE = inspect.Signature(
-    [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
-        for name, default in {
-            "query": inspect.Parameter.empty,
-            "key": inspect.Parameter.empty,
-            "value": inspect.Parameter.empty,
-            "attn_mask": None,
-            "dropout_p": 0.0,
-            "is_causal": False,
-            "scale": None,
-            "enable_gqa": False,
-        }.items()
-    ]
-)
 
-
-@graph_pass(level="torch", sources=(grouped_heads,))
+@graph_pass(level="torch", sources=(attention, grouped_heads))
 def constant_masks(graph_module: GraphModule, context: PassContext) -> int:
     """Take constant masks away from attention; works on Dynamo's graph.
 
@@ -75,7 +52,7 @@ def constant_masks(graph_module: GraphModule, context: PassContext) -> int:
     total = 0
     for one in with_bodies(graph_module):
         count = 0
-        for node in _attention(one):
+        for node in attention.calls(one):
             try:
                 count += _rewritten(graph_module, node, known)
             except NotConstantError as error:
@@ -89,13 +66,8 @@ def constant_masks(graph_module: GraphModule, context: PassContext) -> int:
     return total
 
 
-def _attention(graph_module: GraphModule) -> Iterator[Node]:
-    for target in _ATTENTION:
-        yield from graph_module.graph.find_nodes(op="call_function", target=target)
-
-
 def _rewritten(graph_module: GraphModule, node: Node, known: dict[Any, str]) -> bool:
-    given = _SIGNATURE.bind(*node.args, **node.kwargs).arguments
+    given = attention.arguments(node)
     mask = given.pop("attn_mask", None)
     if isinstance(mask, Node):
         key = (mask, *_lengths(given))

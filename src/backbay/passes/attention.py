@@ -1,0 +1,41 @@
+"""Calls of ``scaled_dot_product_attention`` in a graph, and what they are given, by name."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+TARGETS = (
+    F.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,  # in what torch.export made
+)
+
+_SIGNATURE = inspect.Signature(
+    [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+        for name, default in {
+            "query": inspect.Parameter.empty,
+            "key": inspect.Parameter.empty,
+            "value": inspect.Parameter.empty,
+            "attn_mask": None,
+            "dropout_p": 0.0,
+            "is_causal": False,
+            "scale": None,
+            "enable_gqa": False,
+        }.items()
+    ]
+)
+
+
+def calls(graph_module: GraphModule) -> Iterator[Node]:
+    """Give the calls of attention."""
+    for target in TARGETS:
+        yield from graph_module.graph.find_nodes(op="call_function", target=target)
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """Give what a call is given, by name; what it leaves out is left out."""
+    return dict(_SIGNATURE.bind(*node.args, **node.kwargs).arguments)
