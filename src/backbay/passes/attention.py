@@ -1,7 +1,7 @@
 """Calls of ``scaled_dot_product_attention`` in a graph, and what they are given, by name."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +34,11 @@ def calls(graph_module: GraphModule) -> Iterator[Node]:
     """Give the calls of attention."""
     for target in TARGETS:
         yield from graph_module.graph.find_nodes(op="call_function", target=target)
+
+
+def target_of(node: Node) -> Callable[..., Any]:
+    """Give the function that a call calls."""
+    return next(x for x in TARGETS if x is node.target)
 
 
 def arguments(node: Node) -> dict[str, Any]:

@@ -96,12 +96,12 @@ def _check(node: Node, given: Mapping[str, Any], single: Mapping[str, Node]) -> 
 
 
 def _rewrite(node: Node, given: dict[str, Any], single: Mapping[str, Node]) -> None:
-    query, before = given["query"], node.prev
+    query, before, attend = given["query"], node.prev, attention.target_of(node)
     batch, heads, _, width = value_of(query).shape
     shared = value_of(single["key"]).shape[1]
     together = call_before(node, torch.reshape, query, (batch, shared, heads // shared, width))
     others = {k: v for k, v in given.items() if k not in {"query", "key", "value", "enable_gqa"}}
-    found = call_before(node, node.target, together, single["key"], single["value"], **others)
+    found = call_before(node, attend, together, single["key"], single["value"], **others)
     apart = call_before(node, torch.reshape, found, (batch, heads, 1, value_of(found).shape[3]))
     if layout(value_of(apart)[:, :, 0]) != layout(value_of(node)[:, :, 0]):
         erase_between(before, node)
