@@ -29,6 +29,7 @@ from backbay.graph.effects import changes_state, may_write
 from backbay.graph.match import NearMiss
 from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
 from backbay.graph.values import storages, value_of
+from backbay.kernels import folded_batch_norm as folded
 from backbay.kernels import fused_convolution as kernel
 from backbay.kit.passes import PassContext, graph_pass
 from backbay.passes import convolutions
@@ -72,7 +73,7 @@ class _Region:
         yield from (x for x in given if isinstance(x, Node))
 
 
-@graph_pass(level="torch", sources=(kernel, convolutions))
+@graph_pass(level="torch", sources=(kernel, folded, convolutions))
 def fused_convolutions(graph_module: GraphModule, context: PassContext) -> int:
     """Call cuDNN's fused convolution for one with batch norm, sum and ReLU; for CUDA.
 
@@ -232,11 +233,8 @@ def _rewrite(region: _Region) -> None:
     found, place = region.convolution, region.inside[0]
     dtype = value_of(found.node).dtype
     before = place.prev
-    weight, bias = _folded(region)
     x = cast_before(place, found.x, dtype)
-    weight = cast_before(place, weight, dtype)
-    weight = call_before(place, _ATEN.contiguous.default, weight, memory_format=torch.channels_last)
-    bias = None if bias is None else cast_before(place, bias, dtype)
+    weight, bias = _folded(region) if region.norm else _as_they_are(region)
     made = call_before(place, kernel.OPERATOR, x, weight, bias, region.other, *found.how)
     if layout(value_of(made)) != layout(value_of(place)):
         erase_between(before, place)
@@ -247,28 +245,20 @@ def _rewrite(region: _Region) -> None:
         node.graph.erase_node(node)
 
 
-def _folded(region: _Region) -> tuple[Node, Node | None]:
-    """Give weight and bias; with a batch norm, those that compute it too, in float32."""
-    found, norm, place = region.convolution, region.norm, region.inside[0]
-    if norm is None:
-        return found.weight, found.bias
+def _as_they_are(region: _Region) -> tuple[Node, Node | None]:
+    """Give the convolution's weight and bias."""
+    found, place = region.convolution, region.inside[0]
+    dtype = value_of(found.node).dtype
+    weight = cast_before(place, found.weight, dtype)
+    weight = call_before(place, _ATEN.contiguous.default, weight, memory_format=torch.channels_last)
+    return weight, None if found.bias is None else cast_before(place, found.bias, dtype)
 
-    def wide(node: Node) -> Node:
-        return cast_before(place, node, torch.float32)
 
-    def call(target: Any, *arguments: Any) -> Node:
-        return call_before(place, target, *arguments)
-
-    eps = norm.get("eps", 1e-5)
-    scale = call(_ATEN.rsqrt.default, call(_ATEN.add.Scalar, wide(norm["running_var"]), eps))
-    if norm.get("weight") is not None:
-        scale = call(_ATEN.mul.Tensor, scale, wide(norm["weight"]))
-    mean = wide(norm["running_mean"])
-    shift = call(_ATEN.neg.default, mean)
-    if found.bias is not None:
-        shift = call(_ATEN.sub.Tensor, wide(found.bias), mean)
-    shift = call(_ATEN.mul.Tensor, shift, scale)
-    if norm.get("bias") is not None:
-        shift = call(_ATEN.add.Tensor, shift, wide(norm["bias"]))
-    each = call(_ATEN.view.default, scale, [-1, 1, 1, 1])
-    return call(_ATEN.mul.Tensor, wide(found.weight), each), shift
+def _folded(region: _Region) -> tuple[Node, Node]:
+    """Give a weight and a bias that compute the batch norm, too."""
+    found, place, norm = region.convolution, region.inside[0], region.norm or {}
+    mean, variance, scale, shift = (norm.get(x) for x in _NUMBERS)
+    how = (float(norm.get("eps", 1e-5)), value_of(found.node).dtype)
+    weight = call_before(place, folded.WEIGHT, found.weight, variance, scale, *how)
+    bias = call_before(place, folded.BIAS, found.bias, mean, variance, scale, shift, *how)
+    return weight, bias
