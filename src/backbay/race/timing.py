@@ -56,12 +56,11 @@ class Timing:
         left = [name for name in names if name not in self.lost]
         with contextlib.ExitStack() as stack:
             lanes, step_s = self._open_apart(left, stack)
-            while EAGER in lanes:  # without it there is nobody to compare with
+            while EAGER in lanes and not self.samples:  # without eager nobody can be compared
                 if len(lanes) == 1:
                     lanes[EAGER].resume()  # alone it is not stopped between blocks
                 try:
                     self._interleave(lanes, {name: step_s[name] for name in lanes})
-                    return
                 except measure.BlockLost as failure:  # the others are ready as they are
                     self.lost[failure.backend] = (failure.status, failure.reason)
                     lanes.pop(failure.backend).stop()
