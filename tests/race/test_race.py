@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
@@ -21,9 +20,6 @@ from backbay.cli import main
 from backbay.errors import InputError, WorkloadInvalid
 from backbay.proof import make_golden
 from backbay.race import Limits, run
-from backbay.race.bench import Bench
-from backbay.race.job import Reply, Request
-from backbay.race.lane import InProcessLane
 from backbay.registry import Registry
 
 FAULTY = Path(__file__).with_name("faulty.py")
@@ -31,27 +27,6 @@ QUICK = Limits(backend_s=120.0, timing_s=0.5)
 OFTEN = "dies_when_called_often"
 
 pytestmark = pytest.mark.slow
-
-
-class Here(InProcessLane):
-    """A child's work, in this process; what is said goes through JSON, as it does to a child."""
-
-    def __init__(self, environment):
-        super().__init__(Bench(), environment)
-
-    def ask(self, request, *, timeout_s):
-        asked = msgspec.json.decode(msgspec.json.encode(request), type=Request)
-        reply = super().ask(asked, timeout_s=timeout_s)
-        return msgspec.json.decode(msgspec.json.encode(reply), type=Reply)
-
-
-@pytest.fixture
-def here(monkeypatch):
-    """Start no child processes."""
-    monkeypatch.setattr("backbay.race.api.open_child", Here)
-    with torch.random.fork_rng():
-        yield
-    torch.compiler.reset()
 
 
 def race(workload: str, *backends: str, limits: Limits = QUICK, **options):
