@@ -1,5 +1,6 @@
 """What the documents say is what is so."""
 
+import json
 import re
 from pathlib import Path
 
@@ -53,9 +54,11 @@ def test_readmes_python_example_runs(run_page):
 @pytest.mark.parametrize("workload", ["mlp", "classifier"])
 def test_the_example_workloads_can_be_raced(here, workload):
     arguments = ["race", f"{ROOT}/examples/my_model.py:{workload}", "--train", "--device", "cpu"]
-    done = CliRunner().invoke(main, [*arguments, "--backends", "aot_eager", "--seconds", "0.5"])
+    options = ["--backends", "aot_eager", "--seconds", "0.5", "--json", "-"]
+    done = CliRunner().invoke(main, [*arguments, *options])
     assert done.exit_code == 0, done.output
-    assert "aot_eager" in done.stdout
+    rows = json.loads(done.stdout)["results"]
+    assert {x["backend"]: x["status"] for x in rows} == {"eager": "ok", "aot_eager": "ok"}
 
 
 def test_every_key_of_an_explanation_is_documented():
