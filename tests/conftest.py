@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, Self
 
+import msgspec
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -63,3 +65,57 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(command, capture_output=True, text=True, check=check)
 
     return run
+
+
+class LaneHere:
+    """Answers in this process as a child does; what is said goes through JSON, as it does to one.
+
+    Nothing is isolated, and nothing ends what takes too long.
+    """
+
+    def __init__(self, answer: Callable[..., Any], job: Any, environment: Mapping[str, str]):
+        self._answer, self._job = answer, job
+        self._patch = pytest.MonkeyPatch()
+        for name, value in environment.items():
+            self._patch.setenv(name, value)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def ask(self, request: Any, *, timeout_s: float) -> Any:
+        asked = msgspec.json.decode(msgspec.json.encode(request), type=self._job.Request)
+        return msgspec.json.decode(msgspec.json.encode(self._answer(asked)), type=self._job.Reply)
+
+    def stop(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def end(self) -> None:
+        self._patch.undo()
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start no child processes for races and verifications: each would import torch for 5 s."""
+    import torch
+
+    from backbay.race import job as racing
+    from backbay.race.bench import Bench
+    from backbay.verify import job as verifying
+    from backbay.verify.answering import Desk
+
+    def race(environment: Mapping[str, str]) -> LaneHere:
+        return LaneHere(Bench().answer, racing, environment)
+
+    def verify(environment: Mapping[str, str]) -> LaneHere:
+        return LaneHere(Desk().answer, verifying, environment)
+
+    monkeypatch.setattr("backbay.race.api.open_child", race)
+    monkeypatch.setattr("backbay.verify.api.open_child", verify)
+    torch.compiler.reset()
+    with torch.random.fork_rng():
+        yield
+    torch.compiler.reset()

@@ -27,7 +27,7 @@ def test_what_is_right_ends_with_0_and_json_on_standard_output_is_json_alone():
 
 
 @pytest.mark.slow
-def test_what_is_wrong_ends_with_1_and_names_the_module():
+def test_what_is_wrong_ends_with_1_and_names_the_module(here):
     backends = f"{FAULTY}:honest,{FAULTY}:wrong_tanh"
     done = verify(f"{FAULTY}:model", "--backends", backends, "--infer", "--batches", "3")
     assert done.exit_code == 1

@@ -2,20 +2,23 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
+
+from backbay.cli import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "verify.md").read_text()
 
 
-def backbay(arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "backbay", *shlex.split(arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.fixture
+def backbay(here, monkeypatch):
+    """Give the command, run in this process and from where the page says."""
+    monkeypatch.chdir(ROOT)
+    return lambda arguments: CliRunner().invoke(main, shlex.split(arguments))
 
 
 def without_numbers(text: str) -> list[str]:
@@ -27,11 +30,11 @@ def without_numbers(text: str) -> list[str]:
 @pytest.mark.skipif(
     not torch.__version__.startswith("2.13"), reason="the page was written with torch 2.13"
 )
-def test_the_output_on_the_page_is_that_of_the_command_above_it():
+def test_the_output_on_the_page_is_that_of_the_command_above_it(backbay):
     block = re.search(r"```console\n\$ backbay (.*?)\n(.*?)```", PAGE, re.DOTALL)
     assert block is not None
     done = backbay(block[1])
-    assert done.returncode == 1
+    assert done.exit_code == 1, done.output
     assert without_numbers(done.stdout) == without_numbers(block[2])
     assert "layers.1 (FeedForward, examples/verified.py:22) is the first" in " ".join(
         done.stdout.split()
@@ -39,11 +42,11 @@ def test_the_output_on_the_page_is_that_of_the_command_above_it():
 
 
 @pytest.mark.slow
-def test_the_command_with_options_on_the_page_ends_with_0():
+def test_the_command_with_options_on_the_page_ends_with_0(backbay):
     block = re.search(r"```sh\nbackbay (.*?)\n```", PAGE, re.DOTALL)
     assert block is not None
     done = backbay(block[1])
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_code == 0, done.output
     assert "2 of 2 backends right on decoder@tiny: aot_eager, eager" in done.stdout
 
 

@@ -1,18 +1,30 @@
-"""Whole races in child processes: what is wrong is called so, and what dies ends no race."""
+"""Whole races: what is wrong is called so, and what dies ends no race.
 
+One race goes through the command and its child processes, with all that kills or hangs a process.
+The others carry out in this process what a child would: what they are about needs no isolation.
+"""
+
+import functools
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from click.testing import CliRunner
 
+from backbay import Workload
+from backbay.cli import main
 from backbay.errors import InputError, WorkloadInvalid
+from backbay.proof import make_golden
 from backbay.race import Limits, run
 from backbay.registry import Registry
 
 FAULTY = Path(__file__).with_name("faulty.py")
 QUICK = Limits(backend_s=120.0, timing_s=0.5)
+OFTEN = "dies_when_called_often"
 
 pytestmark = pytest.mark.slow
 
@@ -29,9 +41,82 @@ def race(workload: str, *backends: str, limits: Limits = QUICK, **options):
     return report, {result.backend.rpartition(":")[2]: result for result in report.results}
 
 
-def test_a_fault_of_one_in_a_thousand_is_called_wrong_and_cannot_win():
-    report, rows = race("small", "scaled", "honest")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[str, dict[str, Any], str]:
+    """Race by the command, in child processes; give what it printed, its JSON and its page."""
+    folder = tmp_path_factory.mktemp("whole")
+    backends = ["aot_eager", *(f"{FAULTY}:{name}" for name in ("segfaults", "hangs", OFTEN))]
+    command = [
+        *(sys.executable, "-m", "backbay", "race", f"{FAULTY}:small", "--device", "cpu"),
+        *("--backends", ",".join(backends), "--seconds", "0.5", "--timeout", "25"),
+        *("--json", folder / "race.json", "--html", folder / "race.html"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads((folder / "race.json").read_text())
+    return done.stdout, document, (folder / "race.html").read_text()
+
+
+of_the_whole = pytest.mark.xdist_group("whole race")
+"""One worker races for all of them."""
+
+
+def rows(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["backend"].rpartition(":")[2]: row for row in document["results"]}
+
+
+@of_the_whole
+def test_hangs_and_crashes_are_rows_and_the_race_goes_on(whole):
+    _, document, _ = whole
+    found = rows(document)
+    assert found["segfaults"]["status"] == "crashed"
+    assert "SIGSEGV" in found["segfaults"]["reason"]
+    assert found["hangs"]["status"] == "timeout"
+    assert found["aot_eager"]["status"] == "ok"
+    assert found["eager"]["median_ms"] is not None
+    assert document["decision"]
+
+
+@of_the_whole
+def test_a_death_while_timing_costs_the_guilty_only(whole):
+    _, document, _ = whole
+    found = rows(document)
+    assert found[OFTEN]["status"] == "crashed"
+    assert found[OFTEN]["verdict"]["passed"]
+    assert found["aot_eager"]["status"] == "ok"
+    assert found["aot_eager"]["median_ms"] is not None
+    assert any("process of its own" in note for note in document["notes"])
+
+
+@of_the_whole
+def test_eager_is_always_in_the_race_and_torchs_names_work(whole):
+    _, document, _ = whole
+    found = rows(document)
+    assert list(found) == ["eager", "aot_eager", "segfaults", "hangs", OFTEN]
+    assert found["aot_eager"]["compile_s"] > 0
+    assert found["aot_eager"]["ratio_to_eager_ci"] is not None
+    assert document["versions"]["torch"]
+    assert document["machine"]["device"] == "cpu"
+
+
+@of_the_whole
+def test_the_command_writes_table_json_and_page(whole):
+    printed, document, page = whole
+    assert "aot_eager" in printed
+    assert document["schema"] == "backbay.race/1"
+    assert {"machine", "versions", "decision", "results"} <= set(document)
+    assert {
+        "workload", "mode", "backend", "status", "reason", "verdict", "median_ms", "ci_ms",
+        "ratio_to_eager", "compile_s", "peak_bytes", "graphs", "breaks",
+    } <= set(document["results"][1])  # fmt: skip
+    assert page.startswith("<!doctype html>")
+
+
+def test_a_fault_of_one_in_a_thousand_and_what_raises_are_rows_and_cannot_win(here):
+    report, rows = race("small", "scaled", "raises", "honest")
     assert (rows["scaled"].status, rows["honest"].status) == ("wrong", "ok")
+    assert rows["raises"].status == "failed"
+    assert "no kernel for this graph" in rows["raises"].reason
     assert rows["scaled"].median_ms is None
     assert rows["scaled"].verdict is not None
     assert rows["scaled"].verdict.where == "output"
@@ -40,7 +125,7 @@ def test_a_fault_of_one_in_a_thousand_is_called_wrong_and_cannot_win():
     assert not report.decision[0].winner.endswith("scaled")
 
 
-def test_wrong_gradients_and_detached_outputs_are_called_wrong_in_training():
+def test_wrong_gradients_and_detached_outputs_are_called_wrong_in_training(here):
     _, rows = race("small", "wrong_gradient", "detached", "honest", train=True)
     assert rows["wrong_gradient"].status == "wrong"
     assert "gradient" in (rows["wrong_gradient"].verdict.where or "")
@@ -48,52 +133,30 @@ def test_wrong_gradients_and_detached_outputs_are_called_wrong_in_training():
     assert rows["honest"].status == "ok"
 
 
-def test_a_flushed_nan_is_called_wrong():
+def test_a_flushed_nan_is_called_wrong(here):
     _, rows = race("with_nan", "flushes_nan", "honest")
     assert (rows["flushes_nan"].status, rows["honest"].status) == ("wrong", "ok")
     assert "NaN" in rows["flushes_nan"].reason
 
 
-def test_failures_hangs_and_crashes_are_rows_and_the_race_goes_on():
-    limits = Limits(backend_s=25.0, timing_s=0.5)
-    report, rows = race("small", "raises", "segfaults", "hangs", "honest", limits=limits)
-    assert rows["raises"].status == "failed"
-    assert "no kernel for this graph" in rows["raises"].reason
-    assert rows["segfaults"].status == "crashed"
-    assert "SIGSEGV" in rows["segfaults"].reason
-    assert rows["hangs"].status == "timeout"
-    assert rows["honest"].status == "ok"
-    assert rows["eager"].median_ms is not None
-    assert report.decision
-
-
-def test_a_death_while_timing_costs_the_guilty_only():
-    report, rows = race("small", "dies_when_called_often", "honest")
-    assert rows["dies_when_called_often"].status == "crashed"
-    assert rows["dies_when_called_often"].verdict.passed
-    assert rows["honest"].status == "ok"
-    assert rows["honest"].median_ms is not None
-    assert any("process of its own" in note for note in report.notes)
-
-
-def test_a_backend_that_was_given_no_graph_is_not_called_right():
+def test_a_backend_that_was_given_no_graph_is_not_called_right(here):
     _, rows = race("nothing_captured", "honest")
     assert rows["honest"].status == "failed"
     assert "no graph" in rows["honest"].reason
 
 
-def test_a_model_that_draws_random_numbers_is_proven_and_the_report_says_how():
+def test_a_model_that_draws_random_numbers_is_proven_and_the_report_says_how(here):
     report, rows = race("with_dropout", "=aot_eager", "honest", train=True)
     assert (rows["aot_eager"].status, rows["honest"].status) == ("ok", "ok")
     assert any("random" in note for note in report.notes)
 
 
-def test_what_the_first_calls_change_is_not_held_against_a_backend():
+def test_what_the_first_calls_change_is_not_held_against_a_backend(here):
     _, rows = race("with_batch_norm", "honest", train=True)
     assert rows["honest"].status == "ok", rows["honest"].reason
 
 
-def test_a_workload_that_is_built_otherwise_each_time_is_not_compared():
+def test_a_workload_that_is_built_otherwise_each_time_is_not_compared(here):
     report, rows = race("different_each_time", "honest")
     assert (rows["eager"].status, rows["honest"].status) == ("failed", "failed")
     assert "not built alike" in rows["honest"].reason
@@ -101,16 +164,7 @@ def test_a_workload_that_is_built_otherwise_each_time_is_not_compared():
     assert report.decision[0].sentence.startswith("nothing was timed")
 
 
-def test_eager_is_always_in_the_race_and_torchs_names_work():
-    report, rows = race("small", "=aot_eager")
-    assert list(rows) == ["eager", "aot_eager"]
-    assert rows["aot_eager"].compile_s > 0
-    assert rows["aot_eager"].ratio_to_eager_ci is not None
-    assert report.versions["torch"]
-    assert report.machine.device == "cpu"
-
-
-def test_a_workload_that_raises_stops_the_race_with_the_users_own_traceback():
+def test_a_workload_that_raises_stops_the_race_with_the_users_own_traceback(here):
     with pytest.raises(WorkloadInvalid) as caught:
         race("raising", "honest")
     assert "ZeroDivisionError" in str(caught.value)
@@ -119,7 +173,7 @@ def test_a_workload_that_raises_stops_the_race_with_the_users_own_traceback():
     assert "backbay/race" not in traceback
 
 
-def test_a_mistake_in_the_second_workload_is_found_before_the_first_is_raced():
+def test_a_mistake_in_the_second_workload_is_found_before_the_first_is_raced(here):
     seen = []
     with pytest.raises(InputError):
         run(
@@ -132,10 +186,6 @@ def test_a_mistake_in_the_second_workload_is_found_before_the_first_is_raced():
 
 
 def test_a_model_object_is_raced_in_this_process_and_the_report_says_so():
-    import torch
-
-    from backbay import Workload
-
     model = torch.nn.Linear(8, 8).eval()
     workload = Workload(model, (torch.randn(4, 8),), name="mine")
 
@@ -151,10 +201,6 @@ def test_a_model_object_is_raced_in_this_process_and_the_report_says_so():
 
 
 def test_a_registry_of_ones_own_is_asked_for_names_in_this_process():
-    import torch
-
-    from backbay import Workload
-
     registry = Registry()
     registry.register_backend(lambda graph_module, example_inputs: graph_module.forward, "own")
     workload = Workload(torch.nn.Linear(8, 8).eval(), (torch.randn(4, 8),))
@@ -162,7 +208,7 @@ def test_a_registry_of_ones_own_is_asked_for_names_in_this_process():
     assert {r.backend: r.status for r in report.results} == {"eager": "ok", "own": "ok"}
 
 
-def test_without_a_compiler_inductor_is_a_row_with_its_remedy(monkeypatch):
+def test_without_a_compiler_inductor_is_a_row_with_its_remedy(here, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     report = run(f"{FAULTY}:small", device="cpu", limits=QUICK, registry=Registry())
     rows = {result.backend: result for result in report.results}
@@ -171,32 +217,6 @@ def test_without_a_compiler_inductor_is_a_row_with_its_remedy(monkeypatch):
     assert "no-such-compiler" in rows["inductor"].reason
     assert "install" in rows["inductor"].reason
     assert report.decision[0].winner == "eager"
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from backbay.cli import main; main()", "race", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_the_command_writes_table_json_and_page(tmp_path):
-    done = command(
-        f"{FAULTY}:small", "--backends", "aot_eager", "--device", "cpu", "--seconds", "0.5",
-        "--json", str(tmp_path / "race.json"), "--html", str(tmp_path / "race.html"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "aot_eager" in done.stdout
-    document = json.loads((tmp_path / "race.json").read_text())
-    assert document["schema"] == "backbay.race/1"
-    assert {"machine", "versions", "decision", "results"} <= set(document)
-    assert {
-        "workload", "mode", "backend", "status", "reason", "verdict", "median_ms", "ci_ms",
-        "ratio_to_eager", "compile_s", "peak_bytes", "graphs", "breaks",
-    } <= set(document["results"][1])  # fmt: skip
-    assert (tmp_path / "race.html").read_text().startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize(
@@ -214,9 +234,9 @@ def test_the_command_writes_table_json_and_page(tmp_path):
         ([f"{FAULTY}:absent"], "absent"),
     ],
 )
-def test_bad_input_is_one_clear_line_and_exit_code_2(arguments, said):
-    done = command(*arguments)
-    assert done.returncode == 2, done.stderr
+def test_bad_input_is_one_clear_line_and_exit_code_2(here, arguments, said):
+    done = CliRunner().invoke(main, ["race", *arguments])
+    assert done.exit_code == 2, done.stderr
     assert done.stdout == ""
     *_, last = done.stderr.strip().splitlines()
     assert last.startswith("backbay: ")
@@ -225,13 +245,6 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(arguments, said):
 
 
 def test_where_truth_does_not_fit_the_proof_is_smaller_and_the_report_says_so(monkeypatch):
-    import functools
-
-    import torch
-
-    from backbay import Workload
-    from backbay.proof import make_golden
-
     def scaled(graph_module, example_inputs):
         return lambda *args: tuple(1.001 * output for output in graph_module(*args))
 

@@ -1,5 +1,8 @@
 """What is registered here is visible to torch, whichever is imported first."""
 
+import json
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from backbay.registry import sharing
 
 BACKEND = """
-import functools, sys
+import dataclasses, functools, inspect, json, sys
 import backbay
 
 def mine(gm, inputs):
@@ -23,23 +26,90 @@ class Slotted:
     def reset(self):
         pass
 
+@dataclasses.dataclass(frozen=True)  # torch, up to 2.14.0, sets an attribute
+class Frozen:
+    def __call__(self, gm, inputs):
+        return gm.forward
+
 slotted = Slotted()
+odd = {"slotted": slotted, "slotted.method": slotted.method, "partial": functools.partial(mine)}
 """
+
+TORCH_LAST = """
+from backbay.registry.target import module_exists
+
+assert backbay.register_backend(mine) is mine
+backbay.register_backend(mine, "hidden", tags=["debug"])
+backbay.register_backend(Frozen(), "frozen")
+for name, backend in odd.items():
+    backbay.register_backend(backend, name)
+    backbay.register_backend(backend, name)
+backbay.Registry().register_backend(mine, "elsewhere")
+exists = module_exists("torch._dynamo.backends.registry")
+imported = "torch" in sys.modules
+
+import torch
+
+def compiled(name):
+    torch.compiler.reset()
+    return torch.compile(lambda x: x + 1, backend=name)(torch.ones(2)).sum().item()
+
+sums, calls = {"mine": compiled("mine")}, mine.calls
+sums |= {name: compiled(name) for name in ("frozen", *odd)}
+listed = torch.compiler.list_backends()
+
+import torch._dynamo.backends.registry as registry
+
+look_up = registry.lookup_backend
+print(json.dumps({
+    "exists": exists,
+    "imported": imported,
+    "sums": sums,
+    "calls": calls,
+    "listed": listed,
+    "all listed": torch._dynamo.list_backends(exclude_tags=()),
+    "same": [name for name in sums if look_up(name) is backbay.lookup_backend(name)],
+    "can be reset": [name for name in sums if hasattr(look_up(name), "reset")],
+    "loaders": [type(registry.__loader__).__name__, type(registry.__spec__.loader).__name__],
+    "finders": [type(finder).__name__ for finder in sys.meta_path],
+    "source": inspect.getsource(registry),
+}))
+"""
+"""Every way to register, before torch is imported; then what torch makes of it."""
 
 
 def run_program(run_python, body: str) -> list[str]:
     return run_python(BACKEND + textwrap.dedent(body)).stdout.split()
 
 
-@pytest.mark.parametrize("first", ["", "import torch", "import torch, torch._dynamo"])
+@pytest.fixture(scope="module")
+def torch_last():
+    command = [sys.executable, "-c", BACKEND + TORCH_LAST]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+of_torch_last = pytest.mark.xdist_group("torch last")
+"""One worker runs the program for all of them."""
+
+
+@of_torch_last
+def test_torch_compile_finds_it_by_name_when_imported_last(torch_last):
+    assert not torch_last["imported"]
+    assert torch_last["sums"]["mine"] == 4
+    assert torch_last["calls"] == 1
+    assert "mine" in torch_last["listed"]
+    assert "mine" in torch_last["same"]
+
+
+@pytest.mark.parametrize("first", ["import torch", "import torch, torch._dynamo"])
 def test_torch_compile_finds_it_by_name(run_python, first):
     said = run_program(
         run_python,
         f"""
         {first}
         assert backbay.register_backend(mine) is mine
-        assert ("torch" in sys.modules) == {bool(first)}
-        import torch
         assert torch.compile(lambda x: x + 1, backend="mine")(torch.ones(2)).sum() == 4
         assert "mine" in torch.compiler.list_backends()
         from torch._dynamo.backends.registry import lookup_backend
@@ -49,51 +119,25 @@ def test_torch_compile_finds_it_by_name(run_python, first):
     assert said == ["1", "True"]
 
 
-def test_tags_hide_it_from_torchs_list_too(run_python):
-    said = run_program(
-        run_python,
-        """
-        backbay.register_backend(mine, tags=["debug"])
-        import torch
-        print("mine" in torch.compiler.list_backends())
-        print("mine" in torch._dynamo.list_backends(exclude_tags=()))
-        """,
-    )
-    assert said == ["False", "True"]
+@of_torch_last
+def test_tags_hide_it_from_torchs_list_too(torch_last):
+    assert "hidden" not in torch_last["listed"]
+    assert "hidden" in torch_last["all listed"]
 
 
-@pytest.mark.parametrize("backend", ["slotted", "slotted.method", "functools.partial(mine)"])
-def test_a_callable_that_refuses_attributes_is_one_object_to_both(run_python, backend):
-    said = run_program(
-        run_python,
-        f"""
-        backend = {backend}
-        backbay.register_backend(backend, "odd")
-        backbay.register_backend(backend, "odd")
-        import torch
-        assert torch.compile(lambda x: x + 1, backend="odd")(torch.ones(2)).sum() == 4
-        torch.compiler.list_backends()
-        from torch._dynamo.backends.registry import lookup_backend
-        print(lookup_backend("odd") is backbay.lookup_backend("odd"))
-        print(hasattr(lookup_backend("odd"), "reset"))
-        """,
-    )
-    assert said == ["True", str(backend == "slotted")]
+@of_torch_last
+@pytest.mark.parametrize("backend", ["slotted", "slotted.method", "partial"])
+def test_a_callable_that_refuses_attributes_is_one_object_to_both(torch_last, backend):
+    assert torch_last["sums"][backend] == 4
+    assert backend in torch_last["same"]
+    assert (backend in torch_last["can be reset"]) == (backend == "slotted")
 
 
-def test_torchs_module_keeps_its_own_loader_and_the_finder_is_gone(run_python):
-    said = run_program(
-        run_python,
-        """
-        backbay.register_backend(mine)
-        import torch, inspect
-        import torch._dynamo.backends.registry as registry
-        print(type(registry.__loader__).__name__, type(registry.__spec__.loader).__name__)
-        print(any("Waiting" in type(finder).__name__ for finder in sys.meta_path))
-        print("def lookup_backend" in inspect.getsource(registry))
-        """,
-    )
-    assert said == ["SourceFileLoader", "SourceFileLoader", "False", "True"]
+@of_torch_last
+def test_torchs_module_keeps_its_own_loader_and_the_finder_is_gone(torch_last):
+    assert torch_last["loaders"] == ["SourceFileLoader", "SourceFileLoader"]
+    assert not any("Waiting" in finder for finder in torch_last["finders"])
+    assert "def lookup_backend" in torch_last["source"]
 
 
 def test_a_name_that_torch_got_from_someone_else_is_a_conflict(run_python):
@@ -113,41 +157,17 @@ def test_a_name_that_torch_got_from_someone_else_is_a_conflict(run_python):
     assert said == ["True", "True"]
 
 
-def test_registries_of_ones_own_stay_out_of_torch(run_python):
-    said = run_program(
-        run_python,
-        """
-        backbay.Registry().register_backend(mine)
-        import torch
-        print("mine" in torch.compiler.list_backends())
-        """,
-    )
-    assert said == ["False"]
+@of_torch_last
+def test_registries_of_ones_own_stay_out_of_torch(torch_last):
+    assert "elsewhere" not in torch_last["all listed"]
 
 
-def test_torch_s_registry_may_be_looked_for_before_it_is_imported(run_python):
-    said = run_program(
-        run_python,
-        """
-        import dataclasses
-        from backbay.registry.target import module_exists
-
-        @dataclasses.dataclass(frozen=True)  # torch, up to 2.14.0, sets an attribute
-        class Frozen:
-            def __call__(self, gm, inputs):
-                return gm.forward
-
-        backbay.register_backend(mine)
-        backbay.register_backend(Frozen(), "frozen")
-        assert module_exists("torch._dynamo.backends.registry")
-        assert "torch" not in sys.modules
-        import torch
-        for name in ("mine", "frozen"):
-            print(torch.compile(lambda x: x + 1, backend=name)(torch.ones(2)).sum().item())
-        print({"mine", "frozen"} <= set(torch.compiler.list_backends()))
-        """,
-    )
-    assert said == ["4.0", "4.0", "True"]
+@of_torch_last
+def test_torch_s_registry_may_be_looked_for_before_it_is_imported(torch_last):
+    assert torch_last["exists"]
+    assert not torch_last["imported"]
+    assert torch_last["sums"]["frozen"] == 4
+    assert {"mine", "frozen"} <= set(torch_last["listed"])
 
 
 def test_what_torch_refuses_loses_nothing_else_and_spares_whoever_imports_torch(monkeypatch):

@@ -72,6 +72,11 @@ def mean_square(output):
     return output.square().mean()
 
 
+def bent():
+    """Give the least model in which a module other than the first has a tanh."""
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()), (torch.randn(3, 4),)
+
+
 class Opaque(torch.nn.Module):
     @torch._dynamo.disable
     def forward(self, x):

@@ -1,5 +1,6 @@
 """What is wrong is called so and charged to where it is; what is right is not."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +20,28 @@ FAULTY = Path(__file__).with_name("faulty.py")
 
 
 def verify(name: str, *, loss=faulty.mean_square, **options):
-    """Verify one backend of faulty.py in this process, on its model."""
+    """Verify one backend of faulty.py in this process, on its model, which must stay as it was."""
     model, args = faulty.model()
+    model.layers[0].eval()
     workload = backbay.Workload(model, args, loss=loss, name="model")
-    report = run(workload, backends={name: getattr(faulty, name)}, **options)
+    with left_as_it_is(model):
+        report = run(workload, backends={name: getattr(faulty, name)}, **options)
     (result,) = report.results
     return report, result, {(x.mode, x.check): x for x in result.checks}
+
+
+@contextlib.contextmanager
+def left_as_it_is(model):
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    training = [x.training for x in model.modules()]
+    random = torch.random.get_rng_state()
+    yield
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert all(x.grad is None for x in model.parameters())
+    assert [x.training for x in model.modules()] == training
+    assert not any("forward" in vars(x) for x in model.modules())
+    assert not any(x._forward_hooks or x._forward_pre_hooks for x in model.modules())
+    assert torch.equal(torch.random.get_rng_state(), random)
 
 
 def failed(checks):
@@ -54,7 +71,7 @@ def test_an_honest_backend_is_called_wrong():
 
 
 def test_an_operator_in_the_middle_is_wrong_and_another_module_is_blamed():
-    report, result, checks = verify("wrong_tanh", train=False)
+    report, result, checks = verify("wrong_tanh", train=False, batches=[])
     assert not report.passed
     assert ("infer", "forward") in failed(checks)
     assert result.blame is not None
@@ -70,7 +87,7 @@ def line_of(name: str) -> int:
 
 
 def test_a_gradient_of_one_layer_is_wrong_and_another_module_is_blamed():
-    _, result, checks = verify("wrong_gradient", train=True)
+    _, result, checks = verify("wrong_gradient", train=True, steps=1, batches=[])
     assert checks["train", "forward"].status == "right"
     assert checks["train", "gradients"].status == "wrong"
     assert checks["train", "gradients"].proof.where == "gradient of layers.1.attn.wq.weight"
@@ -168,26 +185,16 @@ def test_a_model_with_nothing_to_train_is_called_unproven():
 def test_a_loss_that_keeps_its_labels_ends_the_other_batches():
     wanted = torch.zeros(4, 6, 4)
     report, _, checks = verify(
-        "wrong_for_another_batch", train=True, loss=lambda x: (x - wanted).square().mean()
+        "wrong_for_another_batch",
+        train=True,
+        loss=lambda x: (x - wanted).square().mean(),
+        steps=1,
+        batches=[5],
+        limits=Limits(blame_s=0),
     )
     assert checks["train", "forward"].status == "right"
     assert checks["train", "batch 5"].status == "wrong"
     assert any("without the workload's loss" in note for note in report.notes)
-
-
-def test_the_model_is_left_changed():
-    model, args = faulty.model()
-    model.layers[0].eval()
-    before = {name: x.clone() for name, x in model.state_dict().items()}
-    random = torch.random.get_rng_state()
-    run(backbay.Workload(model, args), backends={"wrong": faulty.wrong_tanh})
-    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-    assert all(x.grad is None for x in model.parameters())
-    assert model.training
-    assert not model.layers[0].training
-    assert not any("forward" in vars(x) for x in model.modules())
-    assert not any(x._forward_hooks or x._forward_pre_hooks for x in model.modules())
-    assert torch.equal(torch.random.get_rng_state(), random)
 
 
 def test_a_dropout_that_eager_draws_is_called_wrong():
@@ -229,24 +236,23 @@ def in_child(workload: str, backend: str, **options):
 
 @pytest.mark.slow
 def test_a_crash_ends_the_verification_or_is_not_traced_to_its_module():
-    _, result = in_child("model", "crashes_at_tanh")
+    _, result = in_child("bent", "crashes_at_tanh")
     assert [x.status for x in result.checks] == ["crashed"]
     assert "SIGSEGV" in result.checks[0].reason
     assert "string_at" in result.checks[0].reason  # where it was, not what Python lists last
-    assert (result.blame.module, result.blame.status) == ("layers.0.middle", "crashed")
+    assert (result.blame.module, result.blame.status) == ("1", "crashed")
 
 
 @pytest.mark.slow
-def test_a_hang_ends_the_verification_and_the_search_goes_on_for_ever():
-    limits = Limits(check_s=12.0, blame_s=15.0)
-    _, result = in_child("model", "hangs", limits=limits)
+def test_a_hang_ends_the_verification():
+    _, result = in_child("bent", "hangs", limits=Limits(check_s=12.0, blame_s=0))
     assert [x.status for x in result.checks] == ["timeout"]
-    assert result.blame.found == "not_found"
-    assert result.blame.tried <= 3
+    assert result.checks[0].charged_to == ""
+    assert result.blame is None
 
 
 @pytest.mark.slow
-def test_a_model_that_raises_is_held_against_the_backend():
+def test_a_model_that_raises_is_held_against_the_backend(here):
     with pytest.raises(InputError, match="the model's own mistake"):
         in_child("raising", "honest")
 
@@ -254,22 +260,22 @@ def test_a_model_that_raises_is_held_against_the_backend():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("backend", "workload"),
+    ("backend", "workload", "train"),
     [
-        ("aot_eager", "decoder"),
-        pytest.param("aot_eager", "hf:bert", marks=pytest.mark.sweep),
-        pytest.param("inductor", "decoder", marks=pytest.mark.sweep),
-        pytest.param("inductor", "hf:bert", marks=pytest.mark.sweep),
+        ("aot_eager", "decoder", True),  # and infer, by the command of the page
+        pytest.param("aot_eager", "hf:bert", None, marks=pytest.mark.sweep),
+        pytest.param("inductor", "decoder", None, marks=pytest.mark.sweep),
+        pytest.param("inductor", "hf:bert", None, marks=pytest.mark.sweep),
     ],
 )
-def test_torchs_own_backends_are_called_wrong(workload, backend):
-    options = {"size": "tiny", "steps": 2, "batches": [3]}
+def test_torchs_own_backends_are_called_wrong(here, workload, backend, train):
+    options = {"size": "tiny", "steps": 2, "batches": [3], "train": train}
     report = run(workload, backends=[backend], device="cpu", **options)
     assert report.passed, report.sentence
     (result,) = report.results
+    infer = [("infer", "forward"), ("infer", "batch 3")]
     assert [(x.mode, x.check) for x in result.checks] == [
-        ("infer", "forward"),
-        ("infer", "batch 3"),
+        *(infer if train is None else []),
         ("train", "forward"),
         ("train", "gradients"),
         ("train", "step 2"),

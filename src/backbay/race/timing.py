@@ -54,15 +54,16 @@ class Timing:
 
     def _run_apart(self, names: Sequence[str]) -> None:
         left = [name for name in names if name not in self.lost]
-        while EAGER in left:
-            try:
-                with contextlib.ExitStack() as stack:
-                    lanes, step_s = self._open_apart(left, stack)
-                    self._interleave(lanes, step_s)
-                    return
-            except measure.BlockLost as failure:
-                self.lost[failure.backend] = (failure.status, failure.reason)
-                left = [name for name in left if name not in self.lost]
+        with contextlib.ExitStack() as stack:
+            lanes, step_s = self._open_apart(left, stack)
+            while EAGER in lanes and not self.samples:  # without eager nobody can be compared
+                if len(lanes) == 1:
+                    lanes[EAGER].resume()  # alone it is not stopped between blocks
+                try:
+                    self._interleave(lanes, {name: step_s[name] for name in lanes})
+                except measure.BlockLost as failure:  # the others are ready as they are
+                    self.lost[failure.backend] = (failure.status, failure.reason)
+                    lanes.pop(failure.backend).stop()
 
     def _open_apart(
         self, names: Sequence[str], stack: contextlib.ExitStack

@@ -103,8 +103,9 @@ class Trial:
             else:
                 self._train(seat, course, prepared)
         if failed is not None:
-            self._attribute(course, *failed)
-            self._look(course, *failed)
+            with Seat(self.open_lane) as seat:  # torch's own first: what runs there does no harm
+                self._attribute(seat, course, *failed)
+                self._look(seat, course, *failed)
 
     def _rows(
         self, course: Course, situation: Situation, how: Judged, usual: int | None
@@ -174,15 +175,14 @@ class Trial:
             drift=reply.drift,
         )
 
-    def _attribute(self, course: Course, situation: Situation, how: Judged) -> None:
+    def _attribute(self, seat: Seat, course: Course, situation: Situation, how: Judged) -> None:
         """Put what failed to the rungs below, and charge the first that fails alike."""
         further = (how.hands_on_to,) if how.hands_on_to not in {"", self.backend} else ()
         below: dict[str, Status] = {}
         charged = ""
         for rung in rungs_below(self.backend, further):
             self._say(course, f"{course.mode}: {situation.name} with {rung}")
-            with Seat(self.open_lane) as seat:
-                one = self._judged(seat, course, rung, situation)
+            one = self._judged(seat, course, rung, situation)
             below[rung] = _status(one)
             if _alike(how, one):
                 charged = rung
@@ -195,27 +195,26 @@ class Trial:
             for x in self.checks
         ]
 
-    def _look(self, course: Course, situation: Situation, how: Judged) -> None:
+    def _look(self, seat: Seat, course: Course, situation: Situation, how: Judged) -> None:
         """Look for the first module that is wrong, once: of the first check that failed."""
         if self.blame is not None or not self.limits.blame_s or course.prepared is None:
             return
         if how.status == "not_compiled":
             return
         worst = _worst(how)
-        with Seat(self.open_lane) as seat:
-            search = Search(
-                seat,
-                setup=course.setup,
-                folder=course.folder,
-                digest=course.prepared.digest,
-                backend=self.backend,
-                situation=situation,
-                check=worst.check if worst is not None else situation.name,
-                seconds=self.limits.blame_s,
-                question_s=self.limits.check_s,
-                tell=lambda text: self._say(course, text),
-            )
-            self.blame = search.run()
+        search = Search(
+            seat,
+            setup=course.setup,
+            folder=course.folder,
+            digest=course.prepared.digest,
+            backend=self.backend,
+            situation=situation,
+            check=worst.check if worst is not None else situation.name,
+            seconds=self.limits.blame_s,
+            question_s=self.limits.check_s,
+            tell=lambda text: self._say(course, text),
+        )
+        self.blame = search.run()
 
     def _judged(self, seat: Seat, course: Course, backend: str, situation: Situation) -> Judged:
         assert course.prepared is not None
