@@ -10,6 +10,7 @@ import torch
 
 from backbay import passes
 from backbay.graph.values import value_of
+from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass
 from backbay.proof import Workload
 from backbay.race.workloads.decoder import Decoder, DecoderConfig
@@ -71,31 +72,65 @@ def without_inductor(subject):
     return dataclasses.replace(subject, compiler=made)
 
 
-# Passes on ATen graphs take seconds each where shapes are dynamic: those in float32, and those in
-# inference, are left to the command, and to `tests/passes/test_decoder.py`, which runs all at once.
-OTHERS = [pytest.param(x, marks=pytest.mark.sweep) for x in (1, 2, 6)]
-"""Each dtype, mode and kind of shape is in one of the rest, too."""
+def with_aten_passes_in_one(subjects):
+    """Put the passes on ATen graphs into one backend: AOTAutograd takes seconds for each."""
+    apart = [x for x in subjects if x.is_control or not x.is_aten]
+    passes_of = [x.compiler.passes for x in subjects if x not in apart]
+    declared = {"passes": sum(passes_of, ()), "codegen": "eager"}
+    one = dataclasses.replace(
+        next(x for x in subjects if x not in apart),
+        name="all at aten",
+        compiler=type("All", (Backend,), declared)(),
+    )
+    return [*apart, one]
 
 
-@pytest.mark.parametrize("number", [0, 3, 4, *OTHERS])
-def test_a_pass_or_a_backend_is_wrong_on_the_decoder(sweep, cases, number):
-    case = cases[number]
-    chosen = [without_inductor(x) for x in sweep.subjects() if x.name != "inductor"]
-    if case.dynamic and case.dtype == torch.float32:
-        chosen = [x for x in chosen if x.is_control or not x.is_aten]
-    rows = list(sweep.swept(case, chosen))
+def of_ours_without_inductor(sweep):
+    return [without_inductor(x) for x in sweep.subjects() if x.name != "inductor"]
+
+
+def assert_all_right(rows):
     assert not wrong(rows)
     fired = {row.subject.name for row in rows if any(row.changes.values())}
-    assert fired & {"fold_constants", "fold_constants at aten"}
+    assert fired & {"fold_constants", "fold_constants at aten", "all at aten"}
+
+
+@pytest.mark.parametrize("number", [0, 3, 4])
+def test_a_pass_or_a_backend_is_wrong_on_the_decoder(sweep, cases, number):
+    """Each dtype, mode and kind of shape is in one of the three."""
+    chosen = with_aten_passes_in_one(of_ours_without_inductor(sweep))
+    assert {y.name for y in chosen[-1].compiler.passes} == set(sweep.AT_BOTH)
+    assert_all_right(list(sweep.swept(cases[number], chosen)))
+
+
+# In CI the passes on ATen graphs run together, above, and each alone in the command's own run.
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", range(7))
+def test_a_pass_alone_or_a_backend_is_wrong_on_the_decoder(sweep, cases, number):
+    chosen = of_ours_without_inductor(sweep)
+    assert_all_right(list(sweep.swept(cases[number], chosen)))
+
+
+def assert_right_with_inductor(sweep, case, names):
+    chosen = [x for x in sweep.subjects() if x.name in {"aot_eager", *names}]
+    rows = list(sweep.swept(case, chosen))
+    assert len(rows) == 1 + len(names)
+    assert not wrong(rows)
+
+
+# In CI `tests/passes/test_decoder.py` has the decoder with every pass and Inductor, and the next
+# test has the backend with the most passes, and one of the kit's. The others have fewer passes.
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", [0, 3], ids=["float32, static", "bfloat16, dynamic"])
+def test_a_backend_that_ends_in_inductor_is_wrong_on_the_decoder(sweep, cases, number):
+    assert_right_with_inductor(sweep, cases[number], INDUCTOR)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 3], ids=["float32, static", "bfloat16, dynamic"])
-def test_a_backend_that_ends_in_inductor_is_wrong_on_the_decoder(sweep, cases, number):
-    chosen = [x for x in sweep.subjects() if x.name in {"aot_eager", *INDUCTOR}]
-    rows = list(sweep.swept(cases[number], chosen))
-    assert len(rows) == 1 + len(INDUCTOR)
-    assert not wrong(rows)
+def test_a_backend_that_ends_in_inductor_is_wrong_where_every_pass_has_something_to_do(sweep):
+    spelled = list(sweep.cases(f"{TOOL}:spelled"))
+    case = next(x for x in spelled if x.train and x.dynamic and x.dtype == torch.bfloat16)
+    assert_right_with_inductor(sweep, case, {"backbay", "backbay_fold"})
 
 
 def test_every_pass_has_something_to_do_on_the_spelled_workload(sweep):
@@ -141,8 +176,8 @@ def look_at_the_batch(graph_module):
     ("bad", "verdict"),
     [(halve_what_is_added, "WRONG"), (raise_an_error, "FAILED"), (look_at_the_batch, "ANEW")],
 )
-def test_the_sweep_calls_a_bad_pass_right(sweep, cases, bad, verdict):
-    case = next(x for x in cases if x.train and x.dynamic is (verdict == "ANEW"))
+def test_the_sweep_calls_a_bad_pass_right(sweep, cases, dynamic_case, bad, verdict):
+    case = dynamic_case if verdict == "ANEW" else cases[0]
     control = next(x for x in sweep.subjects() if x.name == "aot_eager")
     rows = list(sweep.swept(case, [control, sweep.alone(bad)]))
     assert [x.verdict for x in rows] == ["right", verdict]

@@ -1,5 +1,7 @@
 """A backend that supports some operators, and hands the rest to another."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
@@ -58,8 +60,18 @@ def with_fallback(name):
     return type("Falls", (Matmuls,), {"fallback": name})()
 
 
-@pytest.mark.parametrize("fallback", FALLBACKS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+# In CI Inductor has one dtype here: regions are cut without looking at it.
+@pytest.mark.parametrize(
+    ("fallback", "dtype"),
+    [
+        *itertools.product(
+            ["eager", "aot_eager_decomp_partition"], [torch.float32, torch.bfloat16]
+        ),
+        pytest.param("inductor", torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("inductor", torch.float32, marks=pytest.mark.sweep),
+    ],
+    ids=str,
+)
 def test_values_gradients_mutation_and_aliasing_are_eagers(fallback, dtype):
     torch.manual_seed(0)
     model, backend = Net().to(dtype), with_fallback(fallback)

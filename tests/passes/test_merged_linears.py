@@ -8,6 +8,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay import explain, ledger
 from backbay.backends import tuning
+from backbay.backends.optimizing import Optimizing
 from backbay.backends.optimizing import backbay as optimizing
 from backbay.kit.observing import verified
 from backbay.passes import merged_linears, parameter_hoist
@@ -315,10 +316,20 @@ def test_a_weight_that_is_changed_is_not_seen(look):
         torch.testing.assert_close(call(x), other(x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("codegen", ["eager", "inductor"])
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+# Inductor takes seconds for each: in CI it has two of the dtypes, with one kind of shape each.
+WITH_INDUCTOR = {(torch.float32, True), (torch.bfloat16, False)}
+MODELS = [
+    pytest.param(codegen, dtype, dynamic, marks=marks)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    for dynamic in (False, True)
+    for codegen, marks in (
+        ("eager", ()),
+        ("inductor", pytest.mark.slow if (dtype, dynamic) in WITH_INDUCTOR else pytest.mark.sweep),
+    )
+]
+
+
+@pytest.mark.parametrize(("codegen", "dtype", "dynamic"), MODELS)
 def test_a_model_is_wrong(prove, codegen, dtype, dynamic):
     torch.manual_seed(0)
     workload = Workload(model=Layer(dtype), args=(inputs(dtype),))
@@ -348,13 +359,19 @@ def test_the_backend_hoists_without_being_asked_or_not_when_it_is():
         assert [y.name for y in optimizing.reports if y.changes] == names
 
 
-@pytest.mark.slow
+class AsItIs(Optimizing):
+    """The backend with its graphs run as they are: Inductor takes seconds for each variant."""
+
+    def compile(self, graph_module, example_inputs):
+        return graph_module.forward
+
+
 @pytest.mark.usefixtures("_fresh")
 def test_what_is_tuned_is_not_hoisted_or_not_timed():
-    model, x = Layer(), inputs()
+    model, x, backend = Layer(), inputs(), AsItIs()
     for _ in range(2):
         torch.compiler.reset()
-        call = torch.compile(model, backend=optimizing, options={**ON, "tune": "full"})
+        call = torch.compile(model, backend=backend, options={**ON, "tune": "full"})
         with torch.no_grad():
             for _ in range(3):
                 torch.testing.assert_close(call(x), model(x), rtol=1e-5, atol=1e-5)

@@ -1,5 +1,7 @@
 """Honest compilers pass, in whole, forward and backward."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -23,9 +25,19 @@ class Block(nn.Module):
         return x + self.mlp(x)
 
 
+# In CI Inductor has one dtype here, and the other in the sweep of backends and the decoder's test.
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition", "inductor"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        *itertools.product(
+            ["aot_eager", "aot_eager_decomp_partition"], [torch.float32, torch.bfloat16]
+        ),
+        ("inductor", torch.bfloat16),
+        pytest.param("inductor", torch.float32, marks=pytest.mark.sweep),
+    ],
+    ids=str,
+)
 def test_honest_backend_passes_and_its_broken_twin_fails(backend, dtype):
     torch.manual_seed(0)
     model = Block().to(dtype)
