@@ -8,6 +8,7 @@ from speed.pattern_cases.program import (
     Pattern,
     Program,
     around_one,
+    kept,
     leaf,
     normal,
     on_cuda,
@@ -26,7 +27,8 @@ def image(batch: int, channels: int, side: int) -> Tensor:
 def statistics(channels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Draw a batch norm's weight, bias, mean and variance."""
     variance = (0.5 + torch.rand(channels)).to(torch.bfloat16)
-    return around_one(channels), normal(channels), normal(channels, scale=0.1), variance
+    shift, mean = normal(channels), normal(channels, scale=0.1)
+    return around_one(channels), kept(shift), kept(mean), kept(variance)
 
 
 def conv_norm_relu(  # noqa: PLR0917 (the numbers of a shape)
@@ -48,7 +50,7 @@ def conv_norm_relu(  # noqa: PLR0917 (the numbers of a shape)
         return ops.cudnn_convolution_relu(x, filters, bias, *sizes)  # type: ignore[no-any-return]
 
     x = image(batch, inside, side)
-    filters = weight(outside, inside, kernel, kernel).contiguous(memory_format=_LAST)
+    filters = kept(weight(outside, inside, kernel, kernel).contiguous(memory_format=_LAST))
     norm = statistics(outside)
     residual = [image(batch, outside, side // stride)] if added else []
     return Program(
@@ -136,16 +138,16 @@ def standardised(batch: int, channels: int, side: int) -> Program:
     def ready(x: Tensor, filters: Tensor) -> Tensor:
         return F.conv2d(x, filters, None, 1, 1)
 
-    gain = around_one(channels) * (9 * channels) ** -0.5
+    gain = kept(around_one(channels) * (9 * channels) ** -0.5)
     x, filters = image(batch, channels, side), weight(channels, channels, 3, 3)
     flat = filters.float().reshape(1, channels, -1)
     made = F.batch_norm(flat, None, None, gain.float(), None, training=True, momentum=0.0, eps=EPS)
-    kept = made.reshape_as(filters).to(x.dtype)
+    folded_once = made.reshape_as(filters).to(x.dtype)
     return Program(
         function=function,
         inputs=(x, filters, gain),
         alternative=ready,
-        alternative_inputs=(x, kept),
+        alternative_inputs=(x, folded_once),
     )
 
 

@@ -85,19 +85,23 @@ def leaf(*shape: int, scale: float = 1.0) -> Tensor:
 
 
 def weight(*shape: int) -> Tensor:
-    """Draw a matrix or kernel that keeps the size of what it is multiplied with.
-
-    It stays where it is, as a module's do: CUDA graphs do not copy it, and it can be hoisted.
-    """
+    """Draw a matrix or kernel that keeps the size of what it is multiplied with."""
     fan_in = torch.Size(shape[1:]).numel()
-    drawn = normal(*shape, scale=fan_in**-0.5)
-    torch._dynamo.mark_static_address(drawn, guard=False)  # noqa: SLF001 (torch.compiler has none)
-    return drawn
+    return kept(normal(*shape, scale=fan_in**-0.5))
 
 
 def around_one(width: int) -> Tensor:
     """Draw the weight of a norm."""
-    return (1 + 0.1 * torch.randn(width)).to(DTYPE)
+    return kept((1 + 0.1 * torch.randn(width)).to(DTYPE))
+
+
+def kept(tensor: Tensor) -> Tensor:
+    """Give a tensor that stays where it is, as a module's do.
+
+    CUDA graphs do not copy it, and what is made of it can be hoisted.
+    """
+    torch._dynamo.mark_static_address(tensor, guard=False)  # noqa: SLF001 (torch.compiler has none)
+    return tensor
 
 
 def on_cuda() -> bool:

@@ -10,6 +10,7 @@ import datetime as dt
 import hashlib
 import importlib.metadata
 import platform
+import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -163,12 +164,12 @@ def timed(arms: Arms, args: Sequence[Any]) -> dict[tuple[str, ...], list[float]]
         step_s = {name: clock.seconds(step, 1, device) for name, step in steps.items()}
         plan = measure.plan(step_s, BUDGET_S)
         samples: dict[str, list[float]] = {name: [] for name in steps}
-        order = list(steps)
+        order, shuffled = list(steps), random.Random(0)  # noqa: S311 (no secret)
         for _ in range(plan.rounds):
+            shuffled.shuffle(order)
             for name in order:
                 taken = clock.block(steps[name], warmups=1, calls=plan.calls[name], device=device)
                 samples[name].append(1e3 * taken / plan.calls[name])
-            order.append(order.pop(0))
     return {off: samples[",".join(off)] for off in arms}
 
 

@@ -131,6 +131,12 @@ def _can_be_laid_out(cut: _Cut, memory: Memory) -> bool:
     return not overlaps and not any(map(memory.returned, others))
 
 
+def _is_dense(tensor: torch.Tensor) -> bool:
+    if not all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride())):
+        return False
+    return tensor.is_contiguous()  # which does not ask about dimensions of size 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
     """What is needed of each value, and how it is computed."""
@@ -219,7 +225,7 @@ def _laid_out(selected: Node, place: Node) -> Node:
     old = value_of(place)
     if str(value_of(selected).stride()) == str(old.stride()):
         return selected
-    if old.is_contiguous():  # which does not ask about dimensions of size 1
+    if _is_dense(old):
         return _method(place, "contiguous", selected)
     whole = _method(place, "new_empty_strided", selected, tuple(old.shape), old.stride())
     return _method(place, "copy_", whole, selected)
@@ -257,4 +263,8 @@ def _as_autocast(new: Node, old: Node) -> None:
 def _taken(place: Node, source: Node, part: Part) -> Node:
     if all(x == WHOLE for x in part):
         return source
-    return call_before(place, operator.getitem, source, part)
+    taken = call_before(place, operator.getitem, source, part)
+    if not rowwise.multiplies(place) or _is_dense(value_of(taken)):
+        return taken
+    # With gaps, each sequence would be a product of its own, which reads the matrix again.
+    return _method(place, "contiguous", taken)

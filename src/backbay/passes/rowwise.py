@@ -106,6 +106,11 @@ def _name(node: Node) -> str:
     return getattr(node.target, "__name__", str(node.target))
 
 
+def multiplies(node: Node) -> bool:
+    """Tell whether a node is a product of matrices."""
+    return _operator(node) in {_BY_NAME["linear"], _BY_NAME["matmul"]}
+
+
 def _operator(node: Node) -> Operator | None:
     if node.op not in {"call_function", "call_method"}:
         return None
