@@ -13,7 +13,8 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.kernels import fused_convolution
 from backbay.kernels.fused_convolution import OPERATOR
-from backbay.passes import fused_convolutions
+from backbay.kit.backend import Backend
+from backbay.passes import fused_convolutions, parameter_hoist
 from backbay.proof import Workload
 
 K = 16
@@ -286,14 +287,42 @@ def test_a_network_is_wrong(prove, codegen, dtype, batch):
     assert changes["fused_convolutions"] == 2  # not the stem, nor what the sum reads, too
 
 
-def test_the_operator_has_other_gradients_or_another_fake_than_its_kernel():
+@pytest.mark.usefixtures("anywhere")
+def test_folded_batch_norms_are_computed_in_every_call_or_served_stale():
+    torch.manual_seed(0)
+    model = Block().to(memory_format=torch.channels_last).eval()
+    x = channels_last(torch.randn(3, 3, 9, 9))
+    declared = {"passes": (fused_convolutions, parameter_hoist)}
+    backend = type("Folding", (Backend,), declared)()
+    compiled = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        for change in (0.0, 1.0):
+            for norm in model.norms:
+                norm.running_mean.add_(change)
+                norm.weight.add_(change)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+    changes = {report.name: report.changes for report in backend.reports}
+    assert changes == {"fused_convolutions": 2, "parameter_hoist": 4}
+
+
+HOW = ([1, 1], [1, 1], [1, 1], 1)
+
+
+def test_the_operator_has_another_fake_than_its_kernel():
     x, w, z, b, *_ = tensors(torch.float64)
-    how = ([1, 1], [1, 1], [1, 1], 1)
-    leaves = [y.double().requires_grad_() for y in (x, w, b, z)]
-    torch.library.opcheck(OPERATOR, (*leaves, *how))
-    torch.library.opcheck(OPERATOR, (x.contiguous(), w.contiguous(), None, None, *how))
-    small = leaves[0][:1, :2], leaves[1][:3, :2], leaves[2][:3], leaves[3][:1, :3]
-    assert torch.autograd.gradcheck(lambda *y: OPERATOR(*y, *how), small)
+    torch.library.opcheck(OPERATOR, (*(y.double() for y in (x, w, b, z)), *HOW))
+    torch.library.opcheck(OPERATOR, (x.contiguous(), w.contiguous(), None, None, *HOW))
+
+
+@pytest.mark.parametrize("wanted", range(4))
+def test_a_gradient_is_lost_without_a_word(wanted):
+    x, w, z, b, *_ = tensors(torch.float32)
+    given = [y.detach().clone() for y in (x, w, b, z)]
+    given[wanted].requires_grad_()
+    with pytest.raises(NotImplementedError, match=r"torch\.no_grad\(\)"):
+        OPERATOR(*given, *HOW)
+    with torch.no_grad():
+        assert not OPERATOR(*given, *HOW).requires_grad
 
 
 def test_an_error_of_cudnn_is_taken_for_a_missing_engine(monkeypatch):

@@ -49,6 +49,7 @@ _STATEFUL_METHODS = frozenset(
 _STATEFUL_FUNCTIONS = frozenset({"from_file", "manual_seed", "fused_moving_avg_obs_fake_quant"})
 
 _ATEN = frozenset({"aten", "prims"})
+_PURE = _ATEN | {"backbay"}
 
 
 def mutates(node: Node) -> bool:
@@ -133,8 +134,8 @@ def is_uninitialised(node: Node) -> bool:
 def is_pure(node: Node) -> bool:
     """Tell whether a node does nothing but compute a value from its arguments, always the same.
 
-    Only operators of PyTorch and of Python's ``operator`` and ``math`` are known to be pure: not
-    custom operators, not higher-order ones, not what ``allow_in_graph`` let in.
+    Only operators of PyTorch, of Backbay, and of Python's ``operator`` and ``math`` are known to be
+    pure: not custom operators, not higher-order ones, not what ``allow_in_graph`` let in.
     """
     if node.op == "get_attr":
         return True
@@ -143,7 +144,7 @@ def is_pure(node: Node) -> bool:
     elif node.op != "call_function":
         return False
     elif isinstance(node.target, OpOverload):
-        known = node.target.namespace in _ATEN and not is_impure(node.target)
+        known = node.target.namespace in _PURE and not is_impure(node.target)
     else:
         known = _is_known(node) and not isinstance(node.target, OpOverloadPacket)
     binds = "unbacked_bindings" in node.meta  # a size that only the run knows is born here

@@ -3,13 +3,16 @@
 cuDNN has no engine for some convolutions, and says so only when it is asked: such a one is computed
 in three steps from then on. So is what asks for deterministic algorithms, of which the fused call
 knows nothing. Anything else that goes wrong is raised.
+
+A network calls it dozens of times for each image, and the host must not be what a GPU waits for: so
+it has no gradient, whose bookkeeping doubles what a call costs, and refuses one that is wanted.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library, register_autograd, register_fake
+from torch.library import Library, register_fake
 
 _ATEN = torch.ops.aten
 _NAME = "backbay::convolution_relu"
@@ -39,25 +42,38 @@ def reference(
     return (result if other is None else result.add_(other)).relu_()
 
 
+def _in_steps(
+    x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, *how: Any
+) -> Tensor:
+    _refuse_gradient(x, weight, bias, other)
+    return reference(x, weight, bias, other, *how)
+
+
 def _by_cudnn(
     x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, *how: Any
 ) -> Tensor:
-    stride, padding, dilation, groups = how
-    key = (_kind(x), _kind(weight), other is None, *map(tuple, how[:3]), groups)
-    if not _is_taken(x) or key in REFUSED:
+    _refuse_gradient(x, weight, bias, other)
+    if not _is_taken(x) or (REFUSED and _key(x, weight, other, how) in REFUSED):
         return reference(x, weight, bias, other, *how)
-    order = (stride, padding, dilation, groups)
     try:
         if other is None:
-            fused: Tensor = _ATEN.cudnn_convolution_relu.default(x, weight, bias, *order)
+            fused: Tensor = _ATEN.cudnn_convolution_relu.default(x, weight, bias, *how)
             return fused
-        fused = _ATEN.cudnn_convolution_add_relu.default(x, weight, other, 1.0, bias, *order)
+        fused = _ATEN.cudnn_convolution_add_relu.default(x, weight, other, 1.0, bias, *how)
     except RuntimeError as error:
         if not any(said in str(error) for said in _NO_ENGINE):
             raise
-        REFUSED.add(key)
+        REFUSED.add(_key(x, weight, other, how))
         return reference(x, weight, bias, other, *how)
     return fused
+
+
+def _refuse_gradient(*given: Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
+        raise NotImplementedError(
+            f"{_NAME} has no gradient, it is for inference: call it under torch.no_grad(), or "
+            "conv2d and relu in its place"
+        )
 
 
 def _is_taken(x: Tensor) -> bool:
@@ -65,29 +81,15 @@ def _is_taken(x: Tensor) -> bool:
     return bool(torch.backends.cudnn.enabled) and not exact and x.numel() > 0
 
 
+def _key(x: Tensor, weight: Tensor, other: Tensor | None, how: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (_kind(x), _kind(weight), other is None, *map(tuple, how[:3]), how[3])
+
+
 def _kind(x: Tensor) -> tuple[Any, ...]:
     return tuple(x.shape), x.stride(), x.dtype
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, bias, _, *ctx.how = inputs
-    ctx.bias_sizes = None if bias is None else list(bias.shape)
-    ctx.save_for_backward(x, weight, output)
-
-
-def _vjp(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    x, weight, output = ctx.saved_tensors
-    stride, padding, dilation, groups = ctx.how
-    dy = _ATEN.threshold_backward.default(dy, output, 0)
-    wanted = [*ctx.needs_input_grad[:2], ctx.bias_sizes is not None and ctx.needs_input_grad[2]]
-    how = (stride, padding, dilation, False, [0, 0], groups, wanted)
-    given = (dy, x, weight, ctx.bias_sizes, *how)
-    gradients = _ATEN.convolution_backward.default(*given)
-    return (*gradients, dy if ctx.needs_input_grad[3] else None, *(None,) * len(ctx.how))
-
-
-_library.impl("convolution_relu", reference, "CompositeExplicitAutograd")
+_library.impl("convolution_relu", _in_steps, "CompositeExplicitAutograd")
 if torch.version.hip is None:
     _library.impl("convolution_relu", _by_cudnn, "CUDA")
 register_fake(_NAME, reference, lib=_library)
-register_autograd(_NAME, _vjp, setup_context=_save, lib=_library)

@@ -261,4 +261,6 @@ def _folded(region: _Region) -> tuple[Node, Node]:
     how = (float(norm.get("eps", 1e-5)), value_of(found.node).dtype)
     weight = call_before(place, folded.WEIGHT, found.weight, variance, scale, *how)
     bias = call_before(place, folded.BIAS, found.bias, mean, variance, scale, shift, *how)
+    for made in (weight, bias):  # no gradient is wanted here, though parameters ask for one
+        made.meta["example_value"] = value_of(made).detach()
     return weight, bias
