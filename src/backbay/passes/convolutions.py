@@ -8,13 +8,10 @@ import torch
 from torch.fx import Graph, Node
 
 from backbay.graph.values import value_of
+from backbay.passes.unfit import UnfitError
 
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _RANK = 4
-
-
-class UnfitError(Exception):
-    """A rewrite does not fit a place; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)

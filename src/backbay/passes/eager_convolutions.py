@@ -23,7 +23,8 @@ from backbay.graph.values import value_of
 from backbay.kernels import convolution as kernel
 from backbay.kit.passes import PassContext, graph_pass
 from backbay.passes import convolutions
-from backbay.passes.convolutions import Convolution, UnfitError
+from backbay.passes.convolutions import Convolution
+from backbay.passes.unfit import UnfitError
 
 PAYS_FROM = 2**17
 """Weights from which their copy takes longer than the operator's own call, of 30 microseconds."""

@@ -33,7 +33,8 @@ from backbay.kernels import folded_batch_norm as folded
 from backbay.kernels import fused_convolution as kernel
 from backbay.kit.passes import PassContext, graph_pass
 from backbay.passes import convolutions
-from backbay.passes.convolutions import Convolution, UnfitError
+from backbay.passes.convolutions import Convolution
+from backbay.passes.unfit import UnfitError
 
 DEVICES = ("cuda",)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -27,6 +27,7 @@ from backbay.graph.put import call_before, cast_before, erase_between, exchange,
 from backbay.graph.values import value_of
 from backbay.kit.passes import PassContext, graph_pass, rewrite_pass
 from backbay.passes import gelu
+from backbay.passes.unfit import UnfitError
 
 DEVICES = ("cuda",)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -39,10 +40,6 @@ _VIEWS = ("view", "reshape")
 _LINEAR = ("input", "weight", "bias")
 _MATRIX = 2
 _IS_HIP = torch.version.hip is not None
-
-
-class _UnfitError(Exception):
-    """The epilogue does not fit a place; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +88,7 @@ def linear_epilogues(graph_module: GraphModule, context: PassContext) -> int:
             if layer is None:
                 continue
             _rewrite(layer)
-        except _UnfitError as error:
+        except UnfitError as error:
             context.near.append(NearMiss("linear_epilogues", node, str(error)))
             continue
         count += 1
@@ -107,7 +104,7 @@ def _layer(activation: Node) -> _Layer | None:
     """Read a layer from its activation; None where it is no activation, or not a layer's.
 
     Raises:
-        _UnfitError: it is one that can't be taken.
+        UnfitError: it is one that can't be taken.
     """
     is_gelu = activation.target is F.gelu and _approximation(activation) == "tanh"
     if not activation.op.startswith("call") or not (is_gelu or activation.target in _RELUS):
@@ -117,10 +114,10 @@ def _layer(activation: Node) -> _Layer | None:
     if product is None or not isinstance(y, Node):
         return None
     if len(y.users) > 1:
-        raise _UnfitError(f"{y.name}, which it activates, is used elsewhere, too")
+        raise UnfitError(f"{y.name}, which it activates, is used elsewhere, too")
     reason = _refusal(product, value_of(activation))
     if reason is not None:
-        raise _UnfitError(reason)
+        raise UnfitError(reason)
     x, weight, bias = _given(product)
     return _Layer(
         product=product, activation=activation, is_gelu=is_gelu, x=x, weight=weight, bias=bias
@@ -194,7 +191,7 @@ def _rewrite(layer: _Layer) -> None:
         made = call_before(place, _ATEN.reshape.default, made, list(_sizes(place, layer.x)))
     if layout(value_of(made)) != layout(value_of(place)):
         erase_between(before, place)
-        raise _UnfitError("its result would be laid out otherwise")
+        raise UnfitError("its result would be laid out otherwise")
     made.meta["example_value"] = value_of(made).detach()
     activated = layer.activation.all_input_nodes[0]
     exchange(layer.activation, activated)

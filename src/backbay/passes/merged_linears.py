@@ -34,16 +34,13 @@ from backbay.graph.parameters import is_parameter
 from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
 from backbay.graph.values import evaluated, propagate, storages, value_of
 from backbay.kit.passes import PassContext, graph_pass
+from backbay.passes.unfit import UnfitError
 
 EIGHTS = 8
 """Results of a layer are a multiple of it: each slice of 16 bits is then aligned for attention."""
 
 _LINEAR = ("input", "weight", "bias")
 _MATRIX = 2
-
-
-class _UnfitError(Exception):
-    """A layer is not merged; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +94,7 @@ def _groups(graph_module: GraphModule, context: PassContext) -> Iterator[list[_L
         for node in nodes:
             try:
                 layer = _layer(node, memory)
-            except _UnfitError as error:
+            except UnfitError as error:
                 context.near.append(NearMiss("merged_linears", node, str(error)))
                 continue
             alike.setdefault(_kind(layer), []).append(layer)
@@ -113,19 +110,19 @@ def _layer(node: Node, memory: Memory) -> _Layer:
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     learnt = [y for y in (weight, bias) if y is not None]
     if not all(isinstance(value_of(y), torch.Tensor) for y in (x, node)):
-        raise _UnfitError("it, or its input, is no tensor that is known")
+        raise UnfitError("it, or its input, is no tensor that is known")
     if not all(isinstance(y, Node) and is_parameter(y, memory) for y in learnt):
-        raise _UnfitError("its weight or bias is no plain parameter, or is written")
+        raise UnfitError("its weight or bias is no plain parameter, or is written")
     if value_of(node).requires_grad:
-        raise _UnfitError("its gradient is wanted")
+        raise UnfitError("its gradient is wanted")
     if value_of(weight).dim() != _MATRIX or any(value_of(y).dim() != 1 for y in learnt[1:]):
-        raise _UnfitError("its weight is no matrix, or its bias no vector")
+        raise UnfitError("its weight is no matrix, or its bias no vector")
     if value_of(weight).shape[0] % EIGHTS:
-        raise _UnfitError("its results are not in eights: slices of others would not be aligned")
+        raise UnfitError("its results are not in eights: slices of others would not be aligned")
     if memory.returned(node):
-        raise _UnfitError("the caller gets its result, or a view of it")
+        raise UnfitError("the caller gets its result, or a view of it")
     if memory.mutated(node):
-        raise _UnfitError("its result, or a view of it, may be written")
+        raise UnfitError("its result, or a view of it, may be written")
     return _Layer(node=node, x=x, weight=weight, bias=bias)
 
 

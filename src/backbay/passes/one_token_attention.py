@@ -27,6 +27,7 @@ from backbay.graph.values import value_of
 from backbay.kit.passes import PassContext, graph_pass
 from backbay.passes import attention, grouped_heads
 from backbay.passes.dead_code import remove_dead_code
+from backbay.passes.unfit import UnfitError
 
 DEVICES = ("cuda",)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -34,10 +35,6 @@ BLOCKS = 64
 """Heads of keys, of all sequences together, from which it is faster. Measured on an H200."""
 
 _RANK = 4
-
-
-class _UnfitError(Exception):
-    """The rewrite does not fit a place; the message says why."""
 
 
 @graph_pass(level="torch", sources=(attention, grouped_heads))
@@ -58,7 +55,7 @@ def one_token_attention(graph_module: GraphModule, context: PassContext) -> int:
         try:
             _check(node, given, single)
             _rewrite(node, given, single)
-        except _UnfitError as error:
+        except UnfitError as error:
             context.near.append(NearMiss("one_token_attention", node, str(error)))
             continue
         count += 1
@@ -83,16 +80,16 @@ def _one_for_a_group(given: Mapping[str, Any]) -> dict[str, Node] | None:
 def _check(node: Node, given: Mapping[str, Any], single: Mapping[str, Node]) -> None:
     query, mask, key = (value_of(x) for x in (given["query"], given["attn_mask"], single["key"]))
     if query.device.type not in DEVICES or query.dtype not in DTYPES:
-        raise _UnfitError(f"it is for {DTYPES} on CUDA: {query.dtype} on {query.device.type}")
+        raise UnfitError(f"it is for {DTYPES} on CUDA: {query.dtype} on {query.device.type}")
     if value_of(node).requires_grad or given.get("dropout_p", 0.0) or given.get("is_causal"):
-        raise _UnfitError("its gradient is wanted, it drops elements, or it is causal, too")
+        raise UnfitError("its gradient is wanted, it drops elements, or it is causal, too")
     if any(str(n) != "1" for n in mask.shape[-3:-1]):
-        raise _UnfitError("its mask tells heads apart")
+        raise UnfitError("its mask tells heads apart")
     batch, heads = query.shape[:2]
     if not all(isinstance(n, int) for n in (batch, heads, key.shape[1], query.shape[3])):
-        raise _UnfitError("how many sequences or heads there are is a symbol")
+        raise UnfitError("how many sequences or heads there are is a symbol")
     if batch * key.shape[1] < BLOCKS:
-        raise _UnfitError(f"{batch * key.shape[1]} heads of keys leave multiprocessors idle")
+        raise UnfitError(f"{batch * key.shape[1]} heads of keys leave multiprocessors idle")
 
 
 def _rewrite(node: Node, given: dict[str, Any], single: Mapping[str, Node]) -> None:
@@ -105,5 +102,5 @@ def _rewrite(node: Node, given: dict[str, Any], single: Mapping[str, Node]) -> N
     apart = call_before(node, torch.reshape, found, (batch, heads, 1, value_of(found).shape[3]))
     if layout(value_of(apart)[:, :, 0]) != layout(value_of(node)[:, :, 0]):
         erase_between(before, node)
-        raise _UnfitError("its result would be laid out otherwise")
+        raise UnfitError("its result would be laid out otherwise")
     exchange(node, apart)
