@@ -80,18 +80,12 @@ def judged(pytest_in, tmp_path_factory):
     return said, found
 
 
-of_the_judged = pytest.mark.xdist_group("conformance under pytest")
-"""One worker runs it for all of them."""
-
-
-@of_the_judged
 def test_a_backend_that_is_right_fails(judged):
     said, found = judged
     assert found["infinity_becomes_nan"] == ("passed", "")
     assert "level  1 contract   2 pass, 3 fail_value" in said
 
 
-@of_the_judged
 def test_a_wrong_backend_passes(judged):
     _, found = judged
     kind, words = found["negative_zero_is_lost"]
@@ -100,7 +94,6 @@ def test_a_wrong_backend_passes(judged):
     assert "eager pass, aot_eager pass, aot_eager_decomp_partition pass" in words
 
 
-@of_the_judged
 def test_a_known_failure_fails(judged):
     _, found = judged
     kind, words = found["subnormal_numbers_are_flushed"]
@@ -108,7 +101,6 @@ def test_a_known_failure_fails(judged):
     assert "known of subnormal_numbers_are_flushed" in words
 
 
-@of_the_judged
 @pytest.mark.parametrize(
     ("case", "words"),
     [

@@ -24,9 +24,7 @@ SETS = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(x, marks=pytest.mark.xdist_group(x)) for x in SETS]
-)
+@pytest.fixture(scope="module", params=SETS)
 def counted(request) -> Iterator[Tally]:
     """Put every case of a set to every rule, once for all tests of the set."""
     programs, seeds = SETS[request.param]

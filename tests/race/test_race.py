@@ -57,15 +57,10 @@ def whole(tmp_path_factory) -> tuple[str, dict[str, Any], str]:
     return done.stdout, document, (folder / "race.html").read_text()
 
 
-of_the_whole = pytest.mark.xdist_group("whole race")
-"""One worker races for all of them."""
-
-
 def rows(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["backend"].rpartition(":")[2]: row for row in document["results"]}
 
 
-@of_the_whole
 def test_hangs_and_crashes_are_rows_and_the_race_goes_on(whole):
     _, document, _ = whole
     found = rows(document)
@@ -77,7 +72,6 @@ def test_hangs_and_crashes_are_rows_and_the_race_goes_on(whole):
     assert document["decision"]
 
 
-@of_the_whole
 def test_a_death_while_timing_costs_the_guilty_only(whole):
     _, document, _ = whole
     found = rows(document)
@@ -88,7 +82,6 @@ def test_a_death_while_timing_costs_the_guilty_only(whole):
     assert any("process of its own" in note for note in document["notes"])
 
 
-@of_the_whole
 def test_eager_is_always_in_the_race_and_torchs_names_work(whole):
     _, document, _ = whole
     found = rows(document)
@@ -99,7 +92,6 @@ def test_eager_is_always_in_the_race_and_torchs_names_work(whole):
     assert document["machine"]["device"] == "cpu"
 
 
-@of_the_whole
 def test_the_command_writes_table_json_and_page(whole):
     printed, document, page = whole
     assert "aot_eager" in printed

@@ -90,11 +90,6 @@ def torch_last():
     return json.loads(done.stdout)
 
 
-of_torch_last = pytest.mark.xdist_group("torch last")
-"""One worker runs the program for all of them."""
-
-
-@of_torch_last
 def test_torch_compile_finds_it_by_name_when_imported_last(torch_last):
     assert not torch_last["imported"]
     assert torch_last["sums"]["mine"] == 4
@@ -119,13 +114,11 @@ def test_torch_compile_finds_it_by_name(run_python, first):
     assert said == ["1", "True"]
 
 
-@of_torch_last
 def test_tags_hide_it_from_torchs_list_too(torch_last):
     assert "hidden" not in torch_last["listed"]
     assert "hidden" in torch_last["all listed"]
 
 
-@of_torch_last
 @pytest.mark.parametrize("backend", ["slotted", "slotted.method", "partial"])
 def test_a_callable_that_refuses_attributes_is_one_object_to_both(torch_last, backend):
     assert torch_last["sums"][backend] == 4
@@ -133,7 +126,6 @@ def test_a_callable_that_refuses_attributes_is_one_object_to_both(torch_last, ba
     assert (backend in torch_last["can be reset"]) == (backend == "slotted")
 
 
-@of_torch_last
 def test_torchs_module_keeps_its_own_loader_and_the_finder_is_gone(torch_last):
     assert torch_last["loaders"] == ["SourceFileLoader", "SourceFileLoader"]
     assert not any("Waiting" in finder for finder in torch_last["finders"])
@@ -157,12 +149,10 @@ def test_a_name_that_torch_got_from_someone_else_is_a_conflict(run_python):
     assert said == ["True", "True"]
 
 
-@of_torch_last
 def test_registries_of_ones_own_stay_out_of_torch(torch_last):
     assert "elsewhere" not in torch_last["all listed"]
 
 
-@of_torch_last
 def test_torch_s_registry_may_be_looked_for_before_it_is_imported(torch_last):
     assert torch_last["exists"]
     assert not torch_last["imported"]

@@ -31,8 +31,6 @@ import pytest
 
 from backbay.registry.environment import torch_build
 
-pytestmark = pytest.mark.xdist_group("torch defects")  # one worker goes through all situations
-
 VERSION = tuple(int(x) for x in str(torch_build()["__version__"]).partition("+")[0].split("."))
 
 FUNCTION = "def fn(gm, inputs):\n    return gm.forward\n"
