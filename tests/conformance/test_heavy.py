@@ -23,6 +23,13 @@ def test_a_case_that_catches_a_seeded_fault_first_is_left_out():
     assert not catches & heavy()
 
 
+def test_quick_has_no_longer_the_case_that_caught_a_fault_in_it_first():
+    table = (ROOT / TABLES[-1]).read_text(encoding="utf-8")
+    catches = set(re.findall(r"\| `([^`]+)` \(\w+\) \|$", table, re.MULTILINE))
+    assert len(catches) > 70
+    assert catches <= {x.id for x in chosen(collected("cpu").values(), profile="quick", seed=0)}
+
+
 def test_quick_has_few_that_take_long_and_all_others_of_these_levels():
     cases = collected("cpu", {1}).values()
     quick = {x.id for x in chosen(cases, profile="quick", seed=0)}

@@ -188,6 +188,19 @@ def test_repeated_heads_are_missed(look, repeated, train):
     torch.testing.assert_close(seen.result, attended(*given))
 
 
+def test_keys_that_are_written_after_they_were_repeated_are_read_as_they_are_then(look):
+    def attended(q, k, v):
+        mask = rows(6) >= torch.arange(6)
+        wide = REPEATED["index"](k), REPEATED["index"](v)
+        v.mul_(0.5)
+        return F.scaled_dot_product_attention(q, *wide, attn_mask=mask)
+
+    seen = look(attended, *tensors(heads=2), passes=[constant_masks])
+    (node,) = seen.nodes("scaled_dot_product_attention")
+    assert node.kwargs == {"is_causal": True}
+    torch.testing.assert_close(seen.result, attended(*tensors(heads=2)))
+
+
 NOT_REPEATED = {
     "another dimension": lambda k: k.unsqueeze(1).expand(2, 2, 2, 6, 8).reshape(2, 4, 6, 8),
     "tiled": lambda k: k.repeat(1, 2, 1, 1),

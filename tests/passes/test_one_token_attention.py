@@ -60,6 +60,7 @@ STEPS = {
     "minus infinity": lambda q, k, v, p: F.scaled_dot_product_attention(
         q, repeated(k), repeated(v), attn_mask=torch.zeros(S).masked_fill(~hidden(p), -torch.inf)
     ),
+    "a cache that is written before": lambda *x: written_before(*x),
     "a scale": lambda q, k, v, p: step(q, k, v, p, scale=0.3),
     "interleaved": lambda q, k, v, p: F.scaled_dot_product_attention(
         q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), attn_mask=hidden(p)
@@ -73,15 +74,25 @@ STEPS = {
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("attend", STEPS.values(), ids=STEPS)
 def test_keys_are_repeated_for_one_query(look, attend):
-    given = tensors()
-    seen = look(attend, *given, passes=[one_token_attention])
+    seen = look(attend, *tensors(), passes=[one_token_attention])
     assert seen.changes["one_token_attention"] == 1
     (node,) = seen.nodes("scaled_dot_product_attention")
     shapes = [tuple(x.meta["example_value"].shape) for x in node.args[:3]]
     assert shapes == [(B, SHARED, HEADS // SHARED, D), (B, SHARED, S, D), (B, SHARED, S, D)]
     assert not seen.calls("expand") + seen.calls("repeat_interleave")
     assert seen.result.shape == (B, HEADS, 1, D)
-    torch.testing.assert_close(seen.result, attend(*given))
+    torch.testing.assert_close(seen.result, attend(*tensors()))
+
+
+def written_after(q, k, v, position):
+    wide = repeated(k), repeated(v)
+    k.mul_(0.5)
+    return F.scaled_dot_product_attention(q, *wide, attn_mask=hidden(position))
+
+
+def written_before(q, k, v, position):
+    k[:, :, 3].mul_(0.5)
+    return step(q, k, v, position)
 
 
 def per_head(q, k, v, position):
@@ -96,6 +107,14 @@ OTHERS = {
         {},
         None,
     ),
+    "groups of one": (
+        lambda q, k, v, p: F.scaled_dot_product_attention(
+            q[:, :2], k, v, attn_mask=hidden(p), enable_gqa=True
+        ),
+        {},
+        None,
+    ),
+    "a cache that is written after it was repeated": (written_after, {}, None),
     "tiled": (
         lambda q, k, v, p: F.scaled_dot_product_attention(
             q, k.repeat(1, 3, 1, 1), v.repeat(1, 3, 1, 1), attn_mask=hidden(p)
@@ -114,11 +133,10 @@ OTHERS = {
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize(("attend", "how", "why"), OTHERS.values(), ids=OTHERS)
 def test_another_attention_is_taken_for_a_step(look, attend, how, why):
-    given = tensors(**how)
-    seen = look(attend, *given, passes=[one_token_attention])
+    seen = look(attend, *tensors(**how), passes=[one_token_attention])
     assert not seen.changes["one_token_attention"]
     assert why is None or why in seen.near[0]
-    torch.testing.assert_close(seen.result, attend(*given))
+    torch.testing.assert_close(seen.result, attend(*tensors(**how)))
 
 
 def test_it_fires_on_a_processor(look):

@@ -8,7 +8,7 @@ import msgspec
 
 from backbay.race.record import Machine
 
-SUITE_VERSION = 3
+SUITE_VERSION = 4
 """Raised when a case is added, removed or changed: statements of two versions do not compare."""
 SCHEMA = "backbay.conform/1"
 

@@ -25,10 +25,10 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.graph.effects import changes_state, may_write
 from backbay.graph.match import NearMiss
+from backbay.graph.order import disturbed
 from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
-from backbay.graph.values import storages, value_of
+from backbay.graph.values import value_of
 from backbay.kernels import folded_batch_norm as folded
 from backbay.kernels import fused_convolution as kernel
 from backbay.kit.passes import PassContext, graph_pass
@@ -208,23 +208,10 @@ def _check_norm(region: _Region) -> None:
 
 def _check_order(region: _Region) -> None:
     """See to it that what the call reads is, at its end, what it was at its beginning."""
-    read = [storages(x) for x in region.reads]
-    for node in _between(region):
-        if changes_state(node):
-            raise UnfitError(f"{node.name} changes a mode on the way")
-        if not may_write(node):
-            continue
-        written = [storages(x) for x in node.all_input_nodes]
-        if any(x is None or y is None or x & y for x in read for y in written):
-            raise UnfitError(f"{node.name} may write on the way what it reads")
-
-
-def _between(region: _Region) -> Iterator[Node]:
-    node, end = region.convolution.node, region.inside[0]
-    while node is not end:
-        node = node.next
-        if node not in region.inside:
-            yield node
+    start, end = region.convolution.node, region.inside[0]
+    why = disturbed(start, end, region.reads, inside=region.inside)
+    if why is not None:
+        raise UnfitError(why)
 
 
 # 3. What takes its place

@@ -13,27 +13,32 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from backbay.graph.order import disturbed
 from backbay.graph.values import value_of
 
 _RANK = 4
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def unrepeated(given: Mapping[str, Any]) -> dict[str, Node] | None:
+def unrepeated(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
     """Give the key and value of an attention before they were repeated, if kernels take groups.
 
     Args:
+        node: the call of attention.
         given: arguments of ``scaled_dot_product_attention`` by name.
     """
     if given.get("attn_mask") is not None or not _taken(value_of(given["query"])):
         return None
-    return sources(given)
+    return sources(node, given)
 
 
-def sources(given: Mapping[str, Any]) -> dict[str, Node] | None:
-    """Give the key and value of an attention before they were repeated; None where they were not.
+def sources(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
+    """Give the key and value of an attention before they were repeated.
+
+    None where they were not, or where something is written after that: what is repeated is a copy.
 
     Args:
+        node: the call of attention.
         given: arguments of ``scaled_dot_product_attention`` by name.
     """
     if given.get("enable_gqa"):
@@ -44,7 +49,10 @@ def sources(given: Mapping[str, Any]) -> dict[str, Node] | None:
         return None
     heads = [value_of(given[x]).shape[1] for x in ("query", "key", "value")]
     same = value_of(key).shape[1] == value_of(value).shape[1] and len(set(heads)) == 1
-    return {"key": key, "value": value} if same else None
+    pairs = (given["key"], key), (given["value"], value)
+    if not same or any(disturbed(copy, node, [source]) for copy, source in pairs):
+        return None
+    return {"key": key, "value": value}
 
 
 def _taken(query: torch.Tensor) -> bool:

@@ -77,7 +77,7 @@ def _rewritten(graph_module: GraphModule, node: Node, known: dict[Any, str]) -> 
         given["is_causal"] = known[key] == "causal"
     elif mask is not None:
         return False
-    single = grouped_heads.unrepeated(given)
+    single = grouped_heads.unrepeated(node, given)
     if single is None and mask is None:
         return False
     _put(node, given if single is None else {**given, **single, "enable_gqa": True})

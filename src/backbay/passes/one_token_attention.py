@@ -49,7 +49,7 @@ def one_token_attention(graph_module: GraphModule, context: PassContext) -> int:
     count = 0
     for node in list(attention.calls(graph_module)):
         given = attention.arguments(node)
-        single = _one_for_a_group(given)
+        single = _one_for_a_group(node, given)
         if single is None:
             continue
         try:
@@ -65,7 +65,7 @@ def one_token_attention(graph_module: GraphModule, context: PassContext) -> int:
     return count
 
 
-def _one_for_a_group(given: Mapping[str, Any]) -> dict[str, Node] | None:
+def _one_for_a_group(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
     """Give key and value of one query with a mask, one for a group; None where it is another."""
     query, mask = (value_of(given.get(x)) for x in ("query", "attn_mask"))
     if not isinstance(query, torch.Tensor) or not isinstance(mask, torch.Tensor):
@@ -73,8 +73,9 @@ def _one_for_a_group(given: Mapping[str, Any]) -> dict[str, Node] | None:
     if query.dim() != _RANK or type(query.shape[2]) is not int or query.shape[2] != 1:
         return None
     if not given.get("enable_gqa"):
-        return grouped_heads.sources(given)
-    return {x: given[x] for x in ("key", "value")}
+        return grouped_heads.sources(node, given)
+    grouped = value_of(given["key"]).shape[1] != query.shape[1]
+    return {x: given[x] for x in ("key", "value")} if grouped else None
 
 
 def _check(node: Node, given: Mapping[str, Any], single: Mapping[str, Node]) -> None:

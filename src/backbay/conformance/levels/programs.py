@@ -46,32 +46,32 @@ def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (the same
         for number in PAIRS:
             run = functools.partial(_paired, name, number)
             yield Case(
-                id=f"programs/metamorphic/{name}/{number}", run=run, share=0.05, timeout_s=TIMEOUT_S
+                id=f"programs/metamorphic/{name}/{number}", run=run, share=0.03, timeout_s=TIMEOUT_S
             )
     for number in PAIRS:
         yield Case(
             id=f"programs/metamorphic/batch_is_not_its_halves/{number}",
             run=functools.partial(_halved, number),
-            share=0.05,
+            share=0.03,
             timeout_s=TIMEOUT_S,
         )
         yield Case(
             id=f"programs/metamorphic/part_is_not_its_copy/{number}",
             run=functools.partial(_in_parts, number),
-            share=0.05,
+            share=0.03,
             timeout_s=TIMEOUT_S,
         )
         yield Case(
             id=f"programs/metamorphic/inside_a_module_is_another/{number}",
             run=functools.partial(held_inside, number),
-            share=0.05,
+            share=0.03,
             timeout_s=TIMEOUT_S,
         )
     for seed in OPTIONS:
         run = functools.partial(_with_options, seed)
         needs = frozenset({"options"})
         yield Case(
-            id=f"programs/options/{seed}", run=run, needs=needs, share=0.05, timeout_s=TIMEOUT_S
+            id=f"programs/options/{seed}", run=run, needs=needs, share=0.03, timeout_s=TIMEOUT_S
         )
 
 

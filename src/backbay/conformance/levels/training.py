@@ -41,7 +41,7 @@ _EXPANDED: dict[str, varying.Vary] = {
     "expanded-input": varying.of_expanded,
     "expanded-gradient": varying.summed,
 }
-_EXPANDED_SHARE = 0.2
+_EXPANDED_SHARE = 0.1
 """More than the level's: no other level asks this."""
 
 
