@@ -181,6 +181,15 @@ def test_what_the_caller_gets_is_laid_out_otherwise(weights, program, train):
         torch.testing.assert_close((x.grad, v.grad), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("sequences", "copies"), [(B, 1), (1, 0)])
+def test_each_sequence_is_a_product_of_its_own(look, weights, sequences, copies):
+    v, _, x = weights
+    seen = look(lambda x: F.linear(x, v)[:, -1] * 2, x[:sequences], passes=[early_selection])
+    (product,) = seen.nodes("linear")
+    assert product.args[0].meta["example_value"].is_contiguous()
+    assert seen.calls("contiguous") == copies
+
+
 SHARED = {
     "two cuts of one value": lambda x, v: (y := F.linear(x, v)) is not None and (y[:, -1], y[:, 0]),
     "a cut and the whole": lambda x, v: (y := F.linear(x, v)) is not None and (y[:, -1], y),
