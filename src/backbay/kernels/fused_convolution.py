@@ -5,7 +5,7 @@ in three steps from then on. So is what asks for deterministic algorithms, of wh
 knows nothing. Anything else that goes wrong is raised.
 
 A network calls it dozens of times for each image, and the host must not be what a GPU waits for: so
-it has no gradient, whose bookkeeping doubles what a call costs, and refuses one that is wanted.
+it has no gradient, whose bookkeeping is in Python, and refuses one that is wanted.
 """
 
 from typing import Any

@@ -1,9 +1,8 @@
 """Interleaved timing: one block of calls of everyone in turn, in rounds.
 
 A machine's speed drifts over seconds (clocks, temperature, neighbours). Taking one block of every
-backend in each round lets the drift meet all of them alike. Each round is shuffled: a device that
-has just worked less has a higher clock for a while, and in turns of A B C whoever runs behind an
-idler would always have it.
+backend in each round lets the drift meet all of them alike. Each round is shuffled: in turns
+of A B C everyone would run behind the same neighbour, in the clocks and caches that it left.
 """
 
 import math
