@@ -3,7 +3,7 @@
 In inference a batch norm multiplies each channel by a number and adds another, which a convolution
 can do by itself: a standard of deployment, e.g. ``torch.nn.utils.fusion.fuse_conv_bn_weights``.
 Both are computed in single precision and rounded once. They are operators, and not a dozen of
-PyTorch's, so that a graph with hundreds of convolutions is rewritten in no time; whoever traces
+PyTorch's, so that a graph of many convolutions gets fewer nodes to evaluate; whoever traces
 them sees PyTorch's.
 """
 
