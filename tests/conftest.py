@@ -57,8 +57,9 @@ def install(tmp_path: Path) -> Install:
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Registry:
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     """Give a registry that sees torch 2.13 for CPUs, and what `install` wrote; looked at lazily."""
+    _forget_what_torch_loaded(monkeypatch)
 
     class LazyRegistry(Registry):
         @functools.cached_property
@@ -70,6 +71,19 @@ def registry(tmp_path: Path) -> Registry:
             )
 
     return LazyRegistry()
+
+
+def _forget_what_torch_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the backends that earlier tests of this process had torch load: nobody installed them.
+
+    To a registry that knows of no such distribution they would be this process's own.
+    """
+    module = sys.modules.get("torch._dynamo.backends.registry")
+    held = {} if module is None else module._COMPILER_FNS
+    for name, compiler_fn in list(held.items()):
+        where = getattr(compiler_fn, "__module__", None) or type(compiler_fn).__module__
+        if where.partition(".")[0] == "backbay":
+            monkeypatch.delitem(held, name)
 
 
 @pytest.fixture
