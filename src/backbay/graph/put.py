@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from backbay.graph.values import propagate, refresh, value_of
+from backbay.graph.values import carry, propagate, refresh, value_of
 
 Target = Callable[..., Any]
 
@@ -17,6 +17,15 @@ def call_before(place: Node, target: Target, *arguments: Any, **keywords: Any) -
     with graph.inserting_before(place):
         made = graph.call_function(target, arguments, keywords)
     propagate(made, place)
+    return made
+
+
+def put_before(place: Node, value: Any, target: Target, *arguments: Any) -> Node:
+    """Insert a call before a node of Dynamo's graph, whose value is known already."""
+    with place.graph.inserting_before(place):
+        made = place.graph.call_function(target, arguments)
+    carry(made, place)
+    made.meta["example_value"] = value
     return made
 
 

@@ -4,7 +4,7 @@ They are ``example_value`` in Dynamo's graph, ``val`` after AOTAutograd. The res
 reads them, and where the user wrote a node: what a pass puts in must carry both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,15 +27,20 @@ def value_of(node: Any) -> Any:
 def propagate(node: Node, like: Node) -> None:
     """Give a new node the value that it would have, and the place of what it replaces."""
     key = "val" if "val" in like.meta else "example_value"
-    for name in CARRIED:
-        if name in like.meta:
-            node.meta[name] = like.meta[name]
+    carry(node, like)
     if node.op not in {"call_function", "call_method"}:
         return
     with torch.no_grad() if key == "val" else torch.enable_grad():
         value = evaluated(node)
     if value is not None:
         node.meta[key] = value
+
+
+def carry(node: Node, like: Node) -> None:
+    """Give a new node the place of what it replaces."""
+    for name in CARRIED:
+        if name in like.meta:
+            node.meta[name] = like.meta[name]
 
 
 def evaluated(node: Node, others: Mapping[Node, Any] | None = None) -> Any:
@@ -47,12 +52,17 @@ def evaluated(node: Node, others: Mapping[Node, Any] | None = None) -> Any:
     arguments = torch.fx.map_arg(
         (node.args, node.kwargs), lambda x: known[x] if x in known else value_of(x)
     )
+    return computed(_called, node, *arguments)
+
+
+def computed(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function with fake values; None where there are none among its arguments."""
     mode = _fake_mode(arguments)
     if mode is None:
         return None
     # As Dynamo runs it: operators in C++ would ask for sizes as numbers, and guard on the answers.
     with mode, enable_python_dispatcher():
-        return _called(node, *arguments)
+        return function(*arguments)
 
 
 def refresh(old: Node, new: Node) -> None:

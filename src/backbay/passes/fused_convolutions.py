@@ -16,8 +16,9 @@ Inductor chooses a layout by itself; several groups, and channels not in eights,
 slower engines or none; a batch norm in float16, where folded weights may vanish.
 """
 
+import functools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +28,14 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.match import NearMiss
 from backbay.graph.order import disturbed
-from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
-from backbay.graph.values import value_of
-from backbay.kernels import folded_batch_norm as folded
+from backbay.graph.put import call_before, cast_before, exchange, layout, put_before
+from backbay.graph.values import computed, value_of
+from backbay.kernels import folded_batch_norm
 from backbay.kernels import fused_convolution as kernel
 from backbay.kit.passes import PassContext, graph_pass
-from backbay.passes import convolutions
+from backbay.passes import convolutions, folded_norms
 from backbay.passes.convolutions import Convolution
+from backbay.passes.folded_norms import Norm, put_folded
 from backbay.passes.unfit import UnfitError
 
 DEVICES = ("cuda",)
@@ -66,6 +68,31 @@ class _Region:
     """All nodes, the last first."""
 
     @property
+    def place(self) -> Node:
+        """Where it ends, and the call will stand."""
+        return self.inside[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        computes_in: torch.dtype = value_of(self.convolution.node).dtype
+        return computes_in
+
+    @functools.cached_property
+    def result(self) -> Any:
+        """The value that the call will have."""
+        found, dtype = self.convolution, self.dtype
+        bias = found.bias if self.norm is None else self.norm["running_mean"]
+
+        def call(x: torch.Tensor, weight: torch.Tensor, bias: Any, other: Any) -> torch.Tensor:
+            weight = folded_batch_norm.weight_like(weight, dtype)
+            bias = None if bias is None else bias.to(dtype)
+            result: torch.Tensor = kernel.OPERATOR(x.to(dtype), weight, bias, other, *found.how)
+            return result.detach()
+
+        return computed(call, *map(value_of, (found.x, found.weight, bias, self.other)))
+
+    @property
     def reads(self) -> Iterator[Node]:
         """What the call reads."""
         found = self.convolution
@@ -74,7 +101,7 @@ class _Region:
         yield from (x for x in given if isinstance(x, Node))
 
 
-@graph_pass(level="torch", sources=(kernel, folded, convolutions))
+@graph_pass(level="torch", sources=(kernel, folded_batch_norm, convolutions, folded_norms))
 def fused_convolutions(graph_module: GraphModule, context: PassContext) -> int:
     """Call cuDNN's fused convolution for one with batch norm, sum and ReLU; for CUDA.
 
@@ -83,24 +110,29 @@ def fused_convolutions(graph_module: GraphModule, context: PassContext) -> int:
         before:  F.relu(torch.conv2d(x, weight, bias) + other)
         after:   torch.ops.backbay.convolution_relu(x, weight, bias, other)
     """
-    count = 0
-    for node in list(graph_module.graph.nodes):
+    regions = list(_accepted(graph_module, context))
+    if regions:
+        _rewrite(regions)
+        graph_module.recompile()
+    return len(regions)
+
+
+# 1. What is found
+
+
+def _accepted(graph_module: GraphModule, context: PassContext) -> Iterator[_Region]:
+    gone = set[Node]()  # and so writes nothing any more
+    for node in graph_module.graph.nodes:
         try:
             region = _region(node)
             if region is None:
                 continue
-            _check(region)
-            _rewrite(region)
+            _check(region, gone)
         except UnfitError as error:
             context.near.append(NearMiss("fused_convolutions", node, str(error)))
             continue
-        count += 1
-    if count:
-        graph_module.recompile()
-    return count
-
-
-# 1. What is found
+        gone.update(region.inside)
+        yield region
 
 
 def _region(relu: Node) -> _Region | None:
@@ -149,10 +181,12 @@ def _branch(node: Node, other: Node | None, after: tuple[Node, ...]) -> _Region 
 # 2. Whether it is taken
 
 
-def _check(region: _Region) -> None:
+def _check(region: _Region, gone: Collection[Node]) -> None:
     _check_values(region)
     _check_norm(region)
-    _check_order(region)
+    _check_order(region, gone)
+    if layout(region.result) != layout(value_of(region.place)):
+        raise UnfitError("its result would be laid out otherwise")
 
 
 def _check_values(region: _Region) -> None:
@@ -206,10 +240,10 @@ def _check_norm(region: _Region) -> None:
         raise UnfitError(f"{result.numel()} results, {weight.numel()} weights: folding costs more")
 
 
-def _check_order(region: _Region) -> None:
+def _check_order(region: _Region, gone: Collection[Node]) -> None:
     """See to it that what the call reads is, at its end, what it was at its beginning."""
-    start, end = region.convolution.node, region.inside[0]
-    why = disturbed(start, end, region.reads, inside=region.inside)
+    inside = {*gone, *region.inside}
+    why = disturbed(region.convolution.node, region.place, region.reads, inside=inside)
     if why is not None:
         raise UnfitError(why)
 
@@ -217,38 +251,40 @@ def _check_order(region: _Region) -> None:
 # 3. What takes its place
 
 
-def _rewrite(region: _Region) -> None:
-    found, place = region.convolution, region.inside[0]
-    dtype = value_of(found.node).dtype
-    before = place.prev
-    x = cast_before(place, found.x, dtype)
-    weight, bias = _folded(region) if region.norm else _as_they_are(region)
-    made = call_before(place, kernel.OPERATOR, x, weight, bias, region.other, *found.how)
-    if layout(value_of(made)) != layout(value_of(place)):
-        erase_between(before, place)
-        raise UnfitError("its result would be laid out otherwise")
-    made.meta["example_value"] = value_of(made).detach()
-    exchange(place, made)
-    for node in region.inside[1:]:
-        node.graph.erase_node(node)
+def _rewrite(regions: Sequence[_Region]) -> None:
+    norms = [_norm(x, **x.norm) for x in regions if x.norm is not None]
+    folded = iter(put_folded(norms))
+    made = [_put(x, _as_they_are(x) if x.norm is None else next(folded)) for x in regions]
+    for region, call in zip(regions, made, strict=True):  # once all read what is there now
+        exchange(region.place, call)
+        for node in region.inside[1:]:
+            node.graph.erase_node(node)
+
+
+def _put(region: _Region, how: tuple[Node, Node | None]) -> Node:
+    found, place = region.convolution, region.place
+    x = cast_before(place, found.x, region.dtype)
+    given = (x, *how, region.other, *found.how)
+    return put_before(place, region.result, kernel.OPERATOR, *given)
 
 
 def _as_they_are(region: _Region) -> tuple[Node, Node | None]:
     """Give the convolution's weight and bias."""
-    found, place = region.convolution, region.inside[0]
-    dtype = value_of(found.node).dtype
-    weight = cast_before(place, found.weight, dtype)
+    found, place = region.convolution, region.place
+    weight = cast_before(place, found.weight, region.dtype)
     weight = call_before(place, _ATEN.contiguous.default, weight, memory_format=torch.channels_last)
-    return weight, None if found.bias is None else cast_before(place, found.bias, dtype)
+    return weight, None if found.bias is None else cast_before(place, found.bias, region.dtype)
 
 
-def _folded(region: _Region) -> tuple[Node, Node]:
-    """Give a weight and a bias that compute the batch norm, too."""
-    found, place, norm = region.convolution, region.inside[0], region.norm or {}
-    mean, variance, scale, shift = (norm.get(x) for x in _NUMBERS)
-    how = (float(norm.get("eps", 1e-5)), value_of(found.node).dtype)
-    weight = call_before(place, folded.WEIGHT, found.weight, variance, scale, *how)
-    bias = call_before(place, folded.BIAS, found.bias, mean, variance, scale, shift, *how)
-    for made in (weight, bias):  # no gradient is wanted here, though parameters ask for one
-        made.meta["example_value"] = value_of(made).detach()
-    return weight, bias
+def _norm(region: _Region, *, eps: float = 1e-5, **given: Any) -> Norm:
+    """Give what is folded."""
+    return Norm(
+        convolution=region.convolution,
+        mean=given["running_mean"],
+        variance=given["running_var"],
+        scale=given.get("weight"),
+        shift=given.get("bias"),
+        eps=float(eps),
+        dtype=region.dtype,
+        place=region.place,
+    )
