@@ -1,0 +1,124 @@
+"""The code that Inductor writes for an NVIDIA GPU, on a machine that has none.
+
+Shapes, layouts and fusions are decided from fake tensors; only few things are asked of the GPU
+itself. They are answered here as an H200 would, so that what a rewrite does to the calls of a GPU
+can be counted, and tested, anywhere. Nothing can be run, and no choice by timing is made.
+"""
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._inductor.lowering
+import torch.utils._triton
+import triton
+from torch._dynamo.device_interface import CudaInterface
+from torch._inductor.debug import DebugContext
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses import FakeTensorMode, fake_tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from triton.backends.compiler import GPUTarget
+
+H200 = SimpleNamespace(
+    name="NVIDIA H200",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    warp_size=32,
+    total_memory=139 << 30,
+    L2_cache_size=60 << 20,
+    shared_memory_per_block_optin=227 << 10,
+    shared_memory_per_multiprocessor=228 << 10,
+    gcnArchName="",
+)
+_CAPABILITY = (H200.major, H200.minor)
+_CALL = re.compile(r"(?:= |^)(triton_\w+)\.run\(|(extern_kernels\.\w+)\(|= (torch\.ops\.[\w.]+)\(")
+
+
+def code_for_cuda(graph_module: GraphModule, inputs: Sequence[torch.Tensor]) -> str:
+    """Give what Inductor writes for a graph of Dynamo's, in inference, were its inputs on a GPU.
+
+    Args:
+        graph_module: a graph without constants; it is not changed.
+        inputs: tensors with the sizes, strides and dtypes of its inputs, on any device.
+    """
+    with _as_on_a_gpu(), torch.no_grad():
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fakes = [
+                torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda")
+                for x in inputs
+            ]
+            decompositions = select_decomp_table()
+            functional = torch.func.functionalize(graph_module, remove="mutations_and_views")
+            aten = make_fx(functional, decomposition_table=decompositions)(*fakes)
+        lowering = GraphLowering(aten, is_inference=True)
+        with (
+            V.set_graph_handler(lowering),
+            V.set_fake_mode(mode),
+            V.set_debug_handler(DebugContext()),
+        ):
+            lowering.run(*fakes)
+            code, _ = lowering.codegen()
+    return code.value
+
+
+def calls(code: str) -> Counter[str]:
+    """Count what the code hands to the GPU, by what is called; Triton's kernels by their names."""
+    body = code[code.index("def call(") :].splitlines()
+    found = (_CALL.search(line.strip()) for line in body if not line.strip().startswith("#"))
+    return Counter(next(filter(None, x.groups())) for x in found if x is not None)
+
+
+@contextlib.contextmanager
+def _as_on_a_gpu() -> Iterator[None]:
+    driver = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0
+    )
+    answers: list[tuple[Any, str, Callable[..., Any]]] = [
+        (torch.cuda, "is_available", lambda: True),
+        (torch.cuda, "device_count", lambda: 1),
+        (torch.cuda, "current_device", lambda: 0),
+        (torch.cuda, "_lazy_init", lambda: None),
+        (torch.cuda, "get_device_properties", lambda *_: H200),
+        (torch.cuda, "get_device_capability", lambda *_: _CAPABILITY),
+        (torch.cuda, "get_device_name", lambda *_: H200.name),
+        (CudaInterface, "is_available", lambda *_: True),
+        (CudaInterface, "current_device", lambda *_: 0),
+        (CudaInterface, "get_device_properties", lambda *_: H200),
+        (CudaInterface.Worker, "get_device_properties", lambda *_: H200),
+        (fake_tensor, "init_gpu_context", lambda *_: None),
+        (torch._C, "_select_conv_backend", lambda *_, **__: torch._C._ConvBackend.Cudnn),
+        (torch._C, "_conv_determine_backend_memory_format", _cudnns_layout),
+    ]
+    with contextlib.ExitStack() as stack:
+        for place, name, answer in answers:
+            stack.enter_context(mock.patch.object(place, name, answer))
+        stack.enter_context(
+            mock.patch.object(type(triton.runtime.driver), "active", property(lambda _: driver))
+        )
+        _forget_triton()
+        stack.callback(_forget_triton)
+        yield
+
+
+def _cudnns_layout(x: torch.Tensor, weight: torch.Tensor, _: Any) -> torch.memory_format:
+    last = any(y.stride(1) == 1 and y.shape[1] > 1 for y in (x, weight))
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def _forget_triton() -> None:
+    # Whether Triton works here is asked once, and kept.
+    for function in vars(torch.utils._triton).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
