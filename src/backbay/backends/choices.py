@@ -1,22 +1,37 @@
 """What was measured of a graph before: which rewrites it is better off without, kept on disk.
 
-A file for each graph, under ``$BACKBAY_CACHE/choices`` or the user's cache folder. One that cannot
-be read is as good as none: it is measured again. No torch here.
+A file for each graph, and for each place that was timed alone, under ``$BACKBAY_CACHE/choices`` or
+the user's cache folder. One that cannot be read is as good as none: it is measured again. No torch
+here.
 """
 
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import platformdirs
+
+
+class Slower(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one place, timed alone: is it the slower for its rewrite?"""
+
+    ratio: float
+    """Time of what the rewrite makes of it, by that of what Inductor does."""
+    interval: tuple[float, float]
+    """95 %."""
+    created: str
+    """UTC, ISO 8601."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """One graph's."""
 
     off: tuple[str, ...]
-    """Rewrites that are left out; empty: all that fire are worth it."""
+    """Rewrites that are left out, and places, as ``REWRITE@DIGEST``, where one is; empty: all that
+    fire are worth it."""
     fired: tuple[str, ...]
     """Rewrites that changed the graph."""
     gain: float
@@ -32,11 +47,25 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         """Say it in one line."""
         low, high = self.interval
         kept = [x for x in self.fired if x not in self.off]
-        left = f"; {', '.join(self.off)} left out" if self.off else ""
+        left = f"; {', '.join(self._left_out())} left out" if self.off else ""
         return (
             f"{', '.join(kept) or 'no rewrite'} kept{left}: "
             f"{self.gain:.3f} [{low:.3f}, {high:.3f}] times as fast as without rewrites"
         )
+
+    def _left_out(self) -> list[str]:
+        whole = [x for x in self.off if not is_place(x)]
+        places = Counter(x.partition("@")[0] for x in self.off if is_place(x))
+        kinds = (f"{x} at {n} kind{'s' * (n > 1)} of place" for x, n in places.items())
+        return [*whole, *kinds]
+
+
+def is_place(name: str) -> bool:
+    """Tell whether what is left out is a place, and not a rewrite everywhere."""
+    return "@" in name
+
+
+_Kept = TypeVar("_Kept", Choice, Slower)
 
 
 def folder() -> Path:
@@ -47,23 +76,40 @@ def folder() -> Path:
 
 def read(key: str) -> Choice | None:
     """Give what is known of a graph."""
-    try:
-        return msgspec.json.decode(_path(key).read_bytes(), type=Choice)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    return _read(_path(key), Choice)
 
 
 def write(key: str, choice: Choice) -> None:
     """Keep what was measured; a folder that cannot be written to keeps nothing."""
-    path = _path(key)
+    _write(_path(key), choice)
+
+
+def read_place(key: str) -> Slower | None:
+    """Give what is known of a place."""
+    return _read(_path("places", key), Slower)
+
+
+def write_place(key: str, found: Slower) -> None:
+    """Keep what was measured of a place, as `write` does of a graph."""
+    _write(_path("places", key), found)
+
+
+def _read(path: Path, kind: type[_Kept]) -> _Kept | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _write(path: Path, kept: Choice | Slower) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(msgspec.json.encode(choice))
+            file.write(msgspec.json.encode(kept))
         os.replace(file.name, path)  # noqa: PTH105 (whole or not at all, whoever else writes it)
     except OSError:
         return
 
 
-def _path(key: str) -> Path:
-    return folder() / f"{key}.json"
+def _path(*names: str) -> Path:
+    return folder().joinpath(*names).with_suffix(".json")

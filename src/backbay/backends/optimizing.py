@@ -7,7 +7,7 @@ by its name::
 
 Passes put in operators of PyTorch's, which Inductor lowers and fuses as ever, and for convolutions
 two of Backbay's, which it calls as they are; its caches know both.
-Whether they pay is measured where it is asked for, and remembered::
+Whether they pay, and where, is measured where it is asked for, and remembered::
 
     torch.compile(model, backend="backbay", options={"tune": "full"})
 """
@@ -15,15 +15,17 @@ Whether they pay is measured where it is asked for, and remembered::
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import GraphModule
 
 from backbay import ledger
-from backbay.backends import choices, tuning
+from backbay.backends import choices, place_timing, tuning
 from backbay.graph.sources import say_sources
 from backbay.kit.backend import Backend
-from backbay.kit.codegen import Compiled, apart
+from backbay.kit.codegen import Codegen, Compiled, apart
+from backbay.kit.places import Places
 from backbay.passes import (
     constant_masks,
     eager_convolutions,
@@ -35,9 +37,6 @@ from backbay.passes import (
     parameter_hoist,
 )
 from backbay.registry import Option
-
-Compile = Callable[[GraphModule, tuple[str, ...]], Compiled]
-"""Compiles a graph, and leaves some rewrites out."""
 
 
 class Optimizing(Backend):
@@ -126,41 +125,91 @@ class Optimizing(Backend):
     ) -> Compiled:
         """Compile one of Dynamo's graphs; torch.compile calls this."""
         given = dict(options or {})
-        plain = functools.partial(super().__call__, mode=mode, name=name)
+        variants = _Variants(
+            backend=self, example_inputs=example_inputs, given=given, mode=mode, name=name
+        )
         tune = given.get("tune", "cache")
-        if tune not in {"cache", "full"}:  # also what is no value of it, which is refused below
-            return plain(graph_module, example_inputs, options=given)
-
-        def compile_(graph: GraphModule, off: tuple[str, ...]) -> Compiled:
-            return plain(graph, example_inputs, options=given | dict.fromkeys(off, False))
-
-        asked = sorted((k, repr(v)) for k, v in given.items() if k != "tune")
-        key = tuning.key_of(graph_module, example_inputs, self.passes, (mode, asked))
+        if tune not in {"cache", "full"}:  # also what is no value of it, which is refused there
+            return variants.compile(graph_module)
+        key = tuning.key_of(graph_module, example_inputs, self.passes, variants.settings)
         known = choices.read(key)
         if known is not None:
             why = f"timed on {known.created[:10]}: {known}"
             ledger.note(ledger.Record(asked=name or self.__name__, ran=self.codegen, why=why))
-            return compile_(graph_module, known.off)
+            return variants.compile(graph_module, known.off)
         if tune == "cache":
-            return compile_(graph_module, tuning.ALL)
-        return self._choosing(compile_, graph_module, example_inputs, key)
+            return variants.compile(graph_module)
+        return variants.choosing(graph_module, functools.partial(choices.write, key))
 
-    def _choosing(
-        self, compile_: Compile, graph_module: GraphModule, example_inputs: Sequence[Any], key: str
+    def generator_of(self, mode: str | None, options: Mapping[str, Any]) -> Codegen:
+        """Give what compiles a graph when all rewrites are done.
+
+        Args:
+            mode: as torch.compile takes it.
+            options: this backend's, and Inductor's.
+        """
+        return self._generator([], *self._options(options), mode)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Variants:
+    """One graph, compiled with all rewrites, or without some."""
+
+    backend: Optimizing
+    example_inputs: Sequence[Any]
+    given: Mapping[str, Any]
+    """Options."""
+    mode: str | None
+    name: str | None
+
+    @property
+    def settings(self) -> Any:
+        """What times depend on, beside the graph."""
+        return self.mode, sorted((k, repr(v)) for k, v in self.given.items() if k != "tune")
+
+    def compile(
+        self,
+        graph_module: GraphModule,
+        off: tuple[str, ...] = tuning.ALL,
+        places: Places | None = None,
     ) -> Compiled:
-        untouched = _copied(graph_module)
-        before = len(self.reports)
-        arms = {tuning.ALL: compile_(graph_module, tuning.ALL)}
-        reports = self.reports[before:]
-        fired = tuple(x.name for x in reports if x.changes)
+        """Compile the graph without some rewrites, or without them at some places."""
+        everywhere = dict.fromkeys((x for x in off if not choices.is_place(x)), False)
+        places = places or Places([x for x in off if choices.is_place(x)])
+        with places.asked():
+            return Backend.__call__(
+                self.backend,
+                graph_module,
+                self.example_inputs,
+                mode=self.mode,
+                options={**self.given, **everywhere},
+                name=self.name,
+            )
+
+    def choosing(
+        self, graph_module: GraphModule, keep: Callable[[choices.Choice], None]
+    ) -> Compiled:
+        """Compile the graph in every variant, of which the first call takes the best."""
+        untouched, places, reports = _copied(graph_module), Places(keep=True), self.backend.reports
+        before = len(reports)
+        arms = {tuning.ALL: self.compile(graph_module, places=places)}
+        with_all = reports[before:]
+        fired = tuple(x.name for x in with_all if x.changes)
         if not fired:
             return arms[tuning.ALL]
-        for off in dict.fromkeys((fired, *((x,) for x in fired))):
-            with apart(example_inputs):
-                arms[off] = compile_(_copied(untouched), off)
-        self.reports[before:] = reports  # of what runs unless a variant is faster
-        keep = functools.partial(choices.write, key)
-        return tuning.Choosing(arms, fired, self.__name__, keep)
+        variants = dict.fromkeys((fired, *((x,) for x in fired), self._slower(places)))
+        for off in (x for x in variants if x not in arms):
+            with apart(self.example_inputs):
+                arms[off] = self.compile(_copied(untouched), off)
+        reports[before:] = with_all  # of what runs unless a variant is faster
+        return tuning.Choosing(arms, fired, self.backend.__name__, keep)
+
+    def _slower(self, places: Places) -> tuple[str, ...]:
+        mode = "max-autotune-no-cudagraphs" if self.mode == "max-autotune" else self.mode
+        mode = None if mode == "reduce-overhead" else mode  # a CUDA graph is of the whole
+        generate = self.backend.generator_of(mode, self.given)
+        found = places.found.values()
+        return tuple(place_timing.slower(found, self.backend.passes, generate, self.settings))
 
 
 def _copied(graph_module: GraphModule) -> GraphModule:

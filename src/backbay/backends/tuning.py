@@ -2,7 +2,8 @@
 
 What a rewrite gains depends on shapes and on the machine, and on what Inductor makes of the code
 around it; so the whole compiled graph is timed, forward and, where it trains, backward: with every
-rewrite, without any, and without each. They take turns on copies of the first call's inputs, so
+rewrite, without any, without each, and without those places that are slower when each is timed
+alone (`place_timing.py`). They take turns on copies of the first call's inputs, so
 nobody's tensors change. A rewrite stays unless the graph is shown to be faster without it.
 """
 
@@ -22,6 +23,7 @@ from torch.fx import GraphModule
 import backbay
 from backbay import ledger
 from backbay.backends.choices import Choice
+from backbay.graph.region import described
 from backbay.graph.values import value_of
 from backbay.kit.codegen import Compiled
 from backbay.kit.passes import Pass
@@ -49,26 +51,15 @@ def key_of(
     graphs = [x.graph for x in graph_module.modules() if isinstance(x, GraphModule)]
     all_nodes = [node for graph in graphs for node in graph.nodes]  # branches' and loops' too
     nodes = [x.format_node() or "" for x in all_nodes]
-    constants = [_described(value_of(x)) for x in all_nodes if x.op == "get_attr"]
-    inputs = [_described(x) for x in example_inputs]
-    rest = [x.uuid() for x in passes], settings, torch.is_grad_enabled(), _machine(example_inputs)
+    constants = [described(value_of(x)) for x in all_nodes if x.op == "get_attr"]
+    inputs = [described(x) for x in example_inputs]
+    rest = [x.uuid() for x in passes], settings, torch.is_grad_enabled(), machine(example_inputs)
     whole = repr((nodes, constants, inputs, rest))
     return hashlib.sha256(whole.encode()).hexdigest()
 
 
-def _described(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    sizes = [_size(x) for x in (*value.shape, *value.stride())]
-    return str(value.dtype), str(value.device), value.requires_grad, sizes
-
-
-def _size(size: Any) -> str:
-    # A symbol is timed at the size that it was first seen with, so that counts too.
-    return str(size) if isinstance(size, int) else f"{size}={size.node.hint}"
-
-
-def _machine(example_inputs: Sequence[Any]) -> tuple[str, ...]:
+def machine(example_inputs: Sequence[Any]) -> tuple[str, ...]:
+    """Give what times depend on: the processor or GPU that inputs are on, and versions."""
     names = [platform.machine(), platform.processor(), str(torch.get_num_threads())]
     if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
         names = [torch.cuda.get_device_name(), str(torch.version.cuda), _version("triton")]
@@ -148,8 +139,15 @@ def unsuitable(args: Sequence[Any]) -> str | None:
     return None
 
 
-def timed(arms: Arms, args: Sequence[Any]) -> dict[tuple[str, ...], list[float]]:
+def timed(
+    arms: Arms, args: Sequence[Any], budget_s: float | None = None
+) -> dict[tuple[str, ...], list[float]]:
     """Time variants in turns on copies of their inputs.
+
+    Args:
+        arms: what is left out, to the compiled graph.
+        args: its inputs.
+        budget_s: seconds for all of it. Default: those of a whole graph.
 
     Returns:
         By variant, milliseconds a call, one sample a round.
@@ -162,7 +160,7 @@ def timed(arms: Arms, args: Sequence[Any]) -> dict[tuple[str, ...], list[float]]
         for step in steps.values():
             clock.seconds(step, measure.WARMUPS + 1, device)  # CUDA graphs record in the second
         step_s = {name: clock.seconds(step, 1, device) for name, step in steps.items()}
-        plan = measure.plan(step_s, BUDGET_S)
+        plan = measure.plan(step_s, BUDGET_S if budget_s is None else budget_s)
         samples: dict[str, list[float]] = {name: [] for name in steps}
         order, shuffled = list(steps), random.Random(0)  # noqa: S311 (no secret)
         for _ in range(plan.rounds):

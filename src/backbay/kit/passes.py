@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 import backbay
 from backbay.errors import BackbayError, InputError
@@ -28,6 +28,7 @@ from backbay.graph.report import first_line
 from backbay.graph.rewrite import Rewritten, apply
 from backbay.graph.verify import verify
 from backbay.kit.observing import Watch, current_watch
+from backbay.kit.places import current_places
 from backbay.kit.tracing import traced
 
 Level = Literal[
@@ -63,6 +64,15 @@ class PassContext:
     """Of the graph's operators, where they are ATen's."""
     detail: dict[str, Any] = field(default_factory=dict)
     """What else it has to say: shown as it is by ``backbay explain``."""
+
+    def pays(self, rewrite: str, nodes: Sequence[Node]) -> bool:
+        """Tell whether a rewrite is worth it at a place, as far as somebody timed it.
+
+        Args:
+            rewrite: its name.
+            nodes: what it would replace.
+        """
+        return current_places().pays(rewrite, nodes)
 
 
 Run = Callable[[GraphModule, PassContext], int]

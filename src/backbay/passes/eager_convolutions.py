@@ -24,7 +24,7 @@ from backbay.kernels import convolution as kernel
 from backbay.kit.passes import PassContext, graph_pass
 from backbay.passes import convolutions
 from backbay.passes.convolutions import Convolution
-from backbay.passes.unfit import UnfitError
+from backbay.passes.unfit import UnfitError, must_pay
 
 PAYS_FROM = 2**17
 """Weights from which their copy takes longer than the operator's own call, of 30 microseconds."""
@@ -42,7 +42,7 @@ def eager_convolutions(graph_module: GraphModule, context: PassContext) -> int:
     count = 0
     for node in list(convolutions.found_in(graph_module.graph)):
         try:
-            _rewrite(node)
+            _rewrite(node, context)
         except UnfitError as error:
             context.near.append(NearMiss("eager_convolutions", node, str(error)))
             continue
@@ -52,9 +52,10 @@ def eager_convolutions(graph_module: GraphModule, context: PassContext) -> int:
     return count
 
 
-def _rewrite(node: Node) -> None:
+def _rewrite(node: Node, context: PassContext) -> None:
     found = Convolution.of(node)
     _check(found)
+    must_pay(context, "eager_convolutions", [node])
     given = (found.x, found.weight, found.bias, *found.how)
     exchange(node, call_before(node, kernel.OPERATOR, *given))
 

@@ -36,7 +36,7 @@ from backbay.kit.passes import PassContext, graph_pass
 from backbay.passes import convolutions, folded_norms
 from backbay.passes.convolutions import Convolution
 from backbay.passes.folded_norms import Norm, put_folded
-from backbay.passes.unfit import UnfitError
+from backbay.passes.unfit import UnfitError, must_pay
 
 DEVICES = ("cuda",)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -128,6 +128,7 @@ def _accepted(graph_module: GraphModule, context: PassContext) -> Iterator[_Regi
             if region is None:
                 continue
             _check(region, gone)
+            must_pay(context, "fused_convolutions", region.inside)
         except UnfitError as error:
             context.near.append(NearMiss("fused_convolutions", node, str(error)))
             continue

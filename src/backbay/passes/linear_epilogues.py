@@ -24,10 +24,11 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.match import Match, NearMiss
 from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
+from backbay.graph.region import between
 from backbay.graph.values import value_of
 from backbay.kit.passes import PassContext, graph_pass, rewrite_pass
 from backbay.passes import gelu
-from backbay.passes.unfit import UnfitError
+from backbay.passes.unfit import UnfitError, must_pay
 
 DEVICES = ("cuda",)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -54,6 +55,11 @@ class _Layer:
     weight: Node
     """As ``addmm`` takes it where the product is one, else transposed."""
     bias: Node
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All of it."""
+        return between(self.activation, self.product.all_input_nodes)
 
 
 def _is_of_a_layer(match: Match) -> str | None:
@@ -87,6 +93,7 @@ def linear_epilogues(graph_module: GraphModule, context: PassContext) -> int:
             layer = _layer(node)
             if layer is None:
                 continue
+            must_pay(context, "linear_epilogues", layer.nodes)
             _rewrite(layer)
         except UnfitError as error:
             context.near.append(NearMiss("linear_epilogues", node, str(error)))

@@ -23,11 +23,12 @@ from torch.fx import GraphModule, Node
 
 from backbay.graph.match import NearMiss
 from backbay.graph.put import call_before, erase_between, exchange, layout
+from backbay.graph.region import between
 from backbay.graph.values import value_of
 from backbay.kit.passes import PassContext, graph_pass
 from backbay.passes import attention, grouped_heads
 from backbay.passes.dead_code import remove_dead_code
-from backbay.passes.unfit import UnfitError
+from backbay.passes.unfit import UnfitError, must_pay
 
 DEVICES = ("cuda",)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -54,6 +55,8 @@ def one_token_attention(graph_module: GraphModule, context: PassContext) -> int:
             continue
         try:
             _check(node, given, single)
+            sources = {given["query"], given["attn_mask"], *single.values()}
+            must_pay(context, "one_token_attention", between(node, sources))
             _rewrite(node, given, single)
         except UnfitError as error:
             context.near.append(NearMiss("one_token_attention", node, str(error)))

@@ -1,0 +1,104 @@
+"""Which places of a graph are slower for their rewrite, each timed alone.
+
+A place is compiled twice as a graph of its own, as it was and as its rewrite makes it, and both are
+called in turns on random numbers of its sizes and strides. That says less than timing the whole
+graph, whose fusions around the place it does not see; so it only proposes what is then timed whole.
+"""
+
+import copy
+import datetime as dt
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._guards import tracing
+from torch.fx import GraphModule
+
+from backbay.backends import choices, tuning
+from backbay.backends.choices import Slower
+from backbay.graph.values import value_of
+from backbay.kit.codegen import Codegen
+from backbay.kit.passes import Pass, PassContext
+from backbay.kit.places import Place
+from backbay.race import stats
+
+BUDGET_S = 0.5
+"""Seconds for the timing of one place."""
+
+
+def slower(
+    places: Iterable[Place], passes: Sequence[Pass], generate: Codegen, settings: Any
+) -> Iterator[str]:
+    """Give the names of places that are shown to be faster without their rewrite.
+
+    What can't be timed alone is not among them: a symbolic size, an input of integers, a place that
+    its pass does not rewrite when it stands alone.
+
+    Args:
+        places: those where rewrites fired.
+        passes: among them the rewrites.
+        generate: compiles a graph.
+        settings: what ``generate`` does it with: anything whose ``repr`` tells it apart.
+    """
+    by_name = {x.name: x for x in passes}
+    for place in places:
+        found = _found(place, by_name, generate, settings)
+        if found is not None and found.interval[0] > 1.0:
+            yield place.name
+
+
+def _found(
+    place: Place, passes: Mapping[str, Pass], generate: Codegen, settings: Any
+) -> Slower | None:
+    values = [value_of(x) for x in place.region.graph.find_nodes(op="placeholder")]
+    if not all(map(_can_be_made, values)):
+        return None
+    rewrite = passes[place.rewrite]
+    parts = (place.name, rewrite.uuid(), settings, tuning.machine(values))
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()
+    known = choices.read_place(key)
+    if known is not None:
+        return known
+    try:
+        found = _measured(place.region, rewrite, [_made(x) for x in values], generate)
+    except Exception:  # noqa: BLE001 (whatever it is: the place is timed with the whole graph)
+        return None
+    if found is not None:
+        choices.write_place(key, found)
+    return found
+
+
+def _can_be_made(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    if not value.is_floating_point() and value.dtype != torch.bool:
+        return False  # random numbers may be indices out of range
+    sizes = (*value.shape, *value.stride())
+    return all(isinstance(x, int) for x in sizes) and value.numel() > 0 and 0 not in value.stride()
+
+
+def _made(value: torch.Tensor) -> torch.Tensor:
+    """Give positive numbers, as one may be a variance; of a mask, True."""
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    if value.dtype == torch.bool:
+        return made.fill_(True)  # noqa: FBT003 (the value)
+    drawn = torch.Generator(value.device).manual_seed(0)
+    return made.uniform_(0.5, 1.5, generator=drawn)
+
+
+def _measured(
+    region: GraphModule, rewrite: Pass, inputs: Sequence[Any], generate: Codegen
+) -> Slower | None:
+    rewritten = copy.deepcopy(region)
+    if not rewrite.run(rewritten, PassContext()):
+        return None
+    # Apart from the graph that is being compiled: neither its fake tensors nor its guards are ours.
+    with tracing(None), torch.no_grad():
+        arms = {tuning.ALL: generate(rewritten, inputs)}
+        without = (rewrite.name,)
+        arms[without] = generate(copy.deepcopy(region), inputs)
+        samples = tuning.timed(arms, inputs, BUDGET_S)
+    ratio, interval = stats.ratio(samples[tuning.ALL], samples[without])
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    return Slower(ratio=ratio, interval=interval, created=now)

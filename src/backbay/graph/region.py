@@ -1,0 +1,75 @@
+"""A part of a graph, taken out as a graph of its own; and what it is told apart by."""
+
+import hashlib
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node, map_arg
+
+from backbay.graph.report import target_name
+from backbay.graph.values import value_of
+
+
+def between(end: Node, sources: Collection[Node]) -> list[Node]:
+    """Give a node and the calls that it is made of, as far as some sources, without them."""
+    found, waiting = {end}, [end]
+    while waiting:
+        known = found.union(sources)
+        further = [x for x in waiting.pop().all_input_nodes if x not in known and _is_call(x)]
+        found.update(further)
+        waiting += further
+    return sorted(found)
+
+
+def _is_call(node: Node) -> bool:
+    return node.op.startswith("call")
+
+
+def taken_out(nodes: Iterable[Node]) -> GraphModule:
+    """Give a graph of some nodes of another: it takes what they read, and gives what others read.
+
+    Args:
+        nodes: calls; values that they need and that are not among them become inputs.
+    """
+    inside = dict.fromkeys(sorted(nodes))
+    graph, copies = Graph(), dict[Node, Node]()
+    for given in dict.fromkeys(x for node in inside for x in node.all_input_nodes):
+        if given not in inside:
+            copies[given] = graph.placeholder(given.name)
+            copies[given].meta = dict(given.meta)
+    for node in inside:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    results = [x for x in inside if any(user not in inside for user in x.users)]
+    graph.output(tuple(copies[x] for x in results))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def digest(graph: Graph) -> str:
+    """Give a text that two graphs share where they compute the same on inputs of the same kind.
+
+    The kind of an input is dtype, device, sizes and strides. What nodes are called does not count.
+    """
+    number = {node: f"%{n}" for n, node in enumerate(graph.nodes)}
+    rows = [
+        (
+            x.op,
+            described(value_of(x)) if x.op == "placeholder" else target_name(x),
+            map_arg((x.args, x.kwargs), number.__getitem__),
+        )
+        for x in graph.nodes
+    ]
+    return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+
+
+def described(value: Any) -> Any:
+    """Give what a compiled graph depends on of an input."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    sizes = [_size(x) for x in (*value.shape, *value.stride())]
+    return str(value.dtype), str(value.device), value.requires_grad, sizes
+
+
+def _size(size: Any) -> str:
+    # A symbol is timed at the size that it was first seen with, so that counts too.
+    return str(size) if isinstance(size, int) else f"{size}={size.node.hint}"

@@ -1,0 +1,230 @@
+"""Places are timed alone; where a rewrite is the slower, it is left out there and nowhere else."""
+
+import time
+
+import pytest
+import torch
+from torch.library import Library
+
+from backbay import ledger
+from backbay.backends import choices, place_timing, tuning
+from backbay.backends.choices import Slower
+from backbay.backends.optimizing import Optimizing
+from backbay.graph.put import call_before, exchange
+from backbay.graph.region import digest
+from backbay.graph.values import value_of
+from backbay.kit.backend import Backend
+from backbay.kit.passes import graph_pass
+from backbay.kit.places import Place, Places
+from backbay.passes.unfit import UnfitError, must_pay
+from backbay.registry import Option
+
+LARGE = 100
+PAUSE_S = 0.003
+
+_library = Library("place_timing", "FRAGMENT")
+for name in ("slow_if_small", "slow_if_large"):
+    _library.define(f"{name}(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _slow_if_small(x):
+    time.sleep(PAUSE_S * (x.numel() < LARGE))
+    return x * 2
+
+
+def _slow_if_large(x):
+    time.sleep(PAUSE_S * (x.numel() >= LARGE))
+    return x * 2
+
+
+for _name, _kernel in (("slow_if_small", _slow_if_small), ("slow_if_large", _slow_if_large)):
+    _library.impl(_name, _kernel, "CPU")
+    torch.library.register_fake(f"place_timing::{_name}", lambda x: x * 2, lib=_library)
+
+BEFORE = torch.ops.place_timing.slow_if_small.default
+AFTER = torch.ops.place_timing.slow_if_large.default
+
+
+@graph_pass(level="torch", name="swap")
+def swap(graph_module, context):
+    """Put what is slow of much in place of what is slow of little."""
+    count = 0
+    for node in [n for n in graph_module.graph.nodes if n.target is BEFORE]:
+        try:
+            must_pay(context, "swap", [node])
+        except UnfitError:
+            continue
+        exchange(node, call_before(node, AFTER, *node.args))
+        count += 1
+    graph_module.recompile()
+    return count
+
+
+class Swapping(Optimizing):
+    name = "swapping"
+    passes = (swap,)
+    options = (*Optimizing.options, Option(name="swap", type="bool", default=True))
+
+
+def program(small, large):
+    return BEFORE(small) + BEFORE(large + 1).sum() + BEFORE(small - 1)
+
+
+def inputs():
+    return torch.ones(3), torch.ones(LARGE)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuning, "BUDGET_S", 0.2)
+    monkeypatch.setattr(place_timing, "BUDGET_S", 0.05)
+    torch.compiler.reset()
+    ledger.clear()
+    yield
+    torch.compiler.reset()
+
+
+def compiled(backend, tune="full"):
+    return torch.compile(program, backend=backend, options={"tune": tune})
+
+
+def kept(tmp_path):
+    return sorted(tmp_path.glob("choices/places/*.json"))
+
+
+def test_a_rewrite_holds_everywhere_or_nowhere(tmp_path):
+    backend = Swapping()
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(backend)(*inputs()), program(*inputs()))
+    assert torch.equal(state, torch.get_rng_state())
+    (graph,) = tmp_path.glob("choices/*.json")
+    off = choices.read(graph.stem).off
+    assert [x.partition("@")[0] for x in off] == ["swap"]
+    assert "swap kept; swap at 1 kind of place left out" in ledger.records()[-1].why
+    assert len(kept(tmp_path)) == 2  # the two small ones are of a kind
+
+    torch.compiler.reset()  # as another process
+    start = time.perf_counter()
+    with torch.no_grad():
+        call = compiled(backend, "cache")
+        torch.testing.assert_close(call(*inputs()), program(*inputs()))
+        start = time.perf_counter()
+        call(*inputs())
+    assert time.perf_counter() - start < PAUSE_S
+    assert [x.changes for x in backend.reports] == [2]
+
+
+def test_a_place_is_timed_again_in_another_graph(monkeypatch):
+    measured = []
+    real = place_timing._measured
+    monkeypatch.setattr(
+        place_timing, "_measured", lambda *given: measured.append(1) or real(*given)
+    )
+    with torch.no_grad():
+        compiled(Swapping())(*inputs())
+        torch.compile(lambda x: BEFORE(x * 3).sum(), backend=Swapping(), options={"tune": "full"})(
+            torch.ones(LARGE)
+        )
+    assert len(measured) == 2
+
+
+def places_of(function, *args):
+    places = Places(keep=True)
+
+    class Asking(Backend):
+        passes = (swap,)
+        codegen = "eager"
+
+    with torch.no_grad(), places.asked():
+        torch.compile(function, backend=Asking())(*args)
+    return places.found
+
+
+def slower(found, generate=None):
+    def as_it_is(graph_module, _):
+        return graph_module.forward
+
+    return list(place_timing.slower(found.values(), (swap,), generate or as_it_is, None))
+
+
+def test_the_slower_of_two_places_is_another():
+    found = places_of(program, *inputs())
+    assert len(found) == 2
+    (name,) = slower(found)
+    (given,) = found[name].region.graph.find_nodes(op="placeholder")
+    assert value_of(given).numel() == LARGE
+
+
+def test_what_is_told_apart_is_names_of_nodes():
+    one = places_of(lambda x: BEFORE(x + 1), torch.ones(LARGE))
+    other = places_of(lambda y: BEFORE((y * 2).sin()).cos(), torch.ones(LARGE))
+    assert one.keys() == other.keys()
+    for x in (torch.ones(LARGE + 1), torch.ones(2 * LARGE)[::2], torch.ones(LARGE).double()):
+        assert places_of(lambda y: BEFORE(y), x).keys() != one.keys()
+
+
+NOT_ALONE = {
+    "integers": torch.ones(LARGE, dtype=torch.int64),
+    "nothing": torch.ones(0),
+    "memory that overlaps": torch.ones(1).expand(LARGE),
+}
+
+
+@pytest.mark.parametrize("x", NOT_ALONE.values(), ids=NOT_ALONE)
+def test_numbers_are_made_up_that_may_be_wrong(x, tmp_path):
+    found = places_of(BEFORE, x)
+    assert len(found) == 1
+    assert not slower(found)
+    assert not kept(tmp_path)
+
+
+def test_a_symbol_is_timed_at_some_size(tmp_path):
+    x = torch.ones(LARGE)
+    torch._dynamo.mark_dynamic(x, 0)
+    found = places_of(BEFORE, x)
+    assert len(found) == 1
+    assert not slower(found)
+    assert not kept(tmp_path)
+
+
+def test_what_cannot_be_compiled_alone_stops_the_model(tmp_path):
+    def refuses(*_):
+        raise RuntimeError("out of memory")
+
+    assert not slower(places_of(program, *inputs()), refuses)
+    assert not kept(tmp_path)
+
+
+def test_a_place_that_its_pass_leaves_alone_is_timed():
+    (place,) = places_of(BEFORE, torch.ones(LARGE)).values()
+    graph = torch.fx.symbolic_trace(lambda x: x + 1)
+    for node, like in zip(graph.graph.nodes, place.region.graph.nodes, strict=True):
+        node.meta = dict(like.meta)
+    other = Place(rewrite="swap", name=f"swap@{digest(graph.graph)}", region=graph)
+    assert not slower({"": other})
+
+
+def test_nothing_is_taken_out_where_nobody_asks(monkeypatch):
+    def refuse(_):
+        raise AssertionError("taken out")
+
+    monkeypatch.setattr("backbay.kit.places.taken_out", refuse)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(Swapping(), "cache")(*inputs()), program(*inputs()))
+
+
+@pytest.mark.parametrize(("low", "expected"), [(1.001, 1), (0.999, 0)])
+def test_noise_leaves_a_place_out(monkeypatch, low, expected):
+    found = Slower(ratio=1.1, interval=(low, 1.2), created="")
+    monkeypatch.setattr(choices, "read_place", lambda _: found)
+    assert len(slower(places_of(BEFORE, torch.ones(LARGE)))) == expected
+
+
+def test_a_broken_file_is_trusted(tmp_path):
+    found = Slower(ratio=1.5, interval=(1.4, 1.6), created="now")
+    choices.write_place("key", found)
+    assert choices.read_place("key") == found
+    kept(tmp_path)[0].write_text("{")
+    assert choices.read_place("key") is None

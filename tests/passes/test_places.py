@@ -1,0 +1,117 @@
+"""Passes whose gain depends on shapes ask of each place, and leave alone what does not pay."""
+
+import sys
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay import passes
+from backbay.graph.region import between, taken_out
+from backbay.kit.passes import PassContext
+from backbay.kit.places import Places
+
+N = 8
+
+
+def channels_last(*shape):
+    return torch.randn(shape).contiguous(memory_format=torch.channels_last)
+
+
+def convolution():
+    x, weight = torch.randn(1, 128, 2, 2), torch.randn(128, 128, 3, 3)
+    return lambda x, w: F.conv2d(x + 1, w, padding=1).sin(), (x, weight)
+
+
+def normed():
+    def program(x, w, z, *norm):
+        y = F.batch_norm(F.conv2d(x * 2, w), *norm, training=False)
+        y += z
+        return F.relu(y, inplace=True).sum()
+
+    numbers = [torch.rand(N) + 0.5 for _ in range(4)]
+    return program, (channels_last(2, N, 4, 4), channels_last(N, N, 1, 1), z_of(2), *numbers)
+
+
+def z_of(batch):
+    return channels_last(batch, N, 4, 4)
+
+
+def linear():
+    def program(x, w, b):
+        y = torch.addmm(b, x.view(-1, N), w).view(*x.shape[:-1], N)
+        return F.gelu(y, approximate="tanh") + 1
+
+    return program, (torch.randn(2, 3, N), torch.randn(N, N), torch.randn(N))
+
+
+def token():
+    def repeated(x):
+        return x[:, :, None].expand(2, 2, 3, 5, N).reshape(2, 6, 5, N)
+
+    def program(q, k, v, keep):
+        return F.scaled_dot_product_attention(q, repeated(k + 1), repeated(v), attn_mask=keep) + 1
+
+    key, value = torch.randn(2, 2, 2, 5, N)
+    return program, (torch.randn(2, 6, 1, N), key, value, torch.ones(1, 1, 1, 5) > 0)
+
+
+PLACES = {
+    "eager_convolutions": (convolution, 1),
+    "fused_convolutions": (normed, 4),
+    "linear_epilogues": (linear, 3),
+    "one_token_attention": (token, 7),
+}
+"""Rewrites, to a program with one place, and how many calls it has."""
+
+
+@pytest.fixture
+def _anywhere(monkeypatch):
+    """Let passes for CUDA rewrite on the CPU, in single precision, and what is small."""
+    changed = {"DEVICES": ("cpu",), "DTYPES": (torch.float32,), "LAUNCH": -(2**20), "BLOCKS": 1}
+    for name in PLACES:
+        module = sys.modules[f"backbay.passes.{name}"]
+        for constant in changed.keys() & vars(module).keys():
+            monkeypatch.setattr(module, constant, changed[constant])
+
+
+@pytest.mark.usefixtures("_anywhere")
+@pytest.mark.parametrize("name", PLACES)
+def test_a_place_alone_is_another_than_in_its_graph(look, name):
+    rewrite, (made, calls) = getattr(passes, name), PLACES[name]
+    program, inputs = made()
+    places = Places(keep=True)
+    with torch.no_grad(), places.asked():
+        assert look(program, *inputs, passes=[rewrite]).changes[name] == 1
+    (place,) = places.found.values()
+    assert place.rewrite == name
+    assert place.name.partition("@")[0] == name
+    assert sum(n.op.startswith("call") for n in place.region.graph.nodes) == calls
+    with torch.no_grad():
+        assert rewrite.run(place.region, PassContext()) == 1
+
+    off = Places([place.name])
+    with torch.no_grad(), off.asked():
+        seen = look(program, *inputs, passes=[rewrite])
+    assert not seen.changes.total()
+    assert seen.near == ["it was timed here, and is slower than what Inductor makes of it"]
+    with torch.no_grad(), Places([f"{name}@elsewhere"]).asked():
+        assert look(program, *inputs, passes=[rewrite]).changes[name] == 1
+
+
+def test_a_part_of_a_graph_has_other_inputs_and_results():
+    def program(x, y):
+        a = x + 1
+        b = a * y
+        c = b - a
+        return b, c.sin()
+
+    whole = torch.fx.symbolic_trace(program)
+    x, y, a, b, c, _, _ = whole.graph.nodes
+    part = taken_out([c, b])
+    assert [n.name for n in part.graph.nodes if n.op == "placeholder"] == [a.name, y.name]
+    given = torch.tensor(3.0), torch.tensor(5.0)
+    assert [v.item() for v in part(*given)] == [15, 12]
+    assert between(c, {a}) == [b, c]
+    assert between(c, {b}) == [a, c]
+    assert between(c, {x, y}) == between(c, ()) == [a, b, c]
