@@ -7,8 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch._inductor.utils import run_and_get_code  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
+from backbay.backends import choices  # noqa: E402
 from backbay.backends.optimizing import backbay  # noqa: E402
 from backbay.kernels import fused_convolution as kernel  # noqa: E402
 from backbay.proof import Workload, make_golden, observe  # noqa: E402
@@ -204,6 +206,39 @@ def test_a_changed_batch_norm_is_served_stale():
         after = call(x)
         torch.testing.assert_close(after, model(x), rtol=2e-2, atol=2e-2)
     assert not torch.allclose(before, after, rtol=2e-2, atol=2e-2)
+
+
+class Stack(nn.Sequential):
+    """Layers of a convolution, a batch norm and a ReLU."""
+
+    def __init__(self, channels, layers):
+        super().__init__(*(x for _ in range(layers) for x in self.layer(channels)))
+        self.to("cuda", torch.bfloat16, memory_format=torch.channels_last).eval()
+
+    @staticmethod
+    def layer(channels):
+        convolution = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        return convolution, nn.BatchNorm2d(channels), nn.ReLU(inplace=True)
+
+
+@pytest.mark.slow
+def test_more_layers_are_folded_by_more_kernels():
+    x = channels_last(samples(torch.bfloat16, 32, 64, 64, 64))
+    with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
+        call = torch.compile(Stack(64, 6), backend=backbay)
+        _, (code,) = run_and_get_code(call, x)
+    assert code.count("convolution_relu.default(") == 6
+    assert code.count(".run(") == 2
+
+
+@pytest.mark.slow
+def test_places_are_timed_wrongly_or_change_results(tmp_path, monkeypatch):
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
+    model, x = Stack(64, 3), channels_last(samples(torch.bfloat16, 32, 64, 64, 64))
+    proven(model, x, options={"tune": "full"})
+    (place,) = tmp_path.glob("choices/places/*.json")
+    assert choices.read_place(place.stem).ratio > 0
+    assert len(list(tmp_path.glob("choices/*.json"))) == 1
 
 
 def new_gelu(x):
