@@ -25,7 +25,14 @@ from backbay.kit.bisect import bisect
 from backbay.kit.passes import graph_pass
 from backbay.registry import Option
 
-SHIPPED = ["backbay_print", "backbay_report", "backbay_silu", "backbay_gelu", "backbay_fold"]
+SHIPPED = [
+    "backbay",
+    "backbay_print",
+    "backbay_report",
+    "backbay_silu",
+    "backbay_gelu",
+    "backbay_fold",
+]
 FAST = [*SHIPPED, "backbay.default"]
 FACTOR = 2.0
 
