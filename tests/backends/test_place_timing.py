@@ -8,7 +8,7 @@ from torch.library import Library
 
 from backbay import ledger
 from backbay.backends import choices, place_timing, tuning
-from backbay.backends.choices import Slower
+from backbay.backends.choices import PlaceTiming
 from backbay.backends.optimizing import Optimizing
 from backbay.graph.put import call_before, exchange
 from backbay.graph.region import digest
@@ -217,13 +217,13 @@ def test_nothing_is_taken_out_where_nobody_asks(monkeypatch):
 
 @pytest.mark.parametrize(("low", "expected"), [(1.001, 1), (0.999, 0)])
 def test_noise_leaves_a_place_out(monkeypatch, low, expected):
-    found = Slower(ratio=1.1, interval=(low, 1.2), created="")
+    found = PlaceTiming(ratio=1.1, interval=(low, 1.2), created="")
     monkeypatch.setattr(choices, "read_place", lambda _: found)
     assert len(slower(places_of(BEFORE, torch.ones(LARGE)))) == expected
 
 
 def test_a_broken_file_is_trusted(tmp_path):
-    found = Slower(ratio=1.5, interval=(1.4, 1.6), created="now")
+    found = PlaceTiming(ratio=1.5, interval=(1.4, 1.6), created="now")
     choices.write_place("key", found)
     assert choices.read_place("key") == found
     kept(tmp_path)[0].write_text("{")

@@ -15,8 +15,8 @@ import msgspec
 import platformdirs
 
 
-class Slower(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one place, timed alone: is it the slower for its rewrite?"""
+class PlaceTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """One place's, alone."""
 
     ratio: float
     """Time of what the rewrite makes of it, by that of what Inductor does."""
@@ -65,7 +65,7 @@ def is_place(name: str) -> bool:
     return "@" in name
 
 
-_Kept = TypeVar("_Kept", Choice, Slower)
+_Kept = TypeVar("_Kept", Choice, PlaceTiming)
 
 
 def folder() -> Path:
@@ -84,12 +84,12 @@ def write(key: str, choice: Choice) -> None:
     _write(_path(key), choice)
 
 
-def read_place(key: str) -> Slower | None:
+def read_place(key: str) -> PlaceTiming | None:
     """Give what is known of a place."""
-    return _read(_path("places", key), Slower)
+    return _read(_path("places", key), PlaceTiming)
 
 
-def write_place(key: str, found: Slower) -> None:
+def write_place(key: str, found: PlaceTiming) -> None:
     """Keep what was measured of a place, as `write` does of a graph."""
     _write(_path("places", key), found)
 
@@ -101,7 +101,7 @@ def _read(path: Path, kind: type[_Kept]) -> _Kept | None:
         return None
 
 
-def _write(path: Path, kept: Choice | Slower) -> None:
+def _write(path: Path, kept: Choice | PlaceTiming) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

@@ -16,7 +16,7 @@ from torch._guards import tracing
 from torch.fx import GraphModule
 
 from backbay.backends import choices, tuning
-from backbay.backends.choices import Slower
+from backbay.backends.choices import PlaceTiming
 from backbay.graph.values import value_of
 from backbay.kit.codegen import Codegen
 from backbay.kit.passes import Pass, PassContext
@@ -50,7 +50,7 @@ def slower(
 
 def _found(
     place: Place, passes: Mapping[str, Pass], generate: Codegen, settings: Any
-) -> Slower | None:
+) -> PlaceTiming | None:
     values = [value_of(x) for x in place.region.graph.find_nodes(op="placeholder")]
     if not all(map(_can_be_made, values)):
         return None
@@ -89,7 +89,7 @@ def _made(value: torch.Tensor) -> torch.Tensor:
 
 def _measured(
     region: GraphModule, rewrite: Pass, inputs: Sequence[Any], generate: Codegen
-) -> Slower | None:
+) -> PlaceTiming | None:
     rewritten = copy.deepcopy(region)
     if not rewrite.run(rewritten, PassContext()):
         return None
@@ -101,4 +101,4 @@ def _measured(
         samples = tuning.timed(arms, inputs, BUDGET_S)
     ratio, interval = stats.ratio(samples[tuning.ALL], samples[without])
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    return Slower(ratio=ratio, interval=interval, created=now)
+    return PlaceTiming(ratio=ratio, interval=interval, created=now)

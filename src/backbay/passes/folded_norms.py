@@ -91,9 +91,9 @@ def put_folded(norms: Sequence[Norm]) -> list[Folded]:
 def _put(group: _Group) -> Iterator[tuple[Norm, Folded]]:
     norms, first = group.norms, group.norms[0]
     columns = [_column(x) for x in zip(*(norm.reads for norm in norms), strict=True)]
-    values = [computed(_memory, value_of(x), first.dtype) for x in (*columns[0], *columns[2])]
-    given = (*columns, first.eps, first.dtype)
-    call = put_before(first.place, values, kernel.OPERATOR, *given)
+    values = [computed(kernel.weight_like, value_of(x), first.dtype) for x in columns[0]]
+    values += [computed(kernel.bias_like, value_of(x), first.dtype) for x in columns[2]]
+    call = put_before(first.place, values, kernel.OPERATOR, *columns, first.eps, first.dtype)
     made = [
         put_before(first.place, value, operator.getitem, call, number)
         for number, value in enumerate(values)
@@ -104,8 +104,3 @@ def _put(group: _Group) -> Iterator[tuple[Norm, Folded]]:
 
 def _column(nodes: Sequence[Any]) -> Any:
     return None if nodes[0] is None else list(nodes)
-
-
-def _memory(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    one_of_many = kernel.bias_like if like.dim() == 1 else kernel.weight_like
-    return one_of_many(like, dtype)
