@@ -106,13 +106,8 @@ def test_a_rewrite_holds_everywhere_or_nowhere(tmp_path):
     assert len(kept(tmp_path)) == 2  # the two small ones are of a kind
 
     torch.compiler.reset()  # as another process
-    start = time.perf_counter()
     with torch.no_grad():
-        call = compiled(backend, "cache")
-        torch.testing.assert_close(call(*inputs()), program(*inputs()))
-        start = time.perf_counter()
-        call(*inputs())
-    assert time.perf_counter() - start < PAUSE_S
+        torch.testing.assert_close(compiled(backend, "cache")(*inputs()), program(*inputs()))
     assert [x.changes for x in backend.reports] == [2]
 
 
