@@ -156,6 +156,7 @@ class Block(nn.Module):
 
 
 def proven(model, x, **options):
+    """Demand that a compiled model is right; give how often each pass rewrote it."""
     workload = Workload(model=model, args=(x,))
     golden = make_golden(workload, train=False)
     with golden.context(), torch._inductor.config.patch(force_disable_caches=True):
