@@ -87,9 +87,12 @@ NEITHER = {
     "a tensor of the model": (lambda q, k: BUFFER, "depends on the input"),
     "a window": (
         lambda q, k: (rows(6) >= torch.arange(6)) & (rows(6) - torch.arange(6) < 3),
+        "neither causal nor empty: it is a window of 2 keys back and 0 ahead",
+    ),
+    "strictly causal": (
+        lambda q, k: rows(6) > torch.arange(6),
         "neither causal nor empty: it lets 42% of all pairs through",
     ),
-    "strictly causal": (lambda q, k: rows(6) > torch.arange(6), "neither causal"),
     "reversed": (lambda q, k: rows(6) <= torch.arange(6), "neither causal"),
     "one pair less": (
         lambda q, k: (rows(6) >= torch.arange(6)) & (rows(6) * 6 + torch.arange(6) != 30),
@@ -120,7 +123,7 @@ def test_a_causal_mask_over_a_longer_past_becomes_torchs_other_corner(look):
         attend(lambda q, k: rows(6) + 3 >= torch.arange(9)), *given, passes=[constant_masks]
     )
     assert not seen.changes["constant_masks"]
-    assert "more keys than queries" in seen.near[0]
+    assert "a window of 8 keys back and 0 ahead" in seen.near[0]
 
 
 def test_a_mask_that_is_written_to_is_taken_as_it_was_made(look):

@@ -6,7 +6,7 @@ by its name::
     torch.compile(model, backend="backbay", options={"constant_masks": False})
 
 Passes put in operators of PyTorch's, which Inductor lowers and fuses as ever, and for convolutions
-two of Backbay's, which it calls as they are; its caches know both.
+Backbay's, which it calls as they are; its caches know both.
 Whether they pay, and where, is measured where it is asked for, and remembered::
 
     torch.compile(model, backend="backbay", options={"tune": "full"})
@@ -35,6 +35,7 @@ from backbay.passes import (
     merged_linears,
     one_token_attention,
     parameter_hoist,
+    windowed_attention,
 )
 from backbay.registry import Option
 
@@ -43,10 +44,12 @@ class Optimizing(Backend):
     """Rewrites what Inductor leaves on the table, then Inductor."""
 
     name = "backbay"
-    # Masks first: who is causal may be cut. The hoist last: what others fold may be hoisted.
+    # Masks first: who is causal may be cut; windows after that, which are not. The hoist last:
+    # what others fold may be hoisted.
     passes = (
         constant_masks,
         early_selection,
+        windowed_attention,
         one_token_attention,
         eager_convolutions,
         fused_convolutions,
@@ -111,6 +114,12 @@ class Optimizing(Backend):
             choices=("off", "cache", "full"),
             help="full times a graph with and without its rewrites when it is first called, and "
             "keeps what is faster; cache does as was found before; off asks nothing",
+        ),
+        Option(
+            name="windowed_attention",
+            type="bool",
+            default=True,
+            help="on CUDA, attention with a constant window computes what lies in it",
         ),
     )
 

@@ -19,6 +19,7 @@ from backbay.passes.parameter_hoist import parameter_hoist
 from backbay.passes.scalar_chain import fold_scalar_chain
 from backbay.passes.silu import rewrite_silu
 from backbay.passes.silu_kernel import silu_to_kernel
+from backbay.passes.windowed_attention import windowed_attention
 
 __all__ = [
     "common_subexpressions",
@@ -36,4 +37,5 @@ __all__ = [
     "rewrite_gelu",
     "rewrite_silu",
     "silu_to_kernel",
+    "windowed_attention",
 ]

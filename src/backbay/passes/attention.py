@@ -8,6 +8,10 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph.aliases import Memory
+from backbay.graph.put import exchange
+from backbay.graph.values import propagate, value_of
+
 TARGETS = (
     F.scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention.default,  # in what torch.export made
@@ -44,3 +48,17 @@ def target_of(node: Node) -> Callable[..., Any]:
 def arguments(node: Node) -> dict[str, Any]:
     """Give what a call is given, by name; what it leaves out is left out."""
     return dict(_SIGNATURE.bind(*node.args, **node.kwargs).arguments)
+
+
+def replaced(
+    node: Node, target: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> bool:
+    """Call another function in place of attention, unless the caller would get another layout."""
+    with node.graph.inserting_before(node):
+        made = node.graph.create_node(node.op, target, arguments, keywords)
+    propagate(made, node)
+    if value_of(made).stride() != value_of(node).stride() and Memory(node.graph).returned(node):
+        node.graph.erase_node(made)
+        return False
+    exchange(node, made)
+    return True

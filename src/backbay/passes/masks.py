@@ -24,21 +24,17 @@ import torch
 from torch.fx import GraphModule, Node
 
 from backbay.graph import handed
-from backbay.graph.aliases import Memory
 from backbay.graph.checkpoints import with_bodies
-from backbay.graph.constant import NotConstantError, constant_graph, constant_value
+from backbay.graph.constant import NotConstantError, constant_graph
 from backbay.graph.match import NearMiss
-from backbay.graph.put import exchange
-from backbay.graph.values import propagate, value_of
+from backbay.graph.values import value_of
 from backbay.kit.passes import PassContext, graph_pass
-from backbay.passes import attention, grouped_heads
+from backbay.passes import attention, grouped_heads, mask_kinds
 from backbay.passes.dead_code import remove_dead_code
-
-MOST_BYTES = 2**31
-"""Of a tensor that is made to compute a mask: 32,768 queries and keys, and two sequences."""
+from backbay.passes.mask_kinds import Masks, Window
 
 
-@graph_pass(level="torch", sources=(attention, grouped_heads))
+@graph_pass(level="torch", sources=(attention, grouped_heads, mask_kinds))
 def constant_masks(graph_module: GraphModule, context: PassContext) -> int:
     """Take constant masks away from attention; works on Dynamo's graph.
 
@@ -48,13 +44,13 @@ def constant_masks(graph_module: GraphModule, context: PassContext) -> int:
         after:   F.scaled_dot_product_attention(q, k, v, is_causal=True)
     """
     handed.forget_written(graph_module.graph)
-    known: dict[Any, str] = {}
+    masks = Masks(graph_module)
     total = 0
     for one in with_bodies(graph_module):
         count = 0
         for node in attention.calls(one):
             try:
-                count += _rewritten(graph_module, node, known)
+                count += _rewritten(node, masks)
             except NotConstantError as error:
                 context.near.append(NearMiss("constant_masks", node, str(error)))
         if count:
@@ -66,19 +62,16 @@ def constant_masks(graph_module: GraphModule, context: PassContext) -> int:
     return total
 
 
-def _rewritten(graph_module: GraphModule, node: Node, known: dict[Any, str]) -> bool:
+def _rewritten(node: Node, masks: Masks) -> bool:
     given = attention.arguments(node)
-    mask = given.pop("attn_mask", None)
-    if isinstance(mask, Node):
-        key = (mask, *_lengths(given))
-        if key not in known:
-            value = constant_value(graph_module, mask, most_bytes=MOST_BYTES)
-            known[key] = kind_of(value, *_lengths(given))
-        given["is_causal"] = known[key] == "causal"
-    elif mask is not None:
-        return False
+    kind = masks.kind(given)
+    if isinstance(kind, Window):
+        raise NotConstantError(f"the mask is neither causal nor empty: it is {kind}")
+    given.pop("attn_mask", None)
+    if kind is not None:
+        given["is_causal"] = kind == "causal"
     single = grouped_heads.unrepeated(node, given)
-    if single is None and mask is None:
+    if single is None and kind is None:
         return False
     _put(node, given if single is None else {**given, **single, "enable_gqa": True})
     return True
@@ -89,60 +82,8 @@ def _hand_over(graph_module: GraphModule) -> None:
     for node in graph_module.graph.output_node().all_input_nodes:
         if isinstance(value_of(node), torch.Tensor):
             with contextlib.suppress(NotConstantError):
-                made = constant_graph(graph_module, node, most_bytes=MOST_BYTES)
+                made = constant_graph(graph_module, node, most_bytes=mask_kinds.MOST_BYTES)
                 handed.hand_over(value_of(node), made)
-
-
-def _lengths(given: dict[str, Any]) -> tuple[int, int]:
-    """Give how many queries and keys there are.
-
-    Raises:
-        NotConstantError: that is not known before the graph runs.
-    """
-    lengths = tuple(value_of(given[x]).shape[-2] for x in ("query", "key"))
-    if not all(isinstance(x, int) for x in lengths):
-        raise NotConstantError("how many queries and keys there are is a symbol")
-    return lengths
-
-
-def kind_of(mask: Any, queries: int, keys: int) -> str:
-    """Tell what a mask is: ``causal``, or ``none`` where it hides nothing.
-
-    Args:
-        mask: (..., queries, keys), or what broadcasts to it; boolean (true: is looked at) or
-            floating-point (added to the scores).
-        queries: how many queries attention has.
-        keys: how many keys.
-
-    Raises:
-        NotConstantError: it is neither.
-    """
-    if not isinstance(mask, torch.Tensor) or mask.dim() < 1:
-        raise NotConstantError("the mask is no tensor of queries and keys")
-    seen = _looked_at(mask)
-    if bool(seen.all()):
-        return "none"
-    if queries != keys:
-        raise NotConstantError("the mask hides something, and there are more keys than queries")
-    causal = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
-    if seen.shape[-2:] == causal.shape and not bool((seen != causal).any()):
-        return "causal"
-    raise NotConstantError(f"the mask is neither causal nor empty: it {_described(seen)}")
-
-
-def _looked_at(mask: torch.Tensor) -> torch.Tensor:
-    if mask.dtype == torch.bool:
-        return mask
-    lowest = mask == torch.finfo(mask.dtype).min  # what a model adds for minus infinity
-    seen = mask == 0
-    if not bool((seen | lowest | mask.isneginf()).all()):
-        raise NotConstantError("the mask is a bias: it adds other numbers than zero")
-    return seen
-
-
-def _described(seen: torch.Tensor) -> str:
-    share = seen.float().mean().item()
-    return f"lets {share:.0%} of all pairs through"
 
 
 def _put(node: Node, given: dict[str, Any]) -> None:
@@ -152,10 +93,5 @@ def _put(node: Node, given: dict[str, Any]) -> None:
         NotConstantError: the caller would see that.
     """
     tensors = tuple(given.pop(x) for x in ("query", "key", "value"))
-    with node.graph.inserting_before(node):
-        made = node.graph.create_node(node.op, node.target, tensors, given)
-    propagate(made, node)
-    if value_of(made).stride() != value_of(node).stride() and Memory(node.graph).returned(node):
-        node.graph.erase_node(made)
+    if not attention.replaced(node, attention.target_of(node), tensors, given):
         raise NotConstantError("the caller gets its result, which would be laid out otherwise")
-    exchange(node, made)

@@ -1,0 +1,60 @@
+"""Attention that looks at near keys only, by a kernel that leaves out the others.
+
+FlashAttention-2 (Dao, 2023, https://arxiv.org/abs/2307.08691) takes a window, and computes no block
+of scores that lies outside of it. PyTorch has that kernel, forward and backward, as
+``aten._flash_attention_forward``, and reaches it from no function of its own: the operator here
+falls apart into it where AOTAutograd traces, in 16 bits on CUDA. Elsewhere it is attention with a
+mask, which is the same sum.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+_ATEN = torch.ops.aten
+_HALF = (torch.bfloat16, torch.float16)
+_library: Any = Library("backbay", "FRAGMENT")  # type: ignore[no-untyped-call] # torch has no stub
+_library.define(
+    "windowed_attention(Tensor query, Tensor key, Tensor value, int left, int right, *, "
+    "float? scale=None) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, left: int, right: int, *, scale: float | None = None
+) -> Tensor:
+    queries, keys = query.shape[2], key.shape[2]
+    if not query.is_cuda or query.dtype not in _HALF:
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
+        seen = seen.tril(keys - queries + right).triu(keys - queries - left)
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=seen, scale=scale, enable_gqa=grouped
+        )
+    found = _ATEN._flash_attention_forward.default(  # noqa: SLF001 (its name)
+        *(x.transpose(1, 2) for x in (query, key, value)),
+        None,
+        None,
+        queries,
+        keys,
+        0.0,
+        False,  # noqa: FBT003 (is_causal: the window says so)
+        False,  # noqa: FBT003 (return_debug_mask)
+        scale=scale,
+        window_size_left=left,
+        window_size_right=right,
+    )
+    result: Tensor = found[0].transpose(1, 2)
+    return result
+
+
+_library.impl("windowed_attention", _attended, "CompositeImplicitAutograd")
+
+OPERATOR = torch.ops.backbay.windowed_attention.default
+"""Of query (batch, heads, queries, width), key and value (batch, shared heads, keys, width): the
+attention (batch, heads, queries, width), where query ``i`` sees the keys ``j`` with
+``-left <= j - (i + keys - queries) <= right``. ``scale`` is by default ``width ** -0.5``."""
