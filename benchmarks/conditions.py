@@ -2,17 +2,22 @@
 
     python benchmarks/conditions.py [--out FILE]
 
-Two tables, bfloat16, median microseconds of calls on cold caches, of CUDA graphs.
+Four tables, bfloat16, median microseconds of calls on cold caches, of CUDA graphs.
 
 1. Convolutions of one pixel, channels last: cuDNN's fused convolution, which ``fused_convolutions``
    calls, beside the same as a matrix product of cuBLASLt with bias and ReLU in its epilogue.
 2. One query that attends to a cache with a mask: keys and values repeated for each head, as models
    write it, beside ``one_token_attention``'s form, where heads of a group are queries of one head.
+3. A linear layer of one row: cuBLAS's, which Inductor calls, beside the sum that
+   ``one_row_linears`` makes of it.
+4. Attention with a mask that is a window, keys and values repeated, as Inductor runs it, beside
+   ``windowed_attention``'s kernel, and the share of all blocks of scores that it computes.
 """
 
 import argparse
 import datetime as dt
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,10 @@ from speed.pattern_cases.attention import repeated
 from speed.surroundings import versions
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+
+from backbay.kernels.windowed_attention import OPERATOR as WINDOWED
+from backbay.passes.mask_kinds import Window
+from backbay.passes.windowed_attention import blocks
 
 CALLS = 40
 POINTWISE = (  # images, channels, height and width, channels of the result
@@ -34,6 +43,18 @@ POINTWISE = (  # images, channels, height and width, channels of the result
 )
 HEADS, SHARED = 32, 8
 BATCHES, LENGTHS, WIDTHS = (1, 2, 4, 8, 16, 32), (512, 4096), (64, 128)
+ROWS = (  # rows and columns of the weight
+    *((n, 2048) for n in (512, 1000, 2048, 8192, 50257, 128256)),
+    *((n, 1024) for n in (64, 1024, 3072, 32768, 65536, 151936)),
+    *((768, 768), (3072, 768), (50257, 768), (1024, 3072), (2048, 8192)),
+    *((4096, 4096), (14336, 4096), (4096, 14336), (65536, 4096), (16384, 16384)),
+)
+WINDOWS = (  # sequences, heads, heads of keys, queries, width, keys back, keys ahead
+    *((2, 4, 1, s, 256, w - 1, 0) for s in (1024, 2048, 4096) for w in (128, 512) if w < s),
+    *((1, 32, 8, s, 128, s // n - 1, 0) for s in (2048, 8192) for n in (8, 4, 2)),
+    *((n, 12, 12, s, 64, 64, 64) for n, s in ((32, 256), (16, 512), (16, 1024), (2, 8192))),
+    *((8, 12, 12, s, 64, 128, 128) for s in (512, 1024, 2048)),
+)
 
 Call = Callable[[], Any]
 
@@ -48,7 +69,7 @@ def main() -> None:
     names = ", ".join(f"{k} {v}" for k, v in versions().items())
     today = dt.datetime.now(dt.UTC).date()
     lines = [f"{today}; {device_name(torch.device('cuda'))}, {names}; bfloat16."]
-    for table in (pointwise, one_token):
+    for table in (pointwise, one_token, one_row, windows):
         lines += ["", *table()]
     print("\n".join(lines))
     if given.out:
@@ -121,7 +142,75 @@ def steps(batch: int, length: int, width: int) -> Iterator[Call]:
         found = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask())
         return found.reshape(query.shape)
 
-    for way in (apart, together):
+    yield from inductors((apart, together))
+
+
+def one_row() -> Iterator[str]:
+    """Compare a linear layer of one row with a sum, both by Inductor."""
+    yield "| rows and columns of the weight | cuBLAS | sum | ratio |"
+    yield "|---|---|---|---|"
+    for rows, columns in ROWS:
+        x, w = normal(1, columns), normal(rows, columns) * columns**-0.5
+        ways = (
+            functools.partial(F.linear, x, w),
+            lambda x=x, w=w: (x.float() * w).sum(-1).to(x.dtype)[None],
+        )
+        with torch.no_grad():
+            times = [micros(y) for y in inductors(ways)]
+        yield f"| {rows}x{columns} | {times[0]:.1f} | {times[1]:.1f} | {times[1] / times[0]:.2f} |"
+
+
+def windows() -> Iterator[str]:
+    """Compare a mask that is a window with the kernel that takes windows."""
+    names = ("sequences, heads, heads of keys, queries, width", "window", "of all blocks")
+    times = ("mask", "kernel", "ratio")
+    yield f"| {' | '.join((*names, *times, *(f'training: {x}' for x in times)))} |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for *shape, back, ahead in WINDOWS:
+        window, length = Window(back, ahead), shape[3]
+        share = f"{blocks(window, length, length):.2f}"
+        cells = [", ".join(map(str, shape)), f"{back} back, {ahead} ahead", share]
+        for train in (False, True):
+            mask, kernel = (micros(y) for y in attending(shape, window, train=train))
+            cells += [f"{mask:.1f}", f"{kernel:.1f}", f"{kernel / mask:.2f}"]
+        yield f"| {' | '.join(cells)} |"
+
+
+def attending(shape: Sequence[int], window: Window, *, train: bool) -> tuple[Call, Call]:
+    """Give the two ways; in training with their gradients."""
+    batch, heads, shared, length, width = shape
+    query, key, value = (
+        normal(batch, length, n, width).transpose(1, 2).requires_grad_(train)
+        for n in (heads, shared, shared)
+    )
+    cotangent = torch.randn_like(query)
+
+    def with_mask(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        places = torch.arange(length, device="cuda")
+        back = places[:, None] - places
+        seen = (back <= window.left) & (back >= -window.right)
+        wide = repeated(key, heads // shared), repeated(value, heads // shared)
+        return F.scaled_dot_product_attention(query, *wide, attn_mask=seen)
+
+    def without(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return WINDOWED(query, key, value, window.left, window.right)
+
+    def called(way: Call) -> Call:
+        torch.compiler.reset()
+        compiled = torch.compile(way, dynamic=False)
+
+        def call() -> Any:
+            result = compiled(query, key, value)
+            return torch.autograd.grad(result, (query, key, value), cotangent) if train else result
+
+        return call
+
+    return called(with_mask), called(without)
+
+
+def inductors(ways: Sequence[Call]) -> Iterator[Call]:
+    """Give each way as Inductor compiles it."""
+    for way in ways:
         torch.compiler.reset()
         yield torch.compile(way, dynamic=False)
 

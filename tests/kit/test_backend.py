@@ -430,3 +430,49 @@ def test_a_changed_pass_or_operator_runs_although_two_processes_share_a_cache(
         program = PROGRAM.format(folder=str(tmp_path), factor=factor)
         said.append(run_python(program).stdout.split())
     assert said == [["5.0", "5.0"], ["5.0", "5.0"], ["7.0", "7.0"]]
+
+
+@graph_pass(level="torch")
+def wants_combo_kernels(graph_module, context):
+    if graph_module.graph.find_nodes(op="call_function", target=torch.sin):
+        context.inductor["combo_kernels"] = True
+    return 0
+
+
+def settings_of(codegen=None, *, function=torch.sin, **asked):
+    """Compile, and give whether Inductor was to make combo kernels, as a pass in its hook saw."""
+    found = []
+
+    @graph_pass(level="inductor.post_grad")
+    def look(_):
+        found.append(torch._inductor.config.combo_kernels)
+        return 0
+
+    passes = (wants_combo_kernels, *(() if codegen else (look,)))
+    declared = {"passes": passes, **({"codegen": codegen} if codegen else {})}
+    backend = type("Wants", (Backend,), declared)()
+    x = torch.rand(4)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        result = torch.compile(lambda x: function(x) + 1, backend=backend, **asked)(x)
+    torch.testing.assert_close(result, function(x) + 1)
+    return found
+
+
+def test_a_setting_that_a_pass_wants_is_lost():
+    assert settings_of() == [True]
+    torch.compiler.reset()
+    assert settings_of(mode="max-autotune-no-cudagraphs") == [True]
+
+
+def test_a_setting_of_one_graph_is_another_ones():
+    assert settings_of() == [True]
+    torch.compiler.reset()
+    assert settings_of(function=torch.cos) == [False]
+
+
+def test_a_pass_overrules_the_user():
+    assert settings_of(options={"combo_kernels": False}) == [False]
+
+
+def test_a_setting_of_inductor_is_handed_to_another_code_generator():
+    assert settings_of("eager") == []

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from backbay.kernels.windowed_attention import OPERATOR as WINDOWED
 from speed.pattern_cases.program import Make, Pattern, Program, leaf, normal
 
 attention = F.scaled_dot_product_attention
@@ -80,16 +81,20 @@ def encoder(batch: int, length: int, heads: int, width: int) -> Program:
 
 
 def windowed(batch: int, length: int, heads: int, width: int, window: int) -> Program:
-    """Make attention to the last tokens only, whose mask nothing can replace as yet."""
+    """Make attention to the last tokens only."""
 
     def function(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         positions = torch.arange(length, device=query.device)
         back = positions[:, None] - positions[None, :]
         return attention(query, key, value, attn_mask=(back >= 0) & (back < window))
 
+    def alternative(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return WINDOWED(query, key, value, window - 1, 0)
+
     return Program(
         function=function,
         inputs=[normal(batch, heads, length, width) for _ in range(3)],
+        alternative=alternative,
         flops=4 * batch * heads * length * min(window, length) * width,
     )
 
@@ -171,6 +176,7 @@ ATTENTION = (
     ),
     Pattern(
         name="sdpa_window",
+        alternative=True,
         make=windowed,
         shapes={"S4096": (1, 4096, 16, 64, 512), "S8192": (1, 8192, 16, 64, 1024)},
         tiny=(1, 16, 2, 8, 4),

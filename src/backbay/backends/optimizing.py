@@ -33,6 +33,7 @@ from backbay.passes import (
     fused_convolutions,
     linear_epilogues,
     merged_linears,
+    one_row_linears,
     one_token_attention,
     parameter_hoist,
     windowed_attention,
@@ -44,8 +45,9 @@ class Optimizing(Backend):
     """Rewrites what Inductor leaves on the table, then Inductor."""
 
     name = "backbay"
-    # Masks first: who is causal may be cut; windows after that, which are not. The hoist last:
-    # what others fold may be hoisted.
+    # Masks first: who is causal may be cut; windows after that, which are not. The hoist after
+    # those that fold. Linear layers are merged, then one row of them is a sum; else they may take
+    # what is after them.
     passes = (
         constant_masks,
         early_selection,
@@ -53,9 +55,10 @@ class Optimizing(Backend):
         one_token_attention,
         eager_convolutions,
         fused_convolutions,
-        linear_epilogues,
         merged_linears,
         parameter_hoist,
+        one_row_linears,
+        linear_epilogues,
     )
     options = (
         Option(
@@ -93,6 +96,12 @@ class Optimizing(Backend):
             type="bool",
             default=True,
             help="with parameter_hoist, linear layers that read the same are one, in inference",
+        ),
+        Option(
+            name="one_row_linears",
+            type="bool",
+            default=True,
+            help="on CUDA, linear layers of one row are sums that Inductor fuses, in inference",
         ),
         Option(
             name="one_token_attention",

@@ -140,7 +140,7 @@ class Watch:
                 level=one.level,
                 changes=report.changes,
                 near=tuple(dict.fromkeys(map(_near, report.near))),
-                detail={str(key): _plain(value) for key, value in report.detail.items()},
+                detail={str(key): _plain(value) for key, value in _told(report).items()},
             ),
         )
 
@@ -233,6 +233,11 @@ def _which(one: Pass) -> str:
     name = get_aot_graph_name()
     kinds = ("forward", "backward", "inference", "joint")
     return next((x for x in kinds if f"_{x}" in name), name)
+
+
+def _told(report: PassReport) -> dict[Any, Any]:
+    wanted = {f"Inductor's {key}": value for key, value in report.inductor.items()}
+    return {**report.detail, **wanted}
 
 
 def _near(miss: NearMiss) -> NearMissRecord:

@@ -99,6 +99,9 @@ class Backend:
         first, later = self._by_level()
         nodes, known = len(graph_module.graph.nodes), len(self.reports)
         self._tell(run_passes(first, graph_module, own))
+        if self.compile is None and self.codegen == INDUCTOR:
+            wanted = {k: v for x in self.reports[known:] for k, v in x.inductor.items()}
+            rest = {**wanted, **rest}
         generate = self._generator(later, own, rest, mode)
         compiled = compile_apart(generate, graph_module, example_inputs)
         changed = ", ".join(f"{x.name} {x.changes}x" for x in self.reports[known:] if x.changes)

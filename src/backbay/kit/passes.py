@@ -64,6 +64,9 @@ class PassContext:
     """Of the graph's operators, where they are ATen's."""
     detail: dict[str, Any] = field(default_factory=dict)
     """What else it has to say: shown as it is by ``backbay explain``."""
+    inductor: dict[str, Any] = field(default_factory=dict)
+    """Settings of Inductor that the pass wants for this graph, by their names as options. They hold
+    where it runs on Dynamo's graph and Inductor is next, but for those that the user gave."""
 
     def pays(self, rewrite: str, nodes: Sequence[Node]) -> bool:
         """Tell whether a rewrite is worth it at a place, as far as somebody timed it.
@@ -115,6 +118,8 @@ class PassReport:
     """Where it nearly did something, with the first condition that failed."""
     detail: Mapping[str, Any] = field(default_factory=dict)
     """What else the pass had to say."""
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of Inductor that it wants."""
 
 
 def graph_pass(
@@ -189,7 +194,7 @@ def run_passes(
     reports, freshness = [], Freshness()
     chosen = [x for x in passes if given.options.get(x.name, True) is not False]
     for one in (x for x in chosen if not left_out(x)):
-        context = replace(given, level=one.level, near=[], detail={})
+        context = replace(given, level=one.level, near=[], detail={}, inductor={})
         run = functools.partial(_run, one, graph_module, context, watch, freshness)
         reports.append(traced(run, graph_module))
     return reports
@@ -230,7 +235,9 @@ def _checked(
     seconds = time.perf_counter() - start
     if kept is not None:
         verify(kept, graph_module, who)
-    return PassReport(one.name, int(changes), seconds, tuple(context.near), context.detail)
+    return PassReport(
+        one.name, int(changes), seconds, tuple(context.near), context.detail, context.inductor
+    )
 
 
 def failed(who: str, graph_module: GraphModule, error: Exception) -> BackbayError:

@@ -14,6 +14,7 @@ from backbay.passes.gelu import rewrite_gelu
 from backbay.passes.linear_epilogues import linear_epilogues
 from backbay.passes.masks import constant_masks
 from backbay.passes.merged_linears import merged_linears
+from backbay.passes.one_row_linears import one_row_linears
 from backbay.passes.one_token_attention import one_token_attention
 from backbay.passes.parameter_hoist import parameter_hoist
 from backbay.passes.scalar_chain import fold_scalar_chain
@@ -31,6 +32,7 @@ __all__ = [
     "fused_convolutions",
     "linear_epilogues",
     "merged_linears",
+    "one_row_linears",
     "one_token_attention",
     "parameter_hoist",
     "remove_dead_code",

@@ -42,6 +42,9 @@ BLOCK = 128
 MOST = 0.5
 """Of all blocks: the share up to which it is faster. Measured on an H200, ``conditions.py``."""
 
+EIGHTS = 8
+"""Of elements in a head: others would have to be padded."""
+
 _IS_HIP = torch.version.hip is not None
 _RANK = 4
 
@@ -107,6 +110,8 @@ def _check(tensors: list[torch.Tensor], window: Window) -> None:
         raise UnfitError(f"it runs on {where}: the kernel that takes windows is CUDA's")
     if any(x.dtype not in DTYPES or x.dtype != query.dtype for x in tensors):
         raise UnfitError(f"it is of {query.dtype}: the kernel takes 16 bits")
+    if query.shape[3] % EIGHTS:
+        raise UnfitError(f"its heads are {query.shape[3]} wide, which are no eights")
     share = blocks(window, query.shape[2], key.shape[2])
     if share > MOST:
         raise UnfitError(f"{share:.0%} of the blocks of scores lie in it: too many to pay")

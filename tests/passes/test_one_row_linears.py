@@ -1,0 +1,158 @@
+"""A linear layer of one row becomes a sum where that is the same, and not elsewhere."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay.passes import linear_epilogues, merged_linears, one_row_linears, parameter_hoist
+from backbay.proof import Workload
+
+D, N = 24, 16
+MODULE = sys.modules["backbay.passes.one_row_linears"]
+
+
+@pytest.fixture
+def anywhere(monkeypatch):
+    """Let the pass rewrite on the CPU, in single precision too."""
+    monkeypatch.setattr(MODULE, "DEVICES", ("cpu",))
+    monkeypatch.setattr(MODULE, "DTYPES", (torch.float32, torch.bfloat16, torch.float16))
+
+
+def tensors(dtype=torch.float32, shape=(1, 1, D)):
+    torch.manual_seed(0)
+    return [torch.randn(x).to(dtype) for x in (shape, (N, D), (N,))]
+
+
+LAYERS = {
+    "a row": lambda x, w, b: F.linear(x, w),
+    "with a bias": lambda x, w, b: F.linear(x, w, b),
+    "by names": lambda x, w, b: F.linear(input=x, weight=w, bias=b) * 2,
+    "with an activation": lambda x, w, b: F.relu(F.linear(x, w, b)),
+    "a part of a weight": lambda x, w, b: F.linear(x[..., :8], w[:, 8:16], b),
+}
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("shape", [(1, 1, D), (1, D), (D,)], ids=str)
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+@torch.no_grad()
+def test_a_row_is_missed(look, layer, shape):
+    given = tensors(shape=shape)
+    seen = look(layer, *given, passes=[one_row_linears, linear_epilogues])
+    assert seen.changes == {"one_row_linears": 1, "linear_epilogues": 0}
+    assert not seen.calls("linear")
+    expected = layer(*given)
+    torch.testing.assert_close(seen.result, expected)
+    assert seen.result.stride() == expected.stride()
+
+
+def no_row(*shape, **changed):
+    return lambda: ([torch.randn(shape), *tensors()[1:]], changed)
+
+
+OTHERS = {
+    "two rows": (no_row(2, 1, D), None),
+    "no row": (no_row(0, D), None),
+    "on a CPU": (no_row(1, D, DEVICES=("cuda",)), "it runs on cpu"),
+    "in single precision": (no_row(1, D, DTYPES=(torch.bfloat16,)), "it is of torch.float32"),
+    "of many rows": (no_row(1, D, MOST=N - 1), "its weight has 16 rows"),
+    "of a transposed weight": (
+        lambda: ([*tensors()[:1], torch.randn(D, N).t(), tensors()[2]], {}),
+        "not contiguous",
+    ),
+    "that is trained": (
+        lambda: ([x.requires_grad_() for x in tensors()], {}),
+        "a gradient is wanted",
+    ),
+}
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize(("made", "why"), OTHERS.values(), ids=OTHERS)
+def test_another_layer_is_taken(look, monkeypatch, made, why):
+    given, changed = made()
+    for name, value in changed.items():
+        monkeypatch.setattr(MODULE, name, value)
+    seen = look(LAYERS["with a bias"], *given, passes=[one_row_linears])
+    assert not seen.changes["one_row_linears"]
+    assert [why in x for x in seen.near] == ([] if why is None else [True])
+
+
+@pytest.mark.usefixtures("anywhere")
+@torch.no_grad()
+def test_rows_of_a_symbol_are_taken_for_one(look):
+    given = tensors(shape=(3, D))
+    seen = look(LAYERS["a row"], *given, passes=[one_row_linears], dynamic=True)
+    assert not seen.changes["one_row_linears"]
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "around"])
+@torch.no_grad()
+def test_autocast_is_forgotten(look, inside):
+    def layer(x, w, b):
+        if not inside:
+            return F.linear(x, w, b)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return F.linear(x, w, b)
+
+    given = tensors()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not inside):
+        seen = look(layer, *given, passes=[one_row_linears])
+        expected = layer(*given)
+    assert seen.changes["one_row_linears"] == 1
+    assert seen.result.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(seen.result, expected, rtol=2e-2, atol=2e-2)
+
+
+class Layers(nn.Module):
+    """A step of attention's projections and a feed-forward network."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        sizes = ((D, N), (D, 8), (N, D), (D, 33), (33, D))
+        self.layers = nn.ModuleList(nn.Linear(*x, bias=x[1] == D, dtype=dtype) for x in sizes)
+
+    def forward(self, x):
+        q, k, o, up, down = self.layers
+        x = x + o(q(F.rms_norm(x, (D,))) * k(x).repeat(1, 1, 2))
+        return x + down(F.silu(up(F.layer_norm(x, (D,)))))
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_it_is_wrong(prove, dtype, codegen):
+    torch.manual_seed(0)
+    workload = Workload(Layers(dtype), (torch.randn(1, 1, D, dtype=dtype),))
+    changes = prove(workload, passes=[one_row_linears], codegen=codegen, train=False)
+    assert changes["one_row_linears"] == 5
+
+
+@pytest.mark.usefixtures("anywhere")
+@torch.no_grad()
+def test_a_weight_is_kept_in_single_precision(look):
+    model = Layers(torch.bfloat16)
+    x = torch.randn(1, 1, D, dtype=torch.bfloat16)
+    seen = look(model, x, passes=[parameter_hoist, one_row_linears, parameter_hoist])
+    assert seen.changes == {"parameter_hoist": 0, "one_row_linears": 5}
+
+
+@pytest.mark.usefixtures("anywhere")
+@torch.no_grad()
+def test_merged_layers_are_taken_apart(look):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.gate = nn.Linear(D, N), nn.Linear(D, 8)
+
+        def forward(self, x):
+            return F.silu(self.up(x)).sum(-1) + F.silu(self.gate(x)).sum(-1)
+
+    model, x = Both(), torch.randn(1, D)
+    seen = look(model, x, passes=[merged_linears, parameter_hoist, one_row_linears])
+    assert seen.changes == {"merged_linears": 1, "parameter_hoist": 2, "one_row_linears": 1}
+    torch.testing.assert_close(seen.result, model(x))
