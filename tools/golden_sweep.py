@@ -69,10 +69,11 @@ INFERENCE = (
     "fused_convolutions",
     "linear_epilogues",
     "merged_linears",
+    "one_row_linears",
     "one_token_attention",
     "parameter_hoist",
 )
-"""Passes that leave training alone; three of them are for CUDA, and here shown to do nothing."""
+"""Passes that leave training alone; four of them are for CUDA, and here shown to do nothing."""
 DEVICE = torch.device("cpu")
 TORCHS = "TORCH'S"
 
