@@ -46,13 +46,9 @@ class Block(nn.Module):
 @pytest.mark.parametrize(
     "options", [{}, {"parameter_hoist": True}, {"combo_kernels": False}], ids=str
 )
-@pytest.mark.parametrize(
-    ("sizes", "merged"),  # and how many fewer there are where they are merged
-    [((2048, 512, 8192), 4), ((96, 24, 333), 2), ((1000, 8, 17), 2)],
-    ids=["wide", "odd", "narrow"],
-)
+@pytest.mark.parametrize("sizes", [(2048, 512, 8192), (96, 24, 333), (1000, 8, 17)], ids=str)
 @torch.no_grad()
-def test_a_row_is_wrong(sizes, merged, options, mode, dtype):
+def test_a_row_is_wrong(sizes, options, mode, dtype):
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(*sizes) for _ in range(2))).to("cuda", dtype)
     x = torch.randn(1, 1, sizes[0], device="cuda", dtype=dtype)
@@ -61,8 +57,7 @@ def test_a_row_is_wrong(sizes, merged, options, mode, dtype):
     for _ in range(3):
         result = compiled(x).clone()
     changes = {x.name: x.changes for x in backbay.reports}
-    expected = 14 - merged if "parameter_hoist" in options else 14
-    assert changes["one_row_linears"] == expected
+    assert changes["one_row_linears"] == 14
     eager = model(x)
     truth = model.double()(x.double())
     assert result.stride() == eager.stride()

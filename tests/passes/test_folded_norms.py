@@ -20,6 +20,7 @@ def _anywhere(monkeypatch):
     module = sys.modules["backbay.passes.fused_convolutions"]
     monkeypatch.setattr(module, "DEVICES", ("cpu",))
     monkeypatch.setattr(module, "LAUNCH", -(2**20))
+    monkeypatch.setattr(module, "FOLDING", -(2**20))
 
 
 def channels_last(x):

@@ -26,6 +26,7 @@ def anywhere(monkeypatch):
     module = sys.modules["backbay.passes.fused_convolutions"]
     monkeypatch.setattr(module, "DEVICES", ("cpu",))
     monkeypatch.setattr(module, "LAUNCH", -(2**20))
+    monkeypatch.setattr(module, "FOLDING", -(2**20))
 
 
 def channels_last(x):
@@ -239,6 +240,39 @@ def test_folding_a_small_batch_pays(look, given, monkeypatch):
     seen = look(FUSED["a batch norm"], *given, passes=[fused_convolutions])
     assert "folding costs more" in seen.near[0]
     assert look(FUSED["a sum"], *given, passes=[fused_convolutions]).changes.total() == 1
+
+
+def pointwise(x, w, n):
+    return F.relu(norm(F.conv2d(x, w), *n))
+
+
+FOLDED = {
+    "one": (lambda x, w, z, *n: pointwise(x, w, n) + 1, 0),
+    "one, and one without a batch norm": (
+        lambda x, w, z, *n: pointwise(F.relu(F.conv2d(x, w)), w, n) + 1,
+        1,
+    ),
+    "two": (lambda x, w, z, *n: pointwise(pointwise(x, w, n), w, n) + 1, 2),
+}
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("hoisted", [False, True], ids=["in every call", "hoisted"])
+@pytest.mark.parametrize("name", FOLDED)
+def test_the_price_of_all_foldings_is_paid_for_one(look, given, monkeypatch, name, hoisted):
+    program, fused = FOLDED[name]
+    x, w, *others = given
+    w = channels_last(w[..., :1, :1])
+    spare = x.numel() - w.numel()
+    module = sys.modules["backbay.passes.fused_convolutions"]
+    monkeypatch.setattr(module, "FOLDING", spare + 1)
+    options = {"parameter_hoist": hoisted}
+    seen = look(program, x, w, *others, passes=[fused_convolutions], options=options)
+    convolutions = 1 if name == "one" else 2
+    assert seen.changes["fused_convolutions"] == (convolutions if hoisted else fused)
+    refused = "folding costs more than all convolutions of the graph save"
+    assert seen.near == [refused] * (convolutions - fused) * (not hoisted)
+    torch.testing.assert_close(seen.result, program(x, w, *others), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["a batch norm", "a sum"])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.passes import linear_epilogues, merged_linears, one_row_linears, parameter_hoist
+from backbay.passes import linear_epilogues, one_row_linears, parameter_hoist
 from backbay.proof import Workload
 
 D, N = 24, 16
@@ -139,20 +139,3 @@ def test_a_weight_is_kept_in_single_precision(look):
     x = torch.randn(1, 1, D, dtype=torch.bfloat16)
     seen = look(model, x, passes=[parameter_hoist, one_row_linears, parameter_hoist])
     assert seen.changes == {"parameter_hoist": 0, "one_row_linears": 5}
-
-
-@pytest.mark.usefixtures("anywhere")
-@torch.no_grad()
-def test_merged_layers_are_taken_apart(look):
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up, self.gate = nn.Linear(D, N), nn.Linear(D, 8)
-
-        def forward(self, x):
-            return F.silu(self.up(x)).sum(-1) + F.silu(self.gate(x)).sum(-1)
-
-    model, x = Both(), torch.randn(1, D)
-    seen = look(model, x, passes=[merged_linears, parameter_hoist, one_row_linears])
-    assert seen.changes == {"merged_linears": 1, "parameter_hoist": 2, "one_row_linears": 1}
-    torch.testing.assert_close(seen.result, model(x))

@@ -45,6 +45,13 @@ def linear():
     return program, (torch.randn(2, 3, N), torch.randn(N, N), torch.randn(N))
 
 
+def row():
+    def program(x, w, b):
+        return F.linear(x + 1, w, b) * 2
+
+    return program, (torch.randn(1, N), torch.randn(N, N), torch.randn(N))
+
+
 def token():
     def repeated(x):
         return x[:, :, None].expand(2, 2, 3, 5, N).reshape(2, 6, 5, N)
@@ -60,6 +67,7 @@ PLACES = {
     "eager_convolutions": (convolution, 1),
     "fused_convolutions": (normed, 4),
     "linear_epilogues": (linear, 3),
+    "one_row_linears": (row, 1),
     "one_token_attention": (token, 7),
 }
 """Rewrites, to a program with one place, and how many calls it has."""
@@ -68,7 +76,8 @@ PLACES = {
 @pytest.fixture
 def _anywhere(monkeypatch):
     """Let passes for CUDA rewrite on the CPU, in single precision, and what is small."""
-    changed = {"DEVICES": ("cpu",), "DTYPES": (torch.float32,), "LAUNCH": -(2**20), "BLOCKS": 1}
+    changed = {"DEVICES": ("cpu",), "DTYPES": (torch.float32,), "BLOCKS": 1}
+    changed |= dict.fromkeys(("LAUNCH", "FOLDING"), -(2**20))
     for name in PLACES:
         module = sys.modules[f"backbay.passes.{name}"]
         for constant in changed.keys() & vars(module).keys():

@@ -45,9 +45,8 @@ class Optimizing(Backend):
     """Rewrites what Inductor leaves on the table, then Inductor."""
 
     name = "backbay"
-    # Masks first: who is causal may be cut; windows after that, which are not. The hoist after
-    # those that fold. Linear layers are merged, then one row of them is a sum; else they may take
-    # what is after them.
+    # Masks first: who is causal may be cut; windows after that, which are not. Sums of one row
+    # need no merging. The hoist last: what others fold may be hoisted.
     passes = (
         constant_masks,
         early_selection,
@@ -55,10 +54,10 @@ class Optimizing(Backend):
         one_token_attention,
         eager_convolutions,
         fused_convolutions,
-        merged_linears,
-        parameter_hoist,
         one_row_linears,
         linear_epilogues,
+        merged_linears,
+        parameter_hoist,
     )
     options = (
         Option(
