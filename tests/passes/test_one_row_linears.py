@@ -58,7 +58,7 @@ OTHERS = {
     "no row": (no_row(0, D), None),
     "on a CPU": (no_row(1, D, DEVICES=("cuda",)), "it runs on cpu"),
     "in single precision": (no_row(1, D, DTYPES=(torch.bfloat16,)), "it is of torch.float32"),
-    "of many rows": (no_row(1, D, MOST=N - 1), "its weight has 16 rows"),
+    "of many elements": (no_row(1, D, MOST=N * D - 1), "its weight has 384 elements"),
     "of a transposed weight": (
         lambda: ([*tensors()[:1], torch.randn(D, N).t(), tensors()[2]], {}),
         "not contiguous",

@@ -139,9 +139,7 @@ def _found(
             region = _region(node)
             if region is None:
                 continue
-            _check(region, gone)
-            if region.norm is not None and not folding:
-                raise UnfitError("folding costs more than all convolutions of the graph save")
+            _check(region, gone, folding=folding)
             must_pay(context, "fused_convolutions", region.inside)
         except UnfitError as error:
             near.append(NearMiss("fused_convolutions", node, str(error)))
@@ -203,7 +201,9 @@ def _branch(node: Node, other: Node | None, after: tuple[Node, ...]) -> _Region 
 # 2. Whether it is taken
 
 
-def _check(region: _Region, gone: Collection[Node]) -> None:
+def _check(region: _Region, gone: Collection[Node], *, folding: bool) -> None:
+    if region.norm is not None and not folding:
+        raise UnfitError("folding costs more than all convolutions of the graph save")
     _check_values(region)
     _check_norm(region)
     _check_order(region, gone)
