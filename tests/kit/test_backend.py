@@ -439,8 +439,8 @@ def wants_combo_kernels(graph_module, context):
     return 0
 
 
-def settings_of(codegen=None, *, function=torch.sin, **asked):
-    """Compile, and give whether Inductor was to make combo kernels, as a pass in its hook saw."""
+def settings_of(*functions, codegen=None, **asked):
+    """Compile each, and give whether Inductor was to make combo kernels, as a pass in it saw."""
     found = []
 
     @graph_pass(level="inductor.post_grad")
@@ -450,29 +450,27 @@ def settings_of(codegen=None, *, function=torch.sin, **asked):
 
     passes = (wants_combo_kernels, *(() if codegen else (look,)))
     declared = {"passes": passes, **({"codegen": codegen} if codegen else {})}
-    backend = type("Wants", (Backend,), declared)()
-    x = torch.rand(4)
-    with torch._inductor.config.patch(force_disable_caches=True):
-        result = torch.compile(lambda x: function(x) + 1, backend=backend, **asked)(x)
-    torch.testing.assert_close(result, function(x) + 1)
+    backend, x = type("Wants", (Backend,), declared)(), torch.rand(4)
+    for function in functions:
+        with torch._inductor.config.patch(force_disable_caches=True):
+            result = torch.compile(lambda x, f=function: f(x) + 1, backend=backend, **asked)(x)
+        torch.testing.assert_close(result, function(x) + 1)
     return found
 
 
 def test_a_setting_that_a_pass_wants_is_lost():
-    assert settings_of() == [True]
+    assert settings_of(torch.sin) == [True]
     torch.compiler.reset()
-    assert settings_of(mode="max-autotune-no-cudagraphs") == [True]
+    assert settings_of(torch.sin, mode="max-autotune-no-cudagraphs") == [True]
 
 
 def test_a_setting_of_one_graph_is_another_ones():
-    assert settings_of() == [True]
-    torch.compiler.reset()
-    assert settings_of(function=torch.cos) == [False]
+    assert settings_of(torch.sin, torch.cos) == [True, False]
 
 
 def test_a_pass_overrules_the_user():
-    assert settings_of(options={"combo_kernels": False}) == [False]
+    assert settings_of(torch.sin, options={"combo_kernels": False}) == [False]
 
 
 def test_a_setting_of_inductor_is_handed_to_another_code_generator():
-    assert settings_of("eager") == []
+    assert settings_of(torch.sin, codegen="eager") == []

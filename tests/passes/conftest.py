@@ -22,6 +22,7 @@ class Seen:
     graphs: list[torch.fx.GraphModule]
     changes: Counter[str] = field(default_factory=Counter)
     near: list[str] = field(default_factory=list)
+    inductor: dict[str, Any] = field(default_factory=dict)
 
     def nodes(self, name: str) -> list[torch.fx.Node]:
         """Give the calls of what has a name, over all graphs."""
@@ -63,6 +64,7 @@ def look() -> Callable[..., Seen]:
         for report in backend.reports:
             seen.changes[report.name] += report.changes
             seen.near += [x.reason for x in report.near]
+            seen.inductor.update(report.inductor)
         for graph_module in graphs:
             graph_module.graph.lint()
             canonicalise(graph_module.graph)

@@ -44,6 +44,7 @@ def test_a_row_is_missed(look, layer, shape):
     seen = look(layer, *given, passes=[one_row_linears, linear_epilogues])
     assert seen.changes == {"one_row_linears": 1, "linear_epilogues": 0}
     assert not seen.calls("linear")
+    assert seen.inductor == {"combo_kernels": True}
     expected = layer(*given)
     torch.testing.assert_close(seen.result, expected)
     assert seen.result.stride() == expected.stride()
@@ -78,7 +79,29 @@ def test_another_layer_is_taken(look, monkeypatch, made, why):
         monkeypatch.setattr(MODULE, name, value)
     seen = look(LAYERS["with a bias"], *given, passes=[one_row_linears])
     assert not seen.changes["one_row_linears"]
+    assert not seen.inductor
     assert [why in x for x in seen.near] == ([] if why is None else [True])
+
+
+@pytest.mark.usefixtures("anywhere")
+@torch.no_grad()
+def test_combo_kernels_are_wanted_beside_other_products(look):
+    def layers(x, w, b):
+        return F.linear(x, w, b) + F.linear(x.expand(2, D) * 2, w)
+
+    seen = look(layers, *tensors(shape=(1, D)), passes=[one_row_linears])
+    assert seen.changes["one_row_linears"] == 1
+    assert not seen.inductor
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_products_are_rounded_before_they_are_added(look, dtype):
+    seen = look(LAYERS["a row"], *tensors(dtype), passes=[one_row_linears])
+    (product,) = seen.nodes("mul")
+    assert product.meta["example_value"].dtype == torch.float32
+    assert seen.result.dtype == dtype
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -105,6 +128,9 @@ def test_autocast_is_forgotten(look, inside):
         expected = layer(*given)
     assert seen.changes["one_row_linears"] == 1
     assert seen.result.dtype == expected.dtype == torch.bfloat16
+    (product,) = seen.nodes("mul")  # of what autocast rounds
+    row, weight = (x.meta["example_value"].dtype for x in product.args)
+    assert (row, weight) == (torch.float32, torch.bfloat16)
     torch.testing.assert_close(seen.result, expected, rtol=2e-2, atol=2e-2)
 
 

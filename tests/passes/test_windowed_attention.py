@@ -118,12 +118,35 @@ def test_a_mask_that_is_no_window_is_taken_for_one(look, mask_of):
     assert seen.calls("scaled_dot_product_attention") == 1
 
 
+ELSEWHERE = {
+    "fewer keys than queries": lambda: back(S, 5) <= 1,
+    "fewer keys, and queries that see none": lambda: (back(S, 5) >= 0) & (back(S, 5) < 3),
+    "not itself, of a longer past": lambda: (back(S, K) > 0) & (back(S, K) < 3),
+    "not itself, nor the last of a longer past": lambda: back(S, K) > 1,
+}
+
+
 @pytest.mark.usefixtures("anywhere")
-def test_a_mask_of_the_corner_of_fewer_keys_is_taken_for_a_window(look):
-    given = tensors(keys=5)
-    seen = look(
-        attend(lambda: (back(S, 5) >= 0) & (back(S, 5) < 3)), *given, passes=[windowed_attention]
-    )
+@pytest.mark.parametrize("mask_of", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_mask_of_other_lengths_that_is_no_window_is_taken_for_one(look, mask_of):
+    given = tensors(keys=mask_of().shape[1])
+    seen = look(attend(mask_of), *given, passes=[windowed_attention])
+    assert not seen.changes["windowed_attention"]
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_heads_without_a_batch_are_taken(look):
+    given = [x[0] for x in tensors()]
+    seen = look(attend(sliding), *given, passes=[windowed_attention])
+    assert not seen.changes["windowed_attention"]
+    assert "not four dimensions" in seen.near[0]
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_two_dtypes_that_autocast_makes_one_are_handed_over(look):
+    query, key, value = tensors()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        seen = look(attend(sliding), query, key.bfloat16(), value, passes=[windowed_attention])
     assert not seen.changes["windowed_attention"]
 
 
@@ -151,6 +174,7 @@ REFUSED = {
     "on a CPU": ({"DEVICES": ("cuda",)}, {}, "it runs on cpu"),
     "in single precision": ({"DTYPES": (torch.bfloat16,)}, {}, "it is of torch.float32"),
     "with dropout": ({}, {"dropout_p": 0.5}, "drops elements"),
+    "of heads that are no eights": ({"EIGHTS": 16}, {}, "its heads are 8 wide"),
     "of most blocks": ({"BLOCK": 4, "MOST": 0.7}, {}, "75% of the blocks"),
 }
 

@@ -90,8 +90,8 @@ def _window(given: Mapping[str, Any], masks: Masks) -> Window | None:
 
 
 def _rewrite(node: Node, given: dict[str, Any], window: Window) -> None:
-    if given.get("dropout_p", 0.0) or given.get("is_causal"):
-        raise UnfitError("attention drops elements, or is causal, too")
+    if given.get("dropout_p", 0.0):
+        raise UnfitError("attention drops elements")
     if value_of(given["query"]).dim() != _RANK:
         raise UnfitError("its tensors have not four dimensions")
     named = {x: given[x] for x in ("query", "key", "value")}
