@@ -15,13 +15,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch, tmp_path):
-    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))  # choices of another run are not known
-    torch.compiler.reset()
-    backbay.reset()
-
-
 def tensors(shape, dtype):
     batch, heads, shared, length, width = shape
     generator = torch.Generator("cuda").manual_seed(0)

@@ -15,13 +15,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch, tmp_path):
-    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))  # choices of another run are not known
-    torch.compiler.reset()
-    backbay.reset()
-
-
 class Block(nn.Module):
     """A layer of a decoder, where attention sees one token: queries, keys, values, a gate."""
 

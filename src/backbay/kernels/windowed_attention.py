@@ -24,16 +24,22 @@ _library.define(
 )
 
 
+def seen(queries: int, keys: int, left: int, right: int, *, device: torch.device) -> Tensor:
+    """Give a window as a mask: (queries, keys), true where a key is looked at."""
+    own = keys - queries
+    whole = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    return whole.tril(own + right).triu(own - left)
+
+
 def _attended(
     query: Tensor, key: Tensor, value: Tensor, left: int, right: int, *, scale: float | None = None
 ) -> Tensor:
     queries, keys = query.shape[2], key.shape[2]
     if not query.is_cuda or query.dtype not in _HALF:
-        seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
-        seen = seen.tril(keys - queries + right).triu(keys - queries - left)
+        mask = seen(queries, keys, left, right, device=query.device)
         grouped = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, scale=scale, enable_gqa=grouped
+            query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped
         )
     found = _ATEN._flash_attention_forward.default(  # noqa: SLF001 (its name)
         *(x.transpose(1, 2) for x in (query, key, value)),

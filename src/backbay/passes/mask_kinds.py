@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 
 from backbay.graph.constant import NotConstantError, constant_value
 from backbay.graph.values import value_of
+from backbay.kernels import windowed_attention as kernel
 
 MOST_BYTES = 2**31
 """Of a tensor that is made to compute a mask: 32,768 queries and keys, and two sequences."""
@@ -29,9 +30,7 @@ class Window:
 
     def seen(self, queries: int, keys: int, device: torch.device) -> torch.Tensor:
         """Give the mask: (queries, keys), true where a key is looked at."""
-        own = keys - queries
-        whole = torch.ones(queries, keys, dtype=torch.bool, device=device)
-        return whole.tril(own + self.right).triu(own - self.left)
+        return kernel.seen(queries, keys, self.left, self.right, device=device)
 
 
 Kind = Literal["none", "causal"] | Window
