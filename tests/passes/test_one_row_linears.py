@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.passes import linear_epilogues, one_row_linears, parameter_hoist
+from backbay.passes import early_selection, linear_epilogues, one_row_linears, parameter_hoist
 from backbay.proof import Workload
 
 D, N = 24, 16
@@ -95,6 +95,19 @@ def test_combo_kernels_are_wanted_beside_other_products(look):
 
 
 @pytest.mark.usefixtures("anywhere")
+@torch.no_grad()
+def test_combo_kernels_are_wanted_for_sizes_that_are_symbols(look):
+    def step(x, past, w, b):
+        return F.linear(x, w, b) + past.sum(0)
+
+    x, w, b = tensors(shape=(1, D))
+    torch._dynamo.mark_dynamic(past := torch.randn(5, N), 0)
+    seen = look(step, x, past, w, b, passes=[one_row_linears])
+    assert seen.changes["one_row_linears"] == 1
+    assert not seen.inductor
+
+
+@pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()
 def test_products_are_rounded_before_they_are_added(look, dtype):
@@ -165,3 +178,15 @@ def test_a_weight_is_kept_in_single_precision(look):
     x = torch.randn(1, 1, D, dtype=torch.bfloat16)
     seen = look(model, x, passes=[parameter_hoist, one_row_linears, parameter_hoist])
     assert seen.changes == {"parameter_hoist": 0, "one_row_linears": 5}
+
+
+@pytest.mark.usefixtures("anywhere")
+@torch.no_grad()
+def test_a_row_that_is_left_of_many_is_missed(look):
+    model, x = nn.Linear(D, N), torch.randn(1, 5, D)
+    call = nn.Sequential(model, nn.SiLU())
+    seen = look(
+        lambda x: call(x)[:, -1] * 2, x, passes=[early_selection, one_row_linears, linear_epilogues]
+    )
+    assert seen.changes == {"early_selection": 1, "one_row_linears": 1, "linear_epilogues": 0}
+    torch.testing.assert_close(seen.result, call(x)[:, -1] * 2)

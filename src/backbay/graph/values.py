@@ -30,10 +30,20 @@ def propagate(node: Node, like: Node) -> None:
     carry(node, like)
     if node.op not in {"call_function", "call_method"}:
         return
-    with torch.no_grad() if key == "val" else torch.enable_grad():
+    with torch.set_grad_enabled(key != "val" and _is_recorded(like)):
         value = evaluated(node)
     if value is not None:
         node.meta[key] = value
+
+
+def _is_recorded(place: Node) -> bool:
+    """Tell whether gradients are recorded where a node of Dynamo's graph stands.
+
+    A graph is compiled in the grad mode that it will be called in, and changes that by itself.
+    """
+    switches = place.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)  # noqa: SLF001 (Dynamo's)
+    before = [x for x in switches if x < place]
+    return bool(before[-1].args[0]) if before else torch.is_grad_enabled()
 
 
 def carry(node: Node, like: Node) -> None:

@@ -199,7 +199,6 @@ def _rewrite(layer: _Layer) -> None:
     if layout(value_of(made)) != layout(value_of(place)):
         erase_between(before, place)
         raise UnfitError("its result would be laid out otherwise")
-    made.meta["example_value"] = value_of(made).detach()
     activated = layer.activation.all_input_nodes[0]
     exchange(layer.activation, activated)
     exchange(place, made)

@@ -268,5 +268,4 @@ def _call(place: Node, layer: Node, target: Any, *arguments: Any, **keywords: An
     with layer.graph.inserting_before(place):
         made = layer.graph.call_function(target, arguments, keywords)
     propagate(made, layer)
-    made.meta["example_value"] = value_of(made).detach()
     return made

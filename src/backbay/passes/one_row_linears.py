@@ -14,13 +14,14 @@ makes it where its ``coordinate_descent_tuning`` is on, which takes minutes.
 
 What is left of its kernels can be computed side by side where one does not depend on another
 (queries, keys and values, which have unequal widths): Inductor's ``combo_kernels``, which is off by
-default, is turned on where all linear layers of a graph are such, unless the user says otherwise.
+default, is turned on where all linear layers of a graph are such, and no size is a symbol, unless
+the user says otherwise.
 """
 
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.match import NearMiss
@@ -67,10 +68,17 @@ def one_row_linears(graph_module: GraphModule, context: PassContext) -> int:
         count += 1
     if not count:
         return 0
-    if not graph_module.graph.find_nodes(op="call_function", target=F.linear):
+    if _is_all(graph_module.graph):
         context.inductor["combo_kernels"] = True
     graph_module.recompile()
     return count
+
+
+def _is_all(graph: Graph) -> bool:
+    """Tell whether no linear layer is left, and no size a symbol, with which it was not tried."""
+    inputs = [value_of(x) for x in graph.find_nodes(op="placeholder")]
+    is_static = not any(isinstance(x, torch.SymInt) for x in inputs)
+    return is_static and not graph.find_nodes(op="call_function", target=F.linear)
 
 
 def _has_one_row(given: dict[str, Any]) -> bool:
@@ -114,5 +122,4 @@ def _rewrite(node: Node, given: dict[str, Any]) -> None:
     if layout(value_of(made)) != layout(result):
         erase_between(before, node)
         raise UnfitError("its result would be laid out otherwise")
-    made.meta["example_value"] = value_of(made).detach()
     exchange(node, made)
