@@ -4,8 +4,8 @@ import sys
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings, strategies
 from hypothesis import given as drawn
-from hypothesis import strategies
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.utils.checkpoint import checkpoint
 
@@ -291,8 +291,10 @@ def test_it_is_wrong_forward_or_backward(prove, codegen, dtype):
 
 LENGTHS = strategies.integers(min_value=1, max_value=40)
 REACHES = strategies.integers(min_value=0, max_value=45)
+AT_LEISURE = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@AT_LEISURE
 @drawn(queries=LENGTHS, more=REACHES, left=REACHES, right=REACHES)
 def test_a_window_is_read_as_another_one(queries, more, left, right):
     keys = queries + more
@@ -306,6 +308,7 @@ def test_a_window_is_read_as_another_one(queries, more, left, right):
         assert torch.equal(mask, kind.seen(queries, keys, torch.device("cpu")))
 
 
+@AT_LEISURE
 @drawn(
     queries=LENGTHS,
     more=REACHES,
