@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+from torch.testing._internal.two_tensor import TwoTensor
 
 from backbay import passes
 from backbay.graph.region import between, taken_out
@@ -124,3 +125,15 @@ def test_a_part_of_a_graph_has_other_inputs_and_results():
     assert between(c, {a}) == [b, c]
     assert between(c, {b}) == [a, c]
     assert between(c, {x, y}) == between(c, ()) == [a, b, c]
+
+
+@pytest.mark.usefixtures("_anywhere")
+@pytest.mark.parametrize("name", PLACES)
+def test_a_subclass_is_taken_for_an_ordinary_tensor(look, name):
+    program, inputs = PLACES[name][0]()
+    wrapped = [TwoTensor(x.clone(), x.clone()) if x.is_floating_point() else x for x in inputs]
+    with torch.no_grad():
+        seen = look(program, *wrapped, passes=[getattr(passes, name)])
+        expected = program(*inputs)
+    assert not seen.changes[name]
+    torch.testing.assert_close(seen.result.a, expected)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, settings, strategies
 from hypothesis import given as drawn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from backbay.passes import constant_masks, early_selection, mask_kinds, windowed_attention
@@ -140,6 +141,16 @@ def test_heads_without_a_batch_are_taken(look):
     seen = look(attend(sliding), *given, passes=[windowed_attention])
     assert not seen.changes["windowed_attention"]
     assert "not four dimensions" in seen.near[0]
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_a_subclass_is_taken_for_an_ordinary_tensor(look):
+    given = tensors()
+    wrapped = [TwoTensor(x, x.clone()) for x in given]
+    seen = look(attend(sliding), *wrapped, passes=[windowed_attention])
+    assert not seen.changes["windowed_attention"]
+    assert "of a subclass" in seen.near[0]
+    torch.testing.assert_close(seen.result.a, attend(sliding)(*given))
 
 
 @pytest.mark.usefixtures("anywhere")

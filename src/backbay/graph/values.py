@@ -24,6 +24,14 @@ def value_of(node: Any) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
+def is_ordinary(value: Any) -> bool:
+    """Tell whether a value is a tensor of no subclass: not distributed, quantised or wrapped.
+
+    What computes a subclass has operators of its own, and knows few of those that a pass puts in.
+    """
+    return type(value) in {FakeTensor, torch.Tensor, torch.nn.Parameter}
+
+
 def propagate(node: Node, like: Node) -> None:
     """Give a new node the value that it would have, and the place of what it replaces."""
     key = "val" if "val" in like.meta else "example_value"

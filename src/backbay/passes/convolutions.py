@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from backbay.graph.values import value_of
+from backbay.graph.values import is_ordinary, value_of
 from backbay.passes.unfit import UnfitError
 
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -37,8 +37,8 @@ class Convolution:
         given: dict[str, Any] = {**dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
         x, weight, bias = given["input"], given["weight"], given.get("bias")
         for each in (node, *node.all_input_nodes):
-            if not isinstance(value_of(each), torch.Tensor):
-                raise UnfitError(f"{each} is not a tensor that is known")
+            if not is_ordinary(value_of(each)):
+                raise UnfitError(f"{each} is not an ordinary tensor that is known")
         if value_of(node).requires_grad:
             raise UnfitError("its gradient is wanted")
         if value_of(x).dim() != _RANK:

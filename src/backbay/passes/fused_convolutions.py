@@ -29,7 +29,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay.graph.match import NearMiss
 from backbay.graph.order import disturbed
 from backbay.graph.put import call_before, cast_before, exchange, layout, put_before
-from backbay.graph.values import computed, value_of
+from backbay.graph.values import computed, is_ordinary, value_of
 from backbay.kernels import folded_batch_norm
 from backbay.kernels import fused_convolution as kernel
 from backbay.kit.passes import PassContext, graph_pass
@@ -213,8 +213,8 @@ def _check(region: _Region, gone: Collection[Node], *, folding: bool) -> None:
 
 def _check_values(region: _Region) -> None:
     for node in (*region.inside, *region.reads):
-        if not isinstance(value_of(node), torch.Tensor):
-            raise UnfitError(f"{node.name} is not a tensor that is known")
+        if not is_ordinary(value_of(node)):
+            raise UnfitError(f"{node.name} is not an ordinary tensor that is known")
     result = value_of(region.convolution.node)
     for value in map(value_of, region.inside):
         if value.requires_grad or value.dtype != result.dtype:

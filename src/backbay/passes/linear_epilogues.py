@@ -25,7 +25,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay.graph.match import Match, NearMiss
 from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
 from backbay.graph.region import between
-from backbay.graph.values import value_of
+from backbay.graph.values import is_ordinary, value_of
 from backbay.kit.passes import PassContext, graph_pass, rewrite_pass
 from backbay.passes import gelu
 from backbay.passes.unfit import UnfitError, must_pay
@@ -164,8 +164,8 @@ def _given(product: Node) -> tuple[Any, Any, Any]:
 def _refusal(product: Node, result: Any) -> str | None:
     """Say why a product is left as it is; None where it takes an activation."""
     given = _given(product)
-    if not all(isinstance(value_of(x), torch.Tensor) for x in (*given, product)):
-        return "it has no bias, or is a product with factors"
+    if not all(is_ordinary(value_of(x)) for x in (*given, product)):
+        return "it has no bias, is a product with factors, or of no ordinary tensors"
     x, weight, bias = map(value_of, given)
     value, sizes = value_of(product), (*weight.shape, *bias.shape)
     where = value.device.type

@@ -27,7 +27,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay.graph.match import NearMiss
 from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
 from backbay.graph.region import between
-from backbay.graph.values import value_of
+from backbay.graph.values import is_ordinary, value_of
 from backbay.kit.passes import PassContext, graph_pass
 from backbay.passes.unfit import UnfitError, must_pay
 
@@ -83,10 +83,16 @@ def _is_all(graph: Graph) -> bool:
 
 def _has_one_row(given: dict[str, Any]) -> bool:
     x = value_of(given["input"])
-    return x.dim() > 0 and all(type(n) is int and n == 1 for n in x.shape[:-1])
+    return (
+        isinstance(x, torch.Tensor)
+        and x.dim() > 0
+        and all(type(n) is int and n == 1 for n in x.shape[:-1])
+    )
 
 
 def _check(node: Node, given: dict[str, Any]) -> None:
+    if not all(is_ordinary(value_of(x)) for x in (node, *node.all_input_nodes)):
+        raise UnfitError("its tensors are of a subclass")
     result, weight = value_of(node), value_of(given["weight"])
     where = result.device.type
     if result.requires_grad:

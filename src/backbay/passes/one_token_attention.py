@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node
 from backbay.graph.match import NearMiss
 from backbay.graph.put import call_before, erase_between, exchange, layout
 from backbay.graph.region import between
-from backbay.graph.values import value_of
+from backbay.graph.values import is_ordinary, value_of
 from backbay.kit.passes import PassContext, graph_pass
 from backbay.passes import attention, grouped_heads
 from backbay.passes.dead_code import remove_dead_code
@@ -71,7 +71,7 @@ def one_token_attention(graph_module: GraphModule, context: PassContext) -> int:
 def _one_for_a_group(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
     """Give key and value of one query with a mask, one for a group; None where it is another."""
     query, mask = (value_of(given.get(x)) for x in ("query", "attn_mask"))
-    if not isinstance(query, torch.Tensor) or not isinstance(mask, torch.Tensor):
+    if not all(is_ordinary(value_of(x)) for x in node.all_input_nodes) or mask is None:
         return None
     if query.dim() != _RANK or type(query.shape[2]) is not int or query.shape[2] != 1:
         return None

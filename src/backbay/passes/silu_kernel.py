@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.match import NearMiss
 from backbay.graph.put import call_before, exchange
-from backbay.graph.values import value_of
+from backbay.graph.values import is_ordinary, value_of
 from backbay.kernels import silu as kernel
 from backbay.kit.passes import PassContext, graph_pass
 
@@ -44,8 +44,8 @@ def _refusal(node: Node) -> str | None:
     if len(node.args) != 1 or node.kwargs.get("inplace", False):
         return "it works in place"
     value = value_of(node.args[0])
-    if not isinstance(value, torch.Tensor):
-        return f"{node.args[0]} is not a tensor that is known"
+    if not is_ordinary(value):
+        return f"{node.args[0]} is not an ordinary tensor that is known"
     if not all(isinstance(size, int) for size in value.shape):
         return "its size is a symbol: whether the kernel pays is not known"
     return kernel.pays(value)

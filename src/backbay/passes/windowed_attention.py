@@ -27,7 +27,7 @@ from torch.fx import GraphModule, Node
 from backbay.graph.checkpoints import with_bodies
 from backbay.graph.constant import NotConstantError
 from backbay.graph.match import NearMiss
-from backbay.graph.values import value_of
+from backbay.graph.values import is_ordinary, value_of
 from backbay.kernels import windowed_attention as kernel
 from backbay.kit.passes import PassContext, graph_pass
 from backbay.passes import attention, grouped_heads, mask_kinds
@@ -104,6 +104,8 @@ def _rewrite(node: Node, given: dict[str, Any], window: Window) -> None:
 
 
 def _check(tensors: list[torch.Tensor], window: Window) -> None:
+    if not all(map(is_ordinary, tensors)):
+        raise UnfitError("its tensors are of a subclass")
     query, key, _ = tensors
     where = query.device.type
     if where not in DEVICES or _IS_HIP:
