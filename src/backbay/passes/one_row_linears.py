@@ -6,8 +6,8 @@
     after:   ((x.float() * weight).sum(-1) + bias).to(x.dtype)
 
 A step of generation for one sequence multiplies matrices by vectors: each weight is read once, and
-no library is faster at that than a plain reduction. Inductor's kernel for it takes in what is
-before and after (normalisation, activation, residual), computes layers of the same sizes that read
+a plain reduction is for most sizes faster than a library's product. Inductor's kernel for it takes
+in what is before and after (normalisation, activation, residual), computes layers of the same sizes that read
 the same in one go, and is handed to the GPU in less time than a call of cuBLAS is. Products and
 sums are of single precision, as in the library's own kernels. Inductor has this rewrite, too, and
 makes it where its ``coordinate_descent_tuning`` is on, which times many forms of every kernel.
