@@ -7,10 +7,11 @@
 
 A step of generation for one sequence multiplies matrices by vectors: each weight is read once, and
 a plain reduction is for most sizes faster than a library's product. Inductor's kernel for it takes
-in what is before and after (normalisation, activation, residual), computes layers of the same sizes that read
-the same in one go, and is handed to the GPU in less time than a call of cuBLAS is. Products and
-sums are of single precision, as in the library's own kernels. Inductor has this rewrite, too, and
-makes it where its ``coordinate_descent_tuning`` is on, which times many forms of every kernel.
+in what is before and after (normalisation, activation, residual), computes layers of the same sizes
+that read the same in one go, and is handed to the GPU in less time than a call of cuBLAS is.
+Products and sums are of single precision, as in the library's own kernels. Inductor has this
+rewrite, too, and makes it where its ``coordinate_descent_tuning`` is on, which times many forms of
+every kernel.
 
 What is left of its kernels can be computed side by side where one does not depend on another
 (queries, keys and values, which have unequal widths): Inductor's ``combo_kernels``, which is off by
