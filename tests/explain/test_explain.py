@@ -161,6 +161,7 @@ def test_what_a_pass_has_to_say_beside_arrives(reference):
     def measured(graph_module, context):
         context.detail["gain"] = 1.25
         context.detail["where"] = graph_module.graph
+        context.inductor["combo_kernels"] = True
         return 0
 
     backend = type("Measured", (Backend,), {"passes": (measured,), "codegen": "eager"})()
@@ -168,6 +169,7 @@ def test_what_a_pass_has_to_say_beside_arrives(reference):
     detail = told.graphs[0].stages[0].passes[0].detail
     assert detail["gain"] == 1.25
     assert isinstance(detail["where"], str)
+    assert detail["Inductor's combo_kernels"] is True
 
 
 def test_a_backend_that_is_not_of_the_kit_is_explained_without_passes(reference):
