@@ -155,7 +155,7 @@ class Block(nn.Module):
         return F.relu(y, inplace=True).mean((2, 3))
 
 
-def proven(model, x, **options):
+def assert_right(model, x, **options):
     """Demand that a compiled model is right; give how often each pass rewrote it."""
     workload = Workload(model=model, args=(x,))
     golden = make_golden(workload, train=False)
@@ -179,7 +179,7 @@ def proven(model, x, **options):
 def test_a_residual_block_is_wrong(dtype, channels, fused):
     torch.manual_seed(0)
     model = Block(channels).to("cuda", dtype, memory_format=torch.channels_last).eval()
-    changes = proven(model, channels_last(samples(dtype, 32, 3, 64, 64)))
+    changes = assert_right(model, channels_last(samples(dtype, 32, 3, 64, 64)))
     assert changes["fused_convolutions"] == fused
 
 
@@ -191,7 +191,7 @@ def test_an_input_with_gaps_or_its_channels_first_is_wrong():
         samples(torch.bfloat16, 32, 3, 64, 64),
         samples(torch.bfloat16, 32, 4, 64, 64)[:, 1:],
     ):
-        proven(model, x)
+        assert_right(model, x)
         torch.compiler.reset()
 
 
@@ -236,7 +236,7 @@ def test_more_layers_are_folded_by_more_kernels():
 def test_places_are_timed_wrongly_or_change_results(tmp_path, monkeypatch):
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
     model, x = Stack(64, 3), channels_last(samples(torch.bfloat16, 32, 64, 64, 64))
-    proven(model, x, options={"tune": "full"})
+    assert_right(model, x, options={"tune": "full"})
     (place,) = tmp_path.glob("choices/places/*.json")
     assert choices.read_place(place.stem).ratio > 0
     assert len(list(tmp_path.glob("choices/*.json"))) == 1
@@ -272,7 +272,7 @@ def test_a_feed_forward_layer_is_wrong(dtype, fused, width, dynamic):
     x = samples(dtype, 5, 17, 2 * width)
     for given in (x[..., :width].contiguous(), x[..., ::2], x[:1, :1, :width], x[:0, :, :width]):
         backbay.reset()
-        changes = proven(model, given, dynamic=dynamic)
+        changes = assert_right(model, given, dynamic=dynamic)
         one_row = given.shape[:-1] == (1, 1) and fused > 0
         assert changes["linear_epilogues"] == (0 if one_row else fused)
         assert changes["one_row_linears"] == (8 if one_row else 0)
