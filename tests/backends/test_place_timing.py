@@ -137,11 +137,11 @@ def places_of(function, *args, dynamic=False):
     return places.found
 
 
-def slower(found, generate=None):
+def slower(found, generate=None, rewrite=swap):
     def as_it_is(graph_module, _):
         return graph_module.forward
 
-    return list(place_timing.slower(found.values(), (swap,), generate or as_it_is, None))
+    return list(place_timing.slower(found.values(), (rewrite,), generate or as_it_is, None))
 
 
 def test_the_slower_of_two_places_is_another():
@@ -150,6 +150,17 @@ def test_the_slower_of_two_places_is_another():
     (name,) = slower(found)
     (given,) = found[name].region.graph.find_nodes(op="placeholder")
     assert value_of(given).numel() == LARGE
+
+
+def test_what_only_all_places_of_a_graph_decide_refuses_each_alone():
+    @graph_pass(level="torch", name="swap")
+    def swap_two(graph_module, context):
+        """Rewrite where a graph has two places, or is one."""
+        count = sum(n.target is BEFORE for n in graph_module.graph.nodes)
+        return swap.run(graph_module, context) if context.alone or count > 1 else 0
+
+    found = places_of(program, *inputs())
+    assert len(slower(found, rewrite=swap_two)) == 1
 
 
 def test_what_is_told_apart_is_names_of_nodes():

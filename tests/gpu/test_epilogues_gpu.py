@@ -277,3 +277,13 @@ def test_a_feed_forward_layer_is_wrong(dtype, fused, width, dynamic):
         assert changes["linear_epilogues"] == (0 if one_row else fused)
         assert changes["one_row_linears"] == (8 if one_row else 0)
         torch.compiler.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layers_without_biases_are_wrong_or_left_alone(dtype):
+    torch.manual_seed(0)
+    up, down = nn.Linear(768, 3072, bias=False), nn.Linear(3072, 768, bias=False)
+    model = nn.Sequential(up, nn.ReLU(), down, nn.GELU(approximate="tanh")).to("cuda", dtype)
+    changes = assert_right(model, samples(dtype, 5, 17, 768))
+    assert changes["linear_epilogues"] == 2

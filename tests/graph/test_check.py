@@ -17,6 +17,7 @@ from backbay.errors import (
     StaleCode,
     WrongDtype,
 )
+from backbay.graph.check import Freshness
 from backbay.kit.passes import graph_pass, run_passes
 
 
@@ -33,6 +34,21 @@ def graph_module():
     torch.compile(lambda x, y: (torch.relu(x * 2) + y, x.sum()), backend=keep, dynamic=True)(
         torch.randn(3, 4), torch.randn(3, 4)
     )
+    return seen[0]
+
+
+@pytest.fixture
+def waiting():
+    """Give such a graph whose code is not written yet: nobody has called it."""
+    seen = []
+
+    def keep(module, _):
+        seen.append(module)
+        return lambda *inputs: fx.Interpreter(module).run(*inputs)
+
+    torch.compiler.reset()
+    torch.compile(lambda x, y: torch.relu(x * 2) + y, backend=keep)(torch.ones(3), torch.ones(3))
+    assert seen[0]._needs_recompile()
     return seen[0]
 
 
@@ -171,6 +187,92 @@ def test_a_forgotten_recompile_that_is_not_counted_after_a_pass_that_did_nothing
     idle = graph_pass(name="idle")(lambda _: 0)
     with pytest.raises(StaleCode, match="forgets"):
         run_passes([idle, graph_pass()(forgets)], graph_module)
+
+
+@graph_pass(name="idle")
+def idle(module):
+    return 0
+
+
+def quadruple(module):
+    node = find(module, operator.mul)
+    node.args = (node.args[0], 4)
+
+
+@graph_pass(name="doubles")
+def doubles(module):
+    quadruple(module)
+    module.recompile()
+    return 1
+
+
+@graph_pass(name="forgets")
+def forgets(module):
+    quadruple(module)
+    return 1
+
+
+def test_code_is_written_for_the_check_alone(waiting):
+    assert len(run_passes([idle, doubles, idle], waiting)) == 3
+    assert waiting._needs_recompile()
+    assert waiting(torch.ones(3), torch.ones(3))[0].tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize("before", [(), (idle,), (doubles,)], ids=["first", "idle", "doubles"])
+def test_a_forgotten_recompile_of_a_graph_that_nobody_has_called(waiting, before):
+    def changes_more(module):
+        node = find(module, operator.mul)
+        node.args = (node.args[0], 8)
+        return 1
+
+    with pytest.raises(StaleCode, match="changes_more"):
+        run_passes([*before, graph_pass()(changes_more)], waiting)
+    assert "recompile" not in vars(waiting)  # nothing is left on torch's object
+
+
+def test_a_recompile_excuses_a_later_pass(waiting):
+    again = graph_pass(name="again")(lambda module: int(bool(module.recompile())))
+    with pytest.raises(StaleCode, match="forgets"):
+        run_passes([again, idle, forgets], waiting)
+
+
+def test_a_change_taken_back_is_stale(waiting):
+    def takes_back(module):
+        node = find(module, operator.mul)
+        before = node.args
+        node.args = (node.args[0], 4)
+        node.args = (*before,)
+        return 0
+
+    assert run_passes([graph_pass()(takes_back)], waiting)[0].changes == 0
+
+
+def test_code_that_a_pass_asked_for_before_it_changed_the_graph_is_fresh(waiting):
+    def reads(module):
+        assert "relu" in module.code
+        quadruple(module)
+        return 1
+
+    with pytest.raises(StaleCode, match="reads"):
+        run_passes([graph_pass()(reads)], waiting)
+
+
+def test_a_recompile_between_passes_makes_code_stale(graph_module):
+    freshness = Freshness()
+    assert freshness.of(graph_module)
+    graph_module.recompile()
+    assert freshness.of(graph_module)
+
+
+def test_code_that_is_written_after_the_change_is_stale(waiting, graph_module):
+    def changes(module):
+        quadruple(module)
+        module.recompile()
+        return len(module.code)
+
+    one = graph_pass()(changes)
+    for each in (waiting, graph_module):
+        assert run_passes([one, idle, one], each)[2].changes > 0
 
 
 def test_a_graph_changed_while_it_is_walked_over(graph_module):

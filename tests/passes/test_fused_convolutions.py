@@ -4,6 +4,7 @@ The pass is for CUDA. Here it is let loose on the CPU, where its operator is the
 cuDNN makes of it, tests of a GPU see.
 """
 
+import itertools
 import sys
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph.put import layout
+from backbay.graph.values import value_of
 from backbay.kernels import fused_convolution
 from backbay.kernels.fused_convolution import OPERATOR
 from backbay.kit.backend import Backend
@@ -94,6 +97,63 @@ def test_steps_that_could_be_one_are_not(look, given, program):
     expected = program(*tensors(torch.float32))
     assert seen.result.stride() == expected.stride()
     torch.testing.assert_close(seen.result, expected, rtol=1e-5, atol=1e-5)
+
+
+class Looking(torch.fx.Interpreter):
+    """Compares the layout of each call's result with the one that its node tells of."""
+
+    def run_node(self, n):
+        result = super().run_node(n)
+        if n.target is OPERATOR:
+            assert layout(result) == layout(value_of(n)), n
+        return result
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("program", FUSED.values(), ids=FUSED)
+def test_a_result_is_laid_out_otherwise_than_its_node_says(look, given, program):
+    seen = look(program, *given, passes=[fused_convolutions])
+    (graph,) = seen.graphs
+    inputs = inputs_of(graph, given)
+    Looking(graph).run(*inputs)
+
+
+def inputs_of(graph, given):
+    """Give those that a graph was compiled with, by their sizes."""
+    values = [value_of(n) for n in graph.graph.find_nodes(op="placeholder")]
+    return [next(x for x in given if layout(x) == layout(value)) for value in values]
+
+
+def alike(x, w, z, *n):
+    """Call twice what is one signature, and once what differs in a stride of x alone."""
+    return [F.relu(norm(conv(y, w), *n)) for y in (x, z, x.relu(), widened(x))]
+
+
+def widened(x):
+    """Give the same with gaps between its pixels."""
+    return channels_last(torch.cat([x, x], 1))[:, :K]
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_a_layout_is_asked_for_again_or_taken_from_another_call(look, given, monkeypatch):
+    module, asked = sys.modules["backbay.passes.fused_convolutions"], []
+    real = module.computed
+    monkeypatch.setattr(module, "computed", lambda *x: asked.append(x[1].stride()) or real(*x))
+    seen = look(alike, *given, passes=[fused_convolutions])
+    assert seen.changes["fused_convolutions"] == 4
+    assert len(asked) == len(set(asked)) == 2
+    torch.testing.assert_close(seen.result, alike(*given), rtol=1e-5, atol=1e-5)
+
+
+def test_the_operator_is_laid_out_as_something_else_than_its_convolution():
+    for x, w in itertools.product(LAYOUTS, LAYOUTS):
+        given = x(torch.randn(2, K, 5, 7)), w(torch.randn(K, K, 3, 3))
+        alone = fused_convolution.convolved(*given, None, *HOW)
+        for bias, other in itertools.product((None, torch.ones(K)), (None, alone.clone())):
+            assert layout(OPERATOR(*given, bias, other, *HOW)) == layout(alone)
+
+
+LAYOUTS = (channels_last, torch.Tensor.contiguous, lambda x: x.transpose(2, 3).clone().mT)
 
 
 def used_twice(x, w, z, *n):

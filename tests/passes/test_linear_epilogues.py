@@ -11,12 +11,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph.match import traced
 from backbay.kit.observing import verified
-from backbay.passes import linear_epilogues
+from backbay.kit.passes import Pass, PassContext
+from backbay.kit.places import Places
+from backbay.passes import gelu, linear_epilogues
 from backbay.proof import Workload
 
 B, T, D, N = 2, 3, 8, 16
 OPERATOR = torch.ops.aten._addmm_activation.default
+ZEROS = torch.ops.aten.zeros.default
 
 
 @pytest.fixture
@@ -61,14 +65,23 @@ FUSED = {
     "a method in place": lambda x, w, b: F.linear(x, w, b).reshape(-1, 2).relu_(),
     "an input with gaps": lambda x, w, b: F.linear(x[..., ::2], w[:, ::2], b[:N]).relu(),
     "many dimensions": lambda x, w, b: F.linear(x[:, None, None], w, b).relu(),
+    "no bias": lambda x, w, b: F.linear(x, w).relu(),
+    "None for a bias": lambda x, w, b: F.gelu(F.linear(x, w, None), approximate="tanh"),
+    "None by name": lambda x, w, b: new_gelu(F.linear(x, weight=w, bias=None)),
+    "no bias, in place": lambda x, w, b: F.relu(F.linear(x[0], w), inplace=True) + 1,
+    "no bias, gaps, odd sizes": lambda x, w, b: F.linear(x[..., :7:2], w[:13, ::2]).relu(),
+    "no bias, a transposed weight": lambda x, w, b: F.linear(
+        x.transpose(0, 1), w.view(D, N).t()
+    ).relu(),
+    "no bias, nothing to do": lambda x, w, b: F.linear(x[:0], w).relu(),
 }
 
 
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("program", FUSED.values(), ids=FUSED)
-def test_a_layer_and_its_activation_are_two_calls(look, program, dynamic):
-    x, w, b = tensors()
+@pytest.mark.parametrize("name", FUSED)
+def test_a_layer_and_its_activation_are_two_calls(look, name, dynamic):
+    program, (x, w, b) = FUSED[name], tensors()
     model = nn.Module()
     model.w, model.b = nn.Parameter(w), nn.Parameter(b)
     model.forward = lambda x: program(x, model.w, model.b)
@@ -77,6 +90,7 @@ def test_a_layer_and_its_activation_are_two_calls(look, program, dynamic):
     assert seen.changes["linear_epilogues"] == 1, seen.near
     assert [n.target for n in seen.graphs[0].graph.nodes].count(OPERATOR) == 1
     assert not seen.calls("linear") + seen.calls("addmm") + seen.calls("relu") + seen.calls("tanh")
+    assert seen.calls("zeros") == ("no bias" in name or "None" in name)
     expected = program(x, w, b)
     assert seen.result.stride() == expected.stride()
     torch.testing.assert_close(seen.result, expected, rtol=1e-5, atol=1e-5)
@@ -107,7 +121,9 @@ LEFT = {
     "GELU by erf": lambda x, w, b: F.gelu(F.linear(x, w, b)),
     "GELU by erf, spelled out": lambda x, w, b: by_erf(F.linear(x, w, b)),
     "another activation": lambda x, w, b: F.silu(F.linear(x, w, b)),
-    "no bias": lambda x, w, b: F.linear(x, w).relu(),
+    "no bias, another activation": lambda x, w, b: F.silu(F.linear(x, w)),
+    "no bias, double": lambda x, w, b: F.linear(x.double(), w.double()).relu(),
+    "a product that is no layer": lambda x, w, b: torch.mm(x[0], w.t()).relu(),
     "a matrix for a bias": lambda x, w, b: torch.addmm(b.expand(T, N), x[0], w.t()).relu(),
     "factors": lambda x, w, b: torch.addmm(b, x[0], w.t(), alpha=2).relu(),
     "a vector": lambda x, w, b: F.linear(x[0, 0], w, b).relu(),
@@ -131,6 +147,7 @@ def test_what_the_epilogue_does_not_compute_is_left_to_it(look, program):
     given = tensors()
     seen = look(program, *given, passes=[linear_epilogues])
     assert not seen.changes["linear_epilogues"]
+    assert not seen.calls("zeros")
     torch.testing.assert_close(seen.result, program(*given))
 
 
@@ -163,6 +180,149 @@ def test_autocast_computes_in_another_dtype(look, program):
     torch.testing.assert_close(seen.result, cast(*given), rtol=2e-2, atol=2e-2)
 
 
+# 1. Layers without a bias
+
+
+def zeros_of(seen):
+    (graph_module,) = seen.graphs
+    return graph_module.graph.find_nodes(op="call_function", target=ZEROS)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_each_layer_makes_zeros_of_its_own(look):
+    def program(x, w, b):
+        y = F.linear(x, w).relu() + F.linear(x.sin(), w).relu()
+        return F.linear(y, w.t()).relu(), F.linear(x, w, b).relu()
+
+    given = tensors()
+    seen = look(program, *given, passes=[linear_epilogues])
+    assert seen.changes["linear_epilogues"] == 4
+    assert [n.args for n in zeros_of(seen)] == [([D],), ([N],)]
+    torch.testing.assert_close(seen.result, program(*given), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("program", ["no bias", "None for a bias"])
+def test_autocast_adds_zeros_of_another_dtype(look, program):
+    def cast(x, w, b):
+        y = FUSED[program](x, w, b)
+        with torch.autocast("cpu", torch.bfloat16):
+            return y, FUSED[program](x, w, b)
+
+    given = tensors()
+    seen = look(cast, *given, passes=[linear_epilogues])
+    assert seen.changes["linear_epilogues"] == 2
+    assert {n.kwargs["dtype"] for n in zeros_of(seen)} == {torch.bfloat16, torch.float32}
+    assert [x.dtype for x in seen.result] == [torch.float32, torch.bfloat16]
+    torch.testing.assert_close(seen.result, cast(*given), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_zeros_that_a_later_layer_takes_stand_in_a_mode_that_has_ended(look):
+    def program(x, w, b):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = F.linear(x, w).relu()
+        return y, F.linear(x.bfloat16(), w.bfloat16()).relu()
+
+    given = tensors()
+    seen = look(program, *given, passes=[linear_epilogues])
+    assert seen.changes["linear_epilogues"] == 2
+    (made,) = zeros_of(seen)
+    assert made.prev.op == "placeholder"
+    torch.testing.assert_close(seen.result, program(*given), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("refused", [1, 2])
+def test_zeros_are_left_of_a_layer_that_was_not_taken(look, monkeypatch, refused):
+    module = sys.modules["backbay.passes.linear_epilogues"]
+    layout, asked = module.layout, []
+
+    def differing(value):
+        asked.append(value)
+        return object() if len(asked) <= 2 * refused else layout(value)
+
+    monkeypatch.setattr(module, "layout", differing)
+    given = tensors()
+
+    def program(x, w, b):
+        return F.linear(x, w).relu() + F.linear(x + 1, w).relu()
+
+    seen = look(program, *given, passes=[linear_epilogues])
+    assert seen.changes["linear_epilogues"] == 2 - refused
+    assert len(zeros_of(seen)) == 2 - refused
+    torch.testing.assert_close(seen.result, program(*given), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_a_bias_that_is_not_known_is_taken_for_none(look):
+    seen = look(FUSED["ReLU"], *tensors(), passes=[])
+    (graph_module,) = seen.graphs
+    (product,) = graph_module.graph.find_nodes(op="call_function", target=F.linear)
+    product.args[2].meta.clear()
+    assert linear_epilogues.run(graph_module, PassContext()) == 0
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_a_layer_without_a_bias_cannot_be_timed_alone(look):
+    places, (x, w, b) = Places(keep=True), tensors()
+    with places.asked():
+        look(FUSED["no bias"], x, w, b, passes=[linear_epilogues])
+    (place,) = places.found.values()
+    assert linear_epilogues.run(place.region, PassContext(alone=True)) == 1
+    torch.testing.assert_close(place.region(x, w), (FUSED["no bias"](x, w, b),))
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_training_without_a_bias_loses_gradients(look):
+    x, w, b = tensors()
+    seen = look(FUSED["no bias"], x, w.requires_grad_(), b, passes=[linear_epilogues])
+    assert not seen.changes["linear_epilogues"]
+    assert not seen.calls("zeros")
+    assert seen.result.requires_grad
+
+
+# 2. GELU that is spelled out
+
+
+TANHS = {
+    "a function": torch.tanh,
+    "of torch.nn": F.tanh,
+    "a method": lambda x: x.tanh(),
+    "a keyword": lambda x: torch.tanh(input=x),
+}
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("tanh", TANHS.values(), ids=TANHS)
+def test_a_spelling_of_tanh_hides_gelu(look, tanh):
+    def program(x, w, b):
+        y = F.linear(x, w, b)
+        return 0.5 * y * (1 + tanh(0.7978845608028654 * (y + 0.044715 * y**3)))
+
+    seen = look(program, *tensors(), passes=[linear_epilogues])
+    assert seen.changes["linear_epilogues"] == 1, seen.near
+
+
+def test_gelu_is_spelled_without_the_tanh_that_is_looked_for():
+    for pattern in gelu.approximate_gelu():
+        assert gelu.may_be_approximate(traced(pattern.match))
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_gelu_is_searched_for_in_a_graph_without_tanh(look, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("searched for")
+
+    module = sys.modules["backbay.passes.linear_epilogues"]
+    monkeypatch.setattr(module, "_one_gelu", Pass(name="refuse", run=refuse))
+    seen = look(FUSED["ReLU"], *tensors(), passes=[linear_epilogues])
+    assert seen.changes["linear_epilogues"] == 1
+
+
+# 3. Whole models
+
+
 @pytest.mark.usefixtures("anywhere")
 def test_inference_is_verified_by_gradients_that_the_operator_has_not(look):
     model = nn.Sequential(nn.Linear(D, N), nn.ReLU())
@@ -183,9 +343,10 @@ def test_single_precision_is_taken_without_a_measurement(look, monkeypatch):
 class Feeder(nn.Module):
     """Layers with each activation, one of them with a residual stream round it."""
 
-    def __init__(self):
+    def __init__(self, *, bias):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(*x) for x in ((9, 33), (33, 9), (9, 5)))
+        sizes = (9, 33), (33, 9), (9, 5)
+        self.layers = nn.ModuleList(nn.Linear(*x, bias=bias) for x in sizes)
 
     def forward(self, x):
         up, down, out = self.layers
@@ -198,8 +359,10 @@ class Feeder(nn.Module):
 @pytest.mark.parametrize("codegen", ["eager", "inductor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(3, 7, 9), (1, 9), (0, 9), (2, 1, 1, 9)], ids=str)
-def test_a_model_is_wrong(prove, codegen, dtype, shape):
+@pytest.mark.parametrize("bias", [True, False], ids=["biases", "no biases"])
+def test_a_model_is_wrong(prove, codegen, dtype, shape, bias):
     torch.manual_seed(0)
-    workload = Workload(model=Feeder().to(dtype), args=(torch.randn(shape).to(dtype),))
+    model = Feeder(bias=bias).to(dtype)
+    workload = Workload(model=model, args=(torch.randn(shape).to(dtype),))
     changes = prove(workload, passes=[linear_epilogues], codegen=codegen, train=False)
     assert changes["linear_epilogues"] == 3

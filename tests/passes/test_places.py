@@ -109,6 +109,19 @@ def test_a_place_alone_is_another_than_in_its_graph(look, name):
         assert look(program, *inputs, passes=[rewrite]).changes[name] == 1
 
 
+@pytest.mark.usefixtures("_anywhere")
+def test_a_rule_over_a_whole_graph_refuses_a_place_that_is_timed(look, monkeypatch):
+    program, inputs = normed()
+    places = Places(keep=True)
+    with torch.no_grad(), places.asked():
+        look(program, *inputs, passes=[passes.fused_convolutions])
+    (place,) = places.found.values()
+    monkeypatch.setattr(sys.modules["backbay.passes.fused_convolutions"], "FOLDING", 2**30)
+    with torch.no_grad():
+        assert passes.fused_convolutions.run(place.region, PassContext()) == 0
+        assert passes.fused_convolutions.run(place.region, PassContext(alone=True)) == 1
+
+
 def test_a_part_of_a_graph_has_other_inputs_and_results():
     def program(x, y):
         a = x + 1

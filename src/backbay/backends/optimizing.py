@@ -30,6 +30,7 @@ from backbay.passes import (
     constant_masks,
     eager_convolutions,
     early_selection,
+    fused_attention,
     fused_convolutions,
     linear_epilogues,
     merged_linears,
@@ -45,9 +46,11 @@ class Optimizing(Backend):
     """Rewrites what Inductor leaves on the table, then Inductor."""
 
     name = "backbay"
-    # Masks first: who is causal may be cut; windows after that, which are not. Sums of one row
-    # need no merging. The hoist last: what others fold may be hoisted.
+    # Attention that is written out first: its mask may be a constant one. Masks before what is cut:
+    # who is causal may be; windows after that, which are not. Sums of one row need no merging. The
+    # hoist last: what others fold may be hoisted.
     passes = (
+        fused_attention,
         constant_masks,
         early_selection,
         windowed_attention,
@@ -79,6 +82,12 @@ class Optimizing(Backend):
             help="on a CPU, convolutions of more weights than activations are as eager's",
         ),
         Option(
+            name="fused_attention",
+            type="bool",
+            default=True,
+            help="on CUDA, attention that is written out with a bias or a mask is one call",
+        ),
+        Option(
             name="fused_convolutions",
             type="bool",
             default=True,
@@ -94,7 +103,8 @@ class Optimizing(Backend):
             name="merged_linears",
             type="bool",
             default=True,
-            help="with parameter_hoist, linear layers that read the same are one, in inference",
+            help="linear layers that read the same are one: in inference with parameter_hoist, in "
+            "training on CUDA",
         ),
         Option(
             name="one_row_linears",

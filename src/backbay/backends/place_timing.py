@@ -91,7 +91,7 @@ def _measured(
     region: GraphModule, rewrite: Pass, inputs: Sequence[Any], generate: Codegen
 ) -> PlaceTiming | None:
     rewritten = copy.deepcopy(region)
-    if not rewrite.run(rewritten, PassContext()):
+    if not rewrite.run(rewritten, PassContext(alone=True)):
         return None
     # Apart from the graph that is being compiled: neither its fake tensors nor its guards are ours.
     with tracing(None), torch.no_grad():

@@ -86,6 +86,12 @@ def canonicalise(graph: Graph) -> int:
     return sum(_canonical(node) for node in graph.nodes)
 
 
+def canonical_target(node: Node) -> Any:
+    """Give what a node would call in its canonical spelling."""
+    found = _target_of(node)
+    return node.target if found is None else found[0]
+
+
 def _canonical(node: Node) -> bool:
     found = _target_of(node)
     if found is None:

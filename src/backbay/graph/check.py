@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from backbay.errors import (
@@ -32,22 +33,49 @@ _MOST_GROWTH, _FREE_GROWTH = 20, 1_000
 class Freshness:
     """Whether the code of a graph is that of the graph; asked anew only where either has changed.
 
-    Writing a graph out as code takes longer than most passes, and most change nothing. This keeps
-    the graph alive: make one for each run of passes.
+    Writing a graph out as code takes longer than most passes, and most change nothing. Dynamo's
+    graphs are written when they are called; while one waits for that nothing is written here. A
+    pass that forgets to call ``recompile`` is found out there, too: it would break any other graph.
+
+    This keeps the graph alive: make one for each run of passes.
     """
 
     def __init__(self) -> None:
         self._seen: list[Any] = []
         self._fresh = False
+        self._is_announced = False
 
     def of(self, graph_module: GraphModule) -> bool:
         """Tell it of one graph module."""
         seen = _looked_at(graph_module)
-        if len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen)):
-            return self._fresh
-        self._fresh = bool(graph_module.code == graph_module.graph.python_code("self").src)
-        self._seen = seen
+        if len(seen) != len(self._seen) or not all(map(operator.is_, seen, self._seen)):
+            self._fresh = self._is_fresh(graph_module, seen)
+            self._seen = seen
+        self._is_announced = False
         return self._fresh
+
+    def _is_fresh(self, graph_module: GraphModule, seen: list[Any]) -> bool:
+        if not _is_waiting(graph_module):
+            return bool(graph_module.code == graph_module.graph.python_code("self").src)
+        # Where it did not wait before, somebody has called recompile.
+        if self._is_announced or not self._seen or self._seen[0] is not None:
+            return True
+        return self._fresh and list(map(repr, seen)) == list(map(repr, self._seen))
+
+    @contextlib.contextmanager
+    def listening(self, graph_module: GraphModule) -> Iterator[None]:
+        """Notice calls of ``recompile``."""
+        make = graph_module.recompile
+
+        def noticed() -> Any:
+            self._is_announced = True
+            return make()
+
+        graph_module.recompile = noticed  # type: ignore[method-assign] # of this one, until the end
+        try:
+            yield
+        finally:
+            del graph_module.recompile
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +224,13 @@ def _differ(one: Any, other: Any) -> bool:
 
 def _looked_at(graph_module: GraphModule) -> list[Any]:
     """Give the objects that a graph and its code are made of; a node's arguments never change."""
-    seen = [graph_module.code, graph_module.graph]
+    code = None if _is_waiting(graph_module) else graph_module.code
+    seen = [code, graph_module.graph]
     for node in graph_module.graph.nodes:
         seen += (node, node.name, node.op, node.target, node.args, node.kwargs)
     return seen
+
+
+def _is_waiting(graph_module: GraphModule) -> bool:
+    """Tell whether a graph's code is made only when somebody calls it or asks for it."""
+    return isinstance(graph_module, _LazyGraphModule) and graph_module._needs_recompile()  # noqa: SLF001 (no other)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.fx import Graph, Node, symbolic_trace
+from torch.fx import Graph, Node, Tracer
 from torch.fx.passes.utils.matcher_utils import InternalMatch, SubgraphMatcher
 
 from backbay.graph.canonical import COMMUTATIVE, canonicalise, is_number
@@ -183,9 +183,10 @@ def _called(function: Callable[..., Any]) -> frozenset[Any]:
     return frozenset(n.target for n in traced(function).nodes if n.op == "call_function")
 
 
+@functools.lru_cache(maxsize=512)
 def traced(function: Callable[..., Any]) -> Graph:
-    """Trace a pattern or replacement to a canonical graph."""
-    graph = symbolic_trace(function).graph
+    """Trace a pattern or replacement to a canonical graph, once: it is for reading."""
+    graph = Tracer().trace(function)
     canonicalise(graph)
     return graph
 

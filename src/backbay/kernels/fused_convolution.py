@@ -32,13 +32,19 @@ REFUSED = set[Any]()
 _NO_ENGINE = ("unable to find an engine", "NOT_SUPPORTED", "No valid engine")
 
 
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
+    """Compute the convolution alone, whose layout the operator's result has."""
+    stride, padding, dilation, groups = how
+    given = (x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
+    result: Tensor = _ATEN.convolution.default(*given)
+    return result
+
+
 def reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, *how: Any
 ) -> Tensor:
     """Compute it in three steps, each rounded to the dtype."""
-    stride, padding, dilation, groups = how
-    given = (x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
-    result: Tensor = _ATEN.convolution.default(*given)
+    result = convolved(x, weight, bias, *how)
     return (result if other is None else result.add_(other)).relu_()
 
 

@@ -67,6 +67,9 @@ class PassContext:
     inductor: dict[str, Any] = field(default_factory=dict)
     """Settings of Inductor that the pass wants for this graph, by their names as options. They hold
     where it runs on Dynamo's graph and Inductor is next, but for those that the user gave."""
+    alone: bool = False
+    """Whether the graph is one place, taken out to be timed: what all places of a graph decide
+    together does not count."""
 
     def pays(self, rewrite: str, nodes: Sequence[Node]) -> bool:
         """Tell whether a rewrite is worth it at a place, as far as somebody timed it.
@@ -223,7 +226,7 @@ def _checked(
     kept = copy.deepcopy(graph_module) if watch.verifying else None
     start = time.perf_counter()
     try:
-        with watched(graph_module, who):
+        with watched(graph_module, who), freshness.listening(graph_module):
             changes = one.run(graph_module, context)
     except BackbayError:
         raise

@@ -16,7 +16,6 @@ Inductor chooses a layout by itself; several groups, and channels not in eights,
 slower engines or none; a batch norm in float16, where folded weights may vanish.
 """
 
-import functools
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,20 +82,6 @@ class _Region:
         computes_in: torch.dtype = value_of(self.convolution.node).dtype
         return computes_in
 
-    @functools.cached_property
-    def result(self) -> Any:
-        """The value that the call will have."""
-        found, dtype = self.convolution, self.dtype
-        bias = found.bias if self.norm is None else self.norm["running_mean"]
-
-        def call(x: torch.Tensor, weight: torch.Tensor, bias: Any, other: Any) -> torch.Tensor:
-            weight = folded_batch_norm.weight_like(weight, dtype)
-            bias = None if bias is None else bias.to(dtype)
-            result: torch.Tensor = kernel.OPERATOR(x.to(dtype), weight, bias, other, *found.how)
-            return result.detach()
-
-        return computed(call, *map(value_of, (found.x, found.weight, bias, self.other)))
-
     @property
     def reads(self) -> Iterator[Node]:
         """What the call reads."""
@@ -104,6 +89,32 @@ class _Region:
         numbers = [(self.norm or {}).get(x) for x in _NUMBERS]
         given = (found.x, found.weight, found.bias, self.other, *numbers)
         yield from (x for x in given if isinstance(x, Node))
+
+
+class _Layouts:
+    """How results of calls would be laid out. Fake values are slow: of calls alike one is made."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def of(self, region: _Region) -> Any:
+        """Give the layout; None where it is not known."""
+        found, norm = region.convolution, region.norm
+        bias = found.bias if norm is None else norm["running_mean"]
+        given = [value_of(x) for x in (found.x, found.weight, bias)]
+        kinds = (None if x is None else layout(x) for x in given)
+        key = (*kinds, region.dtype, str(found.how))
+        if key not in self._known:
+            self._known[key] = computed(_laid_out, *given, region.dtype, *found.how)
+        return self._known[key]
+
+
+def _laid_out(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, *how: Any
+) -> tuple[Any, ...]:
+    weight = folded_batch_norm.weight_like(weight, dtype)
+    bias = None if bias is None else bias.to(dtype)
+    return layout(kernel.convolved(x.to(dtype), weight, bias, *how))
 
 
 @graph_pass(level="torch", sources=(kernel, folded_batch_norm, convolutions, folded_norms))
@@ -115,9 +126,11 @@ def fused_convolutions(graph_module: GraphModule, context: PassContext) -> int:
         before:  F.relu(torch.conv2d(x, weight, bias) + other)
         after:   torch.ops.backbay.convolution_relu(x, weight, bias, other)
     """
-    regions, near = _found(graph_module, context, folding=True)
-    if not context.options.get("parameter_hoist") and not _folding_pays(regions):
-        regions, near = _found(graph_module, context, folding=False)
+    layouts = _Layouts()
+    regions, near = _found(graph_module, context, layouts, folding=True)
+    is_free = context.alone or context.options.get("parameter_hoist")
+    if not is_free and not _folding_pays(regions):
+        regions, near = _found(graph_module, context, layouts, folding=False)
     context.near += near
     if regions:
         _rewrite(regions)
@@ -129,7 +142,7 @@ def fused_convolutions(graph_module: GraphModule, context: PassContext) -> int:
 
 
 def _found(
-    graph_module: GraphModule, context: PassContext, *, folding: bool
+    graph_module: GraphModule, context: PassContext, layouts: _Layouts, *, folding: bool
 ) -> tuple[list[_Region], list[NearMiss]]:
     """Give what can be taken, with batch norms or without, and why the rest can't."""
     gone = set[Node]()  # and so writes nothing any more
@@ -139,7 +152,7 @@ def _found(
             region = _region(node)
             if region is None:
                 continue
-            _check(region, gone, folding=folding)
+            _check(region, gone, layouts, folding=folding)
             must_pay(context, "fused_convolutions", region.inside)
         except UnfitError as error:
             near.append(NearMiss("fused_convolutions", node, str(error)))
@@ -201,13 +214,13 @@ def _branch(node: Node, other: Node | None, after: tuple[Node, ...]) -> _Region 
 # 2. Whether it is taken
 
 
-def _check(region: _Region, gone: Collection[Node], *, folding: bool) -> None:
+def _check(region: _Region, gone: Collection[Node], layouts: _Layouts, *, folding: bool) -> None:
     if region.norm is not None and not folding:
         raise UnfitError("folding costs more than all convolutions of the graph save")
     _check_values(region)
     _check_norm(region)
     _check_order(region, gone)
-    if layout(region.result) != layout(value_of(region.place)):
+    if layouts.of(region) != layout(value_of(region.place)):
         raise UnfitError("its result would be laid out otherwise")
 
 
@@ -287,7 +300,8 @@ def _put(region: _Region, how: tuple[Node, Node | None]) -> Node:
     found, place = region.convolution, region.place
     x = cast_before(place, found.x, region.dtype)
     given = (x, *how, region.other, *found.how)
-    return put_before(place, region.result, kernel.OPERATOR, *given)
+    # What it replaces has its layout, and memory that nothing else shares, once it is gone.
+    return put_before(place, value_of(place), kernel.OPERATOR, *given)
 
 
 def _as_they_are(region: _Region) -> tuple[Node, Node | None]:

@@ -23,8 +23,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx import Graph
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph.canonical import canonical_target
 from backbay.graph.conditions import is_floating_point
 from backbay.graph.match import Condition, Pattern
 from backbay.kit.passes import rewrite_pass
@@ -99,6 +101,11 @@ def approximate_gelu(*conditions: Condition) -> tuple[Pattern, ...]:
         )
         for x in _APPROXIMATE
     )
+
+
+def may_be_approximate(graph: Graph) -> bool:
+    """Tell whether a graph may hold the approximation spelled out; much cheaper than to look."""
+    return any(canonical_target(x) is torch.tanh for x in graph.nodes)
 
 
 _exact_gelu = functools.partial(

@@ -10,6 +10,10 @@ is neither written nor read again, and rounded once less. On CUDA that GELU is t
 tanh, however it is spelled; the one by erf is never taken for it. On other devices the operator
 means another GELU, so the pass is for CUDA alone.
 
+A layer without a bias gets zeros for one, which a graph makes once for all layers of a size. On an
+H200, ReLU after such a product took 0.74 to 0.91 of the time of Inductor's, in the six shapes that
+were measured, with the zeros made in every call.
+
 Only where nothing else reads the linear layer's result; views between it and the activation stay,
 after both.
 """
@@ -19,13 +23,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.match import Match, NearMiss
 from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
 from backbay.graph.region import between
-from backbay.graph.values import is_ordinary, value_of
+from backbay.graph.values import carry, computed, is_ordinary, value_of
 from backbay.kit.passes import PassContext, graph_pass, rewrite_pass
 from backbay.passes import gelu
 from backbay.passes.unfit import UnfitError, must_pay
@@ -54,7 +58,7 @@ class _Layer:
     x: Node
     weight: Node
     """As ``addmm`` takes it where the product is one, else transposed."""
-    bias: Node
+    bias: Node | None
 
     @property
     def nodes(self) -> list[Node]:
@@ -69,6 +73,38 @@ def _is_of_a_layer(match: Match) -> str | None:
     if product is None or not set(x.users) <= set(match.nodes):
         return "it is not the only reader of a linear layer"
     return _refusal(product, value_of(match.outputs[0]))
+
+
+class _Zeros:
+    """Biases for layers that have none: one of each size, dtype and device, for a whole graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._made: dict[Any, Node] = {}
+
+    def bias_of(self, layer: _Layer) -> Node:
+        """Give the bias for a layer."""
+        value, size = value_of(layer.product), value_of(layer.weight).shape[0]
+        kind = size, value.dtype, value.device
+        if kind not in self._made:
+            self._made[kind] = self._put(layer.product, *kind)
+        return self._made[kind]
+
+    def _put(self, product: Node, size: int, dtype: torch.dtype, device: torch.device) -> Node:
+        how: dict[str, Any] = {"dtype": dtype, "device": device}
+        # In front of every layer, and of what switches autocast.
+        first = next(x for x in self._graph.nodes if x.op != "placeholder")
+        with self._graph.inserting_before(first):
+            made = self._graph.call_function(_ATEN.zeros.default, ([size],), how)
+        carry(made, product)
+        made.meta["example_value"] = computed(lambda x: x.new_zeros([size]), value_of(product))
+        return made
+
+    def drop_unused(self) -> None:
+        """Erase what no layer took after all."""
+        for node in self._made.values():
+            if not node.users:
+                self._graph.erase_node(node)
 
 
 _one_gelu = rewrite_pass(*gelu.approximate_gelu(_is_of_a_layer), name="rewrite_gelu")
@@ -86,19 +122,21 @@ def linear_epilogues(graph_module: GraphModule, context: PassContext) -> int:
     products = [x for x in graph_module.graph.nodes if x.target in {F.linear, torch.addmm}]
     if not any(_refusal(x, value_of(x)) is None for x in products):
         return 0  # and spare the graph another spelling
-    _one_gelu.run(graph_module, context)
-    count = 0
+    if gelu.may_be_approximate(graph_module.graph):
+        _one_gelu.run(graph_module, context)
+    zeros, count = _Zeros(graph_module.graph), 0
     for node in list(graph_module.graph.nodes):
         try:
             layer = _layer(node)
             if layer is None:
                 continue
             must_pay(context, "linear_epilogues", layer.nodes)
-            _rewrite(layer)
+            _rewrite(layer, zeros)
         except UnfitError as error:
             context.near.append(NearMiss("linear_epilogues", node, str(error)))
             continue
         count += 1
+    zeros.drop_unused()
     if count:
         graph_module.recompile()
     return count
@@ -145,7 +183,7 @@ def _product_of(node: Any) -> Node | None:
 
 
 def _given(product: Node) -> tuple[Any, Any, Any]:
-    """Give input, weight and bias; None for what there is not."""
+    """Give input, weight and bias; None for a bias that there is not, or for all, with factors."""
     if product.target is F.linear:
         given: dict[str, Any] = {
             **dict(zip(_LINEAR, product.args, strict=False)),
@@ -163,18 +201,20 @@ def _given(product: Node) -> tuple[Any, Any, Any]:
 
 def _refusal(product: Node, result: Any) -> str | None:
     """Say why a product is left as it is; None where it takes an activation."""
-    given = _given(product)
+    *operands, bias = _given(product)
+    given = operands if bias is None else [*operands, bias]
     if not all(is_ordinary(value_of(x)) for x in (*given, product)):
-        return "it has no bias, is a product with factors, or of no ordinary tensors"
-    x, weight, bias = map(value_of, given)
-    value, sizes = value_of(product), (*weight.shape, *bias.shape)
+        return "it is a product with factors, or of no ordinary tensors"
+    x, weight, *biases = map(value_of, given)
+    value, sizes = value_of(product), [n for y in (weight, *biases) for n in y.shape]
     where = value.device.type
     reasons = {
         "a gradient is wanted": value.requires_grad,
         f"it runs on {where}: the epilogue is cuBLASLt's": where not in DEVICES or _IS_HIP,
         f"it is of {value.dtype}: it pays in 16 bits": value.dtype not in DTYPES,
         "the activation has another dtype": result.dtype != value.dtype,
-        "its input is no matrix, or its bias is one": x.dim() < _MATRIX or bias.dim() != 1,
+        "its input is no matrix": x.dim() < _MATRIX,
+        "its bias is no vector": any(y.dim() != 1 for y in biases),
         "its weight is no matrix": weight.dim() != _MATRIX,
         "the size of its weight is a symbol": not all(isinstance(n, int) for n in sizes),
     }
@@ -184,10 +224,11 @@ def _refusal(product: Node, result: Any) -> str | None:
 # 3. What takes its place
 
 
-def _rewrite(layer: _Layer) -> None:
+def _rewrite(layer: _Layer, zeros: _Zeros) -> None:
     place = layer.product
-    before, dtype = place.prev, value_of(place).dtype
-    x, weight, bias = (cast_before(place, y, dtype) for y in (layer.x, layer.weight, layer.bias))
+    bias = zeros.bias_of(layer) if layer.bias is None else layer.bias
+    before, dtype = place.prev, value_of(place).dtype  # the zeros may be the last thing before it
+    x, weight, bias = (cast_before(place, y, dtype) for y in (layer.x, layer.weight, bias))
     if place.target is F.linear:
         weight = call_before(place, _ATEN.t.default, weight)
     if value_of(x).dim() > _MATRIX:

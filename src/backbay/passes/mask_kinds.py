@@ -13,6 +13,9 @@ from backbay.kernels import windowed_attention as kernel
 
 MOST_BYTES = 2**31
 """Of a tensor that is made to compute a mask: 32,768 queries and keys, and two sequences."""
+HIDDEN = -1e15
+"""What is added to a score hides it up to this number: no score is near, and its exponential is
+zero. In float32, which scores are added up in, nothing is left of a score beside it."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,9 @@ def kind_of(mask: Any, queries: int, keys: int) -> Kind:
 def _looked_at(mask: torch.Tensor) -> torch.Tensor:
     if mask.dtype == torch.bool:
         return mask
-    lowest = mask == torch.finfo(mask.dtype).min  # what a model adds for minus infinity
+    highest = max(HIDDEN, torch.finfo(mask.dtype).min)  # what a model adds for minus infinity
     seen = mask == 0
-    if not bool((seen | lowest | mask.isneginf()).all()):
+    if not bool((seen | (mask <= highest)).all()):
         raise NotConstantError("the mask is a bias: it adds other numbers than zero")
     return seen
 

@@ -6,9 +6,17 @@
     after:   q, k = F.linear(x, torch.cat([wq, wk])).split([512, 128], -1)
 
 A small batch leaves most of a GPU idle in each of the products of attention's queries, keys and
-values, or of a gate and what it gates; together they keep it busier. The weights are laid side by
-side by `parameter_hoist`, once, and this pass does nothing where that is off: in every call it
-would cost more than it saves. It takes memory for a second copy of the weights.
+values, or of a gate and what it gates; together they keep it busier.
+
+In inference the weights are laid side by side by `parameter_hoist`, once, and nothing is done where
+that is off: in every call it would cost more than it saves. It takes memory for a second copy of
+the weights.
+
+In training, where an optimizer changes them, they are laid side by side in every call. That was
+faster for queries, keys and values within the limits below, on CUDA, and never for a gate and what
+it gates. The copy may be kept for the backward pass, and gradients of the weights may be slices of
+one. Layers that are frozen, or that no gradient reaches, are left alone: gradients of theirs would
+be computed needlessly, or be zeros where there were none.
 
 A slice has gaps between its rows. Results that the caller gets or something writes are left alone,
 and those with a reader that is not known to give the same, laid out the same, from a slice. Layers
@@ -16,13 +24,14 @@ between which another one works are not merged, either: a decoder's layers all r
 gave, and their keys and values would be kept from the first to the last.
 """
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.utils import _pytree as pytree
 
@@ -32,13 +41,29 @@ from backbay.graph.effects import changes_state, may_write, reads_by_index, writ
 from backbay.graph.match import NearMiss
 from backbay.graph.parameters import is_parameter
 from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
-from backbay.graph.values import evaluated, propagate, storages, value_of
+from backbay.graph.values import evaluated, is_ordinary, propagate, storages, value_of
 from backbay.kit.passes import PassContext, graph_pass
 from backbay.passes.unfit import UnfitError
 
 EIGHTS = 8
 """Results of a layer are a multiple of it: each slice of 16 bits is then aligned for attention."""
 
+DEVICES = ("cuda",)
+"""Where it was measured in training."""
+DTYPES = (torch.bfloat16, torch.float16)
+"""Of the product, in training; of these bfloat16 was measured."""
+LAYERS = 3
+"""As many are merged in training: on an H200, forward and backward, two took 1.00 to 1.08 times as
+long as apart in each of ten sizes (``benchmarks/conditions.py``)."""
+ROWS = (1024, 8192)
+"""Of the input, in training: where queries, keys and values were measured, with what attends to
+them. On an H200 they took from 0.88 of the time that they took apart, with 1024 rows, to 0.99, with
+8192 (``benchmarks/conditions.py``)."""
+COPIED = 2**23
+"""Elements that all weights have together, in training: a copy of 2048 x 3072 paid for itself, one
+of 4096 x 6144 saved as much as it took, on an H200 (``benchmarks/conditions.py``)."""
+
+_IS_HIP = torch.version.hip is not None
 _LINEAR = ("input", "weight", "bias")
 _MATRIX = 2
 
@@ -53,6 +78,11 @@ class _Layer:
     bias: Node | None
 
     @property
+    def learnt(self) -> list[Node]:
+        """Its parameters."""
+        return [x for x in (self.weight, self.bias) if x is not None]
+
+    @property
     def size(self) -> int:
         """How many results it has in a row."""
         return int(value_of(self.weight).shape[0])
@@ -60,7 +90,9 @@ class _Layer:
 
 @graph_pass(level="torch", sources=(parameters,))
 def merged_linears(graph_module: GraphModule, context: PassContext) -> int:
-    """Make one linear layer of those that read the same; in inference, with `parameter_hoist`.
+    """Make one linear layer of those that read the same.
+
+    In inference with `parameter_hoist`; in training on CUDA, in 16 bits, where it was faster.
 
     ::
 
@@ -68,7 +100,7 @@ def merged_linears(graph_module: GraphModule, context: PassContext) -> int:
         after:   F.linear(x, torch.cat([wq, wk])).split([512, 128], -1)
     """
     is_hoisted = context.options.get("parameter_hoist", True) is not False
-    if torch.is_grad_enabled() or not is_hoisted:
+    if not torch.is_grad_enabled() and not is_hoisted:
         return 0
     count = 0
     for group in _groups(graph_module, context):
@@ -85,7 +117,7 @@ def merged_linears(graph_module: GraphModule, context: PassContext) -> int:
 def _groups(graph_module: GraphModule, context: PassContext) -> Iterator[list[_Layer]]:
     """Give layers of one input that can be one product, in their order."""
     graph = graph_module.graph
-    memory = Memory(graph)
+    memory, reached = Memory(graph), _reached(graph)
     groups: dict[Any, list[Node]] = {}
     for node in graph.find_nodes(op="call_function", target=F.linear):
         groups.setdefault(_given(node).get("input"), []).append(node)
@@ -94,6 +126,7 @@ def _groups(graph_module: GraphModule, context: PassContext) -> Iterator[list[_L
         for node in nodes:
             try:
                 layer = _layer(node, memory)
+                _check_gradients(layer, reached)
             except UnfitError as error:
                 context.near.append(NearMiss("merged_linears", node, str(error)))
                 continue
@@ -113,8 +146,6 @@ def _layer(node: Node, memory: Memory) -> _Layer:
         raise UnfitError("it, or its input, is no tensor that is known")
     if not all(isinstance(y, Node) and is_parameter(y, memory) for y in learnt):
         raise UnfitError("its weight or bias is no plain parameter, or is written")
-    if value_of(node).requires_grad:
-        raise UnfitError("its gradient is wanted")
     if value_of(weight).dim() != _MATRIX or any(value_of(y).dim() != 1 for y in learnt[1:]):
         raise UnfitError("its weight is no matrix, or its bias no vector")
     if value_of(weight).shape[0] % EIGHTS:
@@ -124,6 +155,37 @@ def _layer(node: Node, memory: Memory) -> _Layer:
     if memory.mutated(node):
         raise UnfitError("its result, or a view of it, may be written")
     return _Layer(node=node, x=x, weight=weight, bias=bias)
+
+
+def _check_gradients(layer: _Layer, reached: set[Node]) -> None:
+    """See to it that the layer is one of inference, or one all of whose parameters are trained."""
+    if not value_of(layer.node).requires_grad:
+        if torch.is_grad_enabled():
+            raise UnfitError("no gradient of it is wanted, and nothing is hoisted in training")
+        return
+    tensors = [value_of(x) for x in (layer.node, layer.x, *layer.learnt)]
+    if not torch.is_grad_enabled():
+        raise UnfitError("its gradient is wanted, and the graph begins where none is recorded")
+    if not all(is_ordinary(x) for x in tensors):
+        raise UnfitError("its tensors are of a subclass")
+    if not all(value_of(x).requires_grad for x in layer.learnt):
+        raise UnfitError("its weight or bias is frozen: a gradient would be computed needlessly")
+    if layer.node not in reached:
+        raise UnfitError("no gradient reaches it: its parameters would get zeros instead of none")
+
+
+def _reached(graph: Graph) -> set[Node]:
+    """Give the nodes that gradients of the graph's results reach."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in found:
+            found.update(x for x in node.all_input_nodes if _wants_gradient(x))
+    return found
+
+
+def _wants_gradient(node: Node) -> bool:
+    leaves = pytree.tree_leaves(value_of(node))
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
 
 
 def _kind(layer: _Layer) -> tuple[Any, ...]:
@@ -163,8 +225,14 @@ def _disturbance(one: _Layer, next_one: _Layer) -> str | None:
 
 
 def _fitting(run: list[_Layer], context: PassContext) -> list[_Layer]:
-    """Leave out layers whose readers would not take a slice for the whole."""
+    """Leave out layers whose readers would not take a slice for the whole.
+
+    Raises:
+        UnfitError: those that are left would be slower as one.
+    """
     while len(run) > 1:
+        if value_of(run[0].node).requires_grad:
+            _check_cost(run)
         reasons = [_refusal(x.node, part) for x, part in zip(run, _slices(run), strict=True)]
         if not any(reasons):
             return run
@@ -175,10 +243,31 @@ def _fitting(run: list[_Layer], context: PassContext) -> list[_Layer]:
     return []
 
 
+def _check_cost(run: Sequence[_Layer]) -> None:
+    """See to it that layers were measured to be faster as one in training."""
+    result, rows = value_of(run[0].node), value_of(run[0].x).shape[:-1]
+    where, copied = result.device.type, sum(value_of(x.weight).numel() for x in run)
+    if where not in DEVICES or _IS_HIP:
+        raise UnfitError(f"it runs on {where}: with gradients it was measured on CUDA")
+    if result.dtype not in DTYPES:
+        raise UnfitError(f"it is of {result.dtype}: with gradients it was measured in 16 bits")
+    if len(run) < LAYERS:
+        raise UnfitError(
+            f"{len(run)} layers with gradients: copying their weights costs more than it saves"
+        )
+    if not all(type(n) is int for n in rows):
+        raise UnfitError("the number of its rows is a symbol: with gradients it depends on that")
+    if not ROWS[0] <= math.prod(rows) <= ROWS[1]:
+        raise UnfitError(f"{math.prod(rows)} rows: with gradients it was not measured on so many")
+    if copied > COPIED:
+        raise UnfitError(f"weights of {copied} elements: too many to copy them in every call")
+
+
 def _slices(run: Sequence[_Layer]) -> Sequence[torch.Tensor]:
     """Give what results would be like as slices of one."""
     first = value_of(run[0].node)
     whole = first.new_empty((*first.shape[:-1], sum(x.size for x in run)))
+    whole.requires_grad_(first.requires_grad)  # attention chooses its kernel, and layout, by that
     parts: Sequence[torch.Tensor] = whole.split([x.size for x in run], -1)
     return parts
 
@@ -232,7 +321,11 @@ def _layouts(value: Any) -> list[Any]:
 
 def _merged(run: list[_Layer], context: PassContext) -> int:
     """Make one layer of several; give how many that saves."""
-    run = _fitting(run, context)
+    try:
+        run = _fitting(run, context)
+    except UnfitError as error:
+        context.near.append(NearMiss("merged_linears", run[0].node, str(error)))
+        return 0
     if not run:
         return 0
     place, biases = run[0].node, [x.bias for x in run if x.bias is not None]
@@ -254,17 +347,24 @@ def _merged(run: list[_Layer], context: PassContext) -> int:
 
 
 def _beside(learnt: Sequence[Node], layer: Node) -> Node:
-    """Lay parameters beside each other, at the graph's beginning: no mode is on there."""
-    first = next(n for n in layer.graph.nodes if n.op != "placeholder")
-    together = _call(first, layer, torch.cat, list(learnt))
-    dtype = value_of(layer).dtype
-    if value_of(together).dtype == dtype:  # else autocast computes it
-        return together
-    return _call(first, layer, torch.ops.aten._to_copy.default, together, dtype=dtype)  # noqa: SLF001 (its name)
+    """Lay parameters beside each other.
+
+    At the graph's beginning no mode is on, and they can be hoisted. What is not hoisted stands
+    before the layer: gradients are recorded there, and the copy does not wait in memory.
+    """
+    is_trained, dtype = value_of(layer).requires_grad, value_of(layer).dtype
+    first = layer if is_trained else next(n for n in layer.graph.nodes if n.op != "placeholder")
+    rounded = [  # where autocast rounds: under it `cat` refuses 16 bits of the other kind
+        x
+        if value_of(x).dtype == dtype
+        else _call(first, layer, torch.ops.aten._to_copy.default, x, dtype=dtype)  # noqa: SLF001 (its name)
+        for x in learnt
+    ]
+    return _call(first, layer, torch.cat, rounded)
 
 
 def _call(place: Node, layer: Node, target: Any, *arguments: Any, **keywords: Any) -> Node:
-    """Insert a call that belongs to a layer, and of which no gradient is wanted."""
+    """Insert a call that belongs to a layer, with gradients where the layer has them."""
     with layer.graph.inserting_before(place):
         made = layer.graph.call_function(target, arguments, keywords)
     propagate(made, layer)

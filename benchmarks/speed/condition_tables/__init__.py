@@ -1,0 +1,1 @@
+"""Where rewrites pay: a module for each table of ``conditions.py``."""

@@ -1,0 +1,55 @@
+"""What tables of conditions share: how a way of computing is timed and compared."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speed.device import Flushed, replayed
+
+CALLS = 40
+
+Call = Callable[[], Any]
+
+
+def micros(call: Call) -> float:
+    """Time a call on cold caches."""
+    call()
+    return 1e6 * Flushed(torch.device("cuda")).seconds(replayed(call), CALLS, replayed=True) / CALLS
+
+
+def normal(*shape: int) -> Tensor:
+    """Draw a tensor."""
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def inductors(ways: Sequence[Call]) -> Iterator[Call]:
+    """Give each way as Inductor compiles it."""
+    for way in ways:
+        torch.compiler.reset()
+        yield torch.compile(way, dynamic=False)
+
+
+def trained(way: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Call:
+    """Give the call of a way as Inductor compiles it, with the gradients that inputs want."""
+    torch.compiler.reset()
+    compiled = torch.compile(way, dynamic=False)
+    wanted = [x for x in inputs if x.requires_grad]
+    cotangent = torch.randn_like(way(*inputs).detach())
+
+    def call() -> Any:
+        result = compiled(*inputs)
+        return torch.autograd.grad(result, wanted, cotangent) if wanted else result
+
+    return call
+
+
+def row(*cells: object) -> str:
+    """Give a line of a table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def compared(times: Sequence[float]) -> list[str]:
+    """Give times, and of all but the first the ratio to the first, as cells."""
+    return [f"{x:.1f}" for x in times] + [f"{x / times[0]:.2f}" for x in times[1:]]

@@ -1,0 +1,292 @@
+"""Attention that is written out, with a bias or a mask, is one call of a fused kernel, on CUDA.
+
+::
+
+    before:  scores = torch.matmul(q, k.transpose(-2, -1)) + bias  # T5's relative positions
+             torch.matmul(F.softmax(scores.float(), dim=-1).to(q.dtype), v)
+    after:   F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
+
+Inductor has patterns for some spellings of it, few of which add anything to the scores. Otherwise
+scores and weights, which are many times as large as the rest, are written and read at each step.
+
+Nothing else may read them, and no element may be dropped. A query that sees no key, because all of
+its row is minus infinity, gives NaN when it is written out, and zero in a fused kernel; so NaN is
+added to such rows of a bias. One whose row is the lowest number gives the mean of all values.
+
+Which kernel pays was measured, with gradients and without. cuDNN's backward gave NaN, where it is
+given a mask, for some lengths that are no multiple of its block
+(https://github.com/pytorch/pytorch/issues/196678), so it is not used for any such length.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_efficient_attention
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
+from torch.utils._python_dispatch import _disable_current_modes
+
+from backbay.graph.checkpoints import with_bodies
+from backbay.graph.constant import NotConstantError, constant_value
+from backbay.graph.match import NearMiss
+from backbay.graph.order import disturbed
+from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
+from backbay.graph.values import is_ordinary, value_of
+from backbay.kernels import efficient_attention as kernel
+from backbay.kit.passes import PassContext, graph_pass
+from backbay.passes import mask_kinds, written_attention
+from backbay.passes.dead_code import remove_dead_code
+from backbay.passes.unfit import UnfitError, must_pay
+from backbay.passes.written_attention import Fill, Written, written_out
+
+DEVICES = ("cuda",)
+DTYPES = (torch.bfloat16, torch.float16)
+BLOCK = 128
+"""Queries, and keys, of a block of cuDNN's kernel. Of fewer keys it computes as many."""
+BLOCKS = {"inference": 48, "training": 96}
+"""Of queries, of all heads and sequences together, from which a fused kernel is faster. Measured on
+an H200: 48 blocks took 0.91 of the time in inference, and 1.25 in training, 96 took 0.85."""
+EIGHTS = 8
+"""Keys: where they are no eights, products are slow that stand alone."""
+FINITE = -1e30
+"""Kernels take bfloat16's lowest number for minus infinity, as they scale it by log2(e). This one
+they add: a row of it weighs all keys alike, as it does when it is written out."""
+
+_IS_HIP = torch.version.hip is not None
+_MATRIX, _RANKS = 2, (3, 4)
+
+
+@graph_pass(level="torch", sources=(mask_kinds, written_attention, kernel))
+def fused_attention(graph_module: GraphModule, context: PassContext) -> int:
+    """Call a fused kernel for attention that is written out with a bias or a mask; for CUDA.
+
+    ::
+
+        before:  torch.matmul(F.softmax(torch.matmul(q, k.mT) + bias, dim=-1), v)
+        after:   F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
+    """
+    total = 0
+    for one in with_bodies(graph_module):
+        count, biases = 0, _Biases(graph_module)
+        for found in written_out(one):
+            try:
+                attend = _kernel(found)
+                must_pay(context, "fused_attention", sorted(found.inside))
+                _rewrite(found, attend, biases)
+            except UnfitError as error:
+                context.near.append(NearMiss("fused_attention", found.place, str(error)))
+                continue
+            count += 1
+        if count:
+            remove_dead_code.run(one, context)
+            one.recompile()
+        total += count
+    return total
+
+
+# 1. Whether it is taken, and by which kernel
+
+
+def _kernel(found: Written) -> Callable[..., Any]:
+    if found.drops:
+        raise UnfitError("it drops elements, and would draw other ones")
+    _check_values(found)
+    _check_order(found)
+    query, keys, value = (value_of(x) for x in (found.query, found.keys, found.value))
+    if query.device.type not in DEVICES or _IS_HIP:
+        raise UnfitError(f"it runs on {query.device.type}: kernels were measured on CUDA")
+    attend = _fastest(found, query, int(keys.shape[-1]))
+    if query.is_cuda:
+        _check_is_taken(attend, found, [query, keys.mT, value])
+    return attend
+
+
+def _check_values(found: Written) -> None:
+    values = [value_of(x) for x in (*found.reads, *found.inside)]
+    if not all(map(is_ordinary, values)):
+        raise UnfitError("not all of it are ordinary tensors that are known")
+    if not all(isinstance(n, int) for x in values for n in x.shape):
+        raise UnfitError("how many queries or keys there are is a symbol")
+    dtype, scores = value_of(found.place).dtype, value_of(found.scores)
+    if dtype not in DTYPES or scores.dtype != dtype:
+        raise UnfitError(f"its products are of {scores.dtype} and {dtype}: kernels take 16 bits")
+    query, keys, value = values[:3]
+    if query.dim() not in _RANKS or not query.dim() == keys.dim() == value.dim():
+        raise UnfitError("its tensors have not three or four dimensions")
+    batch = query.shape[:-2]
+    if keys.shape[:-2] != batch or value.shape[:-2] != batch or not query.numel() * keys.numel():
+        raise UnfitError("its tensors are repeated on the way, or empty")
+    for change in found.changes:
+        _check_change(change, scores)
+
+
+def _check_change(change: Node | Fill, scores: torch.Tensor) -> None:
+    if isinstance(change, Fill):
+        if value_of(change.where).dtype != torch.bool:
+            raise UnfitError(f"{change.where.name} says where to fill, and is not boolean")
+        if change.number > mask_kinds.HIDDEN:
+            raise UnfitError(f"{change.number} is filled in: a kernel would add it to the scores")
+    elif value_of(change).dtype != scores.dtype:
+        raise UnfitError(f"{change.name} is {value_of(change).dtype}, and would be rounded")
+    value = value_of(change.where if isinstance(change, Fill) else change)
+    fits = all(a in {1, b} for a, b in zip(value.shape[::-1], scores.shape[::-1], strict=False))
+    if not _MATRIX <= value.dim() <= scores.dim() or not fits:
+        raise UnfitError("what is added has one dimension, or does not fit into the scores")
+
+
+def _check_order(found: Written) -> None:
+    why = disturbed(found.scores, found.place, found.reads, inside=found.inside)
+    if why is not None:
+        raise UnfitError(why)
+
+
+def _fastest(found: Written, query: torch.Tensor, keys: int) -> Callable[..., Any]:
+    """Give the kernel that is faster than what Inductor makes of it; measured on an H200."""
+    is_trained, queries = bool(value_of(found.place).requires_grad), query.shape[-2]
+    blocks = math.prod(query.shape[:-2]) * math.ceil(queries / BLOCK)
+    if blocks < BLOCKS["training" if is_trained else "inference"]:
+        raise UnfitError(f"{blocks} blocks of queries are too few to keep a fused kernel busy")
+    if not is_trained:
+        return F.scaled_dot_product_attention if keys >= BLOCK else kernel.OPERATOR
+    added = [x for x in found.changes if isinstance(x, Node)]
+    in_blocks = queries % BLOCK == 0 and keys % BLOCK == 0
+    if in_blocks and not any(value_of(x).requires_grad for x in added):
+        return F.scaled_dot_product_attention
+    if keys % EIGHTS:
+        return kernel.OPERATOR
+    raise UnfitError(
+        f"{keys} keys, with gradients: the kernel that is right there is no faster than Inductor"
+    )
+
+
+def _check_is_taken(attend: Any, found: Written, tensors: list[torch.Tensor]) -> None:
+    """See to it that the kernel that was measured is the one that runs."""
+    if value_of(found.query).dim() != max(_RANKS):
+        tensors = [x[None] for x in tensors]
+    dtype = value_of(found.scores).dtype
+    query, key, value = (x.to(dtype) for x in tensors)
+    bias = query.new_empty(1, 1, query.shape[2], key.shape[2]) if found.changes else None
+    make: Any = SDPAParams  # its stub knows other arguments
+    asked = make(query, key, value, bias, 0.0, False, False)  # noqa: FBT003 (it takes no names)
+    if attend is kernel.OPERATOR:
+        if not can_use_efficient_attention(asked):
+            raise UnfitError("the memory-efficient kernel does not take it, or is switched off")
+        return
+    order = _order_of_kernels(query.device)
+    masked = [x for x in order if x is not SDPBackend.FLASH_ATTENTION]
+    if masked[:1] != [SDPBackend.CUDNN_ATTENTION] or not can_use_cudnn_attention(asked):
+        raise UnfitError("cuDNN's kernel does not take it, or is not the first choice")
+
+
+def _order_of_kernels(device: torch.device) -> list[SDPBackend]:
+    """Give the kernels in the order in which attention asks whether they take something."""
+    _choose_once(device)
+    return [*_cur_sdpa_kernel_backends(with_priority=True)]
+
+
+@functools.cache
+def _choose_once(device: torch.device) -> None:
+    """Have PyTorch choose a kernel: on a Hopper GPU it puts cuDNN first only when it first does."""
+    with _disable_current_modes():
+        some = torch.empty(1, 1, 1, EIGHTS, device=device, dtype=DTYPES[0])
+        torch._fused_sdp_choice(some, some, some)  # noqa: SLF001 (it says nothing before)
+
+
+# 2. What takes its place
+
+
+def _rewrite(found: Written, attend: Callable[..., Any], biases: "_Biases") -> None:
+    place, dtype = found.place, value_of(found.scores).dtype
+    bias, before = biases.of(found), found.place.prev
+    key = call_before(place, torch.transpose, found.keys, -2, -1)
+    three = [cast_before(place, x, dtype) for x in (found.query, key, found.value)]
+    is_flat = value_of(found.query).dim() != max(_RANKS)
+    if is_flat:
+        three = [call_before(place, torch.unsqueeze, x, 0) for x in three]
+    made = call_before(place, attend, *three, bias, scale=found.scale)
+    if is_flat:
+        made = call_before(place, torch.squeeze, made, 0)
+    if layout(value_of(made)) != layout(value_of(place)):
+        made = call_before(place, torch.clone, made, memory_format=torch.contiguous_format)
+    if layout(value_of(made)) != layout(value_of(place)):
+        erase_between(before, place)
+        raise UnfitError("its result would be laid out otherwise")
+    exchange(place, made)
+    for node in found.inside[1:]:
+        node.graph.erase_node(node)
+
+
+class _Biases:
+    """What is added to scores, as kernels take it; once where layers add the same."""
+
+    def __init__(self, whole: GraphModule) -> None:
+        self._whole = whole
+        self._known: dict[Any, Node] = {}
+
+    def of(self, found: Written) -> Node | None:
+        """Give the sum of all that is added and filled in, before a place; None of nothing."""
+        key = found.changes, value_of(found.scores).dtype
+        known = self._known.get(key)
+        if known is not None and disturbed(known, found.place, found.changed) is None:
+            return known
+        total = self._sum(found)
+        if total is None:
+            return None
+        self._known[key] = _understood(total, found.place)
+        return self._known[key]
+
+    def _sum(self, found: Written) -> Node | None:
+        place, total = found.place, None
+        dtype = value_of(found.scores).dtype
+        for change in found.changes:
+            if isinstance(change, Fill):
+                total = _filled(total, change, place, dtype)
+                continue
+            one = self._thin(change, place)
+            if one is not None:
+                total = one if total is None else call_before(place, torch.add, total, one)
+        return total
+
+    def _thin(self, change: Node, place: Node) -> Node | None:
+        """Give what is added without what is known to say nothing; None where all of it is zero.
+
+        Models add a mask of zeros, or repeat one for each sequence: a sum with it would be as large
+        as the scores.
+        """
+        try:
+            value = constant_value(self._whole, change, most_bytes=mask_kinds.MOST_BYTES)
+        except NotConstantError:
+            return change
+        if not bool(value.any()):
+            return None
+        if value.dim() != max(_RANKS) or value.shape[0] == 1 or bool((value != value[:1]).any()):
+            return change
+        return call_before(place, torch.narrow, change, 0, 0, 1)
+
+
+def _filled(total: Node | None, fill: Fill, place: Node, dtype: torch.dtype) -> Node:
+    where, number = fill.where, fill.number
+    if not fill.holds:
+        where = call_before(place, torch.logical_not, where)
+    if math.isfinite(number):  # the lowest of float32 is minus infinity in others
+        number = max(number, torch.finfo(dtype).min)
+    if total is None:
+        total = call_before(place, torch.zeros_like, where, dtype=dtype)
+        return call_before(place, torch.masked_fill, total, where, number)
+    return call_before(place, torch.where, where, number, total)
+
+
+def _understood(bias: Node, place: Node) -> Node:
+    """Give a bias that means the same to a kernel as where it is added to scores."""
+    plain = call_before(place, torch.ops.aten.detach.default, bias)
+    highest = call_before(place, torch.amax, plain, -1, keepdim=True)
+    nan = call_before(place, torch.mul, highest, 0.0)  # of minus infinity; of other numbers, zero
+    if torch.finfo(value_of(bias).dtype).min < FINITE:
+        hides = call_before(place, torch.isneginf, plain)
+        finite = call_before(place, torch.clamp, bias, min=FINITE)
+        bias = call_before(place, torch.where, hides, plain, finite)
+    return call_before(place, torch.add, bias, nan)
