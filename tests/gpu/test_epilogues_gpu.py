@@ -274,7 +274,7 @@ def test_a_feed_forward_layer_is_wrong(dtype, fused, width, dynamic):
         backbay.reset()
         changes = assert_right(model, given, dynamic=dynamic)
         one_row = given.shape[:-1] == (1, 1) and fused > 0
-        assert changes["linear_epilogues"] == (0 if one_row else fused)
+        assert changes["linear_epilogues"] == (0 if one_row or width % 8 else fused)
         assert changes["one_row_linears"] == (8 if one_row else 0)
         torch.compiler.reset()
 

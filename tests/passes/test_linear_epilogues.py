@@ -29,6 +29,7 @@ def anywhere(monkeypatch):
     module = sys.modules["backbay.passes.linear_epilogues"]
     monkeypatch.setattr(module, "DEVICES", ("cpu",))
     monkeypatch.setattr(module, "DTYPES", (torch.float32, torch.bfloat16, torch.float16))
+    monkeypatch.setattr(module, "EIGHTS", 1)
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("_addmm_activation", as_on_cuda, "CPU", allow_override=True)
         yield
@@ -60,19 +61,22 @@ FUSED = {
     "GELU spelled out": lambda x, w, b: new_gelu(F.linear(x, w, b)),
     "GELU after addmm and a view": of_gpt2,
     "ReLU": lambda x, w, b: F.relu(F.linear(x, w, b)),
-    "ReLU of a matrix": lambda x, w, b: F.linear(input=x[0], weight=w, bias=b).relu() * 2,
-    "ReLU in place": lambda x, w, b: F.relu(F.linear(x, w, b), inplace=True) + 1,
+    "ReLU of a matrix": lambda x, w, b: F.linear(input=x[0], weight=w, bias=b).relu() @ w,
+    "ReLU in place": lambda x, w, b: F.relu(F.linear(x, w, b), inplace=True) @ w,
     "a method in place": lambda x, w, b: F.linear(x, w, b).reshape(-1, 2).relu_(),
     "an input with gaps": lambda x, w, b: F.linear(x[..., ::2], w[:, ::2], b[:N]).relu(),
     "many dimensions": lambda x, w, b: F.linear(x[:, None, None], w, b).relu(),
     "no bias": lambda x, w, b: F.linear(x, w).relu(),
     "None for a bias": lambda x, w, b: F.gelu(F.linear(x, w, None), approximate="tanh"),
     "None by name": lambda x, w, b: new_gelu(F.linear(x, weight=w, bias=None)),
-    "no bias, in place": lambda x, w, b: F.relu(F.linear(x[0], w), inplace=True) + 1,
+    "no bias, in place": lambda x, w, b: F.relu(F.linear(x[0], w), inplace=True) @ w,
     "no bias, gaps, odd sizes": lambda x, w, b: F.linear(x[..., :7:2], w[:13, ::2]).relu(),
     "no bias, a transposed weight": lambda x, w, b: F.linear(
         x.transpose(0, 1), w.view(D, N).t()
     ).relu(),
+    "read by a product, through views and dropout that is off": lambda x, w, b: torch.matmul(
+        F.dropout(F.linear(x, w, b).relu().view(-1, N), 0.5, training=False), w
+    ),
     "no bias, nothing to do": lambda x, w, b: F.linear(x[:0], w).relu(),
 }
 
@@ -133,8 +137,16 @@ LEFT = {
     "written": written,
     "something between": lambda x, w, b: (F.linear(x, w, b) * 2).relu(),
     "double": lambda x, w, b: F.linear(x.double(), w.double(), b.double()).relu(),
+    "read by a gate": lambda x, w, b: F.linear(x, w, b).relu() * F.linear(x, w),
+    "read by a sum, through a view": lambda x, w, b: F.linear(x, w, b).relu().view(-1) + 1,
+    "read by a product, and a sum": lambda x, w, b: a_sum_too(F.linear(x, w, b).relu(), w),
+    "read by a norm": lambda x, w, b: F.layer_norm(F.linear(x, w, b).relu(), (N,)),
     "a cast between": lambda x, w, b: F.linear(x, w, b).double().relu(),
 }
+
+
+def a_sum_too(y, w):
+    return y @ w, y + 1
 
 
 def by_erf(x):
@@ -148,6 +160,33 @@ def test_what_the_epilogue_does_not_compute_is_left_to_it(look, program):
     seen = look(program, *given, passes=[linear_epilogues])
     assert not seen.changes["linear_epilogues"]
     assert not seen.calls("zeros")
+    torch.testing.assert_close(seen.result, program(*given))
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_what_drops_is_passed_over(look):
+    def program(x, w, b):
+        return F.dropout(F.linear(x, w, b).relu(), 0.5) @ w
+
+    seen = look(program, *tensors(), passes=[linear_epilogues])
+    assert not seen.changes["linear_epilogues"]
+    assert seen.near == ["dropout reads it: Inductor computes both at once"]
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("odd", ["inputs", "results"])
+def test_odd_sizes_are_taken_from_what_pads_them(look, monkeypatch, odd):
+    monkeypatch.setattr(sys.modules["backbay.passes.linear_epilogues"], "EIGHTS", 8)
+
+    def program(x, w, b):
+        y = F.linear(x, w, b).relu() @ w  # in eights
+        z = F.linear(x[..., :7], w[:, :7], b) if odd == "inputs" else F.linear(x, w[:15], b[:15])
+        return y, z.relu()
+
+    given = tensors()
+    seen = look(program, *given, passes=[linear_epilogues])
+    assert seen.changes["linear_epilogues"] == 1
+    assert seen.near == ["its sizes are not in eights"]
     torch.testing.assert_close(seen.result, program(*given))
 
 
@@ -191,8 +230,8 @@ def zeros_of(seen):
 @pytest.mark.usefixtures("anywhere")
 def test_each_layer_makes_zeros_of_its_own(look):
     def program(x, w, b):
-        y = F.linear(x, w).relu() + F.linear(x.sin(), w).relu()
-        return F.linear(y, w.t()).relu(), F.linear(x, w, b).relu()
+        y, z = F.linear(x, w).relu(), F.linear(x.sin(), w).relu()
+        return F.linear(y, w.t()).relu(), z @ w, F.linear(x, w, b).relu()
 
     given = tensors()
     seen = look(program, *given, passes=[linear_epilogues])
@@ -246,7 +285,7 @@ def test_zeros_are_left_of_a_layer_that_was_not_taken(look, monkeypatch, refused
     given = tensors()
 
     def program(x, w, b):
-        return F.linear(x, w).relu() + F.linear(x + 1, w).relu()
+        return F.linear(x, w).relu() @ w + F.linear(x + 1, w).relu() @ w
 
     seen = look(program, *given, passes=[linear_epilogues])
     assert seen.changes["linear_epilogues"] == 2 - refused

@@ -41,7 +41,7 @@ def z_of(batch):
 def linear():
     def program(x, w, b):
         y = torch.addmm(b, x.view(-1, N), w).view(*x.shape[:-1], N)
-        return F.gelu(y, approximate="tanh") + 1
+        return F.gelu(y, approximate="tanh") @ w
 
     return program, (torch.randn(2, 3, N), torch.randn(N, N), torch.randn(N))
 

@@ -145,6 +145,37 @@ def one_token(batch: int, length: int, heads: int, shared: int, width: int) -> P
     )
 
 
+def written_out(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Attend as T5 does: products, a bias for each pair, and a softmax."""
+    scores = torch.matmul(query, key.transpose(2, 3))
+    scores = scores + bias
+    weights = F.softmax(scores.float(), dim=-1).type_as(scores)
+    return torch.matmul(weights, value)
+
+
+def called(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Do the same in one call."""
+    return attention(query, key, value, attn_mask=bias, scale=1.0)
+
+
+def biased(*, train: bool) -> Make:
+    """Give what makes attention with a bias that is not trained."""
+    draw = leaf if train else normal
+
+    def make(batch: int, length: int, heads: int, width: int) -> Program:
+        flops = 4 * batch * heads * length * length * width
+        inputs = [draw(batch, heads, length, width, scale=width**-0.25) for _ in range(3)]
+        return Program(
+            function=written_out,
+            inputs=[*inputs, normal(1, heads, length, length)],
+            alternative=called,
+            flops=int(flops * 3.5) if train else flops,
+        )
+
+    return make
+
+
+_BIASED = {"32x512": (32, 512, 12, 64), "4x2048": (4, 2048, 16, 64), "64x197": (64, 197, 12, 64)}
 _CAUSAL = {
     "S512": (16, 512, 32, 8, 64),
     "S2048": (4, 2048, 32, 8, 64),
@@ -173,6 +204,21 @@ ATTENTION = (
         make=encoder,
         shapes={"32x512": (32, 512, 12, 64), "8x2048": (8, 2048, 12, 64)},
         tiny=(2, 16, 2, 8),
+    ),
+    Pattern(
+        name="bias_attention",
+        alternative=True,
+        make=biased(train=False),
+        shapes=_BIASED,
+        tiny=(2, 16, 2, 8),
+    ),
+    Pattern(
+        name="bias_attention_train",
+        alternative=True,
+        make=biased(train=True),
+        shapes=_BIASED,
+        tiny=(2, 16, 2, 8),
+        train=True,
     ),
     Pattern(
         name="sdpa_window",

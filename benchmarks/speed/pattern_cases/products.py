@@ -106,6 +106,23 @@ def linear_relu(rows: int, width: int) -> Program:
     return _linear(rows, width, function, epilogue)
 
 
+def feed_forward(rows: int, width: int) -> Program:
+    """Make T5's feed-forward network: two products without biases, and ReLU between them."""
+
+    def function(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return F.linear(F.relu(F.linear(x, up)), down)
+
+    def epilogue(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        zeros = x.new_zeros(len(up))
+        return F.linear(torch.ops.aten._addmm_activation(zeros, x, up.t()), down)  # noqa: SLF001
+
+    return Program(
+        function=function,
+        inputs=(normal(rows, width), weight(4 * width, width), weight(width, 4 * width)),
+        alternative=epilogue,
+    )
+
+
 def linear_residual(rows: int, width: int) -> Program:
     """Make a projection back to the residual stream."""
 
@@ -224,6 +241,9 @@ PRODUCTS = (
     ),
     Pattern(name="linear_gelu_erf", make=linear_gelu_erf, shapes=_LINEAR, tiny=(2, 8)),
     Pattern(name="linear_relu", alternative=True, make=linear_relu, shapes=_LINEAR, tiny=(2, 8)),
+    Pattern(
+        name="feed_forward_relu", alternative=True, make=feed_forward, shapes=_LINEAR, tiny=(8, 8)
+    ),
     Pattern(name="linear_residual", make=linear_residual, shapes=_LINEAR, tiny=(2, 8)),
     Pattern(
         name="lmhead_last_token",

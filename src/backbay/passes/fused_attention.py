@@ -38,7 +38,7 @@ from backbay.graph.put import call_before, cast_before, erase_between, exchange,
 from backbay.graph.values import is_ordinary, value_of
 from backbay.kernels import efficient_attention as kernel
 from backbay.kit.passes import PassContext, graph_pass
-from backbay.passes import mask_kinds, written_attention
+from backbay.passes import dropout, mask_kinds, written_attention
 from backbay.passes.dead_code import remove_dead_code
 from backbay.passes.unfit import UnfitError, must_pay
 from backbay.passes.written_attention import Fill, Written, written_out
@@ -60,7 +60,7 @@ _IS_HIP = torch.version.hip is not None
 _MATRIX, _RANKS = 2, (3, 4)
 
 
-@graph_pass(level="torch", sources=(mask_kinds, written_attention, kernel))
+@graph_pass(level="torch", sources=(dropout, mask_kinds, written_attention, kernel))
 def fused_attention(graph_module: GraphModule, context: PassContext) -> int:
     """Call a fused kernel for attention that is written out with a bias or a mask; for CUDA.
 

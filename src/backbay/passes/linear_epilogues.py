@@ -15,9 +15,11 @@ H200, ReLU after such a product took 0.74 to 0.91 of the time of Inductor's, in 
 were measured, with the zeros made in every call.
 
 Only where nothing else reads the linear layer's result; views between it and the activation stay,
-after both.
+after both. And only where products read the activation, or the caller: anything else Inductor
+computes in one kernel with it, and nothing would be saved.
 """
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +33,7 @@ from backbay.graph.put import call_before, cast_before, erase_between, exchange,
 from backbay.graph.region import between
 from backbay.graph.values import carry, computed, is_ordinary, value_of
 from backbay.kit.passes import PassContext, graph_pass, rewrite_pass
-from backbay.passes import gelu
+from backbay.passes import dropout, gelu
 from backbay.passes.unfit import UnfitError, must_pay
 
 DEVICES = ("cuda",)
@@ -39,7 +41,11 @@ DTYPES = (torch.bfloat16, torch.float16)
 """Of the product: measured in bfloat16, on an H200. In single precision the product takes longer,
 and what is saved is less of it."""
 
+EIGHTS = 8
+"""Of a layer's inputs, and of its results: others are padded by Inductor, or read slowly."""
+
 _ATEN = torch.ops.aten
+_PRODUCTS = (F.linear, torch.addmm, torch.matmul, operator.matmul, torch.mm, torch.bmm, "matmul")
 _RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
 _VIEWS = ("view", "reshape")
 _LINEAR = ("input", "weight", "bias")
@@ -110,7 +116,7 @@ class _Zeros:
 _one_gelu = rewrite_pass(*gelu.approximate_gelu(_is_of_a_layer), name="rewrite_gelu")
 
 
-@graph_pass(level="torch", sources=(gelu,))
+@graph_pass(level="torch", sources=(dropout, gelu))
 def linear_epilogues(graph_module: GraphModule, context: PassContext) -> int:
     """Compute GELU by tanh, and ReLU, in the product before it; for CUDA.
 
@@ -163,10 +169,25 @@ def _layer(activation: Node) -> _Layer | None:
     reason = _refusal(product, value_of(activation))
     if reason is not None:
         raise UnfitError(reason)
+    reader = _fusing_reader(activation)
+    if reader is not None:
+        raise UnfitError(f"{reader.name} reads it: Inductor computes both at once")
     x, weight, bias = _given(product)
     return _Layer(
         product=product, activation=activation, is_gelu=is_gelu, x=x, weight=weight, bias=bias
     )
+
+
+def _fusing_reader(node: Node) -> Node | None:
+    """Give a reader that would have been computed with the activation; None if all are products."""
+    for user in node.users:
+        if user.op == "output" or user.target in _PRODUCTS:
+            continue
+        is_idle = dropout.is_dropout(user) and not dropout.drops(user)
+        further = _fusing_reader(user) if is_idle or user.target in _VIEWS else user
+        if further is not None:
+            return further
+    return None
 
 
 def _approximation(node: Node) -> Any:
@@ -217,6 +238,7 @@ def _refusal(product: Node, result: Any) -> str | None:
         "its bias is no vector": any(y.dim() != 1 for y in biases),
         "its weight is no matrix": weight.dim() != _MATRIX,
         "the size of its weight is a symbol": not all(isinstance(n, int) for n in sizes),
+        "its sizes are not in eights": any(isinstance(n, int) and n % EIGHTS for n in sizes),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

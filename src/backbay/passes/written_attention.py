@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.values import value_of
+from backbay.passes import dropout
 
 _SOFTMAXES = (F.softmax, torch.softmax, "softmax")
 _PRODUCTS = (torch.matmul, operator.matmul, torch.bmm, "matmul", "bmm", "__matmul__")
@@ -27,7 +28,6 @@ _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 _FACTORS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
 _DIVISORS = (operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div", "div_")
 _FILLS = (torch.masked_fill, "masked_fill", "masked_fill_")
-_DROPOUTS = (F.dropout, torch.dropout)
 _CASTS = ("to", "float", "type", "type_as", "half", "bfloat16")
 _TERMS = 2
 
@@ -95,8 +95,8 @@ def _read(place: Node) -> Written | None:
     if not isinstance(weights, Node) or not isinstance(value, Node):
         return None
     inside, node, drops = [place], weights, False
-    while _is_cast(node) or _is(node, _DROPOUTS):
-        drops = drops or (_is(node, _DROPOUTS) and _drops(node))
+    while _is_cast(node) or dropout.is_dropout(node):
+        drops = drops or (dropout.is_dropout(node) and dropout.drops(node))
         inside.append(node)
         node = _first(node)
     if not _is(node, _SOFTMAXES) or not _is_over_keys(node):
@@ -235,12 +235,6 @@ def _is_cast(node: Any) -> bool:
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
     return one.is_floating_point() and other.is_floating_point() and one.device == other.device
-
-
-def _drops(node: Node) -> bool:
-    names = ("input", "p", "training" if node.target is F.dropout else "train")
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    return not (given.get(names[2], True) is False or given.get("p", 0.5) == 0.0)
 
 
 def _is_over_keys(softmax: Node) -> bool:
