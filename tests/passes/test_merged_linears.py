@@ -22,16 +22,18 @@ ON = {"parameter_hoist": True}
 B, T, D, H, HD = 2, 5, 16, 4, 8
 WIDE, NARROW = H * HD, 2 * HD
 MODULE = sys.modules["backbay.passes.merged_linears"]
+OTHER_READER = MODULE._other_reader
 
 
 @pytest.fixture
 def anywhere(monkeypatch):
-    """Let training merge on the CPU, in every dtype, what `attention` has here and no more."""
+    """Let training merge what `attention` has here, on the CPU, in every dtype, for any reader."""
     monkeypatch.setattr(MODULE, "DEVICES", ("cpu",))
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     monkeypatch.setattr(MODULE, "DTYPES", dtypes)
     monkeypatch.setattr(MODULE, "ROWS", (B * T, B * T))
     monkeypatch.setattr(MODULE, "COPIED", (WIDE + 2 * NARROW) * D)
+    monkeypatch.setattr(MODULE, "_other_reader", lambda node: None)
 
 
 class Model(nn.Module):
@@ -524,11 +526,52 @@ def test_what_does_not_pay_is_merged_in_training(look, monkeypatch, program, cha
     assert any(reason in y for y in seen.near), seen.near
 
 
+def with_positions(m, x):
+    q, k, v = (heads(layer(x)) for layer in (m.q, m.k, m.v))
+    y = F.scaled_dot_product_attention(q * 2, k.cos(), v, is_causal=True, enable_gqa=True)
+    return m.o(y.transpose(1, 2).reshape(*x.shape[:-1], -1))
+
+
+def with_a_value_too(m, x):
+    q, k, v = (heads(layer(x)) for layer in (m.q, m.k, m.v))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return m.o(y.transpose(1, 2).reshape(*x.shape[:-1], -1)) + v.sum()
+
+
+READERS = {
+    "attention": (attention, 2, []),
+    "positions": (with_positions, 0, ["mul", "cos"]),
+    "a gate beside attention": (
+        lambda m, x: m.o(F.silu(m.gate(x))) * attention(m, x),
+        2,
+        ["silu"],
+    ),
+    "attention, and something else": (
+        with_a_value_too,
+        0,
+        ["sum_1"],
+    ),
+}
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize(("program", "saved", "others"), READERS.values(), ids=READERS)
+def test_layers_are_merged_that_others_read(look, monkeypatch, program, saved, others):
+    monkeypatch.setattr(MODULE, "_other_reader", OTHER_READER)
+    model, x = Model(program, dtype=torch.float64), inputs(torch.float64)
+    model.gate = nn.Linear(D, WIDE, dtype=torch.float64)
+    seen, found = seen_gradients(look, model, x)
+    assert seen.changes["merged_linears"] == saved
+    said = [y.partition(" reads it: ")[0] for y in seen.near if " reads it: " in y]
+    assert said == others
+    torch.testing.assert_close(found, gradients(model, model, x), rtol=1e-12, atol=1e-12)
+
+
 def test_a_condition_was_not_measured():
     assert MODULE.DEVICES == ("cuda",)
     assert set(MODULE.DTYPES) == {torch.bfloat16, torch.float16}
     assert MODULE.LAYERS == 3
-    assert MODULE.ROWS == (1024, 8192)
+    assert MODULE.ROWS == (512, 8192)
     assert 2048 * 3072 <= MODULE.COPIED < 4096 * 6144
 
 

@@ -13,8 +13,9 @@ that is off: in every call it would cost more than it saves. It takes memory for
 the weights.
 
 In training, where an optimizer changes them, they are laid side by side in every call. That was
-faster for queries, keys and values within the limits below, on CUDA, and never for a gate and what
-it gates. The copy may be kept for the backward pass, and gradients of the weights may be slices of
+faster for queries, keys and values that attention reads as they are, within the limits below, on
+CUDA; not for a gate and what it gates, and not in decoders that turn queries and keys by their
+positions. The copy may be kept for the backward pass, and gradients of the weights may be slices of
 one. Layers that are frozen, or that no gradient reaches, are left alone: gradients of theirs would
 be computed needlessly, or be zeros where there were none.
 
@@ -42,7 +43,9 @@ from backbay.graph.match import NearMiss
 from backbay.graph.parameters import is_parameter
 from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
 from backbay.graph.values import evaluated, is_ordinary, propagate, storages, value_of
+from backbay.kernels import efficient_attention, windowed_attention
 from backbay.kit.passes import PassContext, graph_pass
+from backbay.passes import attention
 from backbay.passes.unfit import UnfitError
 
 EIGHTS = 8
@@ -55,14 +58,15 @@ DTYPES = (torch.bfloat16, torch.float16)
 LAYERS = 3
 """As many are merged in training: on an H200, forward and backward, two took 1.00 to 1.08 times as
 long as apart in each of ten sizes (``benchmarks/conditions.py``)."""
-ROWS = (1024, 8192)
+ROWS = (512, 8192)
 """Of the input, in training: where queries, keys and values were measured, with what attends to
-them. On an H200 they took from 0.88 of the time that they took apart, with 1024 rows, to 0.99, with
+them. On an H200 they took from 0.80 of the time that they took apart, with 512 rows, to 0.99, with
 8192 (``benchmarks/conditions.py``)."""
 COPIED = 2**23
 """Elements that all weights have together, in training: a copy of 2048 x 3072 paid for itself, one
 of 4096 x 6144 saved as much as it took, on an H200 (``benchmarks/conditions.py``)."""
 
+_ATTENTION = (*attention.TARGETS, windowed_attention.OPERATOR, efficient_attention.OPERATOR)
 _IS_HIP = torch.version.hip is not None
 _LINEAR = ("input", "weight", "bias")
 _MATRIX = 2
@@ -88,7 +92,7 @@ class _Layer:
         return int(value_of(self.weight).shape[0])
 
 
-@graph_pass(level="torch", sources=(parameters,))
+@graph_pass(level="torch", sources=(attention, parameters))
 def merged_linears(graph_module: GraphModule, context: PassContext) -> int:
     """Make one linear layer of those that read the same.
 
@@ -172,6 +176,16 @@ def _check_gradients(layer: _Layer, reached: set[Node]) -> None:
         raise UnfitError("its weight or bias is frozen: a gradient would be computed needlessly")
     if layer.node not in reached:
         raise UnfitError("no gradient reaches it: its parameters would get zeros instead of none")
+    other = _other_reader(layer.node)
+    if other is not None:
+        raise UnfitError(f"{other.name} reads it: with gradients, one pays where attention does")
+
+
+def _other_reader(node: Node) -> Node | None:
+    """Give what reads a result, or a view of it, and is no attention; None if nothing does."""
+    views = _views(node) or {node}
+    readers = sorted({y for x in views for y in x.users if y not in views})
+    return next((x for x in readers if x.target not in _ATTENTION), None)
 
 
 def _reached(graph: Graph) -> set[Node]:
