@@ -25,7 +25,7 @@ def anywhere(monkeypatch):
     """Let the pass rewrite on the CPU, in single precision too, and what is short."""
     monkeypatch.setattr(MODULE, "DEVICES", ("cpu",))
     monkeypatch.setattr(MODULE, "DTYPES", (torch.float32, torch.bfloat16, torch.float16))
-    monkeypatch.setattr(MODULE, "BLOCKS", {"inference": 1, "training": 1})
+    monkeypatch.setattr(MODULE, "FEWEST_BLOCKS", {"inference": 1, "training": 1})
     monkeypatch.setattr(MODULE, "BLOCK", 4)
 
 
@@ -397,12 +397,12 @@ CONDITIONS = {
     "on a CPU": ({"DEVICES": ("cuda",)}, {}, "it runs on cpu"),
     "in single precision": ({"DTYPES": (torch.bfloat16,)}, {}, "kernels take 16 bits"),
     "of few blocks": (
-        {"BLOCKS": {"inference": 17, "training": 1}},
+        {"FEWEST_BLOCKS": {"inference": 17, "training": 1}},
         {},
         "16 blocks of queries are too few",
     ),
     "in training, of few blocks": (
-        {"BLOCKS": {"inference": 1, "training": 17}},
+        {"FEWEST_BLOCKS": {"inference": 1, "training": 17}},
         {"train": True},
         "16 blocks of queries are too few",
     ),

@@ -64,8 +64,17 @@ def token():
     return program, (torch.randn(2, 6, 1, N), key, value, torch.ones(1, 1, 1, 5) > 0)
 
 
+def written_out():
+    def program(q, k, v, bias):
+        scores = torch.matmul(q + 1, k.transpose(2, 3)) * 0.5 + bias
+        return torch.matmul(F.softmax(scores, dim=-1), v) + 1
+
+    return program, (*torch.randn(3, 2, 2, 3, N), torch.randn(3, 3))
+
+
 PLACES = {
     "eager_convolutions": (convolution, 1),
+    "fused_attention": (written_out, 5),
     "fused_convolutions": (normed, 4),
     "linear_epilogues": (linear, 3),
     "one_row_linears": (row, 1),
@@ -78,6 +87,7 @@ PLACES = {
 def _anywhere(monkeypatch):
     """Let passes for CUDA rewrite on the CPU, in single precision, and what is small."""
     changed = {"DEVICES": ("cpu",), "DTYPES": (torch.float32,), "BLOCKS": 1}
+    changed["FEWEST_BLOCKS"] = {"inference": 1}
     changed |= dict.fromkeys(("LAUNCH", "FOLDING"), -(2**20))
     for name in PLACES:
         module = sys.modules[f"backbay.passes.{name}"]

@@ -47,7 +47,7 @@ DEVICES = ("cuda",)
 DTYPES = (torch.bfloat16, torch.float16)
 BLOCK = 128
 """Queries, and keys, of a block of cuDNN's kernel. Of fewer keys it computes as many."""
-BLOCKS = {"inference": 48, "training": 96}
+FEWEST_BLOCKS = {"inference": 48, "training": 96}
 """Of queries, of all heads and sequences together, from which a fused kernel is faster. Measured on
 an H200: 48 blocks took 0.91 of the time in inference, and 1.25 in training, 96 took 0.85."""
 EIGHTS = 8
@@ -148,7 +148,7 @@ def _fastest(found: Written, query: torch.Tensor, keys: int) -> Callable[..., An
     """Give the kernel that is faster than what Inductor makes of it; measured on an H200."""
     is_trained, queries = bool(value_of(found.place).requires_grad), query.shape[-2]
     blocks = math.prod(query.shape[:-2]) * math.ceil(queries / BLOCK)
-    if blocks < BLOCKS["training" if is_trained else "inference"]:
+    if blocks < FEWEST_BLOCKS["training" if is_trained else "inference"]:
         raise UnfitError(f"{blocks} blocks of queries are too few to keep a fused kernel busy")
     if not is_trained:
         return F.scaled_dot_product_attention if keys >= BLOCK else kernel.OPERATOR
