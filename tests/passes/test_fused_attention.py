@@ -97,11 +97,32 @@ def where(q, k, v, bias):
     return torch.matmul(scores.softmax(-1), v)
 
 
+def einsum(q, k, v, bias):
+    scores = torch.einsum("b h i d, b h j d -> b h i j", q, k) * 0.3 + bias
+    return torch.einsum("b h i j, b h j d -> b h i d", scores.softmax(dim=-1), v)
+
+
+def heads_last(q, k, v, bias):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", [q, k]) + bias
+    return torch.einsum("bhqk,bkhd->bqhd", F.softmax(scores, -1), v).flatten(2)
+
+
+def keys_first(q, k, v, bias):
+    scores = torch.einsum("bhjd,bhid->bhij", k, q) + bias
+    return torch.einsum("bhjd,bhij->ibhd", v, scores.softmax(-1))
+
+
+def mixed(q, k, v, bias):
+    scores = torch.einsum("hid,hjd->hij", q.flatten(0, 1), k.flatten(0, 1)) + bias[0, 0]
+    return scores.softmax(-1) @ v.flatten(0, 1)
+
+
 SPELLINGS = {
     x.__name__: x
     for x in (
         *(plain, t5, bert, eager, operators, scaled_first, flat),
-        *(no_bias, filled, filled_first, where),
+        *(no_bias, filled, filled_first, where, einsum, heads_last, keys_first, mixed),
     )
 }
 
@@ -115,7 +136,7 @@ def test_attention_that_is_written_out_is_missed_or_wrong(look, spelt, keys, tra
     seen = look(spelt, *given, passes=[fused_attention])
     assert seen.changes["fused_attention"] == 1, seen.near
     assert seen.calls("scaled_dot_product_attention") == 1
-    assert seen.calls("softmax") + seen.calls("matmul") + seen.calls("bmm") == 0
+    assert not any(seen.calls(x) for x in ("softmax", "matmul", "bmm", "einsum"))
     expected = spelt(*given)
     torch.testing.assert_close(seen.result, expected)
     assert seen.result.stride() == expected.stride()
@@ -313,11 +334,37 @@ def minus(q, k, v, bias):
     return torch.matmul(torch.softmax(product(q, k) - bias, dim=-1), v)
 
 
+def summed_over_queries(q, k, v, bias):
+    weights = torch.softmax(product(q, k) + bias, dim=-1)
+    return torch.einsum("bhij,bhid->bhjd", weights, v)
+
+
+def turned(q, k, v, bias):
+    scores = torch.einsum("bhid,bhjd->bhji", q, k) + bias
+    return torch.einsum("bhji,bhjd->bhid", scores.softmax(-1), v)
+
+
+def summed_twice(q, k, v, bias):
+    scores = torch.einsum("bhid,bhjd->bij", q, k)[:, None] + bias
+    return torch.matmul(scores.softmax(-1), v)
+
+
+def diagonal(q, k, v, bias):
+    scores = torch.einsum("bhid,bhid->bhi", q, k)[..., None] + bias
+    return torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), v)
+
+
+def heads_mixed(q, k, v, bias):
+    weights = (product(q, k) + bias).softmax(-1)
+    return torch.einsum("bhij,bgjd->bhid", weights, v)
+
+
 SILENT = {
     x.__name__: x
     for x in (
         *(read_elsewhere, scores_read, over_queries, scaled_late, scaled_by_a_tensor, twice),
         *(of_weights, zero_times, with_a_factor, an_integer, minus),
+        *(summed_over_queries, turned, summed_twice, diagonal, heads_mixed),
     )
 }
 
@@ -566,6 +613,37 @@ def test_what_is_drawn_is_wrong(look, lengths, alike, steps, scale):
     assert seen.changes["fused_attention"] == 1, seen.near
     expected = program(*three, biases, masks)
     torch.testing.assert_close(seen.result, expected, equal_nan=True)
+
+
+@pytest.mark.usefixtures("anywhere")
+@settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+@drawn(
+    orders=strategies.tuples(*(strategies.permutations(x) for x in ("bhid", "bhjd", "bhjd"))),
+    result=strategies.permutations("bhid"),
+    batch=strategies.sampled_from(["bh", "hb"]),
+    swaps=strategies.tuples(strategies.booleans(), strategies.booleans()),
+)
+def test_an_equation_is_read_as_another(look, orders, result, batch, swaps):
+    sizes = {"b": 2, "h": 3, "i": 4, "j": 5, "d": 6}
+    q, k, v = ("".join(x) for x in orders)
+    result, weights = "".join(result), f"{batch}ij"
+
+    def summed(one, other, into, x, y, *, swap):
+        if swap:
+            one, other, x, y = other, one, y, x
+        return torch.einsum(f"{one},{other}->{into}", x, y)
+
+    def program(x, y, z, bias):
+        scores = summed(q, k, weights, x, y, swap=swaps[0]) + bias
+        return summed(weights, v, result, scores.softmax(-1), z, swap=swaps[1])
+
+    torch.manual_seed(0)
+    given = [torch.randn([sizes[x] for x in letters]) for letters in (q, k, v, weights)]
+    seen = look(program, *given, passes=[fused_attention], dynamic=False)
+    assert seen.changes["fused_attention"] == 1, seen.near
+    expected = program(*given)
+    torch.testing.assert_close(seen.result, expected)
+    assert seen.result.stride() == expected.stride()
 
 
 @pytest.mark.usefixtures("anywhere")

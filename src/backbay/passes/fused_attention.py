@@ -38,8 +38,9 @@ from backbay.graph.put import call_before, cast_before, erase_between, exchange,
 from backbay.graph.values import is_ordinary, value_of
 from backbay.kernels import efficient_attention as kernel
 from backbay.kit.passes import PassContext, graph_pass
-from backbay.passes import dropout, mask_kinds, written_attention
+from backbay.passes import dropout, mask_kinds, products, written_attention
 from backbay.passes.dead_code import remove_dead_code
+from backbay.passes.products import Order
 from backbay.passes.unfit import UnfitError, must_pay
 from backbay.passes.written_attention import Fill, Written, written_out
 
@@ -60,7 +61,7 @@ _IS_HIP = torch.version.hip is not None
 _MATRIX, _RANKS = 2, (3, 4)
 
 
-@graph_pass(level="torch", sources=(dropout, mask_kinds, written_attention, kernel))
+@graph_pass(level="torch", sources=(dropout, mask_kinds, products, written_attention, kernel))
 def fused_attention(graph_module: GraphModule, context: PassContext) -> int:
     """Call a fused kernel for attention that is written out with a bias or a mask; for CUDA.
 
@@ -96,13 +97,21 @@ def _kernel(found: Written) -> Callable[..., Any]:
         raise UnfitError("it drops elements, and would draw other ones")
     _check_values(found)
     _check_order(found)
-    query, keys, value = (value_of(x) for x in (found.query, found.keys, found.value))
+    query, keys, value = _operands(found)
     if query.device.type not in DEVICES or _IS_HIP:
         raise UnfitError(f"it runs on {query.device.type}: kernels were measured on CUDA")
     attend = _fastest(found, query, int(keys.shape[-1]))
     if query.is_cuda:
         _check_is_taken(attend, found, [query, keys.mT, value])
     return attend
+
+
+def _operands(found: Written) -> list[torch.Tensor]:
+    """Give the values of query, transposed keys, and value."""
+    return [
+        value_of(x.node) if x.order is None else value_of(x.node).permute(x.order)
+        for x in (found.query, found.keys, found.value)
+    ]
 
 
 def _check_values(found: Written) -> None:
@@ -114,7 +123,7 @@ def _check_values(found: Written) -> None:
     dtype, scores = value_of(found.place).dtype, value_of(found.scores)
     if dtype not in DTYPES or scores.dtype != dtype:
         raise UnfitError(f"its products are of {scores.dtype} and {dtype}: kernels take 16 bits")
-    query, keys, value = values[:3]
+    query, keys, value = _operands(found)
     if query.dim() not in _RANKS or not query.dim() == keys.dim() == value.dim():
         raise UnfitError("its tensors have not three or four dimensions")
     batch = query.shape[:-2]
@@ -165,7 +174,7 @@ def _fastest(found: Written, query: torch.Tensor, keys: int) -> Callable[..., An
 
 def _check_is_taken(attend: Any, found: Written, tensors: list[torch.Tensor]) -> None:
     """See to it that the kernel that was measured is the one that runs."""
-    if value_of(found.query).dim() != max(_RANKS):
+    if tensors[0].dim() != max(_RANKS):
         tensors = [x[None] for x in tensors]
     dtype = value_of(found.scores).dtype
     query, key, value = (x.to(dtype) for x in tensors)
@@ -202,22 +211,40 @@ def _choose_once(device: torch.device) -> None:
 def _rewrite(found: Written, attend: Callable[..., Any], biases: "_Biases") -> None:
     place, dtype = found.place, value_of(found.scores).dtype
     bias, before = biases.of(found), found.place.prev
-    key = call_before(place, torch.transpose, found.keys, -2, -1)
-    three = [cast_before(place, x, dtype) for x in (found.query, key, found.value)]
-    is_flat = value_of(found.query).dim() != max(_RANKS)
+    operands = (found.query, found.keys, found.value)
+    query, keys, value = (_ordered(x.node, x.order, place) for x in operands)
+    key = call_before(place, torch.transpose, keys, -2, -1)
+    three = [cast_before(place, x, dtype) for x in (query, key, value)]
+    is_flat = value_of(query).dim() != max(_RANKS)
     if is_flat:
         three = [call_before(place, torch.unsqueeze, x, 0) for x in three]
     made = call_before(place, attend, *three, bias, scale=found.scale)
     if is_flat:
         made = call_before(place, torch.squeeze, made, 0)
-    if layout(value_of(made)) != layout(value_of(place)):
-        made = call_before(place, torch.clone, made, memory_format=torch.contiguous_format)
-    if layout(value_of(made)) != layout(value_of(place)):
+    result = _ordered(made, found.order, place)
+    if layout(value_of(result)) != layout(value_of(place)):
+        result = _laid_out(result, place)
+    if layout(value_of(result)) != layout(value_of(place)):
         erase_between(before, place)
         raise UnfitError("its result would be laid out otherwise")
-    exchange(place, made)
+    exchange(place, result)
     for node in found.inside[1:]:
         node.graph.erase_node(node)
+
+
+def _ordered(node: Node, order: Order, place: Node) -> Node:
+    return node if order is None else call_before(place, torch.permute, node, order)
+
+
+def _laid_out(result: Node, place: Node) -> Node:
+    """Copy a result into memory that is laid out as a product's, which has no gaps."""
+    strides = value_of(place).stride()
+    order = sorted(range(len(strides)), key=lambda x: -strides[x])
+    back = tuple(order.index(x) for x in range(len(order)))
+    is_plain = order == sorted(order)
+    dense = result if is_plain else _ordered(result, tuple(order), place)
+    copied = call_before(place, torch.clone, dense, memory_format=torch.contiguous_format)
+    return copied if is_plain else _ordered(copied, back, place)
 
 
 class _Biases:

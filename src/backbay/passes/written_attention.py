@@ -21,15 +21,18 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.values import value_of
 from backbay.passes import dropout
+from backbay.passes.products import Operand, Order, is_product, scores_of, weighted_of
 
 _SOFTMAXES = (F.softmax, torch.softmax, "softmax")
-_PRODUCTS = (torch.matmul, operator.matmul, torch.bmm, "matmul", "bmm", "__matmul__")
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 _FACTORS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
 _DIVISORS = (operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div", "div_")
 _FILLS = (torch.masked_fill, "masked_fill", "masked_fill_")
 _CASTS = ("to", "float", "type", "type_as", "half", "bfloat16")
 _TERMS = 2
+
+_Above = tuple[list[Node], tuple["Node | Fill", ...], float, tuple[Operand, Operand]]
+"""Nodes, the product last; what changes scores; the factor; and the operands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +51,12 @@ class Fill:
 class Written:
     """Attention that is written out."""
 
-    query: Node
-    keys: Node
+    query: Operand
+    keys: Operand
     """Transposed, as the product takes them: (..., width, keys)."""
-    value: Node
+    value: Operand
+    order: Order
+    """Of the result, from that of the product of weights and values."""
     scale: float
     changes: tuple[Node | Fill, ...]
     """What is added to the scores, or filled in, in this order."""
@@ -73,7 +78,7 @@ class Written:
     @property
     def reads(self) -> list[Node]:
         """What it reads."""
-        return [self.query, self.keys, self.value, *self.changed]
+        return [*(x.node for x in (self.query, self.keys, self.value)), *self.changed]
 
     @property
     def changed(self) -> list[Node]:
@@ -84,16 +89,14 @@ class Written:
 def written_out(graph_module: GraphModule) -> Iterator[Written]:
     """Give the attention that is written out in a graph, nothing of which is read elsewhere."""
     for node in list(graph_module.graph.nodes):
-        if _is(node, _PRODUCTS) and len(node.args) == _TERMS and not node.kwargs:
-            found = _read(node)
+        for weights, value, order in weighted_of(node):
+            found = _read(node, weights, value, order)
             if found is not None:
                 yield found
+                break
 
 
-def _read(place: Node) -> Written | None:
-    weights, value = place.args
-    if not isinstance(weights, Node) or not isinstance(value, Node):
-        return None
+def _read(place: Node, weights: Node, value: Operand, order: Order) -> Written | None:
     inside, node, drops = [place], weights, False
     while _is_cast(node) or dropout.is_dropout(node):
         drops = drops or (dropout.is_dropout(node) and dropout.drops(node))
@@ -105,15 +108,15 @@ def _read(place: Node) -> Written | None:
     above = _scores(_first(node))
     if above is None:
         return None
-    rest, changes, scale = above
+    rest, changes, scale, operands = above
     inside += rest
     if any(not x.users.keys() <= set(inside) for x in inside[1:]):
         return None  # a cast like another node reads that, too
-    query, keys = inside[-1].args
     return Written(
-        query=query,  # type: ignore[arg-type] # _scores has seen that they are nodes
-        keys=keys,  # type: ignore[arg-type]
+        query=operands[0],
+        keys=operands[1],
         value=value,
+        order=order,
         scale=scale,
         changes=changes,
         drops=drops,
@@ -121,8 +124,8 @@ def _read(place: Node) -> Written | None:
     )
 
 
-def _scores(node: Any) -> tuple[list[Node], tuple[Node | Fill, ...], float] | None:
-    """Go up from a softmax to the product; give the nodes, what changes scores, and the factor."""
+def _scores(node: Any) -> _Above | None:
+    """Go up from a softmax to the product."""
     inside: list[Node] = []
     changes: list[Node | Fill] = []
     while isinstance(node, Node):
@@ -141,9 +144,7 @@ def _scores(node: Any) -> tuple[list[Node], tuple[Node | Fill, ...], float] | No
     return None
 
 
-def _product(
-    node: Node, inside: list[Node], changes: list[Node | Fill]
-) -> tuple[list[Node], tuple[Node | Fill, ...], float] | None:
+def _product(node: Node, inside: list[Node], changes: list[Node | Fill]) -> _Above | None:
     """Go up through factors to the product."""
     scale = 1.0
     inside.pop()
@@ -155,10 +156,10 @@ def _product(
         scale *= factor
         node = next(x for x in node.args if isinstance(x, Node))
     inside.append(node)
-    is_product = _is(node, _PRODUCTS) and len(node.args) == _TERMS and not node.kwargs
-    if not is_product or not all(isinstance(x, Node) for x in node.args):
+    operands = scores_of(node)
+    if operands is None:
         return None
-    return inside, tuple(reversed(changes)), scale
+    return inside, tuple(reversed(changes)), scale, operands
 
 
 def _factor(node: Node) -> float | None:
@@ -191,7 +192,7 @@ def _terms(node: Node) -> tuple[Node | None, Any]:
 
 def _comes_from_product(node: Any) -> bool:
     while isinstance(node, Node):
-        if _is(node, _PRODUCTS):
+        if is_product(node):
             return True
         known = _is_cast(node) or _is(node, (*_SUMS, *_FACTORS, *_DIVISORS, *_FILLS, torch.where))
         if not known:
