@@ -97,6 +97,11 @@ def where(q, k, v, bias):
     return torch.matmul(scores.softmax(-1), v)
 
 
+def where_not(q, k, v, bias):
+    scores = bias + torch.where(bias > 1, -INFINITY, product(q, k) * 0.1)
+    return torch.matmul(scores.softmax(-1), v)
+
+
 def einsum(q, k, v, bias):
     scores = torch.einsum("b h i d, b h j d -> b h i j", q, k) * 0.3 + bias
     return torch.einsum("b h i j, b h j d -> b h i d", scores.softmax(dim=-1), v)
@@ -122,7 +127,7 @@ SPELLINGS = {
     x.__name__: x
     for x in (
         *(plain, t5, bert, eager, operators, scaled_first, flat),
-        *(no_bias, filled, filled_first, where, einsum, heads_last, keys_first, mixed),
+        *(no_bias, filled, filled_first, where, where_not, einsum, heads_last, keys_first, mixed),
     )
 }
 
@@ -416,6 +421,11 @@ def five_dimensions(q, k, v, bias):
     return plain(q[None], k[None], v[None], bias)
 
 
+def summed_with_one(q, k, v, bias):
+    weights = (product(q, k) + bias).softmax(-1)
+    return torch.einsum("bhij,bhjd->bhid", weights, v[:, :, :1])
+
+
 REFUSED = {
     "dropout": (dropped, "drops elements"),
     "a number that scores are added to": (a_finite_number, "-10000.0 is filled in"),
@@ -424,6 +434,7 @@ REFUSED = {
     "products in double precision": (a_wider_product, "kernels take 16 bits"),
     "a key that is written": (written_between, "may write"),
     "heads that are repeated on the way": (repeated_on_the_way, "repeated on the way"),
+    "a value that is repeated on the way": (summed_with_one, "repeated on the way"),
     "no query": (nothing, "empty"),
     "five dimensions": (five_dimensions, "three or four dimensions"),
 }
@@ -502,6 +513,26 @@ def test_the_gradient_of_a_bias_is_wrong_or_slow(look, keys, changes):
     cotangent = torch.randn_like(expected)
     ours, right = (torch.autograd.grad(x, given, cotangent) for x in (seen.result, expected))
     torch.testing.assert_close(ours, right)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_what_was_put_in_stays_where_nothing_came_of_it(look, monkeypatch):
+    layout, refused = MODULE.layout, []
+
+    def differing(value):
+        refused.append(value)
+        return object() if len(refused) <= 4 else layout(value)
+
+    monkeypatch.setattr(MODULE, "layout", differing)
+
+    def program(q, k, v, bias):
+        return plain(plain(q, k, v, bias) + 1, k, v, bias)
+
+    given = tensors()
+    seen = look(program, *given, passes=[fused_attention])
+    assert seen.changes["fused_attention"] == seen.calls("amax") == seen.calls("softmax") == 1
+    assert seen.near == ["its result would be laid out otherwise"]
+    torch.testing.assert_close(seen.result, program(*given))
 
 
 @pytest.mark.usefixtures("anywhere")

@@ -127,7 +127,9 @@ def _check_values(found: Written) -> None:
     if query.dim() not in _RANKS or not query.dim() == keys.dim() == value.dim():
         raise UnfitError("its tensors have not three or four dimensions")
     batch = query.shape[:-2]
-    if keys.shape[:-2] != batch or value.shape[:-2] != batch or not query.numel() * keys.numel():
+    summed = query.shape[-1] == keys.shape[-2] and keys.shape[-1] == value.shape[-2]
+    alike = summed and keys.shape[:-2] == batch == value.shape[:-2]
+    if not alike or not query.numel() * keys.numel():
         raise UnfitError("its tensors are repeated on the way, or empty")
     for change in found.changes:
         _check_change(change, scores)
@@ -210,7 +212,7 @@ def _choose_once(device: torch.device) -> None:
 
 def _rewrite(found: Written, attend: Callable[..., Any], biases: "_Biases") -> None:
     place, dtype = found.place, value_of(found.scores).dtype
-    bias, before = biases.of(found), found.place.prev
+    before, bias = place.prev, biases.of(found)
     operands = (found.query, found.keys, found.value)
     query, keys, value = (_ordered(x.node, x.order, place) for x in operands)
     key = call_before(place, torch.transpose, keys, -2, -1)
@@ -226,6 +228,7 @@ def _rewrite(found: Written, attend: Callable[..., Any], biases: "_Biases") -> N
         result = _laid_out(result, place)
     if layout(value_of(result)) != layout(value_of(place)):
         erase_between(before, place)
+        biases.forget(found)
         raise UnfitError("its result would be laid out otherwise")
     exchange(place, result)
     for node in found.inside[1:]:
@@ -256,7 +259,7 @@ class _Biases:
 
     def of(self, found: Written) -> Node | None:
         """Give the sum of all that is added and filled in, before a place; None of nothing."""
-        key = found.changes, value_of(found.scores).dtype
+        key = self._key(found)
         known = self._known.get(key)
         if known is not None and disturbed(known, found.place, found.changed) is None:
             return known
@@ -265,6 +268,13 @@ class _Biases:
             return None
         self._known[key] = _understood(total, found.place)
         return self._known[key]
+
+    def forget(self, found: Written) -> None:
+        """Forget what was put in for a place, and erased with it."""
+        self._known.pop(self._key(found), None)
+
+    def _key(self, found: Written) -> Any:
+        return found.changes, value_of(found.scores).dtype
 
     def _sum(self, found: Written) -> Node | None:
         place, total = found.place, None

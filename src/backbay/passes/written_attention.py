@@ -197,10 +197,8 @@ def _comes_from_product(node: Any) -> bool:
         known = _is_cast(node) or _is(node, (*_SUMS, *_FACTORS, *_DIVISORS, *_FILLS, torch.where))
         if not known:
             return False
-        if node.target is torch.where:
-            node = node.args[1] if len(node.args) == _TERMS + 1 else None
-        else:
-            node = next((x for x in node.args if isinstance(x, Node)), None)
+        terms = node.args[1:] if node.target is torch.where else node.args
+        node = next((x for x in terms if isinstance(x, Node)), None)
     return False
 
 
@@ -213,7 +211,9 @@ def _fill(node: Node) -> tuple[Node, Fill] | None:
         holds = True
     elif node.target is torch.where:
         mask, scores, number = node.args
-        holds = False
+        holds = not isinstance(scores, Node)
+        if holds:
+            scores, number = number, scores
     else:
         return None
     if not isinstance(scores, Node) or not isinstance(mask, Node):
