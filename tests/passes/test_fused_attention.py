@@ -163,6 +163,7 @@ def test_less_is_right_than_in_eager(look, spelt, dtype):
         assert "-65504.0 is filled in" in seen.near[0]
         return
     assert seen.changes["fused_attention"] == 1, seen.near
+    assert seen.calls("clamp") == (dtype == torch.bfloat16 and spelt is not no_bias)  # for CUDA
     truth = spelt(*(x.double() for x in given))
     errors = [(x.double() - truth).square().mean().sqrt() for x in (seen.result, spelt(*given))]
     assert errors[0] <= 1.05 * errors[1]
@@ -214,6 +215,39 @@ def test_a_row_that_is_filled_in_is_otherwise(look, dtype, number):
     expected = program(*given)
     assert torch.equal(seen.result.isnan(), expected.isnan())
     torch.testing.assert_close(seen.result, expected, equal_nan=True, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_a_number_is_not_rounded_as_in_eager(look):
+    def program(q, k, v, mask):
+        scores = torch.where(mask, LOWEST, product(q, k))  # minus infinity in bfloat16
+        return torch.matmul(scores.softmax(-1), v)
+
+    mask = torch.rand(B, 1, S, S) > 0.5
+    mask[0, :, 3] = True
+    given = (*tensors(dtype=torch.bfloat16)[:3], mask)
+    seen = look(program, *given, passes=[fused_attention])
+    assert seen.changes["fused_attention"] == 1
+    assert torch.equal(seen.result.isnan(), program(*given).isnan())
+    assert seen.result.isnan().any()
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("first", ["fill", "sum"])
+def test_scores_are_changed_in_another_order(look, first):
+    def program(q, k, v, bias):
+        scores, hidden = product(q, k), bias < -1e30
+        if first == "fill":
+            return torch.matmul((scores.masked_fill(hidden, LOWEST) + bias).softmax(-1), v)
+        return torch.matmul((scores + bias + bias).masked_fill(hidden, LOWEST).softmax(-1), v)
+
+    q, k, v, bias = tensors()
+    bias[:, :, 2] = LOWEST
+    seen = look(program, q, k, v, bias, passes=[fused_attention])
+    assert seen.changes["fused_attention"] == 1
+    expected = program(q, k, v, bias)
+    assert bool(expected.isnan().any()) == (first == "fill")
+    torch.testing.assert_close(seen.result, expected, equal_nan=True)
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -281,6 +315,7 @@ def test_a_mask_that_says_nothing_makes_the_bias_larger(look):
         seen = look(way, *given, passes=[fused_attention])
         masks = [x.kwargs.get("attn_mask", x.args[3]) for x in _attentions(seen)]
         assert {x.meta["example_value"].shape[0] for x in masks} == sequences
+        assert seen.calls("zeros") == 0
         torch.testing.assert_close(seen.result, way(*given))
 
 
@@ -364,12 +399,35 @@ def heads_mixed(q, k, v, bias):
     return torch.einsum("bhij,bgjd->bhid", weights, v)
 
 
+def into_a_bias(q, k, v, bias):
+    kept = bias + torch.zeros(B, 1, 1, 1)
+    scores = kept
+    scores += product(q, k)
+    return torch.matmul(scores.softmax(-1), v), kept.sum()
+
+
+def other_rows(q, k, v, bias):
+    weights = torch.einsum("bhid,bhjd->ijbh", q, k).softmax(-1)
+    return torch.matmul(weights, v[0, 0, :H]) + bias[0, 0, 0, 0]
+
+
+def one_head_of_keys(q, k, v, bias):
+    scores = torch.einsum("bhid,bjd->bhij", q, k[:, 0]) + bias
+    return torch.matmul(scores.softmax(-1), v)
+
+
+def elsewhere(q, k, v, bias):
+    scores = (product(q, k) + bias).to("meta")
+    return torch.matmul(scores.softmax(-1), v.to("meta"))
+
+
 SILENT = {
     x.__name__: x
     for x in (
         *(read_elsewhere, scores_read, over_queries, scaled_late, scaled_by_a_tensor, twice),
         *(of_weights, zero_times, with_a_factor, an_integer, minus),
         *(summed_over_queries, turned, summed_twice, diagonal, heads_mixed),
+        *(into_a_bias, elsewhere, other_rows, one_head_of_keys),
     )
 }
 
@@ -484,6 +542,12 @@ def test_a_condition_is_not_asked(look, monkeypatch, changed, how, why):
 
 KERNELS = {
     "long": ({}, {}, "scaled_dot_product_attention"),
+    "as long as a block": ({"BLOCK": S}, {}, "scaled_dot_product_attention"),
+    "just enough blocks": (
+        {"FEWEST_BLOCKS": {"inference": 2 * B * H}},
+        {},
+        "scaled_dot_product_attention",
+    ),
     "short": ({"BLOCK": 16}, {}, "efficient_attention"),
     "few queries of many keys": ({"BLOCK": 10}, {"keys": K}, "scaled_dot_product_attention"),
     "training in blocks": ({}, {"train": True}, "scaled_dot_product_attention"),

@@ -27,7 +27,7 @@ import torch
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_efficient_attention
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
-from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
+from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backbay.graph.checkpoints import with_bodies
@@ -187,16 +187,17 @@ def _check_is_taken(attend: Any, found: Written, tensors: list[torch.Tensor]) ->
         if not can_use_efficient_attention(asked):
             raise UnfitError("the memory-efficient kernel does not take it, or is switched off")
         return
-    order = _order_of_kernels(query.device)
-    masked = [x for x in order if x is not SDPBackend.FLASH_ATTENTION]
-    if masked[:1] != [SDPBackend.CUDNN_ATTENTION] or not can_use_cudnn_attention(asked):
+    if not _is_cudnn_first(query.device) or not can_use_cudnn_attention(asked):
         raise UnfitError("cuDNN's kernel does not take it, or is not the first choice")
 
 
-def _order_of_kernels(device: torch.device) -> list[SDPBackend]:
-    """Give the kernels in the order in which attention asks whether they take something."""
+def _is_cudnn_first(device: torch.device) -> bool:
+    """Tell whether attention with a mask asks cuDNN's kernel first; FlashAttention takes none."""
     _choose_once(device)
-    return [*_cur_sdpa_kernel_backends(with_priority=True)]
+    numbers: Any = SDPBackend  # its stub does not say that they are
+    order: list[int] = getattr(torch._C, "_get_sdp_priority_order", list)()  # noqa: SLF001 (there is no other)
+    masked = [x for x in order if x != int(numbers.FLASH_ATTENTION)]
+    return masked[:1] == [int(numbers.CUDNN_ATTENTION)]
 
 
 @functools.cache

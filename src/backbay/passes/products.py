@@ -44,7 +44,7 @@ def scores_of(node: Any) -> tuple[Operand, Operand] | None:
     if len(result) < _PAIR or result[-1] in left:
         one, other, left, right = other, one, right, left
     sums = _summed(left, right, result)
-    if sums is None or result[-2] not in left or result[-1] not in right:
+    if sums is None or result[-2] in right or result[-1] in left:
         return None
     batch, row, column = result[:-2], result[-2], result[-1]
     return (
