@@ -61,7 +61,10 @@ def test_an_equation_of_scores_is_missed():
 
 @pytest.mark.parametrize(
     "equation",
-    ["abc,abd", "aab,abc->abc", "...ab,...cb->...ac", "ab,bc,cd->ad", "abc->acb", "ab,b1->a1"],
+    [
+        *("abc,abd", "aabc,adc->abd", "...ab,...cb->...ac"),
+        *("ab,bc,cd->ad", "abc->acb", "ab,b1->a1"),
+    ],
 )
 def test_what_is_no_equation_of_two_tensors_is_read(equation):
     node, _ = called(equation)
