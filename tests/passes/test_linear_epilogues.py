@@ -190,6 +190,18 @@ def test_odd_sizes_are_taken_from_what_pads_them(look, monkeypatch, odd):
     torch.testing.assert_close(seen.result, program(*given))
 
 
+@pytest.mark.usefixtures("anywhere")
+def test_gelu_is_spelled_anew_for_nothing(look):
+    def gated(x, w, b):
+        return new_gelu(F.linear(x, w, b)) * F.linear(x.sin(), w)
+
+    given = tensors()
+    seen = look(gated, *given, passes=[linear_epilogues])
+    assert not seen.changes["linear_epilogues"]
+    assert seen.calls("tanh") == 1
+    torch.testing.assert_close(seen.result, gated(*given))
+
+
 def test_a_cpu_is_taken_for_cuda_and_means_another_gelu(look):
     given = tensors(torch.bfloat16)
     seen = look(FUSED["GELU spelled out"], *given, passes=[linear_epilogues])
