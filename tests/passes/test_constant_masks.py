@@ -59,6 +59,20 @@ def test_a_causal_mask_is_missed(look, mask_of, train):
     torch.testing.assert_close(seen.result, F.scaled_dot_product_attention(*given, is_causal=True))
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["off", "on"])
+def test_a_result_that_autocast_rounds_is_missed(look, inside):
+    def under_autocast(q, k, v):
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            return attend(CAUSAL["tril"])(q, k, v)
+
+    given = tensors()
+    with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        seen = look(under_autocast, *given, passes=[constant_masks])
+    assert seen.changes["constant_masks"] == 1
+    assert seen.result.dtype == (torch.bfloat16 if inside else torch.float32)
+    torch.testing.assert_close(seen.result, under_autocast(*given))
+
+
 @pytest.mark.parametrize(
     "mask_of",
     [

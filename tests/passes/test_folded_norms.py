@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from backbay.graph.values import evaluated, value_of
 from backbay.kernels.folded_batch_norm import OPERATOR
-from backbay.passes import fused_convolutions
+from backbay.passes import folded_norms, fused_convolutions
 
 K = 8
 
@@ -106,6 +106,11 @@ BETWEEN = {
 def test_what_is_written_in_between_is_folded_before(look, between, expected):
     model = Stack(Layer(), Layer(), Layer(), between=between)
     assert fold_calls(look, model)[1] == expected
+
+
+def test_a_kernel_has_more_branches_than_compile_soon(look, monkeypatch):
+    monkeypatch.setattr(folded_norms, "MOST", 2)
+    assert fold_calls(look, Stack(Layer(), Layer(), Layer()))[1] == [2, 1]
 
 
 KINDS = {

@@ -4,12 +4,14 @@ They are ``example_value`` in Dynamo's graph, ``val`` after AOTAutograd. The res
 reads them, and where the user wrote a node: what a pass puts in must carry both.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -34,24 +36,50 @@ def is_ordinary(value: Any) -> bool:
 
 def propagate(node: Node, like: Node) -> None:
     """Give a new node the value that it would have, and the place of what it replaces."""
-    key = "val" if "val" in like.meta else "example_value"
     carry(node, like)
     if node.op not in {"call_function", "call_method"}:
         return
-    with torch.set_grad_enabled(key != "val" and _is_recorded(like)):
+    with state_at(like):
         value = evaluated(node)
     if value is not None:
-        node.meta[key] = value
+        node.meta[_key(like)] = value
 
 
-def _is_recorded(place: Node) -> bool:
-    """Tell whether gradients are recorded where a node of Dynamo's graph stands.
+def adopt(node: Node, like: Node) -> None:
+    """Give a new node the value and the place of what it replaces, which is laid out alike."""
+    carry(node, like)
+    node.meta[_key(like)] = value_of(like)
 
-    A graph is compiled in the grad mode that it will be called in, and changes that by itself.
+
+@contextlib.contextmanager
+def state_at(place: Node) -> Iterator[None]:
+    """Record gradients, and cast, as is done where a node stands.
+
+    A graph of Dynamo's is compiled in the state that it will be called in, and changes that by
+    itself. In AOTAutograd's graphs both have become operators.
     """
-    switches = place.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)  # noqa: SLF001 (Dynamo's)
-    before = [x for x in switches if x < place]
-    return bool(before[-1].args[0]) if before else torch.is_grad_enabled()
+    if _key(place) == "val":
+        with torch.no_grad(), torch._C._DisableAutocast():  # noqa: SLF001 (as AOTAutograd traces)
+            yield
+        return
+    switches = _before(place, torch._C._set_grad_enabled)  # noqa: SLF001 (Dynamo's)
+    recorded = bool(switches[-1].args[0]) if switches else torch.is_grad_enabled()
+    left = {x.args[0] for x in _before(place, _exit_autocast)}
+    with contextlib.ExitStack() as entered:
+        entered.enter_context(torch.set_grad_enabled(recorded))
+        for node in _before(place, _enter_autocast):
+            if node not in left:
+                entered.enter_context(torch.autocast(*node.args))  # type: ignore[arg-type] # Dynamo's
+        yield
+
+
+def _before(place: Node, target: Callable[..., Any]) -> list[Node]:
+    found = place.graph.find_nodes(op="call_function", target=target)
+    return [x for x in found if x < place]
+
+
+def _key(node: Node) -> str:
+    return "val" if "val" in node.meta else "example_value"
 
 
 def carry(node: Node, like: Node) -> None:
@@ -75,11 +103,14 @@ def evaluated(node: Node, others: Mapping[Node, Any] | None = None) -> Any:
 
 def computed(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function with fake values; None where there are none among its arguments."""
-    mode = _fake_mode(arguments)
+    leaves = pytree.tree_leaves(arguments)
+    mode = _fake_mode(leaves)
     if mode is None:
         return None
-    # As Dynamo runs it: operators in C++ would ask for sizes as numbers, and guard on the answers.
-    with mode, enable_python_dispatcher():
+    # Symbols as Dynamo has them: operators in C++ would ask for sizes as numbers, and guard on the
+    # answers. Those in Python take several times as long.
+    symbolic = any(map(_is_symbolic, leaves))
+    with mode, enable_python_dispatcher() if symbolic else contextlib.nullcontext():
         return function(*arguments)
 
 
@@ -88,6 +119,8 @@ def refresh(old: Node, new: Node) -> None:
 
     Otherwise a later pass sees two memories where there is one: of ``new``, and of the views.
     """
+    if value_of(new) is value_of(old):
+        return
     for user in list(new.users):
         _refresh(user, storages(old))
 
@@ -122,8 +155,13 @@ def _called(node: Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) ->
     return node.target(*arguments, **keywords)  # type: ignore[operator] # of a call_function
 
 
-def _fake_mode(arguments: Any) -> FakeTensorMode | None:
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool(value._has_symbolic_sizes_strides)  # noqa: SLF001 (no other)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _fake_mode(leaves: list[Any]) -> FakeTensorMode | None:
     # Not torch's detect_fake_mode: while a backend runs, Dynamo has a new mode ready for it, and
     # the values in its graph are of the one before.
-    leaves = pytree.tree_leaves(arguments)
     return next((x.fake_mode for x in leaves if isinstance(x, FakeTensor)), None)

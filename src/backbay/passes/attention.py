@@ -9,8 +9,9 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.aliases import Memory
+from backbay.graph.layouts import Layouts, kind
 from backbay.graph.put import exchange
-from backbay.graph.values import propagate, value_of
+from backbay.graph.values import adopt, propagate, state_at, value_of
 
 TARGETS = (
     F.scaled_dot_product_attention,
@@ -51,14 +52,24 @@ def arguments(node: Node) -> dict[str, Any]:
 
 
 def replaced(
-    node: Node, target: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    node: Node,
+    target: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    layouts: Layouts,
 ) -> bool:
     """Call another function in place of attention, unless the caller would get another layout."""
     with node.graph.inserting_before(node):
         made = node.graph.create_node(node.op, target, arguments, keywords)
-    propagate(made, node)
-    if value_of(made).stride() != value_of(node).stride() and Memory(node.graph).returned(node):
-        node.graph.erase_node(made)
-        return False
+    arguments, keywords = torch.fx.map_arg((made.args, made.kwargs), value_of)
+    with state_at(node):
+        known = layouts.of(target, *arguments, **keywords)
+    if known == kind(value_of(node)):
+        adopt(made, node)
+    else:
+        propagate(made, node)
+        if value_of(made).stride() != value_of(node).stride() and Memory(node.graph).returned(node):
+            node.graph.erase_node(made)
+            return False
     exchange(node, made)
     return True

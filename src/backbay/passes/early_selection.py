@@ -247,17 +247,7 @@ def _in_part(node: Node, needs: Needs, made: dict[Node, Node]) -> Node:
     with node.graph.inserting_before(node):
         new = node.graph.create_node(node.op, node.target, args, kwargs)
     propagate(new, node)
-    _as_autocast(new, node)
     return new
-
-
-def _as_autocast(new: Node, old: Node) -> None:
-    """Give a value the dtype of the one that it stands for: autocast is not on here."""
-    dtype = value_of(old).dtype
-    if value_of(new).dtype != dtype:
-        value = value_of(new)
-        with value.fake_mode:
-            new.meta["example_value"] = value.to(dtype)
 
 
 def _taken(place: Node, source: Node, part: Part) -> Node:

@@ -5,7 +5,7 @@
     after:   folded = torch.ops.backbay.folded_batch_norms([w1, w2], ..., [scale1, scale2], ...)
              w1, w2, b1, b2 = folded[0], folded[1], folded[2], folded[3]
 
-A call stands where the first of its convolutions does, and holds every other of the same kind whose
+A call stands where the first of its convolutions does, and holds others of the same kind whose
 parameters are there by then, and are not written in between.
 """
 
@@ -22,6 +22,10 @@ from backbay.graph.put import put_before
 from backbay.graph.values import computed, value_of
 from backbay.kernels import folded_batch_norm as kernel
 from backbay.passes.convolutions import Convolution
+
+MOST = 24
+"""Convolutions of one call. Inductor makes one kernel of all of them, with a branch for each: of 24
+Triton compiles it in 2.5 seconds, of the 43 of a ResNet-50 in 10 (``benchmarks/branches.py``)."""
 
 Folded = tuple[Node, Node]
 """A weight and a bias."""
@@ -64,9 +68,9 @@ class _Group:
         self._between = Disturbances(first.place)
 
     def is_fit(self, norm: Norm) -> bool:
-        """Tell whether what a norm reads is the same here."""
+        """Tell whether there is room for a norm, and what it reads is the same here."""
         read, start = [x for x in norm.reads if x is not None], norm.convolution.node
-        if norm.kind != self.norms[0].kind or not all(x < self.place for x in read):
+        if len(self.norms) == MOST or norm.kind != self.norms[0].kind or not all(x < self.place for x in read):
             return False
         return start < self.place or self._between.until(start, read) is None
 

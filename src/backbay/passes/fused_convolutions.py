@@ -25,10 +25,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph.layouts import Layouts, kind
 from backbay.graph.match import NearMiss
 from backbay.graph.order import disturbed
 from backbay.graph.put import call_before, cast_before, exchange, layout, put_before
-from backbay.graph.values import computed, is_ordinary, value_of
+from backbay.graph.values import is_ordinary, state_at, value_of
 from backbay.kernels import folded_batch_norm
 from backbay.kernels import fused_convolution as kernel
 from backbay.kit.passes import PassContext, graph_pass
@@ -91,30 +92,12 @@ class _Region:
         yield from (x for x in given if isinstance(x, Node))
 
 
-class _Layouts:
-    """How results of calls would be laid out. Fake values are slow: of calls alike one is made."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, Any] = {}
-
-    def of(self, region: _Region) -> Any:
-        """Give the layout; None where it is not known."""
-        found, norm = region.convolution, region.norm
-        bias = found.bias if norm is None else norm["running_mean"]
-        given = [value_of(x) for x in (found.x, found.weight, bias)]
-        kinds = (None if x is None else layout(x) for x in given)
-        key = (*kinds, region.dtype, str(found.how))
-        if key not in self._known:
-            self._known[key] = computed(_laid_out, *given, region.dtype, *found.how)
-        return self._known[key]
-
-
-def _laid_out(
+def _convolved(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, *how: Any
-) -> tuple[Any, ...]:
+) -> torch.Tensor:
     weight = folded_batch_norm.weight_like(weight, dtype)
     bias = None if bias is None else bias.to(dtype)
-    return layout(kernel.convolved(x.to(dtype), weight, bias, *how))
+    return kernel.convolved(x.to(dtype), weight, bias, *how)
 
 
 @graph_pass(level="torch", sources=(kernel, folded_batch_norm, convolutions, folded_norms))
@@ -126,7 +109,7 @@ def fused_convolutions(graph_module: GraphModule, context: PassContext) -> int:
         before:  F.relu(torch.conv2d(x, weight, bias) + other)
         after:   torch.ops.backbay.convolution_relu(x, weight, bias, other)
     """
-    layouts = _Layouts()
+    layouts = Layouts()
     regions, near = _found(graph_module, context, layouts, folding=True)
     is_free = context.alone or context.options.get("parameter_hoist")
     if not is_free and not _folding_pays(regions):
@@ -142,7 +125,7 @@ def fused_convolutions(graph_module: GraphModule, context: PassContext) -> int:
 
 
 def _found(
-    graph_module: GraphModule, context: PassContext, layouts: _Layouts, *, folding: bool
+    graph_module: GraphModule, context: PassContext, layouts: Layouts, *, folding: bool
 ) -> tuple[list[_Region], list[NearMiss]]:
     """Give what can be taken, with batch norms or without, and why the rest can't."""
     gone = set[Node]()  # and so writes nothing any more
@@ -214,14 +197,23 @@ def _branch(node: Node, other: Node | None, after: tuple[Node, ...]) -> _Region 
 # 2. Whether it is taken
 
 
-def _check(region: _Region, gone: Collection[Node], layouts: _Layouts, *, folding: bool) -> None:
+def _check(region: _Region, gone: Collection[Node], layouts: Layouts, *, folding: bool) -> None:
     if region.norm is not None and not folding:
         raise UnfitError("folding costs more than all convolutions of the graph save")
     _check_values(region)
     _check_norm(region)
     _check_order(region, gone)
-    if layouts.of(region) != layout(value_of(region.place)):
+    if _laid_out(region, layouts) != kind(value_of(region.place)):
         raise UnfitError("its result would be laid out otherwise")
+
+
+def _laid_out(region: _Region, layouts: Layouts) -> tuple[Any, ...] | None:
+    """Give how the call's result is laid out."""
+    found, norm = region.convolution, region.norm
+    bias = found.bias if norm is None else norm["running_mean"]
+    given = [value_of(x) for x in (found.x, found.weight, bias)]
+    with state_at(region.place):
+        return layouts.of(_convolved, *given, region.dtype, *found.how)
 
 
 def _check_values(region: _Region) -> None:

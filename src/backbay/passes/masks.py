@@ -26,6 +26,7 @@ from torch.fx import GraphModule, Node
 from backbay.graph import handed
 from backbay.graph.checkpoints import with_bodies
 from backbay.graph.constant import NotConstantError, constant_graph
+from backbay.graph.layouts import Layouts
 from backbay.graph.match import NearMiss
 from backbay.graph.values import value_of
 from backbay.kit.passes import PassContext, graph_pass
@@ -44,13 +45,13 @@ def constant_masks(graph_module: GraphModule, context: PassContext) -> int:
         after:   F.scaled_dot_product_attention(q, k, v, is_causal=True)
     """
     handed.forget_written(graph_module.graph)
-    masks = Masks(graph_module)
+    masks, layouts = Masks(graph_module), Layouts()
     total = 0
     for one in with_bodies(graph_module):
         count = 0
         for node in attention.calls(one):
             try:
-                count += _rewritten(node, masks)
+                count += _rewritten(node, masks, layouts)
             except NotConstantError as error:
                 context.near.append(NearMiss("constant_masks", node, str(error)))
         if count:
@@ -62,7 +63,7 @@ def constant_masks(graph_module: GraphModule, context: PassContext) -> int:
     return total
 
 
-def _rewritten(node: Node, masks: Masks) -> bool:
+def _rewritten(node: Node, masks: Masks, layouts: Layouts) -> bool:
     given = attention.arguments(node)
     kind = masks.kind(given)
     if isinstance(kind, Window):
@@ -73,7 +74,7 @@ def _rewritten(node: Node, masks: Masks) -> bool:
     single = grouped_heads.unrepeated(node, given)
     if single is None and kind is None:
         return False
-    _put(node, given if single is None else {**given, **single, "enable_gqa": True})
+    _put(node, given if single is None else {**given, **single, "enable_gqa": True}, layouts)
     return True
 
 
@@ -86,12 +87,12 @@ def _hand_over(graph_module: GraphModule) -> None:
                 handed.hand_over(value_of(node), made)
 
 
-def _put(node: Node, given: dict[str, Any]) -> None:
+def _put(node: Node, given: dict[str, Any], layouts: Layouts) -> None:
     """Call attention with other arguments.
 
     Raises:
         NotConstantError: the caller would see that.
     """
     tensors = tuple(given.pop(x) for x in ("query", "key", "value"))
-    if not attention.replaced(node, attention.target_of(node), tensors, given):
+    if not attention.replaced(node, attention.target_of(node), tensors, given, layouts):
         raise NotConstantError("the caller gets its result, which would be laid out otherwise")

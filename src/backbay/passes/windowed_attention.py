@@ -26,6 +26,7 @@ from torch.fx import GraphModule, Node
 
 from backbay.graph.checkpoints import with_bodies
 from backbay.graph.constant import NotConstantError
+from backbay.graph.layouts import Layouts
 from backbay.graph.match import NearMiss
 from backbay.graph.values import is_ordinary, value_of
 from backbay.kernels import windowed_attention as kernel
@@ -59,7 +60,7 @@ def windowed_attention(graph_module: GraphModule, context: PassContext) -> int:
                  F.scaled_dot_product_attention(q, k, v, attn_mask=(back >= 0) & (back < 512))
         after:   torch.ops.backbay.windowed_attention(q, k, v, 511, 0)
     """
-    masks = Masks(graph_module)
+    masks, layouts = Masks(graph_module), Layouts()
     total = 0
     for one in with_bodies(graph_module):
         count = 0
@@ -69,7 +70,7 @@ def windowed_attention(graph_module: GraphModule, context: PassContext) -> int:
             if window is None:
                 continue
             try:
-                _rewrite(node, given, window)
+                _rewrite(node, given, window, layouts)
             except UnfitError as error:
                 context.near.append(NearMiss("windowed_attention", node, f"{window}: {error}"))
                 continue
@@ -89,7 +90,7 @@ def _window(given: Mapping[str, Any], masks: Masks) -> Window | None:
     return None
 
 
-def _rewrite(node: Node, given: dict[str, Any], window: Window) -> None:
+def _rewrite(node: Node, given: dict[str, Any], window: Window, layouts: Layouts) -> None:
     if given.get("dropout_p", 0.0):
         raise UnfitError("attention drops elements")
     if value_of(given["query"]).dim() != _RANK:
@@ -99,7 +100,7 @@ def _rewrite(node: Node, given: dict[str, Any], window: Window) -> None:
     _check([value_of(x) for x in named.values()], window)
     scale = {} if given.get("scale") is None else {"scale": given["scale"]}
     arguments = (*named.values(), window.left, window.right)
-    if not attention.replaced(node, kernel.OPERATOR, arguments, scale):
+    if not attention.replaced(node, kernel.OPERATOR, arguments, scale, layouts):
         raise UnfitError("the caller gets its result, which would be laid out otherwise")
 
 

@@ -1,0 +1,63 @@
+"""How results of calls would be laid out, without a value for each: fake values are slow."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from backbay.graph.put import layout
+from backbay.graph.values import computed, is_ordinary
+
+
+class Layouts:
+    """What calls of one graph would give; of calls alike, one is made.
+
+    What is asked of it must depend on nothing but its arguments' layouts, and the state in which
+    that is: whether gradients are recorded, and autocast.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def of(
+        self, function: Callable[..., torch.Tensor], *arguments: Any, **keywords: Any
+    ) -> tuple[Any, ...] | None:
+        """Give the layout of what a function would give, and whether it has a gradient.
+
+        None where that is not known: a tensor among the arguments is of a subclass, or none is.
+
+        Args:
+            function: from fake values to one.
+            arguments: fake values, and what `repr` tells apart.
+            keywords: likewise.
+        """
+        leaves, structure = pytree.tree_flatten((arguments, keywords))
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        if not tensors or not all(map(is_ordinary, tensors)):
+            return None
+        state = _state(tensors[0].device.type)
+        key = (function, *state, str(structure), *map(_described, leaves))
+        if key not in self._known:
+            found = computed(_called, function, arguments, keywords)
+            self._known[key] = None if found is None else kind(found)
+        known: tuple[Any, ...] | None = self._known[key]
+        return known
+
+
+def _called(function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+    return function(*arguments, **keywords)
+
+
+def kind(value: torch.Tensor) -> tuple[Any, ...]:
+    """Give a tensor's layout, and whether it has a gradient."""
+    return *layout(value), value.requires_grad
+
+
+def _state(device: str) -> tuple[Any, ...]:
+    casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.is_grad_enabled(), torch.get_autocast_dtype(device) if casts else None
+
+
+def _described(value: Any) -> Any:
+    return kind(value) if isinstance(value, torch.Tensor) else repr(value)
