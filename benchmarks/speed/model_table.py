@@ -92,7 +92,7 @@ def document(entries: Sequence[Entry]) -> bytes:
     """Give everything as JSON, with what was computed from the samples."""
     made: dict[str, Any] = {
         "entries": entries,
-        "means": {what: {"mean": mean(x), "workloads": len(x)} for what, x in _means(entries)},
+        "means": {what: {"mean": mean(x), "workloads": len(x)} for what, x in means(entries)},
     }
     return msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
 
@@ -138,7 +138,9 @@ def _classes(entry: Entry) -> tuple[list[str], list[str], list[str], list[str]]:
     )
 
 
-def _means(entries: Sequence[Entry]) -> list[tuple[str, list[Score]]]:
+def means(entries: Sequence[Entry]) -> list[tuple[str, list[Score]]]:
+    """Give what a mean is over, in words, and each workload's score for it."""
+
     def over_best(entry: Entry) -> Ratio | None:
         stock, ours, _, _ = _classes(entry)
         found = best(entry, stock, ours)
@@ -176,14 +178,14 @@ def _summary(entries: Sequence[Entry]) -> list[str]:
         f"{len(entries)} of {total} workloads were run. Geometric means of a time over backbay's; "
         "a workload that fails counts as 1.0, an arm that was not run counts not at all:"
     )
-    means = [
-        f"- over {what}: **{mean(x):.3f}** ({len(x)} workloads)" for what, x in _means(entries) if x
+    written = [
+        f"- over {what}: **{mean(x):.3f}** ({len(x)} workloads)" for what, x in means(entries) if x
     ]
     pairs = [(x.name, found) for x in entries if (found := ratio(x, arms.INDUCTOR, arms.OURS))]
     return [
         head,
         "",
-        *means,
+        *written,
         "",
         _list("certainly below 0.98 times Inductor's default", [n for n, x in pairs if x.slower]),
         _list("undecided, interval wider than ±1 %", [n for n, x in pairs if x.undecided]),

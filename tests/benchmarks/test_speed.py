@@ -16,13 +16,16 @@ FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 WHERE = {"device": "none", "size": "tiny", "versions": {"torch": "2"}}
 
 
+OURS = {"speed", "models", "patterns", "newest", "compile_times"}
+
+
 @pytest.fixture(scope="module")
 def speed():
     """Give the benchmarks' modules by name; their folder is on the path as a script's is."""
     sys.path.insert(0, FOLDER)
     yield lambda name: importlib.import_module(name)
     sys.path.remove(FOLDER)
-    for name in [x for x in sys.modules if x.split(".")[0] in {"speed", "models", "patterns"}]:
+    for name in [x for x in sys.modules if x.split(".")[0] in OURS]:
         del sys.modules[name]
 
 
@@ -154,6 +157,54 @@ def test_wrong_verdict_takes_the_gain_away(speed):
     text = speed("speed.model_table").text([found])
     assert "over Inductor's default: **1.000** (1 workloads)" in text
     assert "**wrong** at 2x8" in text
+
+
+def test_the_newest_run_is_mixed_with_an_older_one_or_its_proof_forgotten(speed):
+    newest, verdict = (
+        speed("newest"),
+        speed("speed.job").Verdict(passed=True, reason="", about="2x8"),
+    )
+    slow, fast = ({"inductor": [4.0] * 9, "backbay": [x] * 9} for x in (4.0, 2.0))
+    alone = entry(speed, {"backbay": [0.1] * 9}, name="bert.infer")
+    old = entry(speed, slow, name="bert.infer", verdicts={"backbay": verdict})
+    runs = [
+        newest.Run("first", (old, entry(speed, slow, name="gpt2.train"))),
+        newest.Run("second", (entry(speed, fast, name="bert.infer"),)),
+        newest.Run("third", (alone,)),
+    ]
+    text = newest.table(runs)
+    assert "| bert.infer | second | 2.000 [2.000, 2.000] |" in text
+    assert "right at 2x8 (first)" in text
+    assert "| gpt2.train | first | 1.000 [1.000, 1.000] |" in text
+    assert "over Inductor's default: **1.414** (2)" in text
+
+
+def test_a_first_call_is_compared_with_another_model_cache_or_arm(speed):
+    times = speed("compile_times")
+    samples = [
+        times.Sample(name=name, arm=arm, when=when, seconds=n, compiling=n / 2, hits=hits, misses=0)
+        for name, when, arm, hits, ns in (
+            ("one", "warm", "inductor", 1, [4.0, 8.0, 6.0]),
+            ("one", "warm", "backbay", 1, [3.0, 3.0]),
+            ("one", "cold", "inductor", 0, [10.0, 10.0]),
+            ("one", "cold", "backbay", 0, [20.0, 20.0]),
+            ("other", "warm", "backbay", 0, [1.0]),
+            ("other", "warm", "inductor", 1, [1.0]),
+        )
+        for n in ns
+    ]
+    text, missed = times.row("one", "warm", samples)
+    assert text.startswith("| one | warm | 2 | 3.00 [2.00, 4.00] | 1.50 [1.50, 1.50] | 0.500 [")
+    assert "| 6.00 [4.00, 8.00] | 3.00 [3.00, 3.00] | 0.500 [" in text
+    assert text.endswith("| yes |")
+    assert not missed
+    text, missed = times.row("one", "cold", samples)
+    assert "2.000 [2.000, 2.000]" in text
+    assert missed
+    text, missed = times.row("other", "warm", samples)
+    assert "no: Sample" in text
+    assert missed
+    assert "not run" in times.row("third", "warm", samples)[0]
 
 
 def test_cuda_graphs_are_compared_with_their_own_class_only(speed):

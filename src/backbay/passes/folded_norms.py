@@ -70,7 +70,11 @@ class _Group:
     def is_fit(self, norm: Norm) -> bool:
         """Tell whether there is room for a norm, and what it reads is the same here."""
         read, start = [x for x in norm.reads if x is not None], norm.convolution.node
-        if len(self.norms) == MOST or norm.kind != self.norms[0].kind or not all(x < self.place for x in read):
+        if (
+            len(self.norms) == MOST
+            or norm.kind != self.norms[0].kind
+            or not all(x < self.place for x in read)
+        ):
             return False
         return start < self.place or self._between.until(start, read) is None
 

@@ -1,0 +1,133 @@
+"""Whole models of several runs of ``models.py``: of each the newest, and means over all.
+
+    python benchmarks/newest.py RUN.json [LATER.json ...] [--out FILE]
+
+Files are named from the oldest to the newest. A workload's row is of the last file in which
+Inductor and Backbay were timed side by side on it; what was proven of it is of the last file that
+has a proof. No two runs' times are mixed.
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from speed import arms, model_table
+from speed.judging import Ratio, best, latest, ratio
+from speed.record import Entry, describe
+
+
+class Run(NamedTuple):
+    """One file's."""
+
+    name: str
+    entries: tuple[Entry, ...]
+
+
+class Newest(NamedTuple):
+    """What is known last of a workload."""
+
+    run: str
+    entry: Entry
+    proven: str
+    """In words, and the run that it is of; empty if it was not."""
+
+
+class _Document(msgspec.Struct):
+    entries: tuple[Entry, ...]
+
+
+def main() -> None:
+    """Read, choose, and write the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="+", type=Path, help="from the oldest to the newest")
+    parser.add_argument("--out", type=Path, help="file for the table")
+    given = parser.parse_args()
+    text = table([read(x) for x in given.files])
+    print(text)
+    if given.out:
+        given.out.write_text(text, encoding="utf-8")
+
+
+def read(path: Path) -> Run:
+    """Read the JSON that models.py wrote."""
+    return Run(path.stem, msgspec.json.decode(path.read_bytes(), type=_Document).entries)
+
+
+def chosen(runs: Sequence[Run]) -> Mapping[str, Newest]:
+    """Give the newest of each workload, in the order of the table."""
+    found: dict[str, Newest] = {}
+    for run in runs:
+        for entry in run.entries:
+            known = found.get(entry.name)
+            proven = known.proven if known else ""
+            verdict = entry.verdicts.get(arms.OURS)
+            if verdict is not None:
+                said = "right" if verdict.passed else "**wrong**"
+                proven = f"{said} at {verdict.about} ({run.name})"
+            if ratio(entry, arms.INDUCTOR, arms.OURS) is not None:
+                found[entry.name] = Newest(run.name, entry, proven)
+            elif known is not None:
+                found[entry.name] = known._replace(proven=proven)
+    order = [x.name for x in model_table.listed()]
+    return {name: found[name] for name in order if name in found}
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Write everything as markdown."""
+    rows, total = chosen(runs), len(model_table.listed())
+    entries = [x.entry for x in rows.values()]
+    means = model_table.means(entries)[:3]
+    pairs = [(name, _over_inductor(x.entry)) for name, x in rows.items()]
+    return "\n".join(
+        [
+            "# Models, of each the newest run",
+            "",
+            *(f"- `{run.name}`: {describe(run.entries[0].where)}" for run in runs),
+            "",
+            f"{len(rows)} of {total} workloads; geometric means of a time over backbay's:",
+            "",
+            *(f"- over {what}: **{model_table.mean(x):.3f}** ({len(x)})" for what, x in means),
+            f"- certainly below 0.98: {_names(n for n, x in pairs if x.slower)}",
+            f"- undecided, wider than ±1 %: {_names(n for n, x in pairs if x.undecided)}",
+            "",
+            "| model | run | inductor / backbay | best stock / backbay | rewrites | verdict |",
+            "|---|---|---|---|---|---|",
+            *(_row(name, x) for name, x in rows.items()),
+            "",
+        ]
+    )
+
+
+def _row(name: str, newest: Newest) -> str:
+    entry = newest.entry
+    timed = sorted({arm for run in entry.runs for arm in run.arms if not arms.graphed(arm)})
+    stock = [x for x in timed if arms.stock(x)]
+    over_best = best(entry, stock, [x for x in timed if arms.ours(x)])
+    last = latest(entry, arms.OURS)
+    cells = [
+        name,
+        newest.run,
+        str(_over_inductor(entry)),
+        "" if over_best is None else f"{over_best[1]} ({over_best[0]})",
+        ", ".join(last.notes) if last else "",
+        newest.proven or "not proven",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _over_inductor(entry: Entry) -> Ratio:
+    found = ratio(entry, arms.INDUCTOR, arms.OURS)
+    assert found is not None  # it would not have been chosen
+    return found
+
+
+def _names(found: Iterable[str]) -> str:
+    return ", ".join(found) or "none"
+
+
+if __name__ == "__main__":
+    main()
