@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch._inductor.runtime.autotune_cache import AutotuneCache
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 import backbay
@@ -430,6 +431,32 @@ def test_a_changed_pass_or_operator_runs_although_two_processes_share_a_cache(
         program = PROGRAM.format(folder=str(tmp_path), factor=factor)
         said.append(run_python(program).stdout.split())
     assert said == [["5.0", "5.0"], ["5.0", "5.0"], ["7.0", "7.0"]]
+
+
+def test_what_autotuning_found_is_looked_up_by_another_key_than_it_is_kept_by():
+    """It is kept by processes and in calls that see nothing of what holds while compiling."""
+    keys, marked = [], []
+
+    @graph_pass(level="inductor.post_grad")
+    def look(_):
+        keys.append(AutotuneCache._prepare_key("kernel.py"))
+        marked.append(dict(torch._inductor.config.unsafe_marked_cacheable_functions))
+        return 0
+
+    class Looks(Backend):
+        passes = (to_silu, look)
+
+    given = {"users.function": "1"}
+    with torch._inductor.config.patch(
+        force_disable_caches=True, unsafe_marked_cacheable_functions=given
+    ):
+        torch.compile(lambda x: x + 1, backend=Looks())(torch.rand(4))
+        assert torch._inductor.config.unsafe_marked_cacheable_functions == given
+    assert keys == [AutotuneCache._prepare_key("kernel.py")]
+    ((name, digest),) = marked[0].items() - given.items()
+    assert marked[0].items() > given.items()
+    assert to_silu.uuid() in digest
+    assert not name.isidentifier()  # no function is called so
 
 
 @graph_pass(level="torch")

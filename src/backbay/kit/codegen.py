@@ -14,6 +14,7 @@ from backbay.registry import default_registry
 
 EAGER = frozenset({"eager", "aot_eager"})
 """Backends that run a graph of ATen operators as it is."""
+_MARK = "passes of backbay"
 Compiled = Callable[..., Any]
 Codegen = Callable[[GraphModule, Sequence[Any]], Compiled]
 """Takes a graph module and its example inputs; gives what runs it. Results are a tuple or list."""
@@ -39,10 +40,14 @@ def keyed(generate: Codegen, passes: Sequence[Pass]) -> Codegen:
     key = "".join(x.uuid() for x in passes)
 
     def run(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        from torch.compiler import config  # noqa: PLC0415 (imports Dynamo)
+        from torch._inductor import config  # noqa: PLC0415 (as late as Inductor)
 
-        tag = f"{config.cache_key_tag}{key}"
-        with config.patch(cache_key_tag=tag):  # type: ignore[attr-defined] # made at run time
+        # Settings count in keys; this one has names of functions that may be cached, with keys, and
+        # none is called so. Not torch.compiler's cache_key_tag: what Triton's autotuning finds is
+        # kept by it, too, in processes and at times that know nothing of a tag that is set here;
+        # so nothing was found again, and each process timed every kernel anew.
+        known = {**config.unsafe_marked_cacheable_functions, _MARK: key}
+        with config.patch(unsafe_marked_cacheable_functions=known):
             return generate(graph_module, example_inputs)
 
     return run
