@@ -16,10 +16,12 @@ in the time of the first call. The time of compilation is without them: Dynamo's
 forward and backward, as torch itself counts it (``torch._dynamo.utils.calculate_time_spent``).
 
 A row of the table, which is of all in the file, has the medians, the ratio with its 95 % interval,
-and whether every warm process found every graph in the caches of AOTAutograd and of Inductor.
+whether every warm process found every graph in the caches of AOTAutograd and of Inductor, and how
+many kernels a process timed in several configurations, which a warm one should have found, too.
 """
 
 import argparse
+import contextlib
 import datetime as dt
 import os
 import subprocess
@@ -27,9 +29,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 from speed import arms
@@ -58,6 +61,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Graphs that AOTAutograd's cache had."""
     misses: int
     """Graphs that a cache had not, or was not asked for."""
+    tuned: int | None = None
+    """Triton's kernels that were timed in several configurations; None if nobody counted."""
 
 
 def main() -> int:
@@ -153,10 +158,11 @@ def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample
     step.clear_gradients()
     synchronize(place)
     compiled_before = calculate_time_spent()["total_wall_time"]
-    start = time.perf_counter()
-    step(call)
-    synchronize(place)
-    seconds = time.perf_counter() - start
+    with tunings() as tuned:
+        start = time.perf_counter()
+        step(call)
+        synchronize(place)
+        seconds = time.perf_counter() - start
     found, aot = counters["inductor"], counters["aot_autograd"]
     missed = [aot["autograd_cache_miss"], aot["autograd_cache_bypass"]]
     missed += [found["fxgraph_cache_miss"], found["fxgraph_cache_bypass"]]
@@ -168,7 +174,24 @@ def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample
         compiling=calculate_time_spent()["total_wall_time"] - compiled_before,
         hits=aot["autograd_cache_hit"],
         misses=sum(missed),
+        tuned=len(tuned),
     )
+
+
+@contextlib.contextmanager
+def tunings() -> Iterator[list[str]]:
+    """Give a list that gets the name of each of Triton's kernels that Inductor times."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner  # noqa: PLC0415
+
+    names: list[str] = []
+    real = CachingAutotuner.benchmark_all_configs
+
+    def noted(tuner: Any, *arguments: Any, **keywords: Any) -> Any:
+        names.append(getattr(tuner.fn, "__name__", "?"))
+        return real(tuner, *arguments, **keywords)
+
+    with mock.patch.object(CachingAutotuner, "benchmark_all_configs", noted):
+        yield names
 
 
 def load_libraries(device: Any) -> None:
@@ -191,8 +214,9 @@ def header(given: argparse.Namespace) -> str:
         f"{today}; {device_of(given.device)}, size {given.size}, {names}. "
         "Ratios are backbay's time over Inductor's.\n\n"
         "| model | caches | samples | compiled in, inductor s | backbay s | ratio "
-        "| first call, inductor s | backbay s | ratio | all found |\n"
-        "|---|---|---|---|---|---|---|---|---|---|"
+        "| first call, inductor s | backbay s | ratio | all found "
+        "| kernels tuned, inductor, backbay |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|"
     )
 
 
@@ -203,15 +227,21 @@ def row(name: str, when: str, samples: Sequence[Sample]) -> tuple[str, bool]:
     }
     count = min(map(len, by_arm.values()))
     if count == 0:
-        return f"| {name} | {when} | 0 | | | not run | | | | |", False
+        return f"| {name} | {when} | 0 | | | not run | | | | | |", False
     both = {arm: found[:count] for arm, found in by_arm.items()}
     compiling, low = _compared({arm: [x.compiling for x in both[arm]] for arm in ARMS})
     first_calls, _ = _compared({arm: [x.seconds for x in both[arm]] for arm in ARMS})
     not_found = [x for x in by_arm[arms.OURS] if when == WARM and (x.misses or not x.hits)]
     found_all = "" if when == COLD else f"no: {not_found[-1]}" if not_found else "yes"
     missed = low > BARS[when] or bool(not_found)
-    columns = (name, when, str(count), *compiling, *first_calls, found_all)
+    columns = (name, when, str(count), *compiling, *first_calls, found_all, _tuned(both))
     return f"| {' | '.join(columns)} |", missed
+
+
+def _tuned(both: Mapping[str, Sequence[Sample]]) -> str:
+    """Give the most that a process of each arm tuned."""
+    counted = [[x.tuned for x in both[arm] if x.tuned is not None] for arm in ARMS]
+    return ", ".join(str(max(x)) if x else "-" for x in counted)
 
 
 def _compared(both: Mapping[str, Sequence[float]]) -> tuple[list[str], float]:

@@ -182,27 +182,30 @@ def test_the_newest_run_is_mixed_with_an_older_one_or_its_proof_forgotten(speed)
 def test_a_first_call_is_compared_with_another_model_cache_or_arm(speed):
     times = speed("compile_times")
     samples = [
-        times.Sample(name=name, arm=arm, when=when, seconds=n, compiling=n / 2, hits=hits, misses=0)
-        for name, when, arm, hits, ns in (
-            ("one", "warm", "inductor", 1, [4.0, 8.0, 6.0]),
-            ("one", "warm", "backbay", 1, [3.0, 3.0]),
-            ("one", "cold", "inductor", 0, [10.0, 10.0]),
-            ("one", "cold", "backbay", 0, [20.0, 20.0]),
-            ("other", "warm", "backbay", 0, [1.0]),
-            ("other", "warm", "inductor", 1, [1.0]),
+        times.Sample(
+            name=name, arm=arm, when=when, seconds=n, compiling=n / 2, hits=hits, misses=0, tuned=t
+        )
+        for t, name, when, arm, hits, ns in (
+            (0, "one", "warm", "inductor", 1, [4.0, 8.0, 6.0]),
+            (3, "one", "warm", "backbay", 1, [3.0, 3.0]),
+            (5, "one", "cold", "inductor", 0, [10.0, 10.0]),
+            (7, "one", "cold", "backbay", 0, [20.0, 20.0]),
+            (None, "other", "warm", "backbay", 0, [1.0]),
+            (None, "other", "warm", "inductor", 1, [1.0]),
         )
         for n in ns
     ]
     text, missed = times.row("one", "warm", samples)
     assert text.startswith("| one | warm | 2 | 3.00 [2.00, 4.00] | 1.50 [1.50, 1.50] | 0.500 [")
     assert "| 6.00 [4.00, 8.00] | 3.00 [3.00, 3.00] | 0.500 [" in text
-    assert text.endswith("| yes |")
+    assert text.endswith("| yes | 0, 3 |")
     assert not missed
     text, missed = times.row("one", "cold", samples)
     assert "2.000 [2.000, 2.000]" in text
     assert missed
     text, missed = times.row("other", "warm", samples)
     assert "no: Sample" in text
+    assert text.endswith("| -, - |")
     assert missed
     assert "not run" in times.row("third", "warm", samples)[0]
 

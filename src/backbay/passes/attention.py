@@ -64,7 +64,7 @@ def replaced(
     arguments, keywords = torch.fx.map_arg((made.args, made.kwargs), value_of)
     with state_at(node):
         known = layouts.of(target, *arguments, **keywords)
-    if known == kind(value_of(node)):
+    if known is not None and known == kind(value_of(node)):
         adopt(made, node)
     else:
         propagate(made, node)
