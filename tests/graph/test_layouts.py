@@ -37,8 +37,14 @@ def test_what_is_laid_out_alike_is_asked_for_once(made):
     assert len(made) == 1
 
 
+def either(x, y=None):
+    return x[0] @ x[1] if y is None else (x @ y)[0]
+
+
 def calls():
     x = fake(4, 4)
+    yield "two", (either, x, x), {}
+    yield "a pair", (either, [x, x]), {}
     yield "shape", (product, fake(3, 4), x), {}
     yield "strides", (product, fake(4, 4).T, x), {}
     yield "dtype", (product, *[fake(4, 4, dtype=torch.float64)] * 2), {}
@@ -59,6 +65,10 @@ def test_what_differs_is_asked_for_again(one, other, made):
         function, *rest = arguments
         assert found == kind(function(*rest, **keywords))
     assert len(made) == 2
+
+
+def test_a_gradient_is_no_part_of_what_is_known():
+    assert kind(fake(4, requires_grad=True)) != kind(fake(4))
 
 
 STATES = {

@@ -10,8 +10,10 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.utils.checkpoint import checkpoint
 
 from backbay.graph import handed
+from backbay.graph.layouts import Layouts
+from backbay.graph.values import value_of
 from backbay.kit.passes import run_passes
-from backbay.passes import constant_masks
+from backbay.passes import attention, constant_masks
 
 SHAPE = (2, 4, 6, 8)
 
@@ -436,3 +438,24 @@ def test_a_mask_is_made_of_what_two_parts_made(look_in_parts):
         return attend(lambda *_: mask)(q.relu(), k, v)
 
     assert look_in_parts(attended, *tensors()) == [(0,), (0,), (1,)]
+
+
+def test_what_views_attention_views_another_layout_than_is_put_in():
+    def laid_out_otherwise(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v).mT.contiguous().mT
+
+    seen = []
+
+    def compiler(graph_module, _):
+        (node,) = attention.calls(graph_module)
+        (view,) = node.users
+        assert attention.replaced(node, laid_out_otherwise, node.args, {}, Layouts())
+        graph_module.recompile()
+        seen.extend(x.stride() for x in (value_of(view.args[0]), value_of(view)))
+        return graph_module.forward
+
+    given = tensors()
+    compiled = torch.compile(lambda *x: F.scaled_dot_product_attention(*x)[0] + 1, backend=compiler)
+    compiled(*given)
+    expected = laid_out_otherwise(*given)
+    assert seen == [expected.stride(), expected[0].stride()]
