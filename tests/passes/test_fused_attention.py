@@ -1,6 +1,7 @@
 """Attention that is written out becomes one call, whatever is added; all else stays."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,42 +12,22 @@ from torch.utils.checkpoint import checkpoint
 from backbay.passes import constant_masks, fused_attention, windowed_attention
 from backbay.proof import Workload
 
-MODULE = sys.modules["backbay.passes.fused_attention"]
-B, H, S, K, D = 2, 4, 8, 12, 16
+sys.path.insert(0, str(Path(__file__).parent))
+from spelled_attention import (
+    INFINITY,
+    MODULE,
+    B,
+    H,
+    K,
+    S,
+    anywhere,  # noqa: F401 (a fixture)
+    plain,
+    product,
+    t5,
+    tensors,
+)
+
 LOWEST = torch.finfo(torch.float32).min
-INFINITY = float("inf")
-
-
-@pytest.fixture
-def anywhere(monkeypatch):
-    """Let the pass rewrite on the CPU, in single precision too, and what is short."""
-    monkeypatch.setattr(MODULE, "DEVICES", ("cpu",))
-    monkeypatch.setattr(MODULE, "DTYPES", (torch.float32, torch.bfloat16, torch.float16))
-    monkeypatch.setattr(MODULE, "FEWEST_BLOCKS", {"inference": 1, "training": 1})
-    monkeypatch.setattr(MODULE, "BLOCK", 4)
-
-
-def tensors(*, keys=S, dtype=torch.float32, train=False):
-    """Give query (2, 4, 8, 16), key and value, as models lay them out, and a bias for each pair."""
-    torch.manual_seed(0)
-    made = [torch.randn(B, n, H, D, dtype=dtype).transpose(1, 2) for n in (S, keys, keys)]
-    made.append(torch.randn(1, H, S, keys, dtype=dtype))
-    return [x.requires_grad_(train) for x in made[:3]] + made[3:]
-
-
-def product(q, k):
-    return torch.matmul(q, k.transpose(-2, -1))
-
-
-def plain(q, k, v, bias):
-    return torch.matmul(torch.softmax(product(q, k) + bias, dim=-1), v)
-
-
-def t5(q, k, v, bias):
-    scores = product(q, k)
-    scores += bias
-    weights = F.softmax(scores.float(), dim=-1).type_as(scores)
-    return torch.matmul(F.dropout(weights, p=0.1, training=False), v)
 
 
 BIASES = {
