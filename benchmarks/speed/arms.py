@@ -4,7 +4,8 @@
 Inductor has and leaves off. Of ``backbay`` it may be ``hoist``, its option ``parameter_hoist``, or
 ``hoist-graphs``, the same with CUDA graphs. ``eager`` compiles nothing. Two arms are no backends:
 ``hand`` is Inductor on a model of transformers whose mask builders were made to return nothing,
-``alt`` is Inductor on the alternative that a pattern names.
+``alt`` is Inductor on the alternative that a pattern names. ``inductor:again`` is Inductor's
+default once more, compiled for itself: its ratio to ``inductor`` is how far the same code differs.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 EAGER, INDUCTOR, OURS, HAND, ALT = "eager", "inductor", "backbay", "hand", "alt"
-TUNED = "tuned"
+TUNED, AGAIN = "tuned", "again"
 HOIST, HOIST_GRAPHS = "hoist", "hoist-graphs"
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     TUNED: {"coordinate_descent_tuning": True, "combo_kernels": True},
@@ -50,8 +51,8 @@ def ours(arm: str) -> bool:
 
 
 def stock(arm: str) -> bool:
-    """Tell whether an arm is eager, or Inductor's without a hand in the model."""
-    return split(arm)[0] != OURS and arm not in {HAND, ALT}
+    """Tell whether an arm is eager, or Inductor's without a hand in the model, and no control."""
+    return split(arm)[0] != OURS and arm not in {HAND, ALT} and split(arm)[1] != AGAIN
 
 
 def compiled(function: Callable[..., Any], arm: str, **torch_options: Any) -> Callable[..., Any]:
@@ -62,7 +63,9 @@ def compiled(function: Callable[..., Any], arm: str, **torch_options: Any) -> Ca
     if backend == EAGER:
         return function
     asked: dict[str, Any] = {"backend": _compiler(backend), **torch_options}
-    if mode in OPTIONS:
+    if mode == AGAIN:
+        asked["backend"] = _inductor_again
+    elif mode in OPTIONS:
         asked["options"] = dict(OPTIONS[mode])
     elif mode:
         asked["mode"] = mode
@@ -99,6 +102,13 @@ def _compiler(backend: str) -> Any:
     from backbay.registry import default_registry  # noqa: PLC0415
 
     return default_registry.resolve(backend)
+
+
+def _inductor_again(graph_module: Any, inputs: Any) -> Any:
+    """Compile as Inductor does: another function, so Dynamo does not take the other arm's code."""
+    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415
+
+    return compile_fx(graph_module, inputs)
 
 
 @functools.cache

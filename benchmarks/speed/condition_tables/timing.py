@@ -31,10 +31,12 @@ def inductors(ways: Sequence[Call]) -> Iterator[Call]:
         yield torch.compile(way, dynamic=False)
 
 
-def trained(way: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Call:
-    """Give the call of a way as Inductor compiles it, with the gradients that inputs want."""
+def trained(
+    way: Callable[..., Tensor], inputs: Sequence[Tensor], backend: Any = "inductor"
+) -> Call:
+    """Give the call of a way as a backend compiles it, with the gradients that inputs want."""
     torch.compiler.reset()
-    compiled = torch.compile(way, dynamic=False)
+    compiled = torch.compile(way, backend=backend, dynamic=False)
     wanted = [x for x in inputs if x.requires_grad]
     cotangent = torch.randn_like(way(*inputs).detach())
 

@@ -30,7 +30,9 @@ def vision(model: str, batch: int, *, channels_last: bool, train: bool, size: st
         made = made.to(memory_format=torch.channels_last)
         images = images.to(memory_format=torch.channels_last)
     labels = torch.randint(made.num_classes, (count,))
-    return Workload(model=made, args=(images,), loss=CrossEntropy(labels) if train else None)
+    loss = CrossEntropy(labels) if train else None
+    # As given: nobody who trains wants the gradient of images.
+    return Workload(model=made, args=(images,), loss=loss, grad_as_given=True)
 
 
 def _case(

@@ -151,6 +151,38 @@ def standardised(batch: int, channels: int, side: int) -> Program:
     )
 
 
+def patches(  # noqa: PLR0917 (the numbers of a shape)
+    batch: int, frames: int, side: int, patch: int, width: int, train: int
+) -> Program:
+    """Make the tokens of a vision transformer's images, channels first, or of clips of frames."""
+    size = (patch, patch) if frames == 1 else (2, patch, patch)
+    sides = (side, side) if frames == 1 else (frames, side, side)
+    convolve = F.conv2d if frames == 1 else F.conv3d
+
+    def function(x: Tensor, filters: Tensor) -> Tensor:
+        return convolve(x, filters, None, size).flatten(2).transpose(1, 2)
+
+    def product(x: Tensor, filters: Tensor) -> Tensor:
+        for dimension in reversed(range(len(size))):
+            x = x.unflatten(2 + dimension, (-1, size[dimension]))
+        places = range(2, x.dim(), 2)
+        rows = x.permute(0, *places, 1, *(n + 1 for n in places))
+        return F.linear(rows.flatten(1 + len(size)).flatten(1, len(size)), filters.flatten(1))
+
+    filters = weight(width, 3, *size)
+    return Program(
+        function=function,
+        inputs=(normal(batch, 3, *sides), filters.requires_grad_(bool(train))),
+        alternative=product,
+    )
+
+
+_PATCHES = {
+    "vit_128x224_16": (128, 1, 224, 16, 768),
+    "vit_32x518_14": (32, 1, 518, 14, 1024),
+    "clips_4096x2x14": (4096, 2, 14, 14, 1280),
+}
+
 _DEPTHWISE = {
     "k3_96x112": (128, 96, 112, 3),
     "k7_384x28": (128, 384, 28, 7),
@@ -179,6 +211,21 @@ IMAGES = (
             "1x1_512_2048": (128, 512, 2048, 7, 1, 1, 1),
         },
         tiny=(1, 3, 4, 8, 1, 1, 1),
+    ),
+    Pattern(
+        name="patches",
+        alternative=True,
+        make=patches,
+        shapes={name: (*shape, 0) for name, shape in _PATCHES.items()},
+        tiny=(1, 1, 8, 4, 5, 0),
+    ),
+    Pattern(
+        name="patches_train",
+        alternative=True,
+        make=patches,
+        shapes={name: (*shape, 1) for name, shape in _PATCHES.items()},
+        tiny=(2, 2, 8, 4, 5, 1),
+        train=True,
     ),
     Pattern(
         name="depthwise",

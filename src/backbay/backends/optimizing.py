@@ -30,6 +30,7 @@ from backbay.passes import (
     constant_masks,
     eager_convolutions,
     early_selection,
+    folded_strides,
     fused_attention,
     fused_convolutions,
     linear_epilogues,
@@ -47,8 +48,9 @@ class Optimizing(Backend):
 
     name = "backbay"
     # Attention that is written out first: its mask may be a constant one. Masks before what is cut:
-    # who is causal may be; windows after that, which are not. Sums of one row need no merging. The
-    # hoist last: what others fold may be hoisted.
+    # who is causal may be; windows after that, which are not. Strides before what is fused, which
+    # wants channels in eights. Sums of one row need no merging. The hoist last: what others fold
+    # may be hoisted.
     passes = (
         fused_attention,
         constant_masks,
@@ -56,6 +58,7 @@ class Optimizing(Backend):
         windowed_attention,
         one_token_attention,
         eager_convolutions,
+        folded_strides,
         fused_convolutions,
         one_row_linears,
         linear_epilogues,
@@ -80,6 +83,12 @@ class Optimizing(Backend):
             type="bool",
             default=True,
             help="on a CPU, convolutions of more weights than activations are as eager's",
+        ),
+        Option(
+            name="folded_strides",
+            type="bool",
+            default=True,
+            help="on CUDA, strided convolutions of few channels read blocks of pixels as channels",
         ),
         Option(
             name="fused_attention",

@@ -9,6 +9,7 @@ from backbay.passes.constants import fold_constants
 from backbay.passes.dead_code import remove_dead_code
 from backbay.passes.eager_convolutions import eager_convolutions
 from backbay.passes.early_selection import early_selection
+from backbay.passes.folded_strides import folded_strides
 from backbay.passes.fused_attention import fused_attention
 from backbay.passes.fused_convolutions import fused_convolutions
 from backbay.passes.gelu import rewrite_gelu
@@ -30,6 +31,7 @@ __all__ = [
     "early_selection",
     "fold_constants",
     "fold_scalar_chain",
+    "folded_strides",
     "fused_attention",
     "fused_convolutions",
     "linear_epilogues",

@@ -40,7 +40,7 @@ def eager_convolutions(graph_module: GraphModule, context: PassContext) -> int:
         after:   torch.ops.backbay.convolution(x, weight)
     """
     count = 0
-    for node in list(convolutions.found_in(graph_module.graph)):
+    for node in convolutions.found_in(graph_module.graph, 2):
         try:
             _rewrite(node, context)
         except UnfitError as error:
@@ -62,6 +62,8 @@ def _rewrite(node: Node, context: PassContext) -> None:
 
 def _check(found: Convolution) -> None:
     x, weight, result = map(value_of, (found.x, found.weight, found.node))
+    if result.requires_grad:
+        raise UnfitError("its gradient is wanted")
     if x.device.type != "cpu":
         raise UnfitError(f"it runs on {x.device.type}, where Inductor chooses layouts by use")
     if {x.dtype, weight.dtype, result.dtype} != {torch.float32}:

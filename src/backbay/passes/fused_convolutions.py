@@ -185,7 +185,7 @@ def _branch(node: Node, other: Node | None, after: tuple[Node, ...]) -> _Region 
         norm = {**dict(zip(_BATCH_NORM, node.args, strict=False)), **node.kwargs}
         inside = (*inside, node)
         node = norm["input"]
-    if not isinstance(node, Node) or node.target is not torch.conv2d:
+    if not isinstance(node, Node) or not convolutions.is_convolution(node):
         return None
     inside = (*inside, node)
     for each in inside[1:]:
