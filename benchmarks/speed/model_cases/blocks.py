@@ -182,6 +182,7 @@ BLOCKS = (
         train=False,
         build=unet,
         shapes={x: f"{s.batch}x{s.channels}x{s.side}x{s.side}" for x, s in _UNETS.items()},
+        control=True,
     ),
     *(
         Case(

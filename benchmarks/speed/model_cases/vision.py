@@ -42,7 +42,6 @@ def _case(
     *,
     train: bool = False,
     channels_last: bool = True,
-    control: bool = False,
 ) -> Case:
     return Case(
         name=name,
@@ -51,7 +50,6 @@ def _case(
             model, batch, channels_last=channels_last, train=train, size=size
         ),
         shapes={"full": f"B{batch}", "proof": f"B{_PROVEN}", "tiny": f"B{_TINY}"},
-        control=control,
     )
 
 
@@ -66,5 +64,5 @@ VISION = (
     _case("efficientnet_b0.train", "efficientnet_b0", 128, train=True),
     _case("mobilenetv3_l.infer", "mobilenetv3_large_100", 512),
     _case("nfnet_l0.infer", "nfnet_l0", 128),
-    _case("mixer_b16.infer", "mixer_b16_224", 128, channels_last=False, control=True),
+    _case("mixer_b16.infer", "mixer_b16_224", 128, channels_last=False),
 )
