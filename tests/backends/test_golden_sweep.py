@@ -142,7 +142,7 @@ def test_every_pass_has_something_to_do_on_the_spelled_workload(sweep):
     idle = {row.subject.name for row in rows if not any(row.changes.values())}
     # A GPU, attention, and inference: `tests/passes` has that.
     attention = {"constant_masks", "fused_attention", "windowed_attention"}
-    assert idle == {"silu_to_kernel", *attention, *sweep.INFERENCE}
+    assert idle == {"silu_to_kernel", "folded_strides", *attention, *sweep.INFERENCE}
 
 
 def test_what_is_for_inference_is_proven_in_training_alone(sweep):

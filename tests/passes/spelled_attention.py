@@ -15,9 +15,10 @@ INFINITY = float("inf")
 
 @pytest.fixture
 def anywhere(monkeypatch):
-    """Let the pass rewrite on the CPU, in single precision too, and what is short."""
+    """Let the pass rewrite on the CPU, in wider dtypes too, and what is short."""
     monkeypatch.setattr(MODULE, "DEVICES", ("cpu",))
-    monkeypatch.setattr(MODULE, "DTYPES", (torch.float32, torch.bfloat16, torch.float16))
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    monkeypatch.setattr(MODULE, "DTYPES", dtypes)
     monkeypatch.setattr(MODULE, "FEWEST_BLOCKS", {"inference": 1, "training": 1})
     monkeypatch.setattr(MODULE, "BLOCK", 4)
 
