@@ -15,6 +15,8 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores. Two threads each, on two cores, take thirty times as long as one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Nor does a process that compiles need others to help it: they import torch first.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # In every empty cache folder Inductor tries the C++ compiler with each instruction set of the
 # processor, for 16 s and more. They are taken to work; set it to nothing to have them tried.
