@@ -129,6 +129,29 @@ def test_what_is_right_passes(one, function, fired, dtype):
     assert sum(r.changes for r in backend.reports) == fired
 
 
+def share(x):
+    return torch.softmax(x, -1)
+
+
+def by_hand(x):
+    powers = torch.exp(x)
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_called_wrong():
+    x = torch.randn(4, 6, requires_grad=True)
+    with verified():
+        _, backend = compiled(replaced(share, by_hand), lambda x: share(x).sum(-1), x)
+    assert backend.reports[0].changes == 1
+
+
+def test_a_gradient_that_should_be_zero_and_is_not_passes():
+    one = replaced(share, lambda x: torch.softmax(x, -1) + 1e-9 * (x - x.detach()))
+    x = torch.randn(4, 6, requires_grad=True)
+    with verified(), pytest.raises(Exception, match="GradientMismatch: pass one: gradient of inp"):
+        compiled(one, lambda x: share(x).sum(-1), x)
+
+
 def test_an_index_is_valid_and_generators_are_left_alone():
     weight, at = torch.randn(3, 4, requires_grad=True), torch.tensor([2, 1])
     torch.manual_seed(5)
