@@ -1,6 +1,6 @@
 """`backend="backbay"` in ordinary use of torch: rewrites happen, and results are eager's.
 
-Caches, guards, stances and options are in `tests/test_compiler_apis.py`.
+Caches, guards, stances and options are in `tests/compiler_apis`.
 """
 
 import copy
