@@ -315,6 +315,16 @@ def test_a_stem_is_not_fused_with_its_batch_norm_or_its_weights_are_not_hoisted(
 
 
 @pytest.mark.usefixtures("anywhere")
+def test_one_pixel_has_other_strides_or_what_was_tried_stays_in_the_graph(look):
+    x, w = images(2, 3, 16, 16), images(5, 3, 16, 16)
+    seen = look(stem(16), x, w, passes=[folded_strides])
+    assert seen.near == ["its result would be laid out otherwise"]
+    assert not seen.changes["folded_strides"]
+    assert not seen.calls("permute")
+    assert seen.result.stride() == stem(16)(x, w).stride()
+
+
+@pytest.mark.usefixtures("anywhere")
 def test_one_of_two_is_reported_as_both(look):
     def program(x, w):
         return stem()(x, w).sum() + stem(dilation=2)(x, w).sum() + stem(7)(x, w).sum()
