@@ -186,6 +186,12 @@ LEFT = {
         {},
         "three dimensions",
     ),
+    "patches of volumes that are padded": (
+        lambda x, w: F.conv3d(x.unsqueeze(2), w.unsqueeze(2), stride=(1, 4, 4), padding=(0, 1, 1)),
+        (3, 4, 4),
+        {},
+        "three dimensions",
+    ),
     "patches of volumes, of 18 numbers": (
         lambda x, w: F.conv3d(x.unsqueeze(2), w.unsqueeze(2), stride=(1, 3, 2)),
         (3, 3, 2),
@@ -316,7 +322,7 @@ def test_a_stem_is_not_fused_with_its_batch_norm_or_its_weights_are_not_hoisted(
 
 @pytest.mark.usefixtures("anywhere")
 def test_one_pixel_has_other_strides_or_what_was_tried_stays_in_the_graph(look):
-    x, w = images(2, 3, 16, 16), images(5, 3, 16, 16)
+    x, w = channels_last(images(2, 3, 16, 16)), images(5, 3, 16, 16)
     seen = look(stem(16), x, w, passes=[folded_strides])
     assert seen.near == ["its result would be laid out otherwise"]
     assert not seen.changes["folded_strides"]

@@ -24,6 +24,11 @@ def convolution():
     return lambda x, w: F.conv2d(x + 1, w, padding=1).sin(), (x, weight)
 
 
+def patches():
+    inputs = torch.randn(1, 3, 8, 8), torch.randn(5, 3, 4, 4)
+    return lambda x, w: F.conv2d(x + 1, w, stride=4).sin(), inputs
+
+
 def normed():
     def program(x, w, z, *norm):
         y = F.batch_norm(F.conv2d(x * 2, w), *norm, training=False)
@@ -74,6 +79,7 @@ def written_out():
 
 PLACES = {
     "eager_convolutions": (convolution, 1),
+    "folded_strides": (patches, 1),
     "fused_attention": (written_out, 5),
     "fused_convolutions": (normed, 4),
     "linear_epilogues": (linear, 3),
@@ -87,7 +93,7 @@ PLACES = {
 def _anywhere(monkeypatch):
     """Let passes for CUDA rewrite on the CPU, in single precision, and what is small."""
     changed = {"DEVICES": ("cpu",), "DTYPES": (torch.float32,), "BLOCKS": 1}
-    changed["FEWEST_BLOCKS"] = {"inference": 1}
+    changed |= {"FEWEST_BLOCKS": {"inference": 1}, "RESULTS_OF_PATCHES": 0}
     changed |= dict.fromkeys(("LAUNCH", "FOLDING"), -(2**20))
     for name in PLACES:
         module = sys.modules[f"backbay.passes.{name}"]
