@@ -421,6 +421,7 @@ def beyond_a_schema(data):
 @example({"schema": 1.0, "backend": []})
 @example(entry(requires={"torch": ">=2\n"}))
 @example(entry(name="name\n"))
+@example(entry(options=None))
 @example(entry(options={"x": {"choices": [None]}}))
 @example(entry(options={"x": {"default": {"": [[[[{"a": None}]]]]}}}))
 @example(entry(traits={"devices": ["x" * 100, "x" * 101]}))

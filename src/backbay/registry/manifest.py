@@ -364,8 +364,10 @@ class _Reading:
                 yield KnownFault(**known)
 
     def _options(self, entry: dict[str, Any]) -> Any:
-        options = entry.get("options")
-        if options is None or options == "inductor":
+        if "options" not in entry:
+            return None
+        options = entry["options"]
+        if options == "inductor":
             return options
         if not isinstance(options, dict):
             self.problem(f"has options = {_shown(options)}, which must be a table, or 'inductor'")
