@@ -1,6 +1,7 @@
 """Rewrites are timed on the first call, what is faster stays, and the next process knows it."""
 
 import time
+from typing import ClassVar
 
 import pytest
 import torch
@@ -68,6 +69,35 @@ def test_the_slow_variant_stays_or_inputs_are_changed():
     run(x)
     assert time.perf_counter() - start < 0.002
     assert "constant_masks left out" in ledger.records()[-1].why
+
+
+class Threads(torch.autograd.Function):
+    """Twice a tensor; notes whether its backward may run in another thread."""
+
+    seen: ClassVar[list[bool]] = []
+
+    @staticmethod
+    def forward(_, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(_, gradient):
+        Threads.seen.append(torch._C._is_multithreading_enabled())
+        return 2 * gradient
+
+
+def test_a_gradient_outlives_what_is_timed_in_a_thread_of_autograds():
+    def run(x):
+        return (Threads.apply(x),)
+
+    Threads.seen.clear()
+    (result,) = Choosing({ALL: run, ONE: run}, ONE, "backbay", lambda _: None)(
+        torch.ones(3, requires_grad=True)
+    )
+    assert Threads.seen
+    assert not any(Threads.seen)
+    result.sum().backward()
+    assert Threads.seen[-1]
 
 
 def test_what_cannot_be_timed_stops_the_model():

@@ -185,7 +185,11 @@ def _step(arm: Compiled, copies: Sequence[Any]) -> Callable[[], None]:
         results = [x for x in arm(*copies) if isinstance(x, torch.Tensor) and x.requires_grad]
         if torch.is_grad_enabled() and results and sources:
             given = [torch.ones_like(x) for x in results]
-            torch.autograd.grad(results, sources, given, allow_unused=True)
+            # A thread of autograd's holds the last gradient for a moment longer. A CUDA graph that
+            # is recorded meanwhile takes that for a tensor which dies in it, and no later call fits
+            # ("graph recording observed an input tensor deallocate").
+            with torch.autograd.set_multithreading_enabled(False):
+                torch.autograd.grad(results, sources, given, allow_unused=True)
 
     return step
 
