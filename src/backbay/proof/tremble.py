@@ -1,4 +1,4 @@
-"""Another draw of rounding noise: eager, with its last bits trembling.
+"""Further draws of rounding noise: eager, with last bits of what it computes or reads trembling.
 
 Each operator's floating-point results are moved by one unit in the last place, up or down, each
 with a chance of 1/24. That adds the variance of one rounding (1/12 of a unit squared), so a run
@@ -6,6 +6,7 @@ scatters as one in which everything had been rounded once more, and otherwise. T
 Carlo arithmetic (D. S. Parker, 1997); a plain eager run shows one such outcome only.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -76,13 +77,38 @@ _EXACT = frozenset(
 """Operators that move or choose values, and round nothing."""
 
 
-class Trembling(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no stub
-    """Moves the last bits of what operators give, while it is active; seeded."""
+class _Moving(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no stub
+    """Can move last bits; seeded."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
+
+    def _move(self, tensor: torch.Tensor) -> None:
+        if torch.finfo(tensor.dtype).bits < 16:  # noqa: PLR2004 (float8 is storage, not arithmetic)
+            return
+        pick = torch.rand(tensor.shape, generator=self._generator(tensor), device=tensor.device)
+        chance = _CHANCE if tensor.numel() >= _FEW else _CHANCE_OF_FEW
+        sign = (pick < chance).to(torch.int8) - (pick > 1 - chance).to(torch.int8)
+        info = torch.finfo(tensor.dtype)
+        size = tensor.abs()
+        exact = (size <= _LARGEST_EXACT) & (tensor == tensor.trunc())
+        sign.masked_fill_(exact | ~(size < info.max / 2), 0)
+        tensor.add_(tensor * sign, alpha=_STEP * info.eps)
+
+    def _generator(self, tensor: torch.Tensor) -> torch.Generator:
+        device = tensor.device
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+
+class Trembling(_Moving):  # type: ignore[no-untyped-call]
+    """Moves the last bits of what operators give, while it is active; seeded."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
         # Floats computed from integers alone (a position's bucket, a mask) lie on boundaries where
         # one moved bit is another choice, for every element at once; they stay.
         self._from_integers: Any = WeakTensorKeyDictionary()
@@ -109,23 +135,32 @@ class Trembling(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
     def _is_from_integers(self, tensor: torch.Tensor) -> bool:
         return not tensor.is_floating_point() or tensor in self._from_integers
 
-    def _move(self, tensor: torch.Tensor) -> None:
-        if torch.finfo(tensor.dtype).bits < 16:  # noqa: PLR2004 (float8 is storage, not arithmetic)
-            return
-        pick = torch.rand(tensor.shape, generator=self._generator(tensor), device=tensor.device)
-        chance = _CHANCE if tensor.numel() >= _FEW else _CHANCE_OF_FEW
-        sign = (pick < chance).to(torch.int8) - (pick > 1 - chance).to(torch.int8)
-        info = torch.finfo(tensor.dtype)
-        size = tensor.abs()
-        exact = (size <= _LARGEST_EXACT) & (tensor == tensor.trunc())
-        sign.masked_fill_(exact | ~(size < info.max / 2), 0)
-        tensor.add_(tensor * sign, alpha=_STEP * info.eps)
 
-    def _generator(self, tensor: torch.Tensor) -> torch.Generator:
-        device = tensor.device
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-        return self._generators[device]
+class Reweighed(_Moving):  # type: ignore[no-untyped-call]
+    """Puts copies in the place of parameters and buffers, whose last bits have moved; seeded.
+
+    Compilers fold a batch norm, or a norm's weight, into the weights beside it, and round what
+    comes of it to their dtype. That is honest, and shifts a whole channel, where eager's rounding
+    differs from element to element.
+    """
+
+    def __init__(self, state: Iterable[torch.Tensor], seed: int) -> None:
+        super().__init__(seed)
+        self._moved: Any = WeakTensorKeyDictionary()
+        for tensor in state:
+            self._moved[tensor] = tensor.detach().clone()
+            self._move(self._moved[tensor])
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func._schema.is_mutable:  # noqa: SLF001
+            return func(*args, **(kwargs or {}))
+        given = pytree.tree_map_only(torch.Tensor, self._instead, (args, kwargs or {}))
+        return func(*given[0], **given[1])
+
+    def _instead(self, tensor: torch.Tensor) -> Any:
+        return self._moved.get(tensor, tensor)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
