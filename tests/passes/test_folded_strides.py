@@ -29,6 +29,12 @@ def anywhere(monkeypatch):
     monkeypatch.setattr(MODULE, "RESULTS_OF_PATCHES", 0)
 
 
+@pytest.fixture
+def copied_or_not(anywhere, monkeypatch):
+    """Let it work also where so much is copied that it does not pay."""
+    monkeypatch.setattr(MODULE, "COPIED", sys.float_info.max)
+
+
 def channels_last(x):
     return x.contiguous(memory_format=torch.channels_last)
 
@@ -50,6 +56,7 @@ STRIDED = {
         {"stride": (2, 3), "padding": (1, 0)},
     ),
     "a stride in one direction": ((3, 12, 20), (4, 5), {"stride": (1, 2), "padding": 2}),
+    "images of one column": ((4, 9, 1), (3, 1), {"stride": (2, 1)}),
     "more padding than kernel": ((3, 9, 9), (4, 4), {"stride": 3, "padding": 5}),
     "six channels": ((6, 16, 16), (4, 4), {"stride": 2, "padding": 1}),
     "volumes": ((3, 4, 9, 11), (2, 4, 4), {"stride": (2, 4, 4)}),
@@ -73,7 +80,7 @@ def test_a_stride_is_not_folded_or_folded_wrongly(look, case, layout):
     if x.dim() == 4:
         x = channels_last(x) if layout == "last" else x
         w = w if layout == "first" else channels_last(w)
-    w, b = w.requires_grad_(), b.requires_grad_()
+    x, w, b = (y.detach().requires_grad_() for y in (x, w, b))
     seen = look(program, x, w, b, passes=[folded_strides])
     assert seen.changes["folded_strides"] == 1, seen.near
     assert all(n.args[3] == [1, 1] for n in seen.nodes("conv2d"))
@@ -81,7 +88,7 @@ def test_a_stride_is_not_folded_or_folded_wrongly(look, case, layout):
     assert seen.result.stride() == expected.stride()
     torch.testing.assert_close(seen.result, expected)
     cotangent = images(*expected.shape)
-    found, right = (torch.autograd.grad(y, (w, b), cotangent) for y in (seen.result, expected))
+    found, right = (torch.autograd.grad(y, (x, w, b), cotangent) for y in (seen.result, expected))
     torch.testing.assert_close(found, right)
 
 
@@ -96,7 +103,7 @@ def test_channels_that_are_folded_are_not_in_eights_for_cudnn(look):
     assert all(y.is_contiguous(memory_format=torch.channels_last) for y in (x, w))
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("copied_or_not")
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -111,7 +118,8 @@ def test_a_size_is_folded_wrongly(look, data):
     x, w = images(2, channels, *sides), images(3, channels, *kernel)
     layouts = data.draw(strategies.tuples(strategies.booleans(), strategies.booleans()))
     x, w = (channels_last(y) if last else y for y, last in zip((x, w), layouts, strict=True))
-    w.requires_grad_()
+    learns = data.draw(strategies.sampled_from(["images", "weights", "both"]))
+    x, w = x.detach().requires_grad_(learns != "weights"), w.requires_grad_(learns != "images")
 
     def program(x, w):
         return F.conv2d(x, w, stride=stride, padding=padding)
@@ -119,6 +127,9 @@ def test_a_size_is_folded_wrongly(look, data):
     seen = look(program, x, w, passes=[folded_strides])
     expected = program(x, w)
     torch.testing.assert_close(seen.result, expected)
+    wanted, cotangent = [y for y in (x, w) if y.requires_grad], images(*expected.shape)
+    found, right = (torch.autograd.grad(y, wanted, cotangent) for y in (seen.result, expected))
+    torch.testing.assert_close(found, right)
     assert seen.result.stride() == expected.stride()
     if 1 not in expected.shape:  # of one pixel, strides may be what they like
         assert seen.changes["folded_strides"] == 1, seen.near
@@ -171,7 +182,6 @@ LEFT = {
     "one channel": (stem(), (1, 7, 7), {}, "1 channels"),
     "a kernel smaller than the stride": (stem(4), (3, 3, 7), {}, "a kernel of (3, 7)"),
     "padding by a word": (stem(1, padding="same"), (3, 7, 7), {}, "'same'"),
-    "a gradient of the image": (stem(), (3, 7, 7), {"wanted": True}, "gradient of its input"),
     "3 by 3 in inference": (stem(), (3, 3, 3), {"last": True}, "nothing is trained"),
     "no batch": (lambda x, w: F.conv2d(x[0], w, stride=2), (3, 7, 7), {}, "no batch"),
     "symbolic sides": (
@@ -207,7 +217,6 @@ def test_what_gains_nothing_is_folded(look, name):
     program, (channels, *kernel), how, reason = LEFT[name]
     x, w = images(2, channels, 24, 25), images(4, channels // (1 + (name == "in groups")), *kernel)
     x = channels_last(x) if how.get("last") else x
-    x.requires_grad_(how.get("wanted", False))
     seen = look(program, x, w, passes=[folded_strides], dynamic=how.get("dynamic"))
     assert not seen.changes["folded_strides"]
     assert len(seen.near) == (reason is not None)
@@ -215,13 +224,28 @@ def test_what_gains_nothing_is_folded(look, name):
     torch.testing.assert_close(seen.result, program(x, w))
 
 
-def test_a_small_kernel_that_is_trained_or_reads_channels_first_is_left(look, monkeypatch):
-    for name, value in (("DEVICES", ("cpu",)), ("RESULTS", 0)):
-        monkeypatch.setattr(MODULE, name, value)
-    x, w = (images(*n, dtype=torch.bfloat16) for n in ((2, 3, 24, 24), (4, 3, 3, 3)))
-    assert look(stem(), x, w, passes=[folded_strides]).changes["folded_strides"] == 1
-    w.requires_grad_()
-    assert look(stem(), channels_last(x), w, passes=[folded_strides]).changes.total() == 1
+TRAINED = {
+    "a small kernel, of a few results": ((3, 6, 3), True, None),
+    "a small kernel": ((3, 32, 3), True, "copied"),
+    "a small kernel, channels last": ((3, 32, 3), True, "last"),
+    "a small kernel, images learn, too": ((3, 32, 3), True, "both"),
+    "a small kernel, nothing learns": ((3, 32, 3), False, None),
+    "six channels": ((6, 64, 7), True, "copied"),
+    "a large kernel": ((3, 64, 7), True, None),
+}
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_is_copied_is_folded_or_what_is_not_is_left(look, name):
+    (channels, results, size), train, how = TRAINED[name]
+    x, w = images(2, channels, 24, 24), images(results, channels, size, size)
+    x = channels_last(x) if how == "last" else x
+    w.requires_grad_(train)
+    x.requires_grad_(how == "both")
+    seen = look(stem(padding=size // 2), x, w, passes=[folded_strides])
+    assert seen.changes["folded_strides"] == (how != "copied")
+    assert [how in y for y in seen.near] == [True] * (how == "copied")
 
 
 @pytest.mark.parametrize(("few", "size"), [("RESULTS", 7), ("RESULTS_OF_PATCHES", 2)])

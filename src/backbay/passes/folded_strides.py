@@ -16,7 +16,7 @@ layer.
 The idea is the ``conv0_space_to_depth`` of TensorFlow's ResNet for TPUs, and for volumes what
 serving engines do to the patches of Qwen's vision models.
 
-Only in 16 bits on CUDA, where no gradient of the image is wanted, and where it was measured to pay.
+Only in 16 bits on CUDA, and where it was measured to pay.
 """
 
 import math
@@ -42,16 +42,21 @@ DTYPES = (torch.bfloat16, torch.float16)
 EIGHTS = 8
 """Channels that cuDNN's fast engines take at once: who has as many needs no more."""
 OVERLAPPING = 3
-"""Channels from which kernels that overlap were measured to gain: of one channel they took 0.73 to
-1.43 times as long on an H200 (``benchmarks/conditions.py``), of three 0.43 to 0.91."""
+"""Channels from which kernels that overlap were measured to gain: of one channel they took 0.51 to
+1.43 times as long on an H200 (``benchmarks/conditions.py stems``), of three mostly less."""
 RESULTS = 2**20
 """Results of kernels that overlap, from which folding was faster: with 0.4 and 0.8 million it took
-0.82 to 1.36 times as long, with 1.6 million and more 0.43 to 0.91."""
+0.67 to 1.38 times as long, with 1.6 million and more, where nothing below says no, 0.16 to 0.97."""
 RESULTS_OF_PATCHES = 2**17
-"""Likewise of patches: with 0.15 million they took 0.17 to 0.26 of the time. Fewer: not tried."""
+"""Likewise of patches: with 0.15 million they took 0.17 to 0.26 of the time, in an earlier form of
+the table, which was not kept. Fewer: not tried."""
 TAPS = 4 * 4
 """Pixels of a kernel, from which folding paid where nothing is trained and channels are last: with
-3 by 3 it took 0.88 to 1.35 times as long, with 7 by 7 and 11 by 11 from 0.45 to 0.73."""
+3 by 3 it took 0.85 to 1.38 times as long, with 7 by 7 and 11 by 11 from 0.43 to 0.84."""
+COPIED = 2.0
+"""Results for each number that is read, up to which folding paid where weights alone are trained
+and results have their channels first: cuDNN's are copied, and so are their gradients. With more it
+took 0.84 to 0.97 of the time for three channels and `TAPS`, else 1.02 to 1.09 times as long."""
 
 _ATEN = torch.ops.aten
 _VOLUME = 3
@@ -125,8 +130,6 @@ def _check(found: Convolution) -> None:
         )
     if any(n != 1 for n in found.dilation):
         raise UnfitError("it is dilated")
-    if x.requires_grad:
-        raise UnfitError("a gradient of its input is wanted: whether that pays was not measured")
     _check_size(found)
 
 
@@ -143,8 +146,14 @@ def _check_size(found: Convolution) -> None:
         return
     if x.shape[1] < OVERLAPPING or any(map(operator.lt, kernel, found.stride)):
         raise UnfitError(f"{x.shape[1]} channels, a kernel of {tuple(kernel)}: it does not pay")
-    if math.prod(kernel) < TAPS and not result.requires_grad and _has_channels_last(x):
+    small = math.prod(kernel) < TAPS
+    if small and not result.requires_grad and _has_channels_last(x):
         raise UnfitError(f"a kernel of {tuple(kernel)}, and nothing is trained: it does not pay")
+    only_weights = result.requires_grad and not x.requires_grad
+    if not only_weights or _has_channels_last(result) or _ratio(result, x) <= COPIED:
+        return
+    if small or x.shape[1] > OVERLAPPING:
+        raise UnfitError("its results are copied, and the gradients of them: it does not pay")
 
 
 def _check_volumes(found: Convolution, *, patches: bool) -> None:
@@ -162,6 +171,10 @@ def _are_patches(found: Convolution) -> bool:
 
 def _has_channels_last(x: torch.Tensor) -> bool:
     return x.stride()[1] == 1
+
+
+def _ratio(result: torch.Tensor, x: torch.Tensor) -> float:
+    return math.prod(result.shape[1:]) / math.prod(x.shape[1:])
 
 
 # 2. What takes its place
@@ -215,8 +228,11 @@ def _blocks(place: Node, node: Node, steps: Sequence[int]) -> Node:
     many = channels * first * second
     folded = call_before(place, _ATEN.reshape.default, moved, [-1, many, height, width])
     folded = _padded(place, folded, [(0, -many % EIGHTS), (0, 0), (0, 0)])
-    last = {"memory_format": torch.channels_last}
-    return call_before(place, _ATEN.contiguous.default, folded, **last)
+    # `contiguous` leaves a dimension of one pixel whatever stride it has, with which torch's own
+    # convolution for CPUs refuses to compute the gradient of weights whose channels are last.
+    plain = value_of(folded).is_contiguous()
+    laid_out = _ATEN.contiguous.default if plain else _ATEN.clone.default
+    return call_before(place, laid_out, folded, memory_format=torch.channels_last)
 
 
 def _put_product(
