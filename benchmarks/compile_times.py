@@ -14,6 +14,7 @@ plans for convolutions and attention as eager and Inductor call them, and leave 
 calls to the first step. Such plans, and all else that is done when compiled code first runs, are
 in the time of the first call. The time of compilation is without them: Dynamo's and the backend's,
 forward and backward, as torch itself counts it (``torch._dynamo.utils.calculate_time_spent``).
+Python's garbage is collected before: how much there is depends on what was imported, and when.
 
 A row of the table, which is of all in the file, has the medians, the ratio with its 95 % interval,
 whether every warm process found every graph in the caches of AOTAutograd and of Inductor, and how
@@ -23,6 +24,7 @@ many kernels a process timed in several configurations, which a warm one should 
 import argparse
 import contextlib
 import datetime as dt
+import gc
 import os
 import subprocess
 import sys
@@ -69,7 +71,8 @@ def main() -> int:
     """Measure and print; 1 where a bar does not hold."""
     given = parsed()
     if given.child:
-        said = first_call(given.names[0], *given.child, given.device, given.size)
+        arm, when = given.child
+        said = first_call(given.names[0], arm, when, given.device, given.size)
         print(msgspec.json.encode(said).decode())
         return 0
     measured(given)
@@ -156,6 +159,7 @@ def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample
     counters.clear()
     call = arms.compiled(workload.model, arm)
     step.clear_gradients()
+    gc.collect()  # 0.3 s, which would fall into the step of one arm and not of the other
     synchronize(place)
     compiled_before = calculate_time_spent()["total_wall_time"]
     with tunings() as tuned:
@@ -184,7 +188,7 @@ def tunings() -> Iterator[list[str]]:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner  # noqa: PLC0415
 
     names: list[str] = []
-    real = CachingAutotuner.benchmark_all_configs
+    real: Any = CachingAutotuner.benchmark_all_configs
 
     def noted(tuner: Any, *arguments: Any, **keywords: Any) -> Any:
         names.append(getattr(tuner.fn, "__name__", "?"))

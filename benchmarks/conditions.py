@@ -20,9 +20,9 @@ windows
 biases
     Attention that is written out with a bias, as Inductor compiles it, beside the two kernels that
     ``fused_attention`` chooses from.
-stems
-    Strided convolutions as networks for images and volumes begin with, as Inductor runs them,
-    beside what ``folded_strides`` makes of them.
+stems, patches
+    Strided convolutions as networks for images and volumes begin with, whose kernels overlap or do
+    not, as Inductor runs them, beside what ``folded_strides`` makes of them.
 merging
     Linear layers that read the same, forward and backward, one by one and as ``merged_linears``
     makes one of them, where their weights are copied in every call.
@@ -40,12 +40,13 @@ from speed.condition_tables.caches import one_token
 from speed.condition_tables.convolutions import pointwise
 from speed.condition_tables.merging import merging
 from speed.condition_tables.rows import one_row
-from speed.condition_tables.stems import stems
+from speed.condition_tables.stems import patches, stems
 from speed.condition_tables.windows import windows
 from speed.device import device_name
 from speed.surroundings import versions
 
-TABLES = {x.__name__: x for x in (pointwise, one_token, one_row, windows, biases, stems, merging)}
+_ALL = (pointwise, one_token, one_row, windows, biases, stems, patches, merging)
+TABLES = {x.__name__: x for x in _ALL}
 
 
 def main() -> None:

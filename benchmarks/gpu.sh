@@ -2,15 +2,15 @@
 # Proves and times what needs a GPU; writes logs, tables, JSON and pages to the folder given.
 #
 #     [UNTIL=480] [AHEAD=3] [WORKERS=15] [ONLY="resnet50.* vit_b.*"] [TABLES=stems] \
-#         bash benchmarks/gpu.sh OUT [STEP ...]
+#     [MORE="--no-proof"] bash benchmarks/gpu.sh OUT [STEP ...]
 #
 # Steps that prove: tests, sanitize, conformance, calibration. Steps that time: list, infer, train (races of
 # torch's own backends), conditions, patterns, models, first_calls. Without a step: all of them, in this order.
 #
 # patterns, models, first_calls and conformance begin nothing new after UNTIL seconds, and go on where they
-# were when they are called again with the same OUT; ONLY names some of the patterns or models, TABLES some
-# of the conditions. A step that times wants the GPU and the host for itself. Every step runs even if one
-# before it failed; the exit code says whether all were fine.
+# were when they are called again with the same OUT. ONLY names some of the patterns or models, MORE is further
+# options of their script, TABLES names some of the conditions. A step that times wants the GPU and the host
+# for itself. Every step runs even if one before it failed; the exit code says whether all were fine.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -22,6 +22,7 @@ workers=${WORKERS:-$(($(nproc) - 1))}
 models=(--dtype bfloat16 --backends eager,aot_eager,inductor)
 read -ra only <<<"${ONLY:+--only $ONLY}"
 read -ra tables <<<"${TABLES:-}"
+read -ra more <<<"${MORE:-}"
 failed=0
 
 for name in $steps; do
@@ -49,7 +50,7 @@ race() { # NAME ARGUMENTS...
 
 timed() { # NAME: the rows of benchmarks/NAME.py that are missing, or undecided
   step "$1" python3 "benchmarks/$1.py" --state "$out/$1" --out "$out/$1.md" \
-    --quick --ahead "${AHEAD:-3}" "${until[@]}" "${only[@]}"
+    --quick --ahead "${AHEAD:-3}" "${until[@]}" "${only[@]}" "${more[@]}"
 }
 
 first_calls() { # the models side by side, each on cores of its own

@@ -75,9 +75,12 @@ def counts(name: str, batch: int) -> dict[int, Counter[str]]:
     workload = load(name, seed=0, dtype=torch.bfloat16, device=cpu, train=False, size="base")
     size = (batch, *workload.args[0].shape[1:])
     images = torch.empty(size, dtype=torch.bfloat16, memory_format=torch.channels_last)
-    model = workload.model.to(memory_format=torch.channels_last)
+    model: Any = workload.model
+    model = torch.compile(
+        model.to(memory_format=torch.channels_last), backend=compile_, fullgraph=True
+    )
     with torch.no_grad():
-        torch.compile(model, backend=compile_, fullgraph=True)(images)
+        model(images)
     return counted
 
 

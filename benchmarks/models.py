@@ -111,6 +111,13 @@ def one(
     names, prove = missing(case, state, given)
     begun = time.monotonic()
     budget_s = given.seconds or (SECONDS / 2 if given.quick else SECONDS)
+
+    def kept(run: Run, verdicts: dict[str, job.Verdict] | None = None) -> Entry:
+        about = conduct.prepared.about if conduct.prepared else ""
+        runs = (run,) if names else ()
+        fresh = Entry(name=case.name, where=where, about=about, runs=runs, verdicts=verdicts or {})
+        return state.add(fresh)
+
     conduct = Conduct(
         lanes=lanes,
         prepare=job.Prepare(kind="model", name=case.name, size=given.size, device=given.device),
@@ -118,6 +125,7 @@ def one(
         extend=judging.Extending(arms.INDUCTOR, arms.OURS),
         patience=Patience(arm_s=given.arm_seconds),
         tell=lambda text: print(f"{case.name}: {text}", flush=True),
+        keep=kept,
         shared=given.ahead > 1,
     )
     try:
@@ -126,10 +134,7 @@ def one(
         print(f"{case.name}: not built: {error}", flush=True)
         state.add(Entry(name=case.name, where=where, problem=str(error)))
         return
-    about = conduct.prepared.about if conduct.prepared else ""
-    runs: tuple[Run, ...] = (run,) if names else ()
-    fresh = Entry(name=case.name, where=where, about=about, runs=runs, verdicts=proved.verdicts)
-    total = state.add(fresh)
+    total = kept(run, proved.verdicts)
     found = judging.ratio(total, arms.INDUCTOR, arms.OURS)
     took = time.monotonic() - begun
     print(f"{case.name}: inductor/backbay {found or 'not timed'}; {took:.0f} s", flush=True)

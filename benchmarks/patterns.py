@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from speed import arms, job, judging, pattern_table
 from speed.command import parser_of, write
 from speed.conduct import Conduct, Patience, Unmeasurable
-from speed.record import Entry, State, Where
+from speed.record import Entry, Run, State, Where
 from speed.surroundings import device_of, versions
 from speed.turns import Lanes, Turns, leave_when_told, work_through
 
@@ -133,6 +133,19 @@ def one(
     def planned(step_s: Mapping[str, float]) -> measure.Plan:
         return measure.Plan(rounds=rounds, calls=dict.fromkeys(step_s, CALLS))
 
+    def kept(run: Run) -> Entry:
+        assert conduct.prepared is not None
+        return state.add(
+            Entry(
+                name=row.name,
+                where=where,
+                runs=(run,),
+                bytes_moved=conduct.prepared.bytes_moved,
+                flops=conduct.prepared.flops,
+                limits=limits,
+            )
+        )
+
     conduct = Conduct(
         lanes=lanes,
         prepare=job.Prepare(kind="pattern", name=pattern, size=size, device=given.device),
@@ -140,6 +153,7 @@ def one(
         extend=judging.Extending(arms.INDUCTOR, arms.OURS),
         patience=Patience(arm_s=given.arm_seconds),
         tell=lambda _: None,
+        keep=kept,
         shared=given.ahead > 1,
     )
     try:
@@ -148,18 +162,7 @@ def one(
         print(f"{row.name}: not built: {error}", flush=True)
         state.add(Entry(name=row.name, where=where, problem=str(error)))
         return
-    assert conduct.prepared is not None
-    entry = state.add(
-        Entry(
-            name=row.name,
-            where=where,
-            runs=(run,),
-            bytes_moved=conduct.prepared.bytes_moved,
-            flops=conduct.prepared.flops,
-            limits=limits,
-        )
-    )
-    print(f"{pattern_table.brief(entry)}; {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"{pattern_table.brief(kept(run))}; {time.monotonic() - begun:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

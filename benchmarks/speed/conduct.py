@@ -17,6 +17,7 @@ from speed.record import Run, Sampled
 from speed.turns import Lane, Lanes
 
 Tell = Callable[[str], None]
+Keep = Callable[[Run], object]
 Planned = Callable[[Mapping[str, float]], measure.Plan]
 """From each arm's seconds a step to how much is timed."""
 
@@ -44,11 +45,14 @@ class Conduct:
     """From the samples so far to whether as much is timed again."""
     patience: Patience
     tell: Tell
+    keep: Keep
+    """Is given the run whenever more of it was timed: it may be stopped before it ends."""
     shared: bool = False
     """Whether arms share their compiler caches; then none of them says how long it compiled."""
 
     prepared: job.Prepared | None = None
     _lost: dict[str, Sampled] = field(default_factory=dict)
+    _created: str = ""
 
     def run(self, arms: Sequence[str], prove: Sequence[str] = ()) -> tuple[Run, job.Proved]:
         """Measure these arms, and prove some of them.
@@ -56,7 +60,7 @@ class Conduct:
         Raises:
             Unmeasurable: the workload was not built.
         """
-        created = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        self._created = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         proved = job.Proved(verdicts={})
         ready: dict[str, job.Readied] = {}
         samples: Mapping[str, Sequence[float]] = {}
@@ -75,8 +79,7 @@ class Conduct:
                         break
             finally:
                 self.lanes.done(lost=not whole)
-        found = {name: self._sampled(x, samples.get(name, ())) for name, x in ready.items()}
-        return Run(created=created, arms={**found, **self._lost}), proved
+        return self._run_of(ready, samples), proved
 
     def _attempt(
         self, lane: Lane, arms: Sequence[str], caches: str
@@ -130,6 +133,7 @@ class Conduct:
             )
             for name, values in more.items():
                 samples[name] += values
+            self.keep(self._run_of(ready, samples))
             if not self.extend(samples):
                 return samples
 
@@ -147,6 +151,12 @@ class Conduct:
         assert isinstance(reply, Refused)
         self.tell(f"no proof: {reply.reason}")
         return job.Proved(verdicts={})
+
+    def _run_of(
+        self, ready: Mapping[str, job.Readied], samples: Mapping[str, Sequence[float]]
+    ) -> Run:
+        found = {name: self._sampled(x, samples.get(name, ())) for name, x in ready.items()}
+        return Run(created=self._created, arms={**found, **self._lost})
 
     def _sampled(self, ready: job.Readied, samples: Sequence[float]) -> Sampled:
         return Sampled(

@@ -27,6 +27,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from triton.backends.compiler import GPUTarget
 
+_CUDNN: Any = torch._C._ConvBackend.Cudnn  # type: ignore[attr-defined] # torch's stub lacks it
 H200 = SimpleNamespace(
     name="NVIDIA H200",
     major=9,
@@ -98,7 +99,7 @@ def _as_on_a_gpu() -> Iterator[None]:
         (CudaInterface, "get_device_properties", lambda *_: H200),
         (CudaInterface.Worker, "get_device_properties", lambda *_: H200),
         (fake_tensor, "init_gpu_context", lambda *_: None),
-        (torch._C, "_select_conv_backend", lambda *_, **__: torch._C._ConvBackend.Cudnn),
+        (torch._C, "_select_conv_backend", lambda *_, **__: _CUDNN),
         (torch._C, "_conv_determine_backend_memory_format", _cudnns_layout),
     ]
     with contextlib.ExitStack() as stack:

@@ -32,6 +32,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Arms that were timed side by side."""
 
     created: str
+    """UTC, ISO 8601. Tells a workload's runs apart: a longer record of the same takes its place."""
     arms: dict[str, Sampled]
 
 
@@ -60,7 +61,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merged(old: Entry, new: Entry) -> Entry:
-    """Add a later entry's runs and verdicts to an earlier one's.
+    """Add a later entry's runs and verdicts to an earlier one's; runs begun at once are the same.
 
     Raises:
         InputError: they are of another machine, size or version: a sum would mean nothing.
@@ -70,9 +71,9 @@ def merged(old: Entry, new: Entry) -> Entry:
             f"{old.name}: the state folder has runs of {describe(old.where)}, and this is "
             f"{describe(new.where)}: give --state another folder"
         )
-    changed: Entry = msgspec.structs.replace(
-        new, runs=(*old.runs, *new.runs), verdicts=old.verdicts | new.verdicts
-    )
+    begun = {run.created for run in new.runs}
+    runs = (*(run for run in old.runs if run.created not in begun), *new.runs)
+    changed: Entry = msgspec.structs.replace(new, runs=runs, verdicts=old.verdicts | new.verdicts)
     return changed
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import itertools
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 WHERE = {"device": "none", "size": "tiny", "versions": {"torch": "2"}}
 
 
+NUMBERS = itertools.count()
 OURS = {"speed", "models", "patterns", "newest", "compile_times"}
 
 
@@ -71,7 +73,7 @@ def entry(speed, *runs, **more):
             else record.Sampled(status=values)
             for name, values in run.items()
         }
-        made.append(record.Run(created="", arms=arms))
+        made.append(record.Run(created=f"run {next(NUMBERS)}", arms=arms))
     where = record.Where(**WHERE)
     return record.Entry(**{"name": "one", "where": where, "runs": tuple(made), **more})
 
@@ -134,6 +136,36 @@ def test_state_adds_runs_up_and_refuses_another_machines(speed, tmp_path):
     other = record.Where(**WHERE | {"device": "another"})
     with pytest.raises(InputError, match="another folder"):
         state.add(entry(speed, {}, name="a/b", where=other))
+
+
+def test_a_run_is_kept_twice_when_more_of_it_was_timed(speed, tmp_path):
+    record = speed("speed.record")
+    state = record.State(tmp_path)
+    short, long = (entry(speed, {"eager": values}) for values in ([1.0], [1.0, 2.0]))
+    state.add(entry(speed, {"inductor": [2.0]}))
+    state.add(short)
+    (run,) = long.runs
+    run = msgspec.structs.replace(run, created=short.runs[0].created)
+    state.add(msgspec.structs.replace(long, runs=(run,)))
+    timed = [next(iter(run.arms.values())).samples_ms for run in state.read("one").runs]
+    assert timed == [(2.0,), (1.0, 2.0)]
+
+
+def test_models_that_are_stopped_while_they_are_proven_lose_what_was_timed(
+    speed, in_process, tmp_path, monkeypatch
+):
+    class Stopped(in_process):
+        def answer(self, request):
+            if isinstance(request, speed("speed.job").Prove):
+                raise KeyboardInterrupt
+            return super().answer(request)
+
+    monkeypatch.setattr(speed("speed.turns"), "started", Stopped)
+    asked = ["--state", str(tmp_path), "--device", "cpu", "--size", "tiny", "--seconds", "0.1"]
+    with pytest.raises(KeyboardInterrupt):
+        speed("models").main([*asked, "--only", "dlrm.infer", "--arms", "eager,inductor"])
+    (run,) = speed("speed.record").State(tmp_path).read("dlrm.infer").runs
+    assert run.arms["eager"].samples_ms
 
 
 def test_failures_count_as_one_and_are_listed(speed):

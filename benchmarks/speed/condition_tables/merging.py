@@ -45,7 +45,7 @@ def apart(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 
 def merged(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
     """Compute them as one."""
-    return F.linear(x, torch.cat(weights)).split([len(w) for w in weights], -1)
+    return torch.split(F.linear(x, torch.cat(weights)), [len(w) for w in weights], -1)
 
 
 def gated(layers: Split) -> Callable[..., Tensor]:
@@ -62,7 +62,7 @@ def attention(layers: Split) -> Callable[..., Tensor]:
     """Give causal attention of one sequence."""
 
     def way(x: Tensor, *weights: Tensor) -> Tensor:
-        heads = [y.view(1, len(x), -1, WIDTH).transpose(1, 2) for y in layers(x, *weights)]
-        return F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        q, k, v = (y.view(1, len(x), -1, WIDTH).transpose(1, 2) for y in layers(x, *weights))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
     return way

@@ -1,6 +1,6 @@
 """Attention with a mask that is a window: with the mask, or by the kernel for windows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,9 +54,10 @@ def attending(shape: Sequence[int], window: Window, *, train: bool) -> tuple[Cal
         return F.scaled_dot_product_attention(query, *wide, attn_mask=seen)
 
     def without(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return WINDOWED(query, key, value, window.left, window.right)
+        result: Tensor = WINDOWED(query, key, value, window.left, window.right)
+        return result
 
-    def called(way: Call) -> Call:
+    def called(way: Callable[..., Tensor]) -> Call:
         torch.compiler.reset()
         compiled = torch.compile(way, dynamic=False)
 

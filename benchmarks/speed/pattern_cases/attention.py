@@ -89,7 +89,8 @@ def windowed(batch: int, length: int, heads: int, width: int, window: int) -> Pr
         return attention(query, key, value, attn_mask=(back >= 0) & (back < window))
 
     def alternative(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return WINDOWED(query, key, value, window - 1, 0)
+        result: Tensor = WINDOWED(query, key, value, window - 1, 0)
+        return result
 
     return Program(
         function=function,

@@ -164,7 +164,7 @@ def patches(  # noqa: PLR0917 (the numbers of a shape)
 
     def product(x: Tensor, filters: Tensor) -> Tensor:
         for dimension in reversed(range(len(size))):
-            x = x.unflatten(2 + dimension, (-1, size[dimension]))
+            x = torch.unflatten(x, 2 + dimension, (-1, size[dimension]))
         places = range(2, x.dim(), 2)
         rows = x.permute(0, *places, 1, *(n + 1 for n in places))
         return F.linear(rows.flatten(1 + len(size)).flatten(1, len(size)), filters.flatten(1))
