@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import hypothesis
 import msgspec
 import pytest
 
@@ -24,6 +25,12 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 from backbay.registry import Environment, Registry
 from backbay.registry.distributions import scan
+
+# One commit, one verdict: what is drawn depends on the test alone, unless pytest is told otherwise:
+# `--hypothesis-profile=anew`.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.register_profile("anew", derandomize=False)
+hypothesis.settings.load_profile("same")
 
 Install = Callable[..., Path]
 
