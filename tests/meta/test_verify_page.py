@@ -21,9 +21,14 @@ def backbay(here, monkeypatch):
     return lambda arguments: CliRunner().invoke(main, shlex.split(arguments))
 
 
-def without_numbers(text: str) -> list[str]:
-    """Leave out what another processor's kernels round otherwise, and how that breaks lines."""
-    return re.sub(r"\d[\d.,]*(e\+\d+)?", "N", text).split()
+def alike_anywhere(text: str) -> str:
+    """Leave out what another processor's kernels round otherwise, and how that breaks lines.
+
+    Of the two gradients of the layer that is wrong, either may be the worse one.
+    """
+    numberless = re.sub(r"\d[\d.,]*(e\+\d+)?", "N", text)
+    unbroken = re.sub(r"\s+", "", numberless)
+    return re.sub(r"layers\.N(widen|narrow)\.weight", "layers.N-.weight", unbroken)
 
 
 @pytest.mark.slow
@@ -35,7 +40,7 @@ def test_the_output_on_the_page_is_that_of_the_command_above_it(backbay):
     assert block is not None
     done = backbay(block[1])
     assert done.exit_code == 1, done.output
-    assert without_numbers(done.stdout) == without_numbers(block[2])
+    assert alike_anywhere(done.stdout) == alike_anywhere(block[2])
     assert "layers.1 (FeedForward, examples/verified.py:22) is the first" in " ".join(
         done.stdout.split()
     )
