@@ -6,8 +6,8 @@
 Each sample is a fresh process, which builds a model of ``speed/model_cases``, loads the device's
 libraries, compiles a small function so that toolchain and imports are paid for, and then times the
 model's first step. Cold is with empty caches, warm the processes after it, with what the first one
-left. Arms take turns in each round. Samples go to the state file as they come, so a run that was
-stopped goes on where it was.
+left. Arms take turns, each with caches of its own. Samples go to the state file as they come, so a
+run that was stopped goes on where it was, but for the round that it was stopped in.
 
 The model is not called in eager before, as nobody does who compiles it: that would build cuDNN's
 plans for convolutions and attention as eager and Inductor call them, and leave those of backbay's
@@ -65,6 +65,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Graphs that a cache had not, or was not asked for."""
     tuned: int | None = None
     """Triton's kernels that were timed in several configurations; None if nobody counted."""
+    where: str = ""
+    """Day, machine and versions; empty if nobody noted them."""
 
 
 def main() -> int:
@@ -78,7 +80,7 @@ def main() -> int:
     measured(given)
     samples = [x for x in read(given.state) if x.name in given.names]
     rows = [row(name, when, samples) for name in given.names for when in BARS]
-    text = "\n".join((header(given), *(x for x, _ in rows), ""))
+    text = "\n".join((header(samples), *(x for x, _ in rows), ""))
     print(text)
     if given.out:
         given.out.write_text(text, encoding="utf-8")
@@ -114,17 +116,22 @@ def measured(given: argparse.Namespace) -> None:
     begun, known = time.monotonic(), Counter((x.name, x.arm, x.when) for x in read(given.state))
     for number in range(given.rounds):
         for name in given.names:
-            for arm in ARMS if number % 2 == 0 else reversed(ARMS):
-                if known[name, arm, COLD] > number:
-                    continue
-                if time.monotonic() - begun > given.until:
-                    print("time is up: call again to go on", file=sys.stderr)
-                    return
-                with tempfile.TemporaryDirectory(prefix="backbay-compile-") as folder:
-                    order = (COLD, *(WARM,) * given.warm)
-                    found = [in_child(name, arm, x, folder, given) for x in order]
+            if all(known[name, arm, COLD] > number for arm in ARMS):
+                continue
+            if time.monotonic() - begun > given.until:
+                print("time is up: call again to go on", file=sys.stderr)
+                return
+            for found in turns(name, given):
                 with given.state.open("ab") as file:
                     file.writelines(msgspec.json.encode(x) + b"\n" for x in found)
+
+
+def turns(name: str, given: argparse.Namespace) -> Iterator[list[Sample]]:
+    """Time a model's first calls, cold and then warm, both arms in each turn."""
+    with tempfile.TemporaryDirectory(prefix="backbay-compile-") as folder:
+        for turn, when in enumerate((COLD, *(WARM,) * given.warm)):
+            order = ARMS if turn % 2 == 0 else ARMS[::-1]
+            yield [in_child(name, x, when, str(Path(folder) / x), given) for x in order]
 
 
 def in_child(name: str, arm: str, when: str, folder: str, given: argparse.Namespace) -> Sample:
@@ -179,6 +186,7 @@ def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample
         hits=aot["autograd_cache_hit"],
         misses=sum(missed),
         tuned=len(tuned),
+        where=surroundings(device, size),
     )
 
 
@@ -210,12 +218,17 @@ def load_libraries(device: Any) -> None:
     (x @ x).sum().item()
 
 
-def header(given: argparse.Namespace) -> str:
+def surroundings(device: str, size: str) -> str:
     """Say when, where and with what."""
     today = dt.datetime.now(dt.UTC).date()
     names = ", ".join(f"{k} {v}" for k, v in versions("transformers", "timm").items())
+    return f"{today}; {device_of(device)}, size {size}, {names}"
+
+
+def header(samples: Sequence[Sample]) -> str:
+    """Say where the samples are from, and name the columns."""
     return (
-        f"{today}; {device_of(given.device)}, size {given.size}, {names}. "
+        f"{' | '.join(dict.fromkeys(x.where for x in samples))}. "
         "Ratios are backbay's time over Inductor's.\n\n"
         "| model | caches | samples | compiled in, inductor s | backbay s | ratio "
         "| first call, inductor s | backbay s | ratio | all found "

@@ -1,28 +1,29 @@
 """How often a convolutional network calls the GPU, with fused convolutions and without.
 
-    python benchmarks/launches.py [timm:NAME ...] [--batch 128] [--out FILE]
+    python benchmarks/launches.py [timm:NAME ...] [--batch 128] [--most 16] [--out FILE]
 
 Counted in the code that Inductor writes for an H200, which needs no GPU: bfloat16, channels last,
 inference. Without CUDA graphs each such call costs the host time, for which a small batch waits.
+The last columns are how long Triton takes here for all kernels, one after another, and for the one
+that takes longest: Inductor compiles several at once, and waits for the last.
 """
 
 import argparse
 import copy
 import datetime as dt
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from speed.cuda_code import calls, code_for_cuda
+from speed.cuda_code import calls, code_for_cuda, seconds_to_compile
 from speed.surroundings import versions
 from torch.fx import GraphModule
 
 from backbay.kit.passes import PassContext
-from backbay.passes import fused_convolutions
+from backbay.passes import folded_norms, fused_convolutions
 from backbay.race.workloads import load
 
 NAMES = ("timm:resnet18", "timm:resnet50", "timm:mobilenetv3_large_100")
@@ -37,9 +38,11 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--most", type=int, default=folded_norms.MOST, help="folded by one call")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    text = "\n".join(table(given.names, given.batch))
+    with mock.patch.object(folded_norms, "MOST", given.most):
+        text = "\n".join(table(given.names, given.batch))
     print(text)
     if given.out:
         given.out.write_text(text + "\n", encoding="utf-8")
@@ -48,27 +51,32 @@ def main() -> None:
 def table(names: Sequence[str], batch: int) -> Iterator[str]:
     """Give a table of calls; two rows for each network."""
     known = ", ".join(f"{k} {v}" for k, v in versions().items())
-    yield f"{dt.datetime.now(dt.UTC).date()}; counted, not run; {known}; batch {batch}."
+    today, most = dt.datetime.now(dt.UTC).date(), folded_norms.MOST
+    yield f"{today}; counted, not run; {known}; batch {batch}; at most {most} folded by one call."
     yield ""
-    yield f"| network | rewrites | {' | '.join(KINDS.values())} | all |"
-    yield f"|---|---|{'---|' * len(KINDS)}---|"
+    yield f"| network | rewrites | {' | '.join(KINDS.values())} | all | compiled in, s | longest |"
+    yield f"|---|---|{'---|' * len(KINDS)}---|---|---|"
     for name in names:
-        for rewrites, counted in counts(name, batch).items():
-            cells = [sum(n for x, n in counted.items() if x.startswith(kind)) for kind in KINDS]
-            yield f"| {name} | {rewrites} | {' | '.join(map(str, cells))} | {counted.total()} |"
+        for rewrites, code in codes(name, batch).items():
+            counted, taken = calls(code), seconds_to_compile(code)
+            cells: list[Any] = [
+                sum(n for x, n in counted.items() if x.startswith(kind)) for kind in KINDS
+            ]
+            cells += [counted.total(), f"{sum(taken):.1f}", f"{max(taken):.2f}"]
+            yield f"| {name} | {rewrites} | {' | '.join(map(str, cells))} |"
 
 
-def counts(name: str, batch: int) -> dict[int, Counter[str]]:
-    """Count the calls of a network: by how many convolutions are fused, none and all that can."""
-    counted: dict[int, Counter[str]] = {}
+def codes(name: str, batch: int) -> dict[int, str]:
+    """Give the code for a network: by how many convolutions are fused, none and all that can."""
+    written: dict[int, str] = {}
 
     def compile_(graph_module: GraphModule, inputs: Sequence[Any]) -> Any:
-        counted[0] = calls(code_for_cuda(copy.deepcopy(graph_module), inputs))
+        written[0] = code_for_cuda(copy.deepcopy(graph_module), inputs)
         # The graph is a CPU's, of which the pass would leave all alone.
         module = sys.modules["backbay.passes.fused_convolutions"]
         with mock.patch.object(module, "DEVICES", ("cpu",)):
             done = fused_convolutions.run(graph_module, PassContext())
-        counted[done] = calls(code_for_cuda(graph_module, inputs))
+        written[done] = code_for_cuda(graph_module, inputs)
         return lambda *_: (torch.empty(0),)
 
     cpu = torch.device("cpu")
@@ -81,7 +89,7 @@ def counts(name: str, batch: int) -> dict[int, Counter[str]]:
     )
     with torch.no_grad():
         model(images)
-    return counted
+    return written
 
 
 if __name__ == "__main__":

@@ -6,7 +6,10 @@ can be counted, and tested, anywhere. Nothing can be run, and no choice by timin
 """
 
 import contextlib
+import os
 import re
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -18,9 +21,11 @@ import torch._inductor.lowering
 import torch.utils._triton
 import triton
 from torch._dynamo.device_interface import CudaInterface
+from torch._inductor.codecache import PyCodeCache
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime import triton_helpers
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode, fake_tensor
 from torch.fx import GraphModule
@@ -44,6 +49,7 @@ H200 = SimpleNamespace(
     gcnArchName="",
 )
 _CAPABILITY = (H200.major, H200.minor)
+_KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.DOTALL)
 _CALL = re.compile(r"(?:= |^)(triton_\w+)\.run\(|(extern_kernels\.\w+)\(|= (torch\.ops\.[\w.]+)\(")
 
 
@@ -79,6 +85,29 @@ def calls(code: str) -> Counter[str]:
     body = code[code.index("def call(") :].splitlines()
     found = (_CALL.search(line.strip()) for line in body if not line.strip().startswith("#"))
     return Counter(next(filter(None, x.groups())) for x in found if x is not None)
+
+
+def seconds_to_compile(code: str) -> list[float]:
+    """Give the seconds that Triton takes for each kernel of the code, one after another."""
+    kernels = _KERNEL.findall(code)
+    _compiled(kernels[:1])  # who is first pays for what Triton loads
+    return _compiled(kernels)
+
+
+def _compiled(kernels: Sequence[tuple[str, str]]) -> list[float]:
+    times = []
+    with (
+        _as_on_a_gpu(),
+        mock.patch.object(triton_helpers, "set_driver_to_gpu"),
+        tempfile.TemporaryDirectory(prefix="backbay-kernels-") as folder,
+        mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder, TORCHINDUCTOR_CACHE_DIR=folder),
+    ):
+        for name, source in kernels:
+            kernel = getattr(PyCodeCache.load(source), name)
+            start = time.perf_counter()
+            kernel.precompile(warm_cache_only=True)
+            times.append(time.perf_counter() - start)
+    return times
 
 
 @contextlib.contextmanager

@@ -37,15 +37,15 @@ class Layer(nn.Module):
         return F.relu(self.norm(self.convolution(x)))
 
 
-def called(cuda_code, monkeypatch, layers, *, fused):
-    """Count what a stack of layers calls, by what: Triton, PyTorch, ours."""
+def code_of(cuda_code, monkeypatch, layers, *, fused):
+    """Give the code for a stack of layers."""
     monkeypatch.setattr(sys.modules["backbay.passes.fused_convolutions"], "DEVICES", ("cpu",))
-    counted = []
+    written = []
 
     def compile_(graph_module, inputs):
         if fused:
             assert fused_convolutions.run(graph_module, PassContext()) == layers
-        counted.append(cuda_code.calls(cuda_code.code_for_cuda(graph_module, inputs)))
+        written.append(cuda_code.code_for_cuda(graph_module, inputs))
         return lambda *_: (torch.empty(0),)
 
     model = nn.Sequential(*(Layer() for _ in range(layers))).bfloat16().eval()
@@ -53,7 +53,13 @@ def called(cuda_code, monkeypatch, layers, *, fused):
     torch.compiler.reset()
     with torch.no_grad():
         torch.compile(model.to(memory_format=torch.channels_last), backend=compile_)(x)
-    (found,) = counted
+    (code,) = written
+    return code
+
+
+def called(cuda_code, monkeypatch, layers, *, fused):
+    """Count what a stack of layers calls, by what: Triton, PyTorch, ours."""
+    found = cuda_code.calls(code_of(cuda_code, monkeypatch, layers, fused=fused))
     kinds = ("triton_", "extern_kernels.", "torch.ops.backbay.")
     assert found.total() == sum(n for x, n in found.items() if x.startswith(kinds))
     return tuple(sum(n for x, n in found.items() if x.startswith(kind)) for kind in kinds)
@@ -65,3 +71,16 @@ def test_inductor_alone_calls_two_kernels_for_each_layer(cuda_code, monkeypatch)
 
 def test_more_layers_are_folded_by_more_kernels(cuda_code, monkeypatch):
     assert called(cuda_code, monkeypatch, 6, fused=True) == (2, 0, 6)
+
+
+def test_a_kernel_is_not_compiled_or_counted_twice(cuda_code, monkeypatch):
+    code = code_of(cuda_code, monkeypatch, 2, fused=True)
+    times = cuda_code.seconds_to_compile(code)
+    assert len(times) == code.count("async_compile.triton(") == 2
+    assert min(times) > 0.01, "Triton did not compile it"
+
+
+def test_code_that_triton_refuses_is_timed(cuda_code, monkeypatch):
+    code = code_of(cuda_code, monkeypatch, 2, fused=True)
+    with pytest.raises(Exception, match="no_such_thing"):
+        cuda_code.seconds_to_compile(code.replace("tl.program_id(0)", "tl.no_such_thing"))
