@@ -48,8 +48,8 @@ RESULTS = 2**20
 """Results of kernels that overlap, from which folding was faster: with 0.4 and 0.8 million it took
 0.67 to 1.38 times as long, with 1.6 million and more, where nothing below says no, 0.16 to 0.97."""
 RESULTS_OF_PATCHES = 2**17
-"""Likewise of patches: with 0.15 million they took 0.17 to 0.26 of the time, in an earlier form of
-the table, which was not kept. Fewer: not tried."""
+"""Likewise of patches (``benchmarks/conditions.py patches``): with 0.15 million they took 0.20 to
+0.29 of the time. Fewer: not tried."""
 TAPS = 4 * 4
 """Pixels of a kernel, from which folding paid where nothing is trained and channels are last: with
 3 by 3 it took 0.85 to 1.38 times as long, with 7 by 7 and 11 by 11 from 0.43 to 0.84."""
