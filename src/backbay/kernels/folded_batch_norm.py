@@ -4,9 +4,9 @@ In inference a batch norm multiplies each channel by a number and adds another, 
 can do by itself: a standard of deployment, e.g. ``torch.nn.utils.fusion.fuse_conv_bn_weights``.
 Both are computed in single precision and rounded once.
 
-A network has dozens, each of them small: they are one operator, so that a graph gets few nodes, and
+A network has dozens, each of them small: many are one operator, so that a graph gets few nodes, and
 it falls apart into PyTorch's operators on lists of tensors, which Inductor compiles for CUDA to two
-or three kernels for all of them. A kernel for each would cost the host more than is won.
+kernels. Two for each batch norm would cost the host more than is won.
 """
 
 from collections.abc import Sequence

@@ -48,7 +48,7 @@ weights: what is not written and read again then takes longer than a kernel's la
 microseconds, or than folding. Arithmetic for an H200, at 4.25 TB/s and two bytes an element."""
 FOLDING = 8 * 2**20
 """Elements that all results of folded convolutions have at least more than their weights: all
-foldings of a graph are two kernels or three, which take 3 to 5 microseconds however little they do.
+foldings of one call are two kernels, which take 3 to 5 microseconds however little they do.
 Measured on an H200: one convolution of 6.4 million results was 0.94 to 1.11 times as fast as
 Inductor's, one of 12.8 million 1.16 times (``benchmarks/patterns.py``)."""
 
