@@ -40,7 +40,7 @@ import msgspec
 from speed import arms
 from speed.surroundings import device_of, versions
 
-from backbay.race import stats
+from backbay.timing import stats
 
 NAMES = ("llama_1b_4l.prefill_4x2k", "bert.infer", "gpt2.train", "resnet50.infer")
 ARMS = (arms.INDUCTOR, arms.OURS)
@@ -156,7 +156,7 @@ def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample
     from torch._dynamo.utils import calculate_time_spent, counters  # noqa: PLC0415
 
     from backbay.proof import Step  # noqa: PLC0415
-    from backbay.race.trial import synchronize  # noqa: PLC0415
+    from backbay.timing.device import synchronize  # noqa: PLC0415
 
     model, place = case(name), torch.device(device)
     workload = built(model, size, device=place, seed=0)

@@ -42,8 +42,9 @@ from speed.condition_tables.merging import merging
 from speed.condition_tables.rows import one_row
 from speed.condition_tables.stems import patches, stems
 from speed.condition_tables.windows import windows
-from speed.device import device_name
 from speed.surroundings import versions
+
+from backbay.timing.device import device_name
 
 _ALL = (pointwise, one_token, one_row, windows, biases, stems, patches, merging)
 TABLES = {x.__name__: x for x in _ALL}

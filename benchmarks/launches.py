@@ -24,7 +24,7 @@ from torch.fx import GraphModule
 
 from backbay.kit.passes import PassContext
 from backbay.passes import folded_norms, fused_convolutions
-from backbay.race.workloads import load
+from backbay.workloads import load
 
 NAMES = ("timm:resnet18", "timm:resnet50", "timm:mobilenetv3_large_100")
 KINDS = {"triton_": "Triton", "extern_kernels.": "PyTorch", "torch.ops.": "fused"}

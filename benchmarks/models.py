@@ -27,14 +27,14 @@ import sys
 import time
 from collections.abc import Sequence
 
-from speed import arms, job, judging, model_table
+from speed import arms, judging, model_table, requests
 from speed.command import parser_of, write
 from speed.conduct import Conduct, Patience, Unmeasurable
 from speed.record import Entry, Run, State, Where
 from speed.surroundings import device_of, versions
-from speed.turns import Lanes, leave_when_told, work_through
+from speed.turns import Clients, leave_when_told, work_through
 
-from backbay.race import measure
+from backbay.timing import measure
 
 DEFAULT = (
     "eager",
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     todo = [x for x in chosen if any(missing(x, state, given))]
     whole = work_through(
         todo,
-        lambda case, lanes: one(case, state, where, given, lanes),
+        lambda case, clients: one(case, state, where, given, clients),
         ahead=given.ahead,
         fresh=True,
         until=given.until,
@@ -105,22 +105,24 @@ def one(
     state: State,
     where: Where,
     given: argparse.Namespace,
-    lanes: Lanes,
+    clients: Clients,
 ) -> None:
     """Run what is missing of one model."""
     names, prove = missing(case, state, given)
     begun = time.monotonic()
     budget_s = given.seconds or (SECONDS / 2 if given.quick else SECONDS)
 
-    def kept(run: Run, verdicts: dict[str, job.Verdict] | None = None) -> Entry:
+    def kept(run: Run, verdicts: dict[str, requests.Verdict] | None = None) -> Entry:
         about = conduct.prepared.about if conduct.prepared else ""
         runs = (run,) if names else ()
         fresh = Entry(name=case.name, where=where, about=about, runs=runs, verdicts=verdicts or {})
         return state.add(fresh)
 
     conduct = Conduct(
-        lanes=lanes,
-        prepare=job.Prepare(kind="model", name=case.name, size=given.size, device=given.device),
+        clients=clients,
+        prepare=requests.Prepare(
+            kind="model", name=case.name, size=given.size, device=given.device
+        ),
         planned=lambda step_s: measure.plan(step_s, budget_s),
         extend=judging.Extending(arms.INDUCTOR, arms.OURS),
         patience=Patience(arm_s=given.arm_seconds),

@@ -23,7 +23,7 @@ import torch
 
 from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass
-from backbay.race import stats
+from backbay.timing import stats
 
 BAR_US = 1.0
 WARMUPS = 5

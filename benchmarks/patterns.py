@@ -29,16 +29,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from speed import arms, job, judging, pattern_table
+from speed import arms, judging, pattern_table, requests
 from speed.command import parser_of, write
 from speed.conduct import Conduct, Patience, Unmeasurable
 from speed.record import Entry, Run, State, Where
 from speed.surroundings import device_of, versions
-from speed.turns import Lanes, Turns, leave_when_told, work_through
+from speed.turns import Clients, Turns, leave_when_told, work_through
 
-from backbay.child import ChildLost
-from backbay.race import measure
-from backbay.race.job import Refused
+from backbay.session import NoReply
+from backbay.timing import measure
 
 DEFAULT = (
     "eager",
@@ -69,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     limits = measured_limits(given.device) if todo else None
     whole = work_through(
         todo,
-        lambda row, lanes: one(row, state, where, limits, given=given, lanes=lanes),
+        lambda row, clients: one(row, state, where, limits, given=given, clients=clients),
         ahead=given.ahead,
         fresh=False,
         until=given.until,
@@ -97,33 +96,31 @@ def missing(row: "pattern_table.Listed", state: State, given: argparse.Namespace
     return judging.to_run(entry, wanted, above=arms.INDUCTOR, below=arms.OURS)
 
 
-def measured_limits(device: str) -> job.Limited:
+def measured_limits(device: str) -> requests.Limited:
     """Measure copy and matmul.
 
     Raises:
         SystemExit: that failed, and nothing else would work.
     """
-    lanes = Lanes(Turns(), fresh=True)
+    clients = Clients(Turns(), fresh=True)
     try:
-        reply = lanes.take().ask(job.Limits(device=device), timeout_s=_LIMITS_S)
-    except ChildLost as lost:
-        reply = Refused(reason=lost.reason)
+        reply = clients.take().ask(requests.Limits(device=device), timeout_s=_LIMITS_S)
+    except NoReply as error:
+        sys.exit(f"copy and matmul could not be measured on {device}: {error.reason}")
     finally:
-        lanes.close()
-    if isinstance(reply, job.Limited):
-        return reply
-    assert isinstance(reply, Refused)
-    sys.exit(f"copy and matmul could not be measured on {device}: {reply.reason}")
+        clients.close()
+    assert isinstance(reply, requests.Limited)
+    return reply
 
 
 def one(
     row: "pattern_table.Listed",
     state: State,
     where: Where,
-    limits: job.Limited | None,
+    limits: requests.Limited | None,
     *,
     given: argparse.Namespace,
-    lanes: Lanes,
+    clients: Clients,
 ) -> None:
     """Run what is missing of one pattern at one shape."""
     begun = time.monotonic()
@@ -147,8 +144,8 @@ def one(
         )
 
     conduct = Conduct(
-        lanes=lanes,
-        prepare=job.Prepare(kind="pattern", name=pattern, size=size, device=given.device),
+        clients=clients,
+        prepare=requests.Prepare(kind="pattern", name=pattern, size=size, device=given.device),
         planned=planned,
         extend=judging.Extending(arms.INDUCTOR, arms.OURS),
         patience=Patience(arm_s=given.arm_seconds),

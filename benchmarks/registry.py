@@ -19,7 +19,7 @@ from pathlib import Path
 
 import startup
 
-from backbay.race import stats
+from backbay.timing import stats
 
 LISTING = """
 import sys, time

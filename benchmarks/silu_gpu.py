@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from backbay.kernels import silu as module
-from backbay.race import stats
-from backbay.race.machine import machine, versions
 from backbay.registry import Environment
+from backbay.reporting.machine import machine, versions
+from backbay.timing import stats
 
 SIZES = [2**16, 2**20, 2**24, 2**28]
 DTYPES = [torch.bfloat16, torch.float32]

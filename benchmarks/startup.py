@@ -15,8 +15,8 @@ import subprocess
 import sys
 import time
 
-from backbay.race import stats
 from backbay.registry import Environment
+from backbay.timing import stats
 
 PYTHON = [sys.executable, "-c"]
 TORCH_LIST = "import torch; torch.compiler.list_backends()"

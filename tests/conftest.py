@@ -1,16 +1,16 @@
 """What several test files share."""
 
 import functools
+import importlib
 import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import hypothesis
-import msgspec
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -25,6 +25,7 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 from backbay.registry import Environment, Registry
 from backbay.registry.distributions import scan
+from backbay.session import LocalClient, Service
 
 # One commit, one verdict: what is drawn depends on the test alone, unless pytest is told otherwise:
 # `--hypothesis-profile=anew`.
@@ -106,54 +107,22 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-class LaneHere:
-    """Answers in this process as a child does; what is said goes through JSON, as it does to one.
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start no child processes for races and verifications: each would import torch for 5 s.
 
     Nothing is isolated, and nothing ends what takes too long.
     """
-
-    def __init__(self, answer: Callable[..., Any], job: Any, environment: Mapping[str, str]):
-        self._answer, self._job = answer, job
-        self._patch = pytest.MonkeyPatch()
-        for name, value in environment.items():
-            self._patch.setenv(name, value)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def ask(self, request: Any, *, timeout_s: float) -> Any:
-        asked = msgspec.json.decode(msgspec.json.encode(request), type=self._job.Request)
-        return msgspec.json.decode(msgspec.json.encode(self._answer(asked)), type=self._job.Reply)
-
-    def stop(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def end(self) -> None:
-        self._patch.undo()
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Start no child processes for races and verifications: each would import torch for 5 s."""
     import torch
 
-    from backbay.race import job as racing
-    from backbay.race.bench import Bench
-    from backbay.verify import job as verifying
-    from backbay.verify.answering import Desk
+    def started(
+        service: Service[Any, Any], environment: Mapping[str, str]
+    ) -> LocalClient[Any, Any]:
+        module, _, attribute = service.handler.partition(":")
+        handler = getattr(importlib.import_module(module), attribute)()
+        return LocalClient(service, handler, environment)
 
-    def race(environment: Mapping[str, str]) -> LaneHere:
-        return LaneHere(Bench().answer, racing, environment)
-
-    def verify(environment: Mapping[str, str]) -> LaneHere:
-        return LaneHere(Desk().answer, verifying, environment)
-
-    monkeypatch.setattr("backbay.race.api.open_child", race)
-    monkeypatch.setattr("backbay.verify.api.open_child", verify)
+    monkeypatch.setattr(Service, "start", started)
     torch.compiler.reset()
     with torch.random.fork_rng():
         yield

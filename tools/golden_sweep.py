@@ -38,12 +38,12 @@ from torch._dynamo.utils import counters
 from backbay import passes
 from backbay.kit.backend import Backend
 from backbay.kit.passes import Pass
+from backbay.messages import one_line
 from backbay.proof import Golden, Proof, Verdict, Workload, make_golden, observe
-from backbay.race.bench import one_line
-from backbay.race.workloads import parse
-from backbay.race.workloads.loading import load
-from backbay.race.workloads.timm_models import CrossEntropy
 from backbay.registry import CompilerFn, default_registry
+from backbay.workloads import parse
+from backbay.workloads.loading import load
+from backbay.workloads.timm_models import CrossEntropy
 
 WORKLOADS = (
     "decoder",

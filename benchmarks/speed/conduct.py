@@ -9,12 +9,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backbay.child import ChildLost
-from backbay.race import measure
-from backbay.race.job import Refused
-from speed import job
+from backbay.session import Lost, NoReply, Refused
+from backbay.timing import measure
+from speed import requests
 from speed.record import Run, Sampled
-from speed.turns import Lane, Lanes
+from speed.turns import Client, Clients
 
 Tell = Callable[[str], None]
 Keep = Callable[[Run], object]
@@ -38,8 +37,8 @@ class Unmeasurable(Exception):  # noqa: N818 (what became of a workload)
 class Conduct:
     """One workload and the arms that it is run with."""
 
-    lanes: Lanes
-    prepare: job.Prepare
+    clients: Clients
+    prepare: requests.Prepare
     planned: Planned
     extend: Callable[[Mapping[str, Sequence[float]]], bool]
     """From the samples so far to whether as much is timed again."""
@@ -50,19 +49,19 @@ class Conduct:
     shared: bool = False
     """Whether arms share their compiler caches; then none of them says how long it compiled."""
 
-    prepared: job.Prepared | None = None
+    prepared: requests.Prepared | None = None
     _lost: dict[str, Sampled] = field(default_factory=dict)
     _created: str = ""
 
-    def run(self, arms: Sequence[str], prove: Sequence[str] = ()) -> tuple[Run, job.Proved]:
+    def run(self, arms: Sequence[str], prove: Sequence[str] = ()) -> tuple[Run, requests.Proved]:
         """Measure these arms, and prove some of them.
 
         Raises:
             Unmeasurable: the workload was not built.
         """
         self._created = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-        proved = job.Proved(verdicts={})
-        ready: dict[str, job.Readied] = {}
+        proved = requests.Proved(verdicts={})
+        ready: dict[str, requests.Readied] = {}
         samples: Mapping[str, Sequence[float]] = {}
         while True:
             left = [x for x in arms if x not in self._lost]
@@ -71,62 +70,62 @@ class Conduct:
             whole = False
             try:
                 with tempfile.TemporaryDirectory(prefix="backbay-speed-") as caches:
-                    lane = self.lanes.take()
-                    ready, samples, whole = self._attempt(lane, left, caches)
+                    client = self.clients.take()
+                    ready, samples, whole = self._attempt(client, left, caches)
                     if whole:
                         unlost = [x for x in prove if x not in self._lost]
-                        proved = self._prove(lane, unlost, caches)
+                        proved = self._prove(client, unlost, caches)
                         break
             finally:
-                self.lanes.done(lost=not whole)
+                self.clients.done(lost=not whole)
         return self._run_of(ready, samples), proved
 
     def _attempt(
-        self, lane: Lane, arms: Sequence[str], caches: str
-    ) -> tuple[dict[str, job.Readied], Mapping[str, Sequence[float]], bool]:
+        self, client: Client, arms: Sequence[str], caches: str
+    ) -> tuple[dict[str, requests.Readied], Mapping[str, Sequence[float]], bool]:
         """Give who is ready, their samples, and whether nobody was lost."""
-        self._build(lane)
-        ready: dict[str, job.Readied] = {}
+        self._build(client)
+        ready: dict[str, requests.Readied] = {}
         for arm in arms:
             self.tell(f"{arm}: compiling")
-            request = job.Ready(arm=arm, caches=caches, shared=self.shared)
+            request = requests.Ready(arm=arm, caches=caches, shared=self.shared)
             try:
-                reply = lane.ask(request, timeout_s=self.patience.arm_s)
-            except ChildLost as lost:
+                reply = client.ask(request, timeout_s=self.patience.arm_s)
+            except Lost as lost:
                 self._lost[arm] = Sampled(status=lost.status, reason=lost.reason)
                 return ready, {}, False
-            if isinstance(reply, Refused):
-                reply = job.Readied(status="failed", reason=reply.reason)
-            assert isinstance(reply, job.Readied)
+            except Refused as refused:
+                reply = requests.Readied(status="failed", reason=refused.reason)
+            assert isinstance(reply, requests.Readied)
             self.tell(f"{arm}: {_said(reply)}")
             ready[arm] = reply
         try:
-            with self.lanes.alone():
-                return ready, self._time(lane, ready), True
+            with self.clients.alone():
+                return ready, self._time(client, ready), True
         except measure.BlockLost as lost_block:
             reason = f"lost while it was timed: {lost_block.reason}"
-            status: job.Status = "timeout" if lost_block.status == "timeout" else "crashed"
+            status: requests.Status = "timeout" if lost_block.status == "timeout" else "crashed"
             self._lost[lost_block.backend] = Sampled(status=status, reason=reason)
             return ready, {}, False
 
-    def _build(self, lane: Lane) -> None:
+    def _build(self, client: Client) -> None:
         try:
-            reply = lane.ask(self.prepare, timeout_s=self.patience.prepare_s)
-        except ChildLost as lost:
-            raise Unmeasurable(lost.reason) from lost
-        if isinstance(reply, Refused):
-            raise Unmeasurable(reply.reason)
-        assert isinstance(reply, job.Prepared)
+            reply = client.ask(self.prepare, timeout_s=self.patience.prepare_s)
+        except NoReply as error:
+            raise Unmeasurable(error.reason) from error
+        assert isinstance(reply, requests.Prepared)
         self.prepared = reply
 
-    def _time(self, lane: Lane, ready: Mapping[str, job.Readied]) -> Mapping[str, Sequence[float]]:
+    def _time(
+        self, client: Client, ready: Mapping[str, requests.Readied]
+    ) -> Mapping[str, Sequence[float]]:
         step_s = {x: r.step_s for x, r in ready.items() if r.status == "ok" and r.step_s}
         if not step_s:
             return {}
         plan, samples = self.planned(step_s), {name: [] for name in step_s}  # type: ignore[var-annotated]
         while True:
             more = measure.interleave(
-                dict.fromkeys(step_s, lane),  # type: ignore[arg-type] # it answers blocks likewise
+                dict.fromkeys(step_s, client),
                 plan,
                 timeout_s=self.patience.arm_s,
                 on_round=lambda _done, _of: None,
@@ -137,28 +136,26 @@ class Conduct:
             if not self.extend(samples):
                 return samples
 
-    def _prove(self, lane: Lane, arms: Sequence[str], caches: str) -> job.Proved:
+    def _prove(self, client: Client, arms: Sequence[str], caches: str) -> requests.Proved:
         if not arms:
-            return job.Proved(verdicts={})
+            return requests.Proved(verdicts={})
         self.tell(f"proving {', '.join(arms)}")
-        request = job.Prove(arms=tuple(arms), caches=caches)
+        request = requests.Prove(arms=tuple(arms), caches=caches)
         try:
-            reply = lane.ask(request, timeout_s=self.patience.arm_s * (1 + len(arms)))
-        except ChildLost as lost:
-            reply = Refused(reason=lost.reason)
-        if isinstance(reply, job.Proved):
-            return reply
-        assert isinstance(reply, Refused)
-        self.tell(f"no proof: {reply.reason}")
-        return job.Proved(verdicts={})
+            reply = client.ask(request, timeout_s=self.patience.arm_s * (1 + len(arms)))
+        except NoReply as error:
+            self.tell(f"no proof: {error.reason}")
+            return requests.Proved(verdicts={})
+        assert isinstance(reply, requests.Proved)
+        return reply
 
     def _run_of(
-        self, ready: Mapping[str, job.Readied], samples: Mapping[str, Sequence[float]]
+        self, ready: Mapping[str, requests.Readied], samples: Mapping[str, Sequence[float]]
     ) -> Run:
         found = {name: self._sampled(x, samples.get(name, ())) for name, x in ready.items()}
         return Run(created=self._created, arms={**found, **self._lost})
 
-    def _sampled(self, ready: job.Readied, samples: Sequence[float]) -> Sampled:
+    def _sampled(self, ready: requests.Readied, samples: Sequence[float]) -> Sampled:
         return Sampled(
             status=ready.status,
             reason=ready.reason,
@@ -170,7 +167,7 @@ class Conduct:
         )
 
 
-def _said(reply: job.Readied) -> str:
+def _said(reply: requests.Readied) -> str:
     if reply.status != "ok":
         return f"{reply.status}: {reply.reason}"
     compiled = "" if reply.compile_s is None else f"compiled in {reply.compile_s:.1f} s, "

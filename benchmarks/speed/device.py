@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from backbay.race.trial import synchronize
-from speed.job import Limited
+from backbay.timing.device import device_name, synchronize
+from speed.requests import Limited
 
 FLUSH_BYTES = 2**28
 """Written before each call, so that no operand is left in the L2 cache: four times the H200's."""
@@ -107,11 +107,6 @@ def limits(device: str) -> Limited:
         copy_bytes_s=4 * count / copy_s,
         matmul_flops_s=2 * side**3 / matmul_s,
     )
-
-
-def device_name(device: torch.device) -> str:
-    """Give the GPU's own name, or ``cpu``."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _median(flushed: Flushed, call: Call) -> float:

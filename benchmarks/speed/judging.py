@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from backbay.race import stats
+from backbay.timing import stats
 from speed.record import Entry, Sampled
 
 SLOWER = 0.98

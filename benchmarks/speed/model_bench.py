@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from backbay.messages import one_line
 from backbay.proof import Step, Workload, make_golden, observe
-from backbay.race.bench import one_line
-from backbay.race.memory import peak_bytes, reset_peak
-from backbay.race.trial import synchronize
-from speed import arms, job
-from speed.device import block_seconds, device_name
+from backbay.timing.device import device_name, synchronize
+from backbay.timing.memory import peak_bytes, reset_peak
+from speed import arms, requests
+from speed.device import block_seconds
 from speed.model_cases import Case, built, case
 
 GROSS = 0.3
@@ -27,7 +27,7 @@ _WARM_STEPS = 3  # a mode with CUDA graphs compiles, warms up, records, and then
 class ModelBench:
     """One model, and every arm that it was compiled with."""
 
-    def __init__(self, request: job.Prepare) -> None:
+    def __init__(self, request: requests.Prepare) -> None:
         torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT  # noqa: SLF001 (its only home)
         self._request = request
         self._case: Case = case(request.name)
@@ -38,16 +38,16 @@ class ModelBench:
         self._static_bytes = _allocated(self._device)
         self._outputs = self._results(self._workload.model)
 
-    def prepared(self) -> job.Prepared:
+    def prepared(self) -> requests.Prepared:
         """Say what was built."""
-        return job.Prepared(
+        return requests.Prepared(
             device_name=device_name(self._device), about=self._case.about(self._request.size)
         )
 
-    def ready(self, arm: str, caches: str, *, shared: bool = False) -> job.Readied:
+    def ready(self, arm: str, caches: str, *, shared: bool = False) -> requests.Readied:
         """Compile, compare grossly with eager, and take the peak of memory."""
         if arm == arms.HAND and not self._case.masked:
-            return job.Readied(status="failed", reason="no mask to take away by hand")
+            return requests.Readied(status="failed", reason="no mask to take away by hand")
         assert self._workload is not None
         assert self._step is not None
         if arm != arms.EAGER:
@@ -62,7 +62,7 @@ class ModelBench:
             peak = self._peak(call, before)
         step_s = self.seconds(arm, 1, 1)
         wrong = not error <= GROSS
-        return job.Readied(
+        return requests.Readied(
             status="wrong" if wrong else "ok",
             reason=f"differs from eager by {error:.2g} of its size" if wrong else "",
             compile_s=first_s if cold and arm != arms.EAGER else None,
@@ -81,7 +81,7 @@ class ModelBench:
                 step(call)
             return block_seconds(lambda: step(call), calls, self._device)
 
-    def prove(self, names: tuple[str, ...], caches: str) -> dict[str, job.Verdict]:
+    def prove(self, names: tuple[str, ...], caches: str) -> dict[str, requests.Verdict]:
         """Hold arms against float64 at the size for proofs: the same layers, fewer inputs."""
         size = "tiny" if self._request.size == "tiny" else "proof"
         self._forget()
@@ -89,7 +89,7 @@ class ModelBench:
         golden = make_golden(workload, train=self._case.train, seed=self._request.seed)
         small = golden.at(workload)
         about = self._case.about(size) + (", reduced" if golden.reduced else "")
-        verdicts: dict[str, job.Verdict] = {}
+        verdicts: dict[str, requests.Verdict] = {}
         for arm in names:
             torch._dynamo.reset()  # noqa: SLF001 (torch.compiler.reset is this)
             with arms.cached(arm, caches), arms.surrounded(arm), golden.context():
@@ -98,11 +98,11 @@ class ModelBench:
                     seen = observe(call, small, train=self._case.train, seed=self._request.seed)
                 except Exception as error:  # noqa: BLE001 (a backend may raise anything)
                     reason = one_line(error)
-                    verdicts[arm] = job.Verdict(passed=False, reason=reason, about=about)
+                    verdicts[arm] = requests.Verdict(passed=False, reason=reason, about=about)
                     continue
             proof = golden.judge(seen)
             worst = proof.worst
-            verdicts[arm] = job.Verdict(
+            verdicts[arm] = requests.Verdict(
                 passed=proof.passed, reason=worst.reason, about=about, ratio=worst.ratio
             )
         return verdicts

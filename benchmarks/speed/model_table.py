@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from backbay.race import stats, wording
+from backbay.reporting import wording
+from backbay.timing import stats
 from speed import arms
 from speed.judging import (
     Ratio,

@@ -8,10 +8,10 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from backbay.race.bench import one_line
-from backbay.race.trial import synchronize
-from speed import arms, job
-from speed.device import Flushed, device_name, replayed
+from backbay.messages import one_line
+from backbay.timing.device import device_name, synchronize
+from speed import arms, requests
+from speed.device import Flushed, replayed
 from speed.model_bench import relative
 from speed.pattern_cases import Pattern, Program, pattern, program
 
@@ -24,7 +24,7 @@ BESIDE_EAGER = 1.5
 class PatternBench:
     """One pattern at one shape, and every arm that it was compiled with."""
 
-    def __init__(self, request: job.Prepare) -> None:
+    def __init__(self, request: requests.Prepare) -> None:
         self._device = torch.device(request.device)
         self._pattern: Pattern = pattern(request.name)
         self._program: Program = program(
@@ -38,18 +38,18 @@ class PatternBench:
         self._reference, self._flops = self._in_float32()
         self._allowed = max(TOLERANCE, BESIDE_EAGER * self._error(self._step(arms.EAGER)()))
 
-    def prepared(self) -> job.Prepared:
+    def prepared(self) -> requests.Prepared:
         """Say what was built."""
-        return job.Prepared(
+        return requests.Prepared(
             device_name=device_name(self._device),
             bytes_moved=self._program.bytes_moved or self._least_bytes(),
             flops=self._flops if self._program.flops is None else self._program.flops,
         )
 
-    def ready(self, arm: str, caches: str, *, shared: bool = False) -> job.Readied:
+    def ready(self, arm: str, caches: str, *, shared: bool = False) -> requests.Readied:
         """Compile, compare with float32, and capture in a CUDA graph where there are any."""
         if arm == arms.ALT and self._program.alternative is None:
-            return job.Readied(status="failed", reason="no alternative")
+            return requests.Readied(status="failed", reason="no alternative")
         if arm != arms.EAGER:
             arms.warm_up(arms.split(arm)[0], str(self._device), train=self._pattern.train)
         arms.forget_rewrites()
@@ -62,9 +62,9 @@ class PatternBench:
         error = self._error(results)
         if not error <= self._allowed:
             reason = f"differs from float32 by {error:.2g}, {self._allowed:.2g} is allowed"
-            return job.Readied(status="wrong", reason=reason, error=error)
+            return requests.Readied(status="wrong", reason=reason, error=error)
         notes += (*arms.rewrites(arm), *self._keep(arm, step))
-        return job.Readied(
+        return requests.Readied(
             status="ok",
             compile_s=first_s if cold and arm != arms.EAGER else None,
             step_s=max(self.seconds(arm, 1, 3) / 3, 1e-7),
@@ -79,7 +79,7 @@ class PatternBench:
             call()
         return self._flushed.seconds(call, calls, replayed=graph)
 
-    def prove(self, arms: tuple[str, ...], caches: str) -> dict[str, job.Verdict]:  # noqa: ARG002
+    def prove(self, arms: tuple[str, ...], caches: str) -> dict[str, requests.Verdict]:  # noqa: ARG002
         """Prove nothing: each arm was compared with float32 before it got ready."""
         return {}
 

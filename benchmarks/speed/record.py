@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from backbay.errors import InputError
-from speed.job import Limited, Status, Verdict
+from speed.requests import Limited, Status, Verdict
 
 SCHEMA = "backbay.speed/1"
 

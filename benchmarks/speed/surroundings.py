@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 import backbay
-from backbay.race import machine
 from backbay.registry import Environment
+from backbay.reporting import machine
 
 _COMPILING = ("backends", "graph", "kernels", "kit", "passes")
 """Backbay's packages that decide what is compiled."""

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from backbay.child import Child
-from speed import job
+from backbay import session
+from speed import requests
 
-Lane = Child[job.Request, job.Reply]
+Client = session.Client[requests.Request, requests.Reply]
 Task = TypeVar("Task")
 
 FOLDER = Path(__file__).parent.parent
@@ -26,11 +26,11 @@ _SETTLE_S = 0.3
 """Until what the stopped ones had handed to the device is done."""
 
 
-def started() -> Lane:
+def started() -> Client:
     """Start a child process that measures."""
     path = os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH"))))
     environment = {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
-    return Child("speed.worker", job.Reply, environment)
+    return requests.SERVICE.start(environment)
 
 
 class ClosedError(Exception):
@@ -57,35 +57,35 @@ class Turns:
 
     def __init__(self) -> None:
         self._turn = threading.RLock()
-        self._lanes: list[Lane] = []
+        self._clients: list[Client] = []
         self._closed = False
         _OPEN.add(self)
 
-    def start(self) -> Lane:
+    def start(self) -> Client:
         """Start a process; not while another is alone."""
         with self._turn:
             if self._closed:
                 raise ClosedError
-            self._lanes.append(started())
-            return self._lanes[-1]
+            self._clients.append(started())
+            return self._clients[-1]
 
     def close(self) -> None:
         """End every process, and start no other: whoever waits for one is freed."""
         self._closed = True
-        for lane in self._lanes:
-            lane.end()
+        for client in self._clients:
+            client.end()
 
-    def end(self, lane: Lane) -> None:
+    def end(self, client: Client) -> None:
         """End a process."""
-        lane.end()
+        client.end()
         with self._turn:
-            self._lanes.remove(lane)
+            self._clients.remove(client)
 
     @contextlib.contextmanager
-    def alone(self, lane: Lane) -> Iterator[None]:
+    def alone(self, client: Client) -> Iterator[None]:
         """Stop all others meanwhile; whoever wants the same waits."""
         with self._turn:
-            others = [x for x in self._lanes if x is not lane]
+            others = [x for x in self._clients if x is not client]
             for other in others:
                 other.stop()
             if others:
@@ -97,19 +97,19 @@ class Turns:
                     other.resume()
 
 
-class Lanes:
+class Clients:
     """One process after the other: the same for all workloads, or a fresh one for each."""
 
     def __init__(self, turns: Turns, *, fresh: bool) -> None:
         self._turns = turns
         self._fresh = fresh
-        self._lane: Lane | None = None
+        self._client: Client | None = None
 
-    def take(self) -> Lane:
+    def take(self) -> Client:
         """Give the process to use now."""
-        if self._lane is None:
-            self._lane = self._turns.start()
-        return self._lane
+        if self._client is None:
+            self._client = self._turns.start()
+        return self._client
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
         """Let the process run without the others."""
@@ -122,14 +122,14 @@ class Lanes:
 
     def close(self) -> None:
         """End the process."""
-        if self._lane is not None:
-            self._turns.end(self._lane)
-            self._lane = None
+        if self._client is not None:
+            self._turns.end(self._client)
+            self._client = None
 
 
 def work_through(
     tasks: Sequence[Task],
-    work: Callable[[Task, Lanes], None],
+    work: Callable[[Task, Clients], None],
     *,
     ahead: int,
     fresh: bool,
@@ -148,7 +148,7 @@ def work_through(
     next_one, skipped = threading.Lock(), threading.Event()
 
     def take_turns() -> None:
-        lanes = Lanes(turns, fresh=fresh)
+        clients = Clients(turns, fresh=fresh)
         try:
             while True:
                 with next_one:
@@ -158,9 +158,9 @@ def work_through(
                 if time.monotonic() > end:
                     skipped.set()
                     return
-                work(task, lanes)
+                work(task, clients)
         finally:
-            lanes.close()
+            clients.close()
 
     with ThreadPoolExecutor(max_workers=ahead) as pool:
         futures = [pool.submit(take_turns) for _ in range(ahead)]

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import torch
 
-from backbay.child import ChildLost
 from backbay.errors import InputError
+from backbay.session import LocalClient, Lost
 
 FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 WHERE = {"device": "none", "size": "tiny", "versions": {"torch": "2"}}
@@ -34,21 +34,23 @@ def speed():
 @pytest.fixture
 def in_process(speed, monkeypatch):
     """Answer requests here, each way as JSON, as a child process would."""
-    job, worker = speed("speed.job"), speed("speed.worker")
+    asked, handler = speed("speed.requests"), speed("speed.handler")
 
     class Here:
         def __init__(self):
-            self.worker = worker.Worker()
+            self.handler = handler.SpeedHandler()
+            self.client = LocalClient(asked.SERVICE, self, {})
 
         def ask(self, request, *, timeout_s):
-            sent = msgspec.json.decode(msgspec.json.encode(request), type=job.Request)
-            return msgspec.json.decode(msgspec.json.encode(self.answer(sent)), type=job.Reply)
+            return self.client.ask(request, timeout_s=timeout_s)
+
+        requests = asked.Request
 
         def answer(self, request):
-            return self.worker.answer(request)
+            return self.handler.answer(request)
 
         def end(self):
-            self.worker = None
+            self.handler = None
 
         def stop(self):
             self.stopped = True
@@ -59,7 +61,7 @@ def in_process(speed, monkeypatch):
     monkeypatch.setattr(speed("speed.turns"), "started", Here)
     with torch._dynamo.config.patch(recompile_limit=256):  # the bench sets it for its process
         yield Here
-    gc.unfreeze()  # the worker froze what there was
+    gc.unfreeze()  # the handler froze what there was
 
 
 def entry(speed, *runs, **more):
@@ -156,7 +158,7 @@ def test_models_that_are_stopped_while_they_are_proven_lose_what_was_timed(
 ):
     class Stopped(in_process):
         def answer(self, request):
-            if isinstance(request, speed("speed.job").Prove):
+            if isinstance(request, speed("speed.requests").Prove):
                 raise KeyboardInterrupt
             return super().answer(request)
 
@@ -179,7 +181,7 @@ def test_failures_count_as_one_and_are_listed(speed):
 
 
 def test_wrong_verdict_takes_the_gain_away(speed):
-    verdict = speed("speed.job").Verdict(passed=False, reason="far off", about="2x8")
+    verdict = speed("speed.requests").Verdict(passed=False, reason="far off", about="2x8")
     found = entry(
         speed,
         {"inductor": [4.0] * 9, "backbay": [1.0] * 9},
@@ -194,7 +196,7 @@ def test_wrong_verdict_takes_the_gain_away(speed):
 def test_the_newest_run_is_mixed_with_an_older_one_or_its_proof_forgotten(speed):
     newest, verdict = (
         speed("newest"),
-        speed("speed.job").Verdict(passed=True, reason="", about="2x8"),
+        speed("speed.requests").Verdict(passed=True, reason="", about="2x8"),
     )
     slow, fast = ({"inductor": [4.0] * 9, "backbay": [x] * 9} for x in (4.0, 2.0))
     alone = entry(speed, {"backbay": [0.1] * 9}, name="bert.infer")
@@ -283,13 +285,13 @@ def test_models_run_and_what_is_known_is_not_run_again(speed, in_process, tmp_pa
 def test_arm_that_takes_its_process_down_is_a_row_and_the_others_are_timed(
     speed, in_process, tmp_path, monkeypatch
 ):
-    job = speed("speed.job")
+    requests = speed("speed.requests")
 
     class Fragile(in_process):
-        def answer(self, request):
-            if isinstance(request, job.Ready) and request.arm == "aot_eager":
-                raise ChildLost("it died")
-            return super().answer(request)
+        def ask(self, request, *, timeout_s):
+            if isinstance(request, requests.Ready) and request.arm == "aot_eager":
+                raise Lost("it died")
+            return super().ask(request, timeout_s=timeout_s)
 
     monkeypatch.setattr(speed("speed.turns"), "started", Fragile)
     asked = [
@@ -309,9 +311,9 @@ def test_arm_that_takes_its_process_down_is_a_row_and_the_others_are_timed(
 
 
 def test_patterns_compute_at_their_tiny_shape_and_so_do_the_alternatives(speed):
-    bench, job = speed("speed.pattern_bench"), speed("speed.job")
+    bench, requests = speed("speed.pattern_bench"), speed("speed.requests")
     for pattern in speed("speed.pattern_cases").PATTERNS:
-        request = job.Prepare(kind="pattern", name=pattern.name, size="tiny", device="cpu")
+        request = requests.Prepare(kind="pattern", name=pattern.name, size="tiny", device="cpu")
         made = bench.PatternBench(request)
         assert made.prepared().bytes_moved > 0, pattern.name
         if made._program.alternative is not None:
@@ -321,9 +323,9 @@ def test_patterns_compute_at_their_tiny_shape_and_so_do_the_alternatives(speed):
 
 
 def test_wrong_result_is_not_timed(speed, monkeypatch):
-    bench, job = speed("speed.pattern_bench"), speed("speed.job")
+    bench, requests = speed("speed.pattern_bench"), speed("speed.requests")
     monkeypatch.setattr(speed("speed.arms"), "compiled", lambda f, *_, **__: lambda *x: 1.1 * f(*x))
-    request = job.Prepare(kind="pattern", name="silu_product", size="tiny", device="cpu")
+    request = requests.Prepare(kind="pattern", name="silu_product", size="tiny", device="cpu")
     made = bench.PatternBench.__new__(bench.PatternBench)
     with monkeypatch.context() as right:
         right.setattr(speed("speed.arms"), "compiled", lambda f, *_, **__: f)
@@ -348,8 +350,8 @@ def test_what_may_be_stale_counts_as_ours_or_as_stock(speed, monkeypatch, mode):
 
 
 def test_a_patterns_weights_are_taken_for_inputs(speed):
-    bench, job = speed("speed.pattern_bench"), speed("speed.job")
-    request = job.Prepare(kind="pattern", name="swiglu", size="tiny", device="cpu")
+    bench, requests = speed("speed.pattern_bench"), speed("speed.requests")
+    request = requests.Prepare(kind="pattern", name="swiglu", size="tiny", device="cpu")
     made = bench.PatternBench(request)
     backend = optimizing_in_eager()
     with torch.no_grad():
@@ -398,13 +400,13 @@ def test_error_in_one_workload_ends_the_others_processes(speed, in_process):
     turns = speed("speed.turns")
     seen = []
 
-    def work(_, lanes):
-        seen.append(lanes.take())
+    def work(_, clients):
+        seen.append(clients.take())
         raise ValueError("not a result")
 
     with pytest.raises(ValueError, match="not a result"):
         turns.work_through([1], work, fresh=True, ahead=1, until=60)
-    assert seen[0].worker is None
+    assert seen[0].handler is None
 
 
 def test_state_of_other_code_is_told_apart(speed, tmp_path):

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from backbay.conformance import job, killing, pool
+from backbay.conformance import killing, pool
 from backbay.conformance.killing import Cell, Row, Table
 from backbay.conformance.record import Profile, Result
+from backbay.conformance.requests import Ran, Ready, Reply, Request, Run, SuiteSetup
 
 CAUGHT = Cell(cases=3, seconds=1.0, caught_by="contract/x/y", status="fail_value", reason="off")
 MISSED = Cell(cases=9, seconds=2.0)
@@ -126,7 +127,7 @@ def test_a_name_that_no_fault_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no_such_fault" in capsys.readouterr().out
 
 
-class Desk:
+class Client:
     """Answers that the second case of four fails."""
 
     asked: list[str]
@@ -134,14 +135,19 @@ class Desk:
     def __init__(self) -> None:
         self.asked = []
 
-    def ask(self, request: job.Request, *, timeout_s: float) -> job.Reply:
-        if isinstance(request, job.Setup):
+    def ask(self, request: Request, *, timeout_s: float) -> Reply:
+        if isinstance(request, SuiteSetup):
             cases = tuple((f"contract/{x}", 1.0) for x in "abcd")
             known = tuple(x for x, _ in cases)
-            return job.Ready(cases=cases, rungs=(), known=known, device_name="cpu")
+            return Ready(cases=cases, rungs=(), known=known, device_name="cpu")
+        assert isinstance(request, Run)
         self.asked.append(request.id)
         status = "fail_value" if request.id == "contract/b" else "pass"
-        return job.Ran(result=Result(id=request.id, level=1, status=status))
+        return Ran(result=Result(id=request.id, level=1, status=status))
+
+    def stop(self) -> None: ...
+
+    def resume(self) -> None: ...
 
     def end(self) -> None:
         """Nothing was started."""
@@ -149,16 +155,16 @@ class Desk:
 
 @pytest.mark.parametrize(("stops", "count"), [(True, 2), (False, 4)])
 def test_a_run_that_goes_on_after_its_end(stops: bool, count: int) -> None:
-    setup = job.Setup(backend="x", device="cpu", seed=0, levels=(1,), profile="full")
-    desk = Desk()
+    setup = SuiteSetup(backend="x", device="cpu", seed=0, levels=(1,), profile="full")
+    client = Client()
     _, results = pool.run_all(
         setup,
         workers=1,
         tell=lambda _: None,
-        open_desk=lambda: desk,
+        open_client=lambda: client,
         ends=lambda result: stops and result.failed,
     )
-    assert len(results) == len(desk.asked) == count
+    assert len(results) == len(client.asked) == count
     failed = killing.first_failure(results)
     assert failed is not None
     assert failed.id == "contract/b"

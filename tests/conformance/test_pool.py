@@ -2,17 +2,18 @@
 
 import pytest
 
-from backbay.child import ChildLost
-from backbay.conformance import job, pool
+from backbay.conformance import pool
 from backbay.conformance.record import Result
+from backbay.conformance.requests import Ran, Ready, Run, SuiteSetup
 from backbay.errors import InputError
+from backbay.session import Lost, Refused
 
-SETUP = job.Setup(backend="tried", device="cpu", seed=0, levels=(1,), profile="full")
+SETUP = SuiteSetup(backend="tried", device="cpu", seed=0, levels=(1,), profile="full")
 CASES = tuple((f"contract/{x}", 5.0) for x in "abcdef")
 
 
-class FakeDesk:
-    """Answers as told; what it is told to lose is lost, and so is the desk."""
+class FakeClient:
+    """Answers as told; what it is told to lose is lost, and so is the client."""
 
     opened = 0
 
@@ -23,13 +24,13 @@ class FakeDesk:
 
     def ask(self, request, *, timeout_s):
         assert not self.ended
-        if isinstance(request, job.Setup):
+        if isinstance(request, SuiteSetup):
             known = tuple(x for x, _ in CASES)
-            return job.Ready(cases=CASES, rungs=("eager",), known=known, device_name="cpu")
+            return Ready(cases=CASES, rungs=("eager",), known=known, device_name="cpu")
         fate = self.fates.get((request.id, request.rung), "pass")
         if fate in {"crashed", "timeout"}:
-            raise ChildLost("it died", fate)
-        return job.Ran(result=Result(id=request.id, level=1, status=fate))
+            raise Lost("it died", fate)
+        return Ran(result=Result(id=request.id, level=1, status=fate))
 
     def end(self):
         self.ended = True
@@ -37,12 +38,12 @@ class FakeDesk:
 
 @pytest.fixture
 def run():
-    FakeDesk.opened = 0
+    FakeClient.opened = 0
 
     def run(fates, workers=1):
         told = []
         _ready, results = pool.run_all(
-            SETUP, workers=workers, tell=told.append, open_desk=lambda: FakeDesk(fates)
+            SETUP, workers=workers, tell=told.append, open_client=lambda: FakeClient(fates)
         )
         assert sorted(x.id for x in told) == sorted(x.id for x in results)
         return [x.status for x in results]
@@ -60,36 +61,36 @@ def test_results_come_in_another_order(run, workers):
         "pass",
         "pass",
     ]
-    assert 1 <= FakeDesk.opened <= min(workers, len(CASES))
+    assert 1 <= FakeClient.opened <= min(workers, len(CASES))
 
 
 @pytest.mark.parametrize(("fate", "status"), [("crashed", "crash"), ("timeout", "hang")])
 def test_a_crash_or_a_hang_is_the_end(run, fate, status):
     assert run({("contract/b", None): fate})[:3] == ["pass", status, "pass"]
-    assert FakeDesk.opened == 2
+    assert FakeClient.opened == 2
 
 
 def test_torchs_own_crash_is_held_against_the_backend(run):
     fates = {("contract/b", None): "crashed", ("contract/b", "eager"): "crashed"}
     assert run(fates)[:3] == ["pass", "upstream", "pass"]
-    assert FakeDesk.opened == 3
+    assert FakeClient.opened == 3
 
 
 def test_a_backend_that_cannot_be_loaded_is_run():
-    class Refusing(FakeDesk):
+    class Refusing(FakeClient):
         def ask(self, request, *, timeout_s):
-            return job.Refused(reason="there is no such thing")
+            raise Refused("there is no such thing")
 
     with pytest.raises(InputError, match="no such thing"):
-        pool.run_all(SETUP, workers=2, tell=print, open_desk=lambda: Refusing({}))
+        pool.run_all(SETUP, workers=2, tell=print, open_client=lambda: Refusing({}))
 
 
 def test_an_error_in_one_place_of_work_is_lost():
-    class Broken(FakeDesk):
+    class Broken(FakeClient):
         def ask(self, request, *, timeout_s):
-            if isinstance(request, job.Run) and type(self).opened > 1:
+            if isinstance(request, Run) and type(self).opened > 1:
                 raise KeyError("a defect of ours")
             return super().ask(request, timeout_s=timeout_s)
 
     with pytest.raises(KeyError):
-        pool.run_all(SETUP, workers=3, tell=lambda _: None, open_desk=lambda: Broken({}))
+        pool.run_all(SETUP, workers=3, tell=lambda _: None, open_client=lambda: Broken({}))

@@ -12,9 +12,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import repro_cases
 
-from backbay.conformance.job import Setup
 from backbay.conformance.record import Result
 from backbay.conformance.repro import Limits, write
+from backbay.conformance.requests import SuiteSetup
+from backbay.session import Session
 
 HERE = Path(__file__).with_name("repro_cases.py")
 
@@ -44,12 +45,16 @@ def our_cases(monkeypatch):
 
 
 def written(case: str, backend: str, status: str, folder: Path, **limits):
-    setup = Setup(backend=f"{HERE}:{backend}", device="cpu", seed=0, levels=(1,), profile="full")
+    setup = SuiteSetup(
+        backend=f"{HERE}:{backend}", device="cpu", seed=0, levels=(1,), profile="full"
+    )
     rungs = {"eager": "pass", "aot_eager": "pass"}
     result = Result(
         id=f"contract/repro/{case}", level=1, status=status, reason="it is so", rungs=rungs
     )
-    (repro,) = write([result], folder, setup=setup, limits=Limits(**limits), open_lane=Here)
+    (repro,) = write(
+        [result], folder, setup=setup, limits=Limits(**limits), open_session=lambda: Session(Here)
+    )
     return repro
 
 
@@ -145,7 +150,7 @@ def test_a_large_graph_is_minimised_for_ever(tmp_path):
 
 
 def test_a_pass_or_an_expected_failure_gets_a_file(tmp_path):
-    setup = Setup(backend="eager", device="cpu", seed=0, levels=(1,), profile="full")
+    setup = SuiteSetup(backend="eager", device="cpu", seed=0, levels=(1,), profile="full")
     case = "contract/repro/tanh_in_the_middle_is_wrong"
     results = [
         Result(id=case, level=1, status="pass"),

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbay.conformance.job import Setup
 from backbay.conformance.levels import sampled
 from backbay.conformance.record import LEVELS, Result
 from backbay.conformance.repro import write
 from backbay.conformance.repro.making import made
+from backbay.conformance.requests import SuiteSetup
+from backbay.session import Session
 
 
 class Here:
@@ -26,9 +27,9 @@ class Here:
 
 def written(case_id: str, backend: str, status: str, folder: Path):
     level = LEVELS.index(case_id.partition("/")[0])
-    setup = Setup(backend=backend, device="cpu", seed=0, levels=(level,), profile="full")
+    setup = SuiteSetup(backend=backend, device="cpu", seed=0, levels=(level,), profile="full")
     result = Result(id=case_id, level=level, status=status, reason="it is so")
-    (repro,) = write([result], folder, setup=setup, open_lane=Here)
+    (repro,) = write([result], folder, setup=setup, open_session=lambda: Session(Here))
     return repro
 
 

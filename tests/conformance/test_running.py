@@ -259,3 +259,24 @@ def test_what_dynamo_captures_for_nobody_is_held_against_dynamo():
     result = run_case(case, subject_of(interpreted))
     assert result.status == "vacuous"
     assert attributed(case, result, lambda _: subject_of(interpreted), ()).status == "not_runnable"
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted", "status"),
+    [
+        (torch.ones(2), torch.ones(2) * 2, "fail_value"),
+        (torch.ones(2), torch.ones(3), "fail_metadata"),
+        (torch.ones(2), torch.ones(2).double(), "fail_metadata"),
+        ([torch.ones(2), torch.ones(2)], [torch.ones(2), torch.ones(3)], "fail_metadata"),
+        ([torch.ones(2) * 2, torch.ones(2)], [torch.ones(2), torch.ones(3)], "fail_value"),
+        ([torch.ones(1), []], [torch.zeros(1), [1]], "fail_metadata"),
+        ({"a": torch.ones(2)}, {"a": torch.ones(3)}, "fail_metadata"),
+        ({"a": torch.ones(2)}, {"b": torch.ones(2)}, "fail_value"),
+        (1.0, 2.0, "fail_value"),
+    ],
+)
+def test_another_kind_of_tensor_is_called_another_value(got, wanted, status):
+    subject = Subject(lambda gm, _: gm, name="x", device=torch.device("cpu"))
+    with pytest.raises(Failed) as failed:
+        subject.near(got, wanted)
+    assert failed.value.status == status

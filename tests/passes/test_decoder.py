@@ -3,9 +3,9 @@ import torch
 
 from backbay import passes
 from backbay.proof import Workload
-from backbay.race.workloads.decoder import Decoder, DecoderConfig
-from backbay.race.workloads.decoder_workload import returned_loss
-from backbay.race.workloads.loading import load
+from backbay.workloads.decoder import Decoder, DecoderConfig
+from backbay.workloads.decoder_workload import returned_loss
+from backbay.workloads.loading import load
 
 BOTH = ("common_subexpressions", "fold_constants", "fold_scalar_chain", "remove_dead_code")
 ALL = [

@@ -6,9 +6,9 @@ import sys
 import pytest
 from rich.console import Console
 
-from backbay.race import wording
 from backbay.race.record import Decision, Machine, Report, Result, Settings, VerdictRecord
 from backbay.race.table import table
+from backbay.reporting import wording
 
 LONG = "src/company/compilers/fusion_backend.py:fused_attention_backend"
 REASON = (

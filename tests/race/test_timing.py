@@ -1,38 +1,37 @@
-"""Who is timed where, and who must compile again, on lanes that start no process."""
+"""Who is timed where, and who must compile again, in sessions that start no process."""
 
-from backbay.child import ChildLost
-from backbay.race.job import Block, Open, Opened, Refused, Setup, Timed
+from backbay.race.requests import Open, Opened
 from backbay.race.timing import Limits, Timing
+from backbay.session import Lost, Refused, Session
+from backbay.timing.measure import Block, Timed
+from backbay.workloads.setup import WorkloadSetup
 
-SETUP = Setup(workload="w", size=None, mode="infer", dtype="float32", device="cpu", seed=0)
+SETUP = WorkloadSetup(workload="w", size=None, mode="infer", dtype="float32", device="cpu", seed=0)
 
 
-class Lane:
+class Client:
     """Answers at once; a block of a backend called "dies" ends it, one of "raises" is refused."""
 
     def __init__(self, opened):
         self.ready, self.running, self.over = (), True, False
         opened.append(self)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.over = True
-
     def ask(self, request, *, timeout_s):
         if not self.running:
-            raise ChildLost("no answer: it is stopped", "timeout")
+            raise Lost("no answer: it is stopped", "timeout")
         if isinstance(request, Open):
             self.ready = request.backends
             return Opened(step_s=dict.fromkeys(self.ready, 1.0), failed={})
         assert isinstance(request, Block)
         assert request.backend in self.ready
         if request.backend == "dies":
-            raise ChildLost("died")
+            raise Lost("died")
         if request.backend == "raises":
-            return Refused(reason="ValueError: no")
+            raise Refused("ValueError: no")
         return Timed(seconds=1.0 * request.calls)
+
+    def end(self):
+        self.over = True
 
     def stop(self):
         self.running = False
@@ -46,13 +45,13 @@ def timed(*names):
     timing = Timing(
         setup=SETUP,
         digest="",
-        open_lane=lambda: Lane(opened),
+        open_session=lambda: Session(lambda: Client(opened)),
         limits=Limits(backend_s=1.0, timing_s=1.0),
         tell=lambda backend, text: None,
     )
     timing.run(names)
-    assert all(lane.over for lane in opened)
-    return timing, [lane.ready for lane in opened]
+    assert all(x.over for x in opened)
+    return timing, [x.ready for x in opened]
 
 
 def test_all_are_timed_apart_although_all_can_be_timed_together():

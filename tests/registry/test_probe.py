@@ -14,6 +14,7 @@ import pytest
 from backbay.errors import InputError
 from backbay.registry import probe as probing
 from backbay.registry.probe import ProbeRequest, ProbeResult, probe, probe_key
+from backbay.session import Lost, Service
 
 HONEST = """
 def backend(gm, inputs):
@@ -125,7 +126,7 @@ def test_one_that_hangs_dies_with_all_that_it_started_and_is_not_remembered(
         return time.monotonic() + 600 * (tmp_path / "hangs").exists()
 
     clock = types.SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
-    monkeypatch.setattr(probing, "time", clock)
+    monkeypatch.setattr("backbay.session.client.time", clock)
     result = try_plugin(
         f"""
         import os, subprocess, sys, time
@@ -266,19 +267,19 @@ def test_a_process_that_can_not_be_started_is_not_remembered(try_plugin, monkeyp
 
 
 def test_a_child_that_can_not_even_read_its_request_says_why(try_plugin, monkeypatch, cache):
-    monkeypatch.setattr(probing, "_CHILD", "backbay.absent")
+    monkeypatch.setattr(probing, "SERVICE", Service("backbay.absent:Handler", probing.Probed))
     result = try_plugin(HONEST)
     assert (result.passed, result.stage) == (False, "start")
     assert result.reason.startswith("its process ended with exit code 1; it last printed: ")
-    assert result.reason.endswith("No module named backbay.absent")
+    assert result.reason.endswith("No module named 'backbay.absent'")
     assert list(cache.glob("*")) == []
 
 
 def test_a_child_whose_parent_is_gone_ends_by_itself(run_python):
     program = """
     import time
-    from backbay.registry import probe_child
-    probe_child._guard(-9.0)
+    from backbay.registry import probe_handler
+    probe_handler._guard(-9.0)
     time.sleep(60)
     """
     assert run_python(program, check=False).returncode == -signal.SIGALRM
@@ -294,7 +295,8 @@ def test_a_child_whose_parent_is_gone_ends_by_itself(run_python):
     ],
 )
 def test_only_a_crash_of_its_own_is_expected_again(number, reason, lasting):
-    assert probing._death(-number, "") == probing._Loss(reason, lasting)
+    lost = Lost("", exit_code=-number)
+    assert probing._loss(lost) == probing._Loss(reason, lasting)
 
 
 @pytest.fixture

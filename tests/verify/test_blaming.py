@@ -1,14 +1,15 @@
-"""How long the search for a module goes on, asked of a seat that starts no process."""
+"""How long the search for a module goes on, asked in a session that starts no process."""
 
 import itertools
 
 import pytest
 
-from backbay.race.job import Setup
+from backbay.session import Lost
 from backbay.verify import blaming
-from backbay.verify.job import Alone, Call, Called, Calls, Judged, Situation
+from backbay.verify.requests import Alone, Call, Called, Calls, Situation
+from backbay.workloads.setup import WorkloadSetup
 
-SETUP = Setup(workload="w", size=None, mode="infer", dtype="float32", device="cpu", seed=0)
+SETUP = WorkloadSetup(workload="w", size=None, mode="infer", dtype="float32", device="cpu", seed=0)
 CHAIN = ("", *(".".join("a" * n) for n in range(1, 50)))
 
 
@@ -19,6 +20,10 @@ class Hanging:
         self.now, self.limits = 0.0, []
 
     def ask(self, request, *, timeout_s):
+        if isinstance(request, Alone):
+            self.limits.append(timeout_s)
+            self.now += timeout_s
+            raise Lost(f"no answer within {timeout_s:g} s", "timeout")
         assert isinstance(request, Calls)
         pairs = itertools.pairwise((None, *CHAIN))
         return Called(
@@ -28,20 +33,14 @@ class Hanging:
             )
         )
 
-    def judged(self, request, *, timeout_s):
-        assert isinstance(request, Alone)
-        self.limits.append(timeout_s)
-        self.now += timeout_s
-        return Judged(status="timeout", reason=f"no answer within {timeout_s:g} s")
-
 
 @pytest.fixture
 def search(monkeypatch):
     def run(**limits):
-        seat = Hanging()
-        monkeypatch.setattr(blaming.time, "monotonic", lambda: seat.now)
+        session = Hanging()
+        monkeypatch.setattr(blaming.time, "monotonic", lambda: session.now)
         found = blaming.Search(
-            seat,
+            session,
             setup=SETUP,
             folder="",
             digest="",
@@ -51,22 +50,22 @@ def search(monkeypatch):
             tell=lambda text: None,
             **limits,
         ).run()
-        return seat, found
+        return session, found
 
     return run
 
 
 def test_where_everything_hangs_the_search_goes_on_for_ever_or_one_hang_takes_all_of_it(search):
-    seat, blame = search(seconds=90.0, question_s=600.0)
+    session, blame = search(seconds=90.0, question_s=600.0)
     assert blame.found == "not_found"
     assert "time" in blame.reason
-    assert seat.limits[:2] == [30.0, 20.0]
-    assert min(seat.limits) >= 15.0  # a child must start, and import torch
-    assert seat.now < 90.0 + 15.0
-    assert blame.tried == len(seat.limits)
+    assert session.limits[:2] == [30.0, 20.0]
+    assert min(session.limits) >= 15.0  # a child must start, and import torch
+    assert session.now < 90.0 + 15.0
+    assert blame.tried == len(session.limits)
 
 
 def test_a_question_takes_longer_than_a_check_may(search):
-    seat, blame = search(seconds=15.0, question_s=12.0)
-    assert set(seat.limits) == {12.0}
+    session, blame = search(seconds=15.0, question_s=12.0)
+    assert set(session.limits) == {12.0}
     assert blame.tried == 2

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from backbay.proof import Workload
-from backbay.race.workloads.randomise import randomise
+from backbay.workloads.randomise import randomise
 from speed.model_cases.case import DTYPE, Case
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from backbay.proof import Workload
-from backbay.race.workloads import load
-from backbay.race.workloads.hf_models import own_loss
-from backbay.race.workloads.offline import offline
-from backbay.race.workloads.optional import require
-from backbay.race.workloads.randomise import randomise
-from backbay.race.workloads.reference import hf_table
-from backbay.race.workloads.torchvision_ops import ensure_torchvision_imports
+from backbay.workloads import load
+from backbay.workloads.hf_models import own_loss
+from backbay.workloads.offline import offline
+from backbay.workloads.optional import require
+from backbay.workloads.randomise import randomise
+from backbay.workloads.reference import hf_table
+from backbay.workloads.torchvision_ops import ensure_torchvision_imports
 from speed.model_cases.case import DTYPE, Case, mapping, words
 
 _CLASSES = {

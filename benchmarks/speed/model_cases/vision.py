@@ -3,12 +3,12 @@
 import torch
 
 from backbay.proof import Workload
-from backbay.race.workloads import load
-from backbay.race.workloads.offline import offline
-from backbay.race.workloads.optional import require
-from backbay.race.workloads.randomise import randomise
-from backbay.race.workloads.timm_models import CrossEntropy
-from backbay.race.workloads.torchvision_ops import ensure_torchvision_imports
+from backbay.workloads import load
+from backbay.workloads.offline import offline
+from backbay.workloads.optional import require
+from backbay.workloads.randomise import randomise
+from backbay.workloads.timm_models import CrossEntropy
+from backbay.workloads.torchvision_ops import ensure_torchvision_imports
 from speed.model_cases.case import DTYPE, Case
 
 _PROVEN = 4

@@ -21,7 +21,7 @@ from backbay.graph.values import value_of
 from backbay.kit.codegen import Codegen
 from backbay.kit.passes import Pass, PassContext
 from backbay.kit.places import Place
-from backbay.race import stats
+from backbay.timing import stats
 
 BUDGET_S = 0.5
 """Seconds for the timing of one place."""

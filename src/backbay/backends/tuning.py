@@ -27,7 +27,7 @@ from backbay.graph.region import described
 from backbay.graph.values import value_of
 from backbay.kit.codegen import Compiled
 from backbay.kit.passes import Pass
-from backbay.race import clock, measure, stats
+from backbay.timing import clock, measure, stats
 
 BUDGET_S = 2.0
 """Seconds for the timing of one graph."""

@@ -82,7 +82,7 @@ def _probe(
     fresh: bool,
     seconds: float,
 ) -> None:
-    from backbay.registry.trial import try_out  # noqa: PLC0415 (starts processes)
+    from backbay.registry.probe import try_out  # noqa: PLC0415 (starts processes)
 
     for resolution, row in zip(chosen, entries, strict=True):
         if row["state"] != "ready":

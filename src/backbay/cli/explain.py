@@ -10,7 +10,7 @@ from backbay.cli.names import complete
 from backbay.cli.output import write
 from backbay.explain import Explanation, run
 from backbay.race import DTYPES
-from backbay.race.workloads import DEFAULT, SIZES
+from backbay.workloads import DEFAULT, SIZES
 
 _EXAMPLES = """
 \b

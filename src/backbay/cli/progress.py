@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.status import Status
 
-from backbay.race.heat import Tell
+from backbay.race.workload_race import Tell
 
 
 @contextlib.contextmanager

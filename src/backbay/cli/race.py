@@ -7,7 +7,7 @@ import click
 
 from backbay.cli.output import write
 from backbay.race import DTYPES, Limits, Report, run
-from backbay.race.workloads import DEFAULT, SIZES
+from backbay.workloads import DEFAULT, SIZES
 
 _EXAMPLES = """
 \b

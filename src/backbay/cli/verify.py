@@ -9,8 +9,8 @@ from backbay.cli.names import complete
 from backbay.cli.output import write
 from backbay.errors import InputError
 from backbay.race import DTYPES
-from backbay.race.workloads import DEFAULT, SIZES
 from backbay.verify import DEFAULT_BACKEND, Limits, run
+from backbay.workloads import DEFAULT, SIZES
 
 _EXAMPLES = """
 \b

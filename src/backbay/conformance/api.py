@@ -1,4 +1,4 @@
-"""Runs the suite on one backend and gives its statement."""
+"""Runs the suite on one backend and returns its statement."""
 
 import datetime as dt
 import functools
@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbay.conformance import expecting, job, pool
+from backbay.conformance import expecting, pool
 from backbay.conformance.record import LEVELS, LevelSummary, Profile, Result, Statement
+from backbay.conformance.requests import SERVICE, Ready, SuiteSetup
 from backbay.conformance.suite import numbered
-from backbay.race import machine
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
+from backbay.reporting import machine
 from backbay.rungs import TORCHS
+from backbay.session import LocalClient
 
 if TYPE_CHECKING:
     from backbay.conformance.expecting import Expectation
@@ -67,7 +69,7 @@ def conform(
     lines = _lines(expectations, may_be_absent=collect)
     device = device or registry.environment.default_device
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
-    setup = job.Setup(
+    setup = SuiteSetup(
         backend=name,
         device=device,
         seed=seed,
@@ -90,9 +92,11 @@ def conform(
         count = workers or pool.usual_workers()
         ready, results = pool.run_all(setup, workers=count, tell=tell, caches=caches, ends=ends)
     else:
-        desk = _InProcess(backend, registry)
+        from backbay.conformance.handler import CaseHandler  # noqa: PLC0415 (imports torch)
+
+        client = LocalClient(SERVICE, CaseHandler(backend, registry), {})
         ready, results = pool.run_all(
-            setup, workers=1, tell=tell, open_desk=lambda: desk, ends=ends
+            setup, workers=1, tell=tell, open_client=lambda: client, ends=ends
         )
     run = _Run(setup=setup, ready=ready, results=results, seconds=time.perf_counter() - start)
     if collect and expectations is not None:
@@ -113,26 +117,11 @@ def _lines(path: Path | None, *, may_be_absent: bool) -> "dict[str, Expectation]
     return expecting.read(path)
 
 
-class _InProcess:
-    """Answers in this process."""
-
-    def __init__(self, backend: CompilerFn, registry: Registry) -> None:
-        from backbay.conformance.answering import Desk  # noqa: PLC0415 (imports torch)
-
-        self._desk = Desk(backend, registry)
-
-    def ask(self, request: job.Request, *, timeout_s: float) -> job.Reply:  # noqa: ARG002 (none here)
-        return self._desk.answer(request)
-
-    def end(self) -> None:
-        """Nothing was started."""
-
-
 class _Run:
     """What came of a run."""
 
     def __init__(
-        self, *, setup: job.Setup, ready: job.Ready, results: list[Result], seconds: float
+        self, *, setup: SuiteSetup, ready: Ready, results: list[Result], seconds: float
     ) -> None:
         self.setup = setup
         self.ready = ready

@@ -1,28 +1,44 @@
-"""Asks what a fresh process sees of a backend: ``python -m backbay.conformance.asking WHAT NAME``.
+"""Asks what a fresh process sees of a backend.
 
-It prints one JSON object. Where only metadata is asked for, torch must not be imported.
+Where only metadata is asked for, torch must not be imported.
 """
 
-import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
-from backbay.errors import InputError
+import msgspec
+
+from backbay.errors import BackbayError, InputError
+from backbay.messages import one_line
 from backbay.registry import BackendSpec, default_registry
+from backbay.session import Refused, Service
 
 _PATIENCE_S = 100.0
 
 
-class NoAnswer(Exception):  # noqa: N818 (what happened to the child)
-    """The child raised, or died; the message is its last line."""
+class Question(msgspec.Struct, frozen=True, kw_only=True, tag="question"):
+    """What a process is asked of a backend, once."""
+
+    what: str
+    """``metadata``, ``loading`` or ``caches``."""
+    name: str
+    device: str
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """What it sees."""
+
+    facts: dict[str, Any]
+
+
+SERVICE = Service[Question, Answer]("backbay.conformance.asking:FreshHandler", Answer)
 
 
 def asked(what: str, name: str, device: str = "cpu") -> dict[str, Any]:
-    """Start a process, ask it, and give its answer.
+    """Start a process, ask it, and return its answer.
 
     Args:
         what: ``metadata``, ``loading`` or ``caches``.
@@ -30,20 +46,25 @@ def asked(what: str, name: str, device: str = "cpu") -> dict[str, Any]:
         device: a device type.
 
     Raises:
-        NoAnswer: it raised, or did not answer in time.
+        NoReply: it raised, died, or did not answer in time.
     """
-    command = [sys.executable, "-P", "-m", "backbay.conformance.asking", what, name, device]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S
-        )
-    except subprocess.TimeoutExpired as error:
-        raise NoAnswer(f"a fresh process does not answer within {_PATIENCE_S:g} s") from error
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise NoAnswer(said[-1])
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    with SERVICE.session() as session:
+        question = Question(what=what, name=name, device=device)
+        return session.ask(question, timeout_s=_PATIENCE_S).facts
+
+
+class FreshHandler:
+    """Sees what a process sees that has done nothing yet."""
+
+    requests: ClassVar[Any] = Question
+
+    def answer(self, request: Question) -> Answer:
+        """Return the reply to a request."""
+        questions = {"metadata": metadata, "loading": loading, "caches": caches}
+        try:
+            return Answer(facts=questions[request.what](request.name, request.device))
+        except BackbayError as error:
+            raise Refused(one_line(error)) from error
 
 
 def metadata(name: str, device: str) -> dict[str, Any]:
@@ -74,7 +95,7 @@ def _error_of(name: str) -> str:
 
 
 def loading(name: str, device: str) -> dict[str, Any]:
-    """Load a backend, say what that left changed, and use it in a forked child."""
+    """Load a backend, see what that left changed, and use it in a forked child."""
     import torch  # noqa: PLC0415 (metadata is read without it)
     import torch._dynamo  # noqa: PLC0415 (its own import is not the backend's doing)
 
@@ -113,7 +134,7 @@ def _in_threads(look: Callable[[], Any]) -> list[Any]:
 
 
 def _forked(compiler: Callable[..., Any], device: str) -> int:
-    """Compile in a forked child of a process that has compiled nothing; give its exit code."""
+    """Compile in a forked child of a process that has compiled nothing; return its exit code."""
     import torch  # noqa: PLC0415 (as above)
 
     child = os.fork()
@@ -134,7 +155,7 @@ def program(x: Any) -> Any:
 
 
 def caches(name: str, device: str) -> dict[str, Any]:
-    """Compile what another process has compiled, and say how often a cache had it."""
+    """Compile what another process has compiled, and count how often a cache had it."""
     import torch  # noqa: PLC0415 (as above)
     from torch._dynamo.utils import counters  # noqa: PLC0415 (as above)
 
@@ -142,14 +163,3 @@ def caches(name: str, device: str) -> dict[str, Any]:
     torch.compile(program, backend=compiler)(torch.ones(5, 3, device=device))
     found = {**counters["inductor"], **counters["aot_autograd"]}
     return {"hits": sum(n for what, n in found.items() if what.endswith("cache_hit"))}
-
-
-def main() -> None:
-    """Answer one question."""
-    what, name, device = sys.argv[1:]
-    questions = {"metadata": metadata, "loading": loading, "caches": caches}
-    sys.stdout.write(json.dumps(questions[what](name, device)) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -19,8 +19,8 @@ import msgspec
 from backbay.conformance import pool
 from backbay.conformance.api import conform
 from backbay.conformance.record import LEVELS, Profile, Result, Statement
-from backbay.race import machine
 from backbay.registry import default_registry
+from backbay.reporting import machine
 
 QUICK_BAR, FULL_BAR = 0.95, 1.0
 """Shares of the faults that are not equivalent: caught by any level in ``quick``, and in ``full``

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from backbay.conformance.sitting import Sitting
+    from backbay.conformance.pytest_run import PytestRun
 
 _SUITE = "backbay.conformance"
 _FIXTURE = "conformance_case"
-_SITTING: "pytest.StashKey[Sitting]" = pytest.StashKey()
+_RUN: "pytest.StashKey[PytestRun]" = pytest.StashKey()
 _INI = {
     "backend": "registered name, module:attribute or file.py:attribute of the backend under test",
     "profile": "quick (default) or full",
@@ -60,8 +60,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test of each case that is to be run."""
     if _FIXTURE not in metafunc.fixturenames:
         return
-    sitting = _sitting(metafunc.config)
-    metafunc.parametrize(_FIXTURE, sitting.cases(), ids=lambda x: x.id)
+    metafunc.parametrize(_FIXTURE, _run_of(metafunc.config).cases(), ids=lambda x: x.id)
 
 
 def pytest_terminal_summary(
@@ -80,7 +79,7 @@ def pytest_terminal_summary(
     ]
     if not found:
         return
-    from backbay.conformance.sitting import asked_for, summary  # noqa: PLC0415 (see above)
+    from backbay.conformance.pytest_run import asked_for, summary  # noqa: PLC0415 (see above)
 
     terminalreporter.section(f"conformance of {asked_for(config).backend}")
     for line in summary(found):
@@ -89,13 +88,13 @@ def pytest_terminal_summary(
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the process that runs the cases."""
-    if _SITTING in config.stash:
-        config.stash[_SITTING].end()
+    if _RUN in config.stash:
+        config.stash[_RUN].end()
 
 
-def _sitting(config: pytest.Config) -> "Sitting":
-    from backbay.conformance.sitting import Sitting, asked_for  # noqa: PLC0415 (see above)
+def _run_of(config: pytest.Config) -> "PytestRun":
+    from backbay.conformance.pytest_run import PytestRun, asked_for  # noqa: PLC0415 (see above)
 
-    if _SITTING not in config.stash:
-        config.stash[_SITTING] = Sitting(asked_for(config))
-    return config.stash[_SITTING]
+    if _RUN not in config.stash:
+        config.stash[_RUN] = PytestRun(asked_for(config))
+    return config.stash[_RUN]

@@ -6,14 +6,13 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, Self
 
-from backbay.child import Child, ChildLost
-from backbay.conformance import job
 from backbay.conformance.fuzz.program import Program
 from backbay.conformance.record import FAILURES, LEVELS, Result, Status
+from backbay.conformance.requests import SERVICE, Ran, Ready, Reply, Request, Run, SuiteSetup
 from backbay.conformance.rungs import charged
 from backbay.errors import InputError
+from backbay.session import Client, NoReply, Refused, Session
 
 START_S = 300.0
 """Time for a child to import torch, load the backend and collect the cases."""
@@ -26,55 +25,43 @@ Ends = Callable[[Result], bool]
 """Asked of each result, by one thread at a time: whether it ends the run."""
 
 
-class Desk(Protocol):
-    """Answers requests in order: a child process, or this one for an object that cannot travel."""
-
-    def ask(self, request: job.Request, *, timeout_s: float) -> job.Reply:
-        """Send a request and wait for its reply."""
-
-    def end(self) -> None:
-        """End it."""
+OpenClient = Callable[[], Client[Request, Reply]]
 
 
-OpenDesk = Callable[[], Desk]
+class CaseSession(Session[Request, Reply]):
+    """Runs cases, one after the other; every process is told first what is tested."""
 
-
-class Seat:
-    """One place where cases are run, one after the other; a child that is lost is replaced."""
-
-    def __init__(self, setup: job.Setup, open_desk: OpenDesk) -> None:
+    def __init__(self, setup: SuiteSetup, open_client: OpenClient) -> None:
+        super().__init__(open_client)
         self._setup = setup
-        self._open = open_desk
-        self._desk: Desk | None = None
-        self._ready: job.Ready | None = None
+        self._ready: Ready | None = None
 
-    def __enter__(self) -> Self:
-        """Give the seat itself."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """End the child."""
-        self._leave()
-
-    def ready(self) -> job.Ready:
-        """Start the child if there is none, and give what it said of the cases.
+    def opened(self) -> Client[Request, Reply]:
+        """Return a client whose process has loaded the backend.
 
         Raises:
             InputError: the backend cannot be loaded, or what was asked for does not exist.
         """
-        if self._desk is not None and self._ready is not None:
-            return self._ready
-        self._desk = self._open()
+        client = super().opened()
         try:
-            reply = self._desk.ask(self._setup, timeout_s=START_S)
-        except ChildLost as lost:
-            self._leave()
-            raise InputError(f"backend {self._setup.backend!r}: {lost.reason}") from lost
-        if not isinstance(reply, job.Ready):
-            self._leave()
-            raise InputError(reply.reason if isinstance(reply, job.Refused) else str(reply))
+            reply = client.ask(self._setup, timeout_s=START_S)
+        except NoReply as error:
+            client.end()
+            named = "" if isinstance(error, Refused) else f"backend {self._setup.backend!r}: "
+            raise InputError(f"{named}{error.reason}") from error
+        assert isinstance(reply, Ready)
         self._ready = reply
-        return reply
+        return client
+
+    def ready(self) -> Ready:
+        """Return what is known of the cases; opens a client if there is none.
+
+        Raises:
+            InputError: the backend cannot be loaded, or what was asked for does not exist.
+        """
+        self.open()
+        assert self._ready is not None
+        return self._ready
 
     def run(self, case_id: str, timeout_s: float, *, program: Program | None = None) -> Result:
         """Run a case; what does not come back is put to the rungs in processes of their own.
@@ -84,57 +71,39 @@ class Seat:
             timeout_s: what takes longer hangs.
             program: what is run under this id instead.
         """
-        result = self._once(job.Run(id=case_id, program=program), timeout_s)
+        result = self._once(Run(id=case_id, program=program), timeout_s)
         if result.status not in {"crash", "hang"}:
             return result
         below: dict[str, Status] = {}
         for rung in self.ready().rungs:
             one = self._once(
-                job.Run(id=case_id, rung=rung, attribute=False, program=program), timeout_s
+                Run(id=case_id, rung=rung, attribute=False, program=program), timeout_s
             )
             below[rung] = one.status
             if one.status == result.status:
                 return charged(result, rung, one.reason, below)
         return charged(result, None, "", below)
 
-    def ask(self, request: job.Request, *, timeout_s: float) -> job.Reply:
-        """Ask what is no run of a case; the child is started if there is none.
-
-        Raises:
-            ChildLost: the child died, or did not answer in time.
-        """
-        self.ready()
-        assert self._desk is not None
-        return self._desk.ask(request, timeout_s=timeout_s)
-
-    def _once(self, request: job.Run, timeout_s: float) -> Result:
-        self.ready()
-        assert self._desk is not None
+    def _once(self, request: Run, timeout_s: float) -> Result:
         try:
-            reply = self._desk.ask(request, timeout_s=timeout_s)
-        except ChildLost as lost:
-            self._leave()
-            status: Status = "hang" if lost.status == "timeout" else "crash"
+            reply = self.ask(request, timeout_s=timeout_s)
+        except NoReply as error:
+            status: Status = "hang" if error.status == "timeout" else "crash"
             level = LEVELS.index(request.id.partition("/")[0])
-            return Result(id=request.id, level=level, status=status, reason=lost.reason)
-        assert isinstance(reply, job.Ran)
+            return Result(id=request.id, level=level, status=status, reason=error.reason)
+        assert isinstance(reply, Ran)
         return reply.result
-
-    def _leave(self) -> None:
-        if self._desk is not None:
-            self._desk.end()
-        self._desk = None
 
 
 def run_all(
-    setup: job.Setup,
+    setup: SuiteSetup,
     *,
     workers: int,
     tell: Tell,
     caches: Path | None = None,
-    open_desk: OpenDesk | None = None,
+    open_client: OpenClient | None = None,
     ends: Ends = lambda _result: False,
-) -> tuple[job.Ready, list[Result]]:
+) -> tuple[Ready, list[Result]]:
     """Run every chosen case, on as many processes as asked for.
 
     Args:
@@ -142,7 +111,7 @@ def run_all(
         workers: child processes side by side.
         tell: called with each result.
         caches: folder of the compilers' caches; an empty one if not given.
-        open_desk: opens what answers; child processes if not given.
+        open_client: opens what answers; child processes if not given.
         ends: asked of each result; after the first yes no further case is started.
 
     Returns:
@@ -152,8 +121,8 @@ def run_all(
         InputError: the backend cannot be loaded, or what was asked for does not exist.
     """
     with tempfile.TemporaryDirectory(prefix="backbay-conform-") as empty:
-        opened = open_desk or (lambda: open_child(caches or Path(empty)))
-        with Seat(setup, opened) as first:
+        opened = open_client or (lambda: start(caches or Path(empty)))
+        with CaseSession(setup, opened) as first:
             ready = first.ready()
             todo: queue.SimpleQueue[tuple[int, str, float]] = queue.SimpleQueue()
             for number, (case_id, timeout_s) in enumerate(ready.cases):
@@ -162,12 +131,12 @@ def run_all(
             work = _Work(todo, found, tell, ends)
             further = min(workers, len(ready.cases)) - 1
             threads = [
-                threading.Thread(target=work.at_another, args=(setup, opened))
+                threading.Thread(target=work.run_apart, args=(setup, opened))
                 for _ in range(further)
             ]
             for thread in threads:
                 thread.start()
-            work.at(first)
+            work.run(first)
             for thread in threads:
                 thread.join()
     if work.error is not None:
@@ -176,7 +145,7 @@ def run_all(
 
 
 class _Work:
-    """The cases that are left, shared by all seats."""
+    """The cases that are left, shared by all sessions."""
 
     def __init__(
         self,
@@ -193,41 +162,41 @@ class _Work:
         self._telling = threading.Lock()
         self.error: BaseException | None = None
 
-    def at_another(self, setup: job.Setup, open_desk: OpenDesk) -> None:
+    def run_apart(self, setup: SuiteSetup, open_client: OpenClient) -> None:
         try:
-            with Seat(setup, open_desk) as seat:
-                self.at(seat)
+            with CaseSession(setup, open_client) as session:
+                self.run(session)
         except BaseException as error:  # noqa: BLE001 (a thread's error belongs to who waits)
             self.error = error
 
-    def at(self, seat: Seat) -> None:
+    def run(self, session: CaseSession) -> None:
         while self.error is None and not self._ended:
             try:
                 number, case_id, timeout_s = self._todo.get_nowait()
             except queue.Empty:
                 return
-            result = seat.run(case_id, timeout_s)
+            result = session.run(case_id, timeout_s)
             with self._telling:
                 self._found[number] = result
                 self._tell(result)
                 self._ended = self._ended or self._ends(result)
 
 
-def open_child(caches: Path) -> Child[job.Request, job.Reply]:
+def start(caches: Path) -> Client[Request, Reply]:
     """Start a child whose compiler caches are in a folder, one process's thread each."""
     environment = {
         "TORCHINDUCTOR_CACHE_DIR": str(caches),
         "TRITON_CACHE_DIR": str(caches / "triton"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-    return Child("backbay.conformance.worker", job.Reply, environment)
+    return SERVICE.start(environment)
 
 
 def usual_workers() -> int:
-    """Give how many processes run side by side where nobody says."""
+    """Return how many processes run side by side where nobody says."""
     return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
 
 
 def failures(results: Sequence[Result]) -> list[Result]:
-    """Give the results that are held against the backend, expected or not."""
+    """Return the results that are held against the backend, expected or not."""
     return [x for x in results if x.status in FAILURES]

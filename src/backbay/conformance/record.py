@@ -6,7 +6,7 @@ from typing import Literal, Self, get_args
 
 import msgspec
 
-from backbay.race.record import Machine
+from backbay.reporting.machine import Machine
 
 SUITE_VERSION = 4
 """Raised when a case is added, removed or changed: statements of two versions do not compare."""

@@ -10,7 +10,7 @@ import torch
 from backbay.conformance.case import Case, CaseError
 from backbay.conformance.record import FAILURES, Result, Status
 from backbay.conformance.rungs import charged
-from backbay.conformance.subject import Subject, one_line
+from backbay.conformance.subject import Subject, message_of
 from backbay.registry import Traits
 from backbay.rungs import RUNGS
 
@@ -44,7 +44,7 @@ def _answered(case: Case, subject: Subject) -> tuple[Status, str]:
     except CaseError as ended:
         return ended.status, ended.reason
     except Exception as error:  # noqa: BLE001 (whatever a backend raises is the result)
-        return "fail_error", f"{type(error).__name__}: {one_line(error)}"
+        return "fail_error", f"{type(error).__name__}: {message_of(error)}"
     finally:
         restore_global_state(threads=threads, precision=precision)
     return ran(subject) if case.compiles else ("pass", "")

@@ -15,8 +15,8 @@ import msgspec
 from backbay.conformance import statement as words
 from backbay.conformance.record import FAILURES, LEVELS, LevelSummary, Result, Statement
 from backbay.errors import InputError
-from backbay.race.page import embedded
-from backbay.race.wording import plain
+from backbay.reporting.embedding import embedded
+from backbay.reporting.wording import plain
 
 _TEMPLATE = "scoreboard.html.jinja"
 

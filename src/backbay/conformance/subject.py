@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from backbay.registry import BackendSpec, CompilerFn, Registry, Traits
 from backbay.registry.target import parse
 
 _FOLDERS = re.compile(r"/[^\s:\"']*/(?=(?:backbay|torch)/)")
+_KIND = ("shape", "dtype", "device", "layout")
 _STATUS: Mapping[Kind, Status] = {
     "value": "fail_value",
     "metadata": "fail_metadata",
@@ -27,7 +29,7 @@ _STATUS: Mapping[Kind, Status] = {
 
 
 Configure = Callable[[str | None, Mapping[str, Any] | None], CompilerFn]
-"""Gives the backend with a mode and options. Torch's own take them as no compiler function does."""
+"""Returns the backend with a mode and options: torch's own take them in their own way."""
 
 
 class Subject:
@@ -134,8 +136,9 @@ class Subject:
         try:
             torch.testing.assert_close(got, wanted, equal_nan=True)
         except AssertionError as error:
-            status: Status = "fail_metadata" if _is_of_kind(str(error)) else "fail_value"
-            raise Failed(status, f"{what}: {one_line(error)}") from error
+            kind = _differs_in_kind(got, wanted)
+            status: Status = "fail_metadata" if kind else "fail_value"
+            raise Failed(status, f"{what}: {message_of(error)}") from error
 
     @contextlib.contextmanager
     def must(self, status: Status, what: str) -> Iterator[None]:
@@ -147,7 +150,7 @@ class Subject:
         try:
             yield
         except AssertionError as error:
-            said = f": {one_line(error)}" if str(error) else ""
+            said = f": {message_of(error)}" if str(error) else ""
             raise Failed(status, f"{what}{said}") from error
 
 
@@ -164,7 +167,7 @@ class Function(torch.nn.Module):
 
 
 def as_module(function: Callable[..., Any] | torch.nn.Module) -> torch.nn.Module:
-    """Give a module as it is, and any other callable as a module."""
+    """Return a module as it is, and any other callable as a module."""
     return function if isinstance(function, torch.nn.Module) else Function(function)
 
 
@@ -188,7 +191,7 @@ def _check_that_eager_runs(workload: Workload, *, train: bool, seed: int) -> Non
     try:
         observe(workload.model, workload, train=train, seed=seed)
     except Exception as error:
-        reason = f"eager itself raises {type(error).__name__}: {one_line(error)}"
+        reason = f"eager itself raises {type(error).__name__}: {message_of(error)}"
         raise NotRunnable(reason) from error
 
 
@@ -217,13 +220,13 @@ def raise_if_wrong(proof: Proof) -> None:
 
 
 def worst_of(proof: Proof) -> Verdict:
-    """Give the failure that a proof is named after: a wrong kind of tensor before wrong numbers."""
+    """Return the failure that names a proof: a wrong kind of tensor before wrong numbers."""
     order = ("metadata", "mutation", "gradient", "value")
     return min(proof.failures, key=lambda x: (order.index(x.kind), -x.severity))
 
 
-def one_line(error: BaseException) -> str:
-    """Give an exception's message on one line, with its type where the message is empty.
+def message_of(error: BaseException) -> str:
+    """Return an exception's message on one line, with its type where the message is empty.
 
     Where packages are installed is left out: it differs from machine to machine.
     """
@@ -231,6 +234,29 @@ def one_line(error: BaseException) -> str:
     return text[:400] or type(error).__name__
 
 
-def _is_of_kind(message: str) -> bool:
-    """Tell whether assert_close speaks of another kind of tensor rather than of other numbers."""
-    return message.startswith(("The values for attribute", "Tensor types", "The length", "Object"))
+def _differs_in_kind(got: Any, wanted: Any) -> bool:
+    """Whether two results that are not close first differ in what they are, not in numbers."""
+    if isinstance(got, torch.Tensor) and isinstance(wanted, torch.Tensor):
+        return any(getattr(got, x) != getattr(wanted, x) for x in _KIND)
+    if isinstance(got, Mapping) and isinstance(wanted, Mapping):
+        if got.keys() != wanted.keys():
+            return False
+        return _differs_in_kind(list(got.values()), [wanted[x] for x in got])
+    if isinstance(got, list | tuple) and isinstance(wanted, list | tuple):
+        if _lengths(got) != _lengths(wanted):
+            return True
+        far = (x for x in zip(got, wanted, strict=True) if _far(*x))
+        return any(_differs_in_kind(*x) for x in itertools.islice(far, 1))
+    return False
+
+
+def _lengths(value: Any) -> Any:
+    return [_lengths(x) for x in value] if isinstance(value, list | tuple) else None
+
+
+def _far(got: Any, wanted: Any) -> bool:
+    try:
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+    except AssertionError:
+        return True
+    return False

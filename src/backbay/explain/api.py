@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from backbay.errors import InputError
 from backbay.explain.record import Explanation, Settings
-from backbay.race.api import DTYPES, check_device, placed
-from backbay.race.machine import versions
-from backbay.race.workloads.reference import DEFAULT, check
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.target import parse
+from backbay.reporting.machine import versions
+from backbay.workloads.reference import DEFAULT, check
+from backbay.workloads.setup import check_device, check_dtype, placed
 
 if TYPE_CHECKING:
     from backbay.proof import Workload
@@ -67,17 +67,16 @@ def run(
     check_device(device, registry)
     if isinstance(workload, str):
         check(workload, size)
-        if dtype not in DTYPES:
-            raise InputError(f"no dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+        check_dtype(dtype)
     spec = _spec(backend, device, registry)
 
     import torch  # noqa: PLC0415 (every mistake in the request has been found)
 
-    from backbay.explain.running import Session  # noqa: PLC0415 (likewise)
+    from backbay.explain.running import WatchedRun  # noqa: PLC0415 (likewise)
 
     compiler_fn = _compiler_fn(backend, mode, options, registry)
     if isinstance(workload, str):
-        from backbay.race.workloads import load  # noqa: PLC0415 (likewise)
+        from backbay.workloads import load  # noqa: PLC0415 (likewise)
 
         workload = load(
             workload,
@@ -88,8 +87,8 @@ def run(
             size=size,
         )
     made_by = registry.lookup_backend(backend) if backend is not None else None
-    session = Session(workload, compiler_fn, made_by, train=train, seed=seed)
-    session.run(again=again)
+    watched = WatchedRun(workload, compiler_fn, made_by, train=train, seed=seed)
+    watched.run(again=again)
     settings = Settings(
         workload=workload.name or type(workload.model).__name__,
         backend=_name(backend),
@@ -98,7 +97,7 @@ def run(
         device=device,
         seed=seed,
     )
-    return session.explanation(
+    return watched.explanation(
         settings,
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         versions=versions(registry.environment, [spec] if spec is not None else []),

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from backbay.explain import breaks, guards, recompiles
-from backbay.explain.lines import Place
 from backbay.explain.record import (
     BreakRecord,
     CallRecord,
@@ -23,6 +22,7 @@ from backbay.explain.record import (
 from backbay.explain.watching import Captured, Event, Stage, Watch
 from backbay.explain.words import counted
 from backbay.kit.backend import Backend
+from backbay.reporting.lines import Place
 
 _RESUMED = "torch_dynamo_resume_in_"
 

@@ -8,7 +8,7 @@ kept as it is.
 import re
 from dataclasses import dataclass
 
-from backbay.explain.lines import innermost, own, places
+from backbay.reporting.lines import innermost, own, places
 
 _FORM = re.compile(
     r"(?:^|\n)(?P<reason>[^\n]+)\n(?:  Higher Order Operator: [^\n]*\n)?"

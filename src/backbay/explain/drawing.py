@@ -4,7 +4,7 @@ from html import escape
 
 from backbay.explain.boxes import Box, Picture
 from backbay.explain.layout import HEIGHT, layout
-from backbay.race.wording import elided
+from backbay.reporting.wording import elided
 
 _LETTER = 6.6
 _MARGIN = 8

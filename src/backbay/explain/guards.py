@@ -7,8 +7,8 @@ holds also what is not checked, and says nothing of sizes.
 import re
 from collections.abc import Iterator
 
-from backbay.explain.lines import whole
 from backbay.explain.record import GuardRecord
+from backbay.reporting.lines import whole
 
 _NODE = re.compile(r"^(?P<depth>(?:\| )*)\+- (?P<kind>\w+)(?:: (?P<rest>.*))?$")
 _SOURCE = re.compile(r"source=(?P<source>.*?), accessed_by=")

@@ -16,8 +16,8 @@ from backbay.explain import words
 from backbay.explain.boxes import marks, picture
 from backbay.explain.drawing import svg
 from backbay.explain.record import Explanation, GraphRecord, NodeRecord, StageRecord
-from backbay.race.page import embedded
-from backbay.race.wording import plain
+from backbay.reporting.embedding import embedded
+from backbay.reporting.wording import plain, short
 
 _TEMPLATE = "page.html.jinja"
 
@@ -36,7 +36,7 @@ def page(explanation: Explanation) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(plain=plain, short=words.short)
+    environment.filters.update(plain=plain, short=short)
     template = resources.files("backbay.explain").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     return environment.from_string(template).render(
         told=explanation,

@@ -3,8 +3,8 @@
 import json
 import re
 
-from backbay.explain.lines import whole
 from backbay.explain.record import ReasonRecord
+from backbay.reporting.lines import whole
 
 _VERSION = re.compile(r"^(?P<version>\d+/\d+): ")
 _HINT = re.compile(r"\(HINT: (?P<hint>.*?)\)(?=\s*$|\n)", re.DOTALL)

@@ -12,13 +12,13 @@ from torch._dynamo.utils import counters
 
 from backbay import ledger
 from backbay.explain.assembling import assembled
-from backbay.explain.batches import batch_of, with_batch
-from backbay.explain.lines import innermost, own, traced
 from backbay.explain.record import Explanation, ProblemRecord, Settings
 from backbay.explain.watching import Watch
 from backbay.kit.backend import Backend
 from backbay.proof import Step, Workload, unchanged
 from backbay.registry import CompilerFn
+from backbay.reporting.lines import innermost, own, traced
+from backbay.workloads.batches import batch_of, with_batch
 
 _UNCACHED = {
     torch._functorch.config: {"enable_autograd_cache": False},  # noqa: SLF001 (its public module)
@@ -26,7 +26,7 @@ _UNCACHED = {
 }
 
 
-class Session:
+class WatchedRun:
     """One workload with one backend, watched."""
 
     def __init__(

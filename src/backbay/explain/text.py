@@ -23,7 +23,7 @@ from backbay.explain.record import (
     ProblemRecord,
     StageRecord,
 )
-from backbay.race.wording import plain
+from backbay.reporting.wording import plain, short
 
 _MOST_GRAPHS = 16
 _MOST_NEAR = 8
@@ -66,9 +66,9 @@ def _problem(problem: ProblemRecord) -> Iterator[RenderableType]:
     who = "the model itself, uncompiled" if problem.stage == "eager" else "compiled"
     yield _line(f"{who}: {problem.error}", "red")
     if problem.line:
-        yield _line(f"at {words.short(problem.line)}")
+        yield _line(f"at {short(problem.line)}")
     if problem.raised_at:
-        yield _line(f"raised at {words.short(problem.raised_at)}")
+        yield _line(f"raised at {short(problem.raised_at)}")
 
 
 def _graphs(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
@@ -81,7 +81,7 @@ def _graphs(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
     for graph in graphs[:_MOST_GRAPHS]:
         dynamic = "".join(f"; {k} = {v}" for k, v in graph.dynamic.items())
         calls, groups = sum(graph.operators.values()), len(graph.groups)
-        what = f"{words.short(graph.function)}{dynamic}"
+        what = f"{short(graph.function)}{dynamic}"
         cells = (graph.number, graph.call, calls, groups, what)
         table.add_row(*(Text(plain(str(x))) for x in cells))
     yield table
@@ -94,9 +94,9 @@ def _graphs(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
 def _breaks(breaks: Sequence[BreakRecord]) -> Iterator[RenderableType]:
     for number, one in enumerate(breaks, 1):
         yield _line(f"{number}. {one.reason}", "yellow")
-        yield _indented(f"at {words.short(one.line)}", "bold")
+        yield _indented(f"at {short(one.line)}", "bold")
         if one.skipped:
-            yield _indented(f"all of {words.short(one.function) or 'the function'} runs eagerly")
+            yield _indented(f"all of {short(one.function) or 'the function'} runs eagerly")
         yield _indented(f"why: {one.explanation}")
         for hint in one.hints:
             yield _indented(f"change: {hint}", "green")
@@ -133,7 +133,7 @@ def _near_misses(graphs: Iterable[GraphRecord]) -> Iterator[RenderableType]:
         nodes = ", ".join(dict.fromkeys(x.node for x in misses))
         yield _line(f"{name} nearly did: {pattern} at {nodes}: {reason}", "yellow")
         for line in dict.fromkeys(x.line for x in misses if x.line):
-            yield _indented(f"at {words.short(line)}")
+            yield _indented(f"at {short(line)}")
     yield from _more(len(found) - _MOST_NEAR, "near miss", "near misses")
 
 
@@ -179,9 +179,9 @@ def _calls(calls: Sequence[CallRecord]) -> Iterator[RenderableType]:
         for one in call.recompiles[:_MOST_RECOMPILES]:
             reason = one.reasons[0] if one.reasons else None
             why = reason.failed if reason else "torch gives no reason"
-            yield _indented(f"again {words.short(one.function)}: {why}", "yellow")
+            yield _indented(f"again {short(one.function)}: {why}", "yellow")
             if reason is not None and reason.line:
-                yield _indented(f"  at {words.short(reason.line)}")
+                yield _indented(f"  at {short(reason.line)}")
             if reason is not None and reason.hint and reason.hint not in told:
                 told.add(reason.hint)
                 yield _indented(f"  {reason.hint}", "green")

@@ -1,14 +1,10 @@
 """How an explanation reads: the same words in the terminal and on the page."""
 
-import functools
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from backbay.explain.record import GraphRecord, GuardRecord, NodeRecord, PassRecord, StageRecord
-from backbay.race.wording import counted
+from backbay.reporting.wording import counted
 
 __all__ = [
     "by_group",
@@ -17,7 +13,6 @@ __all__ = [
     "kind",
     "most_common",
     "operators",
-    "short",
     "size_of",
     "which",
 ]
@@ -68,17 +63,3 @@ def by_group(guards: Sequence[GuardRecord]) -> dict[str, list[GuardRecord]]:
 def most_common(names: Iterable[str]) -> str:
     """Word how often each name occurs, the most frequent first."""
     return ", ".join(f"{count}x {name}" for name, count in Counter(names).most_common())
-
-
-def short(line: str) -> str:
-    """Word a place as one imports it: relative to the working folder, or to one on the path."""
-    for folder in _folders():
-        line = line.replace(folder, "")
-    return line
-
-
-@functools.cache
-def _folders() -> tuple[str, ...]:
-    here = f"{Path.cwd()}{os.sep}"
-    roots = {f"{Path(x).resolve()}{os.sep}" for x in sys.path if x not in {"", os.sep}}
-    return (here, *sorted(roots - {here}, key=len, reverse=True))

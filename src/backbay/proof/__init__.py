@@ -19,7 +19,7 @@ from backbay.proof.oracle import Verdict, compare
 from backbay.proof.outcome import Outcome, observe, unchanged
 from backbay.proof.step import Step
 from backbay.proof.truth import in_float64
-from backbay.proof.workload import Workload
+from backbay.workloads.workload import Workload
 
 __all__ = [
     "Golden",

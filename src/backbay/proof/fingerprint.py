@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from backbay.proof.tree import leaves
-from backbay.proof.workload import Workload
+from backbay.workloads.workload import Workload
 
 _CHUNK = 1 << 22
 """Words of eight bytes hashed at a time: bounds the memory that hashing takes to about 100 MB."""

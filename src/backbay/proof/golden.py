@@ -13,7 +13,7 @@ from backbay.proof.judging import Proof, Reference
 from backbay.proof.noise import Noise
 from backbay.proof.outcome import Outcome
 from backbay.proof.shrink import shrunk
-from backbay.proof.workload import Workload
+from backbay.workloads.workload import Workload
 
 FORMAT = 1
 """Version of the saved form."""

@@ -20,7 +20,7 @@ from backbay.proof.step import Cotangents, Step
 from backbay.proof.tree import leaves
 from backbay.proof.tremble import Reweighed, Trembling
 from backbay.proof.truth import in_float64, raised
-from backbay.proof.workload import Workload
+from backbay.workloads.workload import Workload
 
 TREMBLES = 2
 """Further draws of rounding noise, beside eager's own. Three draws in all: a fourth would narrow

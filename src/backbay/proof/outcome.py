@@ -14,7 +14,7 @@ import torch
 from backbay.proof.fingerprint import fingerprint
 from backbay.proof.step import Step
 from backbay.proof.tree import is_opaque, leaves, plain, structure
-from backbay.proof.workload import Workload
+from backbay.workloads.workload import Workload
 
 Named = list[tuple[str, torch.Tensor]]
 

@@ -6,7 +6,7 @@ import torch
 
 from backbay.errors import ProofImpossible
 from backbay.proof.tree import leaves, mapped
-from backbay.proof.workload import Workload
+from backbay.workloads.workload import Workload
 
 
 def shrunk(workload: Workload, *, train: bool) -> Workload:

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from backbay.proof.copying import copied
 from backbay.proof.tree import leaves, mapped
-from backbay.proof.workload import Workload
+from backbay.workloads.workload import Workload
 
 Cotangents = Mapping[int, torch.Tensor]
 """By position among the differentiable outputs."""

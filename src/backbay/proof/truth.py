@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from backbay.errors import ProofImpossible
 from backbay.proof.copying import copied
-from backbay.proof.workload import Workload
+from backbay.workloads.workload import Workload
 
 RAISED = {
     torch.float32: torch.float64,

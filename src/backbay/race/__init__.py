@@ -3,9 +3,10 @@
 Importing this package imports no torch; a race starts child processes that do.
 """
 
-from backbay.race.api import DTYPES, run
+from backbay.race.api import run
 from backbay.race.record import Decision, Report, Result, VerdictRecord
 from backbay.race.timing import Limits
+from backbay.workloads.setup import DTYPES
 
 __all__ = [
     "DTYPES",

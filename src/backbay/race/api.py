@@ -1,4 +1,4 @@
-"""Runs a whole race and gives its report."""
+"""Runs a whole race and returns its report."""
 
 import datetime as dt
 import tempfile
@@ -6,22 +6,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbay.child import ChildLost
 from backbay.errors import InputError, WorkloadInvalid
-from backbay.race import field, job, machine
+from backbay.race import field
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER
-from backbay.race.heat import Heat, OpenLane, Tell, workload_error
-from backbay.race.lane import InProcessLane, Lane, open_child
-from backbay.race.record import Mode, Report, Settings
+from backbay.race.record import Report, Settings
+from backbay.race.requests import SERVICE, Load, Reply, Request
 from backbay.race.timing import Limits
-from backbay.race.workloads.reference import DEFAULT, check, parse
+from backbay.race.workload_race import OpenSession, Tell, WorkloadRace
 from backbay.registry import CompilerFn, Registry, default_registry
+from backbay.reporting import machine
+from backbay.session import NoReply, Refused, Session
+from backbay.workloads.reference import DEFAULT, check, parse
+from backbay.workloads.setup import (
+    Mode,
+    WorkloadSetup,
+    check_device,
+    check_dtype,
+    placed,
+    workload_error,
+)
 
 if TYPE_CHECKING:
     from backbay.proof import Workload
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 _MODEL_PACKAGES = {"hf": ["transformers"], "timm": ["timm", "torchvision"]}
 """Distributions whose versions a result depends on, by the prefix of a workload's reference."""
@@ -73,17 +80,17 @@ def run(
         device, dtype = placed(workloads)
     device = device or registry.environment.default_device
     check_device(device, registry)
-    if isinstance(workloads, str | Sequence) and dtype not in DTYPES:
-        raise InputError(f"no dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+    if isinstance(workloads, str | Sequence):
+        check_dtype(dtype)
     mode: Mode = "train" if train else "infer"
     setups = [
-        job.Setup(workload=name, size=size, mode=mode, dtype=dtype, device=device, seed=seed)
+        WorkloadSetup(workload=name, size=size, mode=mode, dtype=dtype, device=device, seed=seed)
         for name in _references(workloads)
     ]
     same_process = not isinstance(workloads, str | Sequence)
     entrants = _entrants(registry, backends, device, same_process=same_process)
-    open_lane, notes = _lanes(workloads, backends, setups, registry)
-    heats = _conduct(setups, entrants, open_lane, limits or Limits(), tell)
+    open_session, notes = _sessions(workloads, backends, setups, registry)
+    races = _races(setups, entrants, open_session, limits or Limits(), tell)
     settings = Settings(
         backends=tuple(entrant.name for entrant in entrants),
         mode=mode,
@@ -91,42 +98,32 @@ def run(
         device=device,
         seed=seed,
     )
-    return _report(heats, settings, registry, notes)
+    return _report(races, settings, registry, notes)
 
 
-def _conduct(
-    setups: Sequence[job.Setup],
+def _races(
+    setups: Sequence[WorkloadSetup],
     entrants: Sequence[field.Entrant],
-    open_lane: OpenLane,
+    open_session: OpenSession,
     limits: Limits,
     tell: Tell,
-) -> list[Heat]:
+) -> list[WorkloadRace]:
     """Race every workload, one after the other; what they leave on disk is gone afterwards."""
-    heats: list[Heat] = []
+    races: list[WorkloadRace] = []
     with tempfile.TemporaryDirectory(prefix="backbay-race-") as folder:
         for setup in setups:
-            heat = Heat(
+            race = WorkloadRace(
                 setup=setup,
                 entrants=entrants,
                 caches=Caches(Path(folder)),
                 golden=Path(folder) / "golden.pt",
-                open_lane=open_lane,
+                open_session=open_session,
                 limits=limits,
                 tell=tell,
             )
-            heat.run()
-            heats.append(heat)
-    return heats
-
-
-def placed(workload: "Workload") -> tuple[str, str]:
-    """Give the device and the dtype that a workload object has."""
-    tensors = [*workload.model.parameters(), *workload.model.buffers()]
-    tensors += [value for value in workload.args if hasattr(value, "is_floating_point")]
-    if not tensors:
-        return "cpu", DTYPES[0]
-    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
-    return str(tensors[0].device), str((floating or tensors)[0].dtype).removeprefix("torch.")
+            race.run()
+            races.append(race)
+    return races
 
 
 def _references(workloads: "str | Sequence[str] | Workload") -> list[str]:
@@ -135,21 +132,6 @@ def _references(workloads: "str | Sequence[str] | Workload") -> list[str]:
     if isinstance(workloads, Sequence):
         return list(dict.fromkeys(workloads)) or [DEFAULT]
     return [workloads.name or type(workloads.model).__name__]
-
-
-def check_device(device: str, registry: Registry) -> None:
-    """Check that a device is here.
-
-    Raises:
-        InputError: it is not, or nobody knows it.
-    """
-    kind = device.partition(":")[0]
-    reason = registry.environment.devices.get(kind)
-    if reason is None:
-        known = ", ".join(registry.environment.devices)
-        raise InputError(f"no device {device!r}: choose one of {known}")
-    if reason:
-        raise InputError(f"device {device!r} can't be used: {reason}")
 
 
 def _entrants(
@@ -168,29 +150,29 @@ def _entrants(
     return field.chosen(registry, backends, kind, same_process=same_process)
 
 
-def _lanes(
+def _sessions(
     workloads: "str | Sequence[str] | Workload",
     backends: Sequence[str] | Mapping[str, str | CompilerFn] | None,
-    setups: Sequence[job.Setup],
+    setups: Sequence[WorkloadSetup],
     registry: Registry,
-) -> tuple[OpenLane, tuple[str, ...]]:
-    """Give what opens a lane, and what a reader must know of it."""
+) -> tuple[OpenSession, tuple[str, ...]]:
+    """Return what opens a session, and what a reader must know of it."""
     if not isinstance(workloads, str | Sequence):
-        from backbay.race.bench import Bench  # noqa: PLC0415 (torch is loaded: there is a model)
+        from backbay.race.handler import RaceHandler  # noqa: PLC0415 (torch is loaded: a model is)
 
         given = backends if isinstance(backends, Mapping) else None
-        bench = Bench(workloads, given, registry)
-        return (lambda environment: InProcessLane(bench, environment)), (_IN_PROCESS,)
+        handler = RaceHandler(workloads, given, registry)
+        return (lambda environment: SERVICE.here(handler, environment)), (_IN_PROCESS,)
     if isinstance(backends, Mapping):
         raise InputError(
             "compiler functions cannot travel to child processes: race a Workload object"
         )
     _preflight(setups)
     disturbed = machine.disturbance()
-    return open_child, (disturbed,) if disturbed else ()
+    return SERVICE.session, (disturbed,) if disturbed else ()
 
 
-def _preflight(setups: Sequence[job.Setup]) -> None:
+def _preflight(setups: Sequence[WorkloadSetup]) -> None:
     """Find every mistake in the references before the first minute is spent.
 
     Raises:
@@ -201,44 +183,44 @@ def _preflight(setups: Sequence[job.Setup]) -> None:
         check(setup.workload, setup.size)
     if len(setups) == 1:  # its reference run comes first anyway
         return
-    with open_child({}) as child:
+    with SERVICE.session() as session:
         for setup in setups:
             if parse(setup.workload, setup.size).kind == "own":
-                _load(child, setup)
+                _load(session, setup)
 
 
-def _load(child: Lane, setup: job.Setup) -> None:
+def _load(session: Session[Request, Reply], setup: WorkloadSetup) -> None:
     try:
-        reply = child.ask(job.Load(setup=setup), timeout_s=Limits().backend_s)
-    except ChildLost as lost:
+        session.ask(Load(setup=setup), timeout_s=Limits().backend_s)
+    except Refused as refused:
+        raise workload_error(refused) from None
+    except NoReply as lost:
         raise WorkloadInvalid(f"workload {setup.workload!r}: {lost.reason}") from lost
-    if isinstance(reply, job.Refused):
-        raise workload_error(reply)
 
 
 def _report(
-    heats: Sequence[Heat],
+    races: Sequence[WorkloadRace],
     settings: Settings,
     registry: Registry,
     notes: Sequence[str],
 ) -> Report:
-    decisions = [heat.decision for heat in heats]
-    device_name = next((heat.device_name for heat in heats if heat.device_name), settings.device)
-    several = len(heats) > 1
-    noted = [f"{h.workload}: {note}" if several else note for h in heats for note in h.notes]
+    decisions = [race.decision for race in races]
+    device_name = next((race.device_name for race in races if race.device_name), settings.device)
+    several = len(races) > 1
+    noted = [f"{x.workload}: {note}" if several else note for x in races for note in x.notes]
     return Report(
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         machine=machine.machine(device_name),
-        versions=_versions(heats, registry),
+        versions=_versions(races, registry),
         settings=settings,
         decision=tuple(decision for decision in decisions if decision is not None),
-        results=tuple(result for heat in heats for result in heat.results),
+        results=tuple(result for race in races for result in race.results),
         notes=(*notes, *noted),
     )
 
 
-def _versions(heats: Sequence[Heat], registry: Registry) -> dict[str, str]:
-    specs = [entrant.spec for entrant in heats[0].entrants if entrant.spec is not None]
-    prefixes = {heat.workload.partition(":")[0] for heat in heats}
+def _versions(races: Sequence[WorkloadRace], registry: Registry) -> dict[str, str]:
+    specs = [entrant.spec for entrant in races[0].entrants if entrant.spec is not None]
+    prefixes = {race.workload.partition(":")[0] for race in races}
     packages = [name for prefix in sorted(prefixes) for name in _MODEL_PACKAGES.get(prefix, [])]
     return machine.versions(registry.environment, specs, packages)

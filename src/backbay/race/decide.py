@@ -7,8 +7,10 @@ be significantly faster than Inductor, not only than eager.
 
 from collections.abc import Mapping, Sequence
 
-from backbay.race import stats
-from backbay.race.record import Decision, Mode
+from backbay.race.record import Decision
+from backbay.timing import stats
+from backbay.timing.interval import Interval
+from backbay.workloads.setup import Mode
 
 EAGER = "eager"
 INDUCTOR = "inductor"
@@ -84,7 +86,7 @@ def _tied(rival: str, holder: str, samples: Samples) -> bool:
     return low <= 1.0 <= high
 
 
-def _times(value: float, interval: stats.Interval) -> str:
+def _times(value: float, interval: Interval) -> str:
     """Word a ratio; an interval that leaves out 1 never reads as if it held it."""
     digits = 2
     while digits < _MOST_DIGITS and any(round(end, digits) == 1.0 != end for end in interval):

@@ -11,11 +11,11 @@ from importlib import resources
 from pathlib import Path
 
 import jinja2
-import msgspec
 
-from backbay.race import wording
 from backbay.race.record import Report, Result
 from backbay.race.sections import Section, backends, is_timed, sections
+from backbay.reporting import wording
+from backbay.reporting.embedding import embedded
 
 _TEMPLATE = "page.html.jinja"
 _FIGURE_SPACE = "\u2007"
@@ -161,11 +161,3 @@ def _command(report: Report, found: Sequence[Section]) -> str:
         words += ["--train"]
     words += ["--dtype", settings.dtype, "--device", settings.device, "--seed", str(settings.seed)]
     return shlex.join(words)
-
-
-def embedded(report: msgspec.Struct | Sequence[msgspec.Struct]) -> str:
-    """Encode for a ``<script>``: no angle bracket, so that no text can end the element."""
-    text = msgspec.json.encode(report).decode()
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text

@@ -14,12 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
-from backbay.race import wording
 from backbay.race.inline import COLOURS, FAINT, INK, PAPER, inline, stand_in
 from backbay.race.labels import label
-from backbay.race.record import Interval, Result
+from backbay.race.record import Result
 from backbay.race.sections import Section
-from backbay.race.wording import EAGER
+from backbay.reporting import wording
+from backbay.reporting.wording import EAGER
+from backbay.timing.interval import Interval
 
 _MARKERS = "osD^v"  # their shapes tell backends apart when the colours come round again
 _WIDTH = 460.0  # units of the drawing; on a page 460 wide, one unit is one pixel

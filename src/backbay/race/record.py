@@ -9,12 +9,13 @@ from typing import Literal
 
 import msgspec
 
+from backbay.reporting.machine import Machine
+from backbay.timing.interval import Interval
+from backbay.workloads.setup import Mode
+
 SCHEMA = "backbay.race/1"
 
 Status = Literal["ok", "wrong", "failed", "crashed", "timeout", "unavailable"]
-Mode = Literal["infer", "train"]
-Interval = tuple[float, float]
-"""Lower and upper end of a 95 % bootstrap confidence interval."""
 
 
 class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,17 +92,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     ratio_to_eager: float | None = None
     ratio_to_eager_ci: Interval | None = None
     sentence: str
-
-
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the race was run."""
-
-    system: str
-    processor: str
-    cores: int
-    memory_bytes: int
-    device: str
-    """What the models ran on: ``cpu``, or the GPU's own name."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

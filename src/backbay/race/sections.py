@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from backbay.race.record import Decision, Interval, Mode, Report, Result
-from backbay.race.wording import EAGER, NEVER
+from backbay.race.record import Decision, Report, Result
+from backbay.reporting.wording import EAGER, NEVER
+from backbay.timing.interval import Interval
+from backbay.workloads.setup import Mode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.text import Text
 
-from backbay.race import wording
 from backbay.race.record import Report, Result, Status
 from backbay.race.sections import Section, sections
+from backbay.reporting import wording
 
 _GAP = 2
 _INDENT = 6

@@ -10,27 +10,22 @@ import torch
 from torch._dynamo.utils import counters
 
 from backbay.proof import Golden, Proof, Step, Workload, observe, unchanged
-from backbay.race.job import Tried
-from backbay.race.memory import peak_bytes, reset_peak
 from backbay.race.record import VerdictRecord
+from backbay.race.requests import Tried
 from backbay.registry import CompilerFn
+from backbay.timing.device import synchronize
+from backbay.timing.memory import peak_bytes, reset_peak
 
 EAGER = "eager"
 """The uncompiled model. (torch's debug backend of that name adds Dynamo to it.)"""
 
 
 def compiled(model: torch.nn.Module, compiler: str | CompilerFn | None) -> Callable[..., Any]:
-    """Give the model as a backend runs it; ``None`` is eager."""
+    """Return the model as a backend runs it; ``None`` is eager."""
     if compiler is None:
         return model
     call: Callable[..., Any] = torch.compile(model, backend=compiler)
     return call
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def warm_up_toolchain(compiler: str | CompilerFn, device: torch.device, *, train: bool) -> float:
@@ -131,7 +126,7 @@ class Trial:
 
 
 def verdict_record(proof: Proof) -> VerdictRecord:
-    """Give a proof as the report has it."""
+    """Return a proof as the report has it."""
     worst = proof.worst
     return VerdictRecord(
         passed=proof.passed,

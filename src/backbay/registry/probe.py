@@ -10,24 +10,23 @@ import hashlib
 import json
 import os
 import platform
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import platformdirs
 
 from backbay.errors import InputError
-from backbay.processes import ProcessTree
+from backbay.registry.registry import Registry
+from backbay.registry.spec import BackendSpec
+from backbay.session import Lost, ProcessClient, Service
+from backbay.session.client import signal_name
 
-_CHILD = "backbay.registry.probe_child"
 _KINDS = {"torch": 1, "import": 2, "target": 2, "factory": 2}
 """The first word of ``ProbeRequest.load``, and how many parts follow it."""
 
@@ -36,11 +35,9 @@ _ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH")
 _CRASHES = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP"}
 """What a process does to itself; other signals come from outside, and may not come again."""
 
-_POLL_S = 0.05
 _MOST_OUTPUT = 64 * 2**20  # bytes
 _MOST_FINDINGS = 2**20  # bytes
 _TAIL = 2_000  # characters
-_WIDEST_CHARACTER = 4  # bytes of UTF-8
 _MOST_OF_A_REASON = 300  # characters
 
 
@@ -108,6 +105,24 @@ class ProbeResult:
     """Whether this was found out earlier, and read from disk."""
 
 
+class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
+    """What the process is asked, once."""
+
+    load: str
+    device: str
+    options: dict[str, Any]
+    findings: str
+    """Path of the file that it appends to."""
+    seconds: float
+
+
+class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
+    """It came to an end; what it found is in the file."""
+
+
+SERVICE = Service[Probe, Probed]("backbay.registry.probe_handler:ProbeHandler", Probed)
+
+
 @dataclass(frozen=True, slots=True)
 class _Loss:
     """Why a child did not answer."""
@@ -120,7 +135,7 @@ class _Loss:
 def probe(
     request: ProbeRequest, *, seconds: float = 120.0, fresh: bool = False, cache: Path | None = None
 ) -> ProbeResult:
-    """Try a backend in a child process, or give what an earlier try found out.
+    """Try a backend in a child process, or return what an earlier try found out.
 
     Args:
         request: the backend and how to load it.
@@ -148,7 +163,7 @@ def probe(
 
 
 def probe_key(request: ProbeRequest) -> str:
-    """Give the name under which a result is kept: a SHA-256 of what it depends on.
+    """Return the name under which a result is kept: a SHA-256 of what it depends on.
 
     That is the request, this Python, and the environment variables that select a GPU or change
     the import path. What lies on that path is not looked at: ``request.key`` has to name it.
@@ -208,119 +223,141 @@ def _write(path: Path, result: ProbeResult) -> None:
 
 
 def _try(request: ProbeRequest, seconds: float) -> tuple[ProbeResult, bool]:
-    """Give the result, and whether it is worth keeping."""
+    """Return the result, and whether it is worth keeping."""
     # What a killed process leaves behind may still be written to while it is cleaned up.
     with tempfile.TemporaryDirectory(prefix="backbay-probe-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        loss = _run(request, seconds, folder)
-        facts = _facts(folder)
-        output = _tail(folder)
-    if facts.get("ended"):
+        findings = Path(name) / "findings"
+        findings.touch()
+        asked = Probe(
+            load=request.load,
+            device=request.device,
+            options=dict(request.options),
+            findings=str(findings),
+            seconds=seconds,
+        )
+        loss, output = _ask(asked)
+        facts = _facts(findings)
+    if facts.get("ended"):  # who closed every descriptor has no other way to say so
         loss = None
     reason = loss.reason if loss else facts.get("reason", "")
     result = ProbeResult(
         passed=loss is None and facts["stage"] == "done",
         stage=facts["stage"],
-        reason=_one_line(reason),
+        reason=_printable(reason),
         import_ms=facts.get("import_ms"),
         modules=facts.get("modules"),
         rss_mb=facts.get("rss_mb"),
         initialised_cuda=facts.get("initialised_cuda"),
-        output=output,
+        output=output[-_TAIL:],
         when=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     return result, facts["stage"] != "start" and (loss is None or loss.lasting)
 
 
-def _run(request: ProbeRequest, seconds: float, folder: Path) -> _Loss | None:
-    """Run the child to its answer (``None``) or its loss; nothing of it is left afterwards."""
-    findings = folder / "findings"
-    findings.touch()
-    asked = {
-        **_as_json(request),
-        "path": [os.path.abspath(entry) for entry in sys.path],  # noqa: PTH100 ("" is the cwd)
-        "findings": str(findings),
-        "seconds": seconds,
-    }
-    (folder / "request").write_text(json.dumps(asked), "utf-8")
-    with (folder / "request").open("rb") as stdin, (folder / "output").open("ab") as output:
-        try:
-            process = _start(stdin, output)
-        except OSError as error:
-            return _Loss(f"no process could be started: {error}", lasting=False)
-    tree = ProcessTree(process)
+def _ask(asked: Probe) -> tuple[_Loss | None, str]:
+    """Return how the child was lost, if it was, and the end of what it printed."""
+    path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 ("" is the cwd)
     try:
-        return _wait(process, seconds, folder)
+        client = ProcessClient(SERVICE, {}, path=path, most_printed=_MOST_OUTPUT)
+    except Lost as lost:
+        return _Loss(lost.reason, lasting=False), ""
+    try:
+        client.ask(asked, timeout_s=asked.seconds)
+        return None, client.printed()
+    except Lost as lost:
+        return _loss(lost), lost.printed
     finally:
-        tree.kill()
+        client.end()
 
 
-def _start(stdin: IO[bytes], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        # -P: a folder called `triton` or `torch` beside the user must not be imported.
-        # -u: what is printed just before a crash is what explains it.
-        [sys.executable, "-P", "-u", "-m", _CHILD],
-        stdin=stdin,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float, folder: Path) -> _Loss | None:
-    deadline = time.monotonic() + seconds
-    while not _facts(folder).get("ended"):
-        if process.poll() is not None:
-            return _death(process.returncode, _tail(folder))
-        if time.monotonic() > deadline:
-            return _Loss(f"no answer within {seconds:g} s", lasting=False)
-        if _size(folder / "output") > _MOST_OUTPUT:
-            return _Loss(f"it printed more than {_MOST_OUTPUT >> 20} MiB", lasting=True)
-        time.sleep(_POLL_S)
-    return None
-
-
-def _death(code: int, output: str) -> _Loss:
+def _loss(lost: Lost) -> _Loss:
+    if lost.too_much_printed:
+        return _Loss(f"it printed more than {_MOST_OUTPUT >> 20} MiB", lasting=True)
+    code = lost.exit_code
+    if code is None:
+        return _Loss(lost.reason, lasting=False)
     if code < 0:
-        name = _signal_name(-code)
+        name = signal_name(-code)
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         return _Loss(f"its process was killed by {name}{hint}", lasting=name in _CRASHES)
-    last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
+    last = next((line for line in reversed(lost.printed.splitlines()) if line.strip()), "")
     said = f"; it last printed: {last.strip()}" if last else ""
     return _Loss(f"its process ended with exit code {code}{said}", lasting=True)
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    """Give what the child has told so far; a later fact replaces an earlier one of its name."""
+def _facts(findings: Path) -> dict[str, Any]:
+    """Return what the child has found so far; a later fact replaces an earlier one of its name."""
     facts: dict[str, Any] = {"stage": "start"}
-    with contextlib.suppress(OSError), (folder / "findings").open("rb") as file:
+    with contextlib.suppress(OSError), findings.open("rb") as file:
         for line in file.read(_MOST_FINDINGS).splitlines():
             with contextlib.suppress(ValueError, TypeError):  # printed into it, or half a line
                 facts.update(json.loads(line))
     return facts
 
 
-def _tail(folder: Path) -> str:
-    with contextlib.suppress(OSError), (folder / "output").open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL * _WIDEST_CHARACTER))
-        return file.read(_TAIL * _WIDEST_CHARACTER).decode(errors="replace")[-_TAIL:]
-    return ""
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # a plugin may have emptied the folder for temporary files
-        return 0
-
-
-def _one_line(text: str) -> str:
+def _printable(text: str) -> str:
     printable = "".join(character if character.isprintable() else " " for character in text)
     return printable.strip()[:_MOST_OF_A_REASON] or "no reason was given"
+
+
+def try_out(
+    registry: Registry,
+    spec: BackendSpec,
+    *,
+    device: str | None = None,
+    fresh: bool = False,
+    seconds: float = 120.0,
+) -> ProbeResult | None:
+    """Load a backend in a child process, compile a trial function with it, and measure.
+
+    Args:
+        registry: whose environment the result is valid for.
+        spec: the backend.
+        device: the device type to try; default: the accelerator that is here and that it takes,
+            else ``cpu``.
+        fresh: whether to try again what was tried before.
+        seconds: time limit.
+
+    Returns:
+        The result; nothing for what only this process has.
+    """
+    load = _how(spec)
+    if load is None:
+        return None
+    request = ProbeRequest(
+        name=spec.name,
+        load=load,
+        device=device or _device(registry, spec),
+        key=_key(registry, spec),
+    )
+    return probe(request, seconds=seconds, fresh=fresh)
+
+
+def _how(spec: BackendSpec) -> str | None:
+    if spec.loading == "torch" and spec.origin.kind == "torch":
+        return f"torch:{spec.name}"
+    if spec.target is None or spec.loading in {"removed", "object"}:
+        return None
+    if spec.loading == "import":
+        return f"import:{spec.target}:{spec.alias_of or spec.name}"
+    return f"{'factory' if spec.factory else 'target'}:{spec.target}"
+
+
+def _device(registry: Registry, spec: BackendSpec) -> str:
+    here = registry.environment.default_device
+    if not spec.devices or here in spec.devices:
+        return here
+    usable = (x for x in spec.devices if not registry.environment.devices.get(x, "absent"))
+    return next(usable, "cpu")
+
+
+def _key(registry: Registry, spec: BackendSpec) -> tuple[str, ...]:
+    build = registry.environment.torch_build
+    origin = spec.origin
+    needs = (registry.environment.installed.find(x) for x in spec.requires.distributions)
+    return (
+        str(origin),
+        str(spec.target),
+        *(f"{x.name} {x.version}" for x in needs if x is not None),
+        *(f"{name} {build.get(name)}" for name in ("__version__", "cuda", "hip", "xpu")),
+    )

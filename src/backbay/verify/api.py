@@ -2,24 +2,35 @@
 
 import contextlib
 import datetime as dt
-import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbay.errors import BackendLoadError, InputError, WorkloadInvalid
-from backbay.race import machine
-from backbay.race.api import DTYPES, check_device, placed
-from backbay.race.record import Mode
-from backbay.race.workloads.reference import DEFAULT, check
+from backbay.errors import BackendLoadError, InputError
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.target import parse
-from backbay.verify.backend import Course, Tell, Trial
-from backbay.verify.job import Judged, Prepare, Prepared, Refused, Setup
+from backbay.reporting import machine
+from backbay.session import NoReply, Refused
+from backbay.verify.backend import BackendVerification, Course, Tell
 from backbay.verify.record import BackendRecord, Limits, Report, Settings
-from backbay.verify.seat import Here, OpenLane, Seat, open_child
+from backbay.verify.requests import (
+    SERVICE,
+    NothingToTrain,
+    Prepare,
+    Prepared,
+    VerifySession,
+)
 from backbay.verify.wording import summary
+from backbay.workloads.reference import DEFAULT, check
+from backbay.workloads.setup import (
+    Mode,
+    WorkloadSetup,
+    check_device,
+    check_dtype,
+    placed,
+    workload_error,
+)
 
 if TYPE_CHECKING:
     from backbay.proof import Workload
@@ -76,7 +87,7 @@ def run(
     name = workload if isinstance(workload, str) else _name(workload)
     if given is None:
         check(name, size)
-        _check_dtype(dtype)
+        check_dtype(dtype)
     _check_numbers(steps, batches)
     wanted = [backends] if isinstance(backends, str) else list(dict.fromkeys(backends))
     compilers = backends if isinstance(backends, Mapping) else {}
@@ -94,12 +105,12 @@ def run(
     )
     with tempfile.TemporaryDirectory(prefix="backbay-verify-") as folder:
         environment = _caches(Path(folder))
-        open_lane, left = _lanes(given, compilers, registry, environment)
+        open_session, left = _sessions(given, compilers, registry, environment)
         verification = _Verification(
             settings,
             size=size,
             folder=folder,
-            open_lane=open_lane,
+            open_session=open_session,
             limits=limits or Limits(),
             tell=tell,
         )
@@ -120,14 +131,14 @@ class _Verification:
         *,
         size: str | None,
         folder: str,
-        open_lane: OpenLane,
+        open_session: Callable[[], VerifySession],
         limits: Limits,
         tell: Tell,
     ) -> None:
         self.settings = settings
         self._size = size
         self._folder = folder
-        self._open_lane = open_lane
+        self._open_session = open_session
         self._limits = limits
         self._tell = tell
         self.notes: list[str] = []
@@ -135,29 +146,30 @@ class _Verification:
         self.workload = settings.workload
 
     def run(self) -> list[BackendRecord]:
-        with Seat(self._open_lane) as seat:
-            found = [self._course(seat, mode) for mode in self.settings.modes]
+        with self._open_session() as session:
+            found = [self._course(session, mode) for mode in self.settings.modes]
         courses = [x for x in found if x is not None]
         if not courses:
             raise InputError(
                 f"workload {self.workload!r} has nothing to train, and nothing else to do"
             )
-        return [self._trial(name, courses).run() for name in self.settings.backends]
+        return [self._record(name, courses) for name in self.settings.backends]
 
-    def _trial(self, name: str, courses: Sequence[Course]) -> Trial:
-        return Trial(
+    def _record(self, name: str, courses: Sequence[Course]) -> BackendRecord:
+        verification = BackendVerification(
             backend=name,
             courses=courses,
             steps=self.settings.steps,
-            open_lane=self._open_lane,
+            open_session=self._open_session,
             limits=self._limits,
             tell=self._tell,
         )
+        return verification.run()
 
-    def _course(self, seat: Seat, mode: Mode) -> Course | None:
+    def _course(self, session: VerifySession, mode: Mode) -> Course | None:
         """Prepare a mode; None where there is nothing to train, and nobody asked for it."""
         settings = self.settings
-        setup = Setup(
+        setup = WorkloadSetup(
             workload=settings.workload,
             size=self._size,
             mode=mode,
@@ -169,17 +181,23 @@ class _Verification:
         request = Prepare(
             setup=setup, folder=self._folder, steps=settings.steps, batches=settings.batches
         )
-        reply = seat.ask(request, timeout_s=self._limits.check_s)
+        try:
+            reply = session.ask(request, timeout_s=self._limits.check_s)
+        except NoReply as error:
+            if isinstance(error, Refused) and error.input_error:
+                raise workload_error(error) from None
+            return self._unproven(setup, error.reason)
         if isinstance(reply, Prepared):
             self._note(mode, reply)
             return Course(setup=setup, folder=self._folder, prepared=reply)
-        assert isinstance(reply, Refused | Judged)
-        if isinstance(reply, Refused) and reply.input_error:
-            raise _workload_error(reply)
-        if isinstance(reply, Refused) and reply.nothing_to_train and len(settings.modes) > 1:
-            self.notes.append(reply.reason)
-            return None
-        reason = f"eager gives nothing to compare with: {reply.reason}"
+        assert isinstance(reply, NothingToTrain)
+        if len(settings.modes) == 1:
+            return self._unproven(setup, reply.reason)
+        self.notes.append(reply.reason)
+        return None
+
+    def _unproven(self, setup: WorkloadSetup, why: str) -> Course:
+        reason = f"eager gives nothing to compare with: {why}"
         return Course(setup=setup, folder=self._folder, prepared=None, reason=reason)
 
     def _note(self, mode: Mode, prepared: Prepared) -> None:
@@ -189,11 +207,6 @@ class _Verification:
 
 def _name(workload: "Workload") -> str:
     return workload.name or type(workload.model).__name__
-
-
-def _check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise InputError(f"no dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
 
 
 def _check_numbers(steps: int, batches: Sequence[int] | None) -> None:
@@ -248,43 +261,30 @@ def _caches(folder: Path) -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
 
 
-def _lanes(
+def _sessions(
     given: "Workload | None",
     compilers: Mapping[str, str | CompilerFn],
     registry: Registry,
     environment: Mapping[str, str],
-) -> tuple[OpenLane, contextlib.AbstractContextManager[None]]:
-    """Give what opens a lane, and what must be around all of them."""
+) -> tuple[Callable[[], VerifySession], contextlib.AbstractContextManager[None]]:
+    """Return what opens a session, and what must be around all of them."""
     if given is None:
-        return (lambda: open_child(environment)), contextlib.nullcontext()
-    from backbay.verify.answering import Desk  # noqa: PLC0415 (torch is loaded: there is a model)
+        return (lambda: SERVICE.session(environment)), contextlib.nullcontext()
+    from backbay.verify.handler import VerifyHandler  # noqa: PLC0415 (torch is loaded: a model is)
 
-    desk = Here(Desk(given, compilers, registry))
-    return (lambda: desk), _here(environment)
+    handler = VerifyHandler(given, compilers, registry)
+    return (lambda: SERVICE.here(handler, environment)), _forgotten()
 
 
 @contextlib.contextmanager
-def _here(environment: Mapping[str, str]) -> Iterator[None]:
-    """Let this process compile afresh, and forget what it compiled afterwards."""
+def _forgotten() -> Iterator[None]:
+    """Forget afterwards what this process compiled."""
     import torch  # noqa: PLC0415 (there is a model)
 
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
     try:
         yield
     finally:
         torch.compiler.reset()
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
-def _workload_error(reply: Refused) -> WorkloadInvalid:
-    error = WorkloadInvalid(reply.reason)
-    if reply.detail:
-        error.add_note(reply.detail)
-    return error
 
 
 def _report(

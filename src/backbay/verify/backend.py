@@ -1,6 +1,6 @@
 """Puts one backend through every situation of every mode, and what fails to torch's own below it.
 
-Nothing here touches torch: that happens in lanes. A backend that raises, dies or hangs is a row
+Nothing here touches torch: that happens in sessions. A backend that raises, dies or hangs is a row
 with its reason.
 """
 
@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from backbay.race.record import Mode
-from backbay.race.wording import counted
+from backbay.reporting.wording import counted
 from backbay.rungs import rungs_below
+from backbay.session import NoReply
 from backbay.verify.blaming import Search
-from backbay.verify.job import Judged, Part, Prepared, Prove, Setup, Situation, Train, Trained
 from backbay.verify.record import (
     FAILURES,
     BackendRecord,
@@ -24,8 +23,19 @@ from backbay.verify.record import (
     Limits,
     Status,
 )
-from backbay.verify.seat import OpenLane, Seat
+from backbay.verify.requests import (
+    Judged,
+    Part,
+    Prepared,
+    Prove,
+    Situation,
+    Train,
+    Trained,
+    VerifySession,
+    judged,
+)
 from backbay.verify.wording import verdict
+from backbay.workloads.setup import Mode, WorkloadSetup
 
 Tell = Callable[[str, str, str], None]
 """Called with workload, backend and what is going on."""
@@ -38,7 +48,7 @@ _ENDS_IT: frozenset[Status] = frozenset({"failed", "crashed", "timeout", "not_co
 class Course:
     """One mode's situations, and what they are held against."""
 
-    setup: Setup
+    setup: WorkloadSetup
     folder: str
     prepared: Prepared | None
     reason: str = ""
@@ -51,13 +61,13 @@ class Course:
 
 
 @dataclass(kw_only=True)
-class Trial:
+class BackendVerification:
     """One backend."""
 
     backend: str
     courses: Sequence[Course]
     steps: int
-    open_lane: OpenLane
+    open_session: Callable[[], VerifySession]
     limits: Limits
     tell: Tell
     checks: list[CheckRecord] = field(default_factory=list)
@@ -90,10 +100,10 @@ class Trial:
             )
             return
         failed: tuple[Situation, Judged] | None = None
-        with Seat(self.open_lane) as seat:
+        with self.open_session() as session:
             for number, situation in enumerate(prepared.situations):
                 self._say(course, f"{course.mode}: {situation.name}")
-                how = self._judged(seat, course, self.backend, situation)
+                how = self._judged(session, course, self.backend, situation)
                 self.checks += self._rows(course, situation, how, prepared.usual_graphs[number])
                 if failed is None and _status(how) in FAILURES:
                     failed = (situation, how)
@@ -101,11 +111,11 @@ class Trial:
                     self._skip(course, prepared.situations[1:])
                     break
             else:
-                self._train(seat, course, prepared)
+                self._train(session, course, prepared)
         if failed is not None:
-            with Seat(self.open_lane) as seat:  # torch's own first: what runs there does no harm
-                self._attribute(seat, course, *failed)
-                self._look(seat, course, *failed)
+            with self.open_session() as session:  # torch's own first: what runs there does no harm
+                self._attribute(session, course, *failed)
+                self._look(session, course, *failed)
 
     def _rows(
         self, course: Course, situation: Situation, how: Judged, usual: int | None
@@ -142,7 +152,7 @@ class Trial:
             for x in situations
         ]
 
-    def _train(self, seat: Seat, course: Course, prepared: Prepared) -> None:
+    def _train(self, session: VerifySession, course: Course, prepared: Prepared) -> None:
         """Train freely, for the reader."""
         if not prepared.true_losses:
             return
@@ -154,18 +164,15 @@ class Trial:
             steps=self.steps,
             learning_rate=prepared.learning_rate,
         )
-        reply = seat.ask(request, timeout_s=self.limits.check_s)
-        if not isinstance(reply, Trained):
-            said = getattr(reply, "reason", "")
+        try:
+            reply = session.ask(request, timeout_s=self.limits.check_s)
+        except NoReply as error:
+            status, reason = error.status, error.reason
             self.checks.append(
-                CheckRecord(
-                    mode=course.mode,
-                    check="training",
-                    status=reply.status if isinstance(reply, Judged) else "failed",
-                    reason=said,
-                )
+                CheckRecord(mode=course.mode, check="training", status=status, reason=reason)
             )
             return
+        assert isinstance(reply, Trained)
         self.curve = CurveRecord(
             steps=self.steps,
             learning_rate=prepared.learning_rate,
@@ -175,14 +182,16 @@ class Trial:
             drift=reply.drift,
         )
 
-    def _attribute(self, seat: Seat, course: Course, situation: Situation, how: Judged) -> None:
+    def _attribute(
+        self, session: VerifySession, course: Course, situation: Situation, how: Judged
+    ) -> None:
         """Put what failed to the rungs below, and charge the first that fails alike."""
         further = (how.hands_on_to,) if how.hands_on_to not in {"", self.backend} else ()
         below: dict[str, Status] = {}
         charged = ""
         for rung in rungs_below(self.backend, further):
             self._say(course, f"{course.mode}: {situation.name} with {rung}")
-            one = self._judged(seat, course, rung, situation)
+            one = self._judged(session, course, rung, situation)
             below[rung] = _status(one)
             if _alike(how, one):
                 charged = rung
@@ -195,7 +204,9 @@ class Trial:
             for x in self.checks
         ]
 
-    def _look(self, seat: Seat, course: Course, situation: Situation, how: Judged) -> None:
+    def _look(
+        self, session: VerifySession, course: Course, situation: Situation, how: Judged
+    ) -> None:
         """Look for the first module that is wrong, once: of the first check that failed."""
         if self.blame is not None or not self.limits.blame_s or course.prepared is None:
             return
@@ -203,7 +214,7 @@ class Trial:
             return
         worst = _worst(how)
         search = Search(
-            seat,
+            session,
             setup=course.setup,
             folder=course.folder,
             digest=course.prepared.digest,
@@ -216,7 +227,9 @@ class Trial:
         )
         self.blame = search.run()
 
-    def _judged(self, seat: Seat, course: Course, backend: str, situation: Situation) -> Judged:
+    def _judged(
+        self, session: VerifySession, course: Course, backend: str, situation: Situation
+    ) -> Judged:
         assert course.prepared is not None
         request = Prove(
             setup=course.setup,
@@ -225,7 +238,7 @@ class Trial:
             backend=backend,
             situation=situation,
         )
-        return seat.judged(request, timeout_s=self.limits.check_s)
+        return judged(session, request, timeout_s=self.limits.check_s)
 
     def _say(self, course: Course, text: str) -> None:
         self.tell(course.setup.workload, self.backend, text)

@@ -10,10 +10,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from backbay.verify.job import Alone, Call, Called, Calls, Judged, Refused, Setup, Situation
+from backbay.session import NoReply
 from backbay.verify.record import FAILURES, BlameRecord, Status
-from backbay.verify.seat import Seat
+from backbay.verify.requests import (
+    Alone,
+    Call,
+    Called,
+    Calls,
+    Judged,
+    Situation,
+    VerifySession,
+    judged,
+)
 from backbay.verify.wording import blamed
+from backbay.workloads.setup import WorkloadSetup
 
 _LEAST_S = 15.0
 """A question is given at least this long: a child must start, and import torch, to answer it."""
@@ -33,9 +43,9 @@ class Search:
 
     def __init__(
         self,
-        seat: Seat,
+        session: VerifySession,
         *,
-        setup: Setup,
+        setup: WorkloadSetup,
         folder: str,
         digest: str,
         backend: str,
@@ -45,7 +55,7 @@ class Search:
         question_s: float,
         tell: Tell,
     ) -> None:
-        self._seat = seat
+        self._session = session
         self._common: dict[str, Any] = {"setup": setup, "folder": folder, "digest": digest}
         self._backend = backend
         self._situation = situation
@@ -95,7 +105,7 @@ class Search:
         return None
 
     def _boundary(self, path: str, children: Sequence[str], how: Judged) -> tuple[str, Judged]:
-        """Give the first child that must be compiled with those before it, for it to be wrong."""
+        """Return the first child that must be compiled with those before it, for it to be wrong."""
         low, high, found = 0, len(children), how
         while high - low > 1:  # wrong with the first `high` compiled, right with the first `low`
             middle = (low + high) // 2
@@ -110,12 +120,13 @@ class Search:
         return tuple(x.module for x in self._calls.values() if x.caller == path)
 
     def _called(self) -> Sequence[Call]:
-        reply = self._seat.ask(Calls(**self._common), timeout_s=self._left())
-        if isinstance(reply, Called):
-            return reply.calls
-        assert isinstance(reply, Judged | Refused)
-        self._notes.append(f"the model's modules could not be listed: {reply.reason}")
-        raise OutOfTime
+        try:
+            reply = self._session.ask(Calls(**self._common), timeout_s=self._left())
+        except NoReply as error:
+            self._notes.append(f"the model's modules could not be listed: {error.reason}")
+            raise OutOfTime from error
+        assert isinstance(reply, Called)
+        return reply.calls
 
     def _alone(self, path: str, eager: Sequence[str] = ()) -> Judged:
         left = self._left()
@@ -129,7 +140,7 @@ class Search:
             eager=tuple(eager),
         )
         limit = min(self._question_s, max(_LEAST_S, left / _SHARE))
-        how = self._seat.judged(request, timeout_s=limit)
+        how = judged(self._session, request, timeout_s=limit)
         if how.parts:
             return Judged(parts=how.parts, status=how.parts[0].status, reason=how.parts[0].reason)
         return how

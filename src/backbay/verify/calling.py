@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backbay.explain.lines import Place, innermost
 from backbay.proof import Step, Workload
-from backbay.verify.job import Call
+from backbay.reporting.lines import Place, innermost
+from backbay.verify.requests import Call
 from backbay.verify.situations import kept
 
 _HERE = str(Path(__file__))

@@ -8,12 +8,12 @@ import torch
 from torch._dynamo.utils import counters
 
 from backbay.errors import ProofImpossible
+from backbay.messages import one_line
 from backbay.proof import Golden, Workload, make_golden, observe
-from backbay.race.bench import one_line
 from backbay.registry import CompilerFn
 from backbay.verify.calling import inputs_to
-from backbay.verify.job import Judged, Situation
 from backbay.verify.proving import part, room
+from backbay.verify.requests import Judged, Situation
 from backbay.verify.situations import FIRST, Files, inputs_of, state_of
 
 
@@ -81,7 +81,7 @@ class Isolation:
 
     @contextlib.contextmanager
     def _in(self, situation: Situation) -> Iterator[Workload]:
-        """Put the model into a situation, and give the module with what it is called with there."""
+        """Put the model into a situation; yields the module with what it is called with there."""
         with state_of(self._whole.model, situation, self._files):
             whole = inputs_of(self._whole, situation)
             yield whole if not self._path else self._workload(whole)

@@ -9,23 +9,26 @@ import torch
 from torch._dynamo.utils import counters
 
 from backbay.errors import ProofImpossible
-from backbay.explain.batches import batch_of
+from backbay.messages import one_line
 from backbay.proof import Golden, Step, Workload, digest, in_float64, make_golden
 from backbay.proof.draws import Recording, Replay
 from backbay.proof.tree import leaves
 from backbay.proof.truth import raised
-from backbay.race.bench import one_line
-from backbay.verify.job import Prepare, Prepared, Situation
 from backbay.verify.proving import room, run
-from backbay.verify.situations import FIRST, Files, inputs_of, kept, put, state, state_name
+from backbay.verify.requests import NothingToTrain, Prepare, Prepared, Situation
+from backbay.verify.situations import (
+    FIRST,
+    TRAINED_EAGER,
+    TRAINED_TRUE,
+    Files,
+    inputs_of,
+    kept,
+    put,
+    state,
+    state_name,
+)
 from backbay.verify.training import rate_for, train
-
-_EAGER, _TRUE = "trained eager", "trained true"
-"""Names of the files with the parameters that free training ended at."""
-
-
-class NothingToTrain(Exception):  # noqa: N818 (what the workload is like)
-    """Neither parameters nor inputs could have a gradient."""
+from backbay.workloads.batches import batch_of
 
 
 @dataclasses.dataclass
@@ -40,15 +43,14 @@ class Preparation:
     eager_losses: tuple[float | None, ...] = ()
     true_losses: tuple[float | None, ...] = ()
 
-    def run(self, device_name: str) -> Prepared:
+    def run(self, device_name: str) -> Prepared | NothingToTrain:
         """Run everything that needs no backend.
 
         Raises:
-            NothingToTrain: training was asked for.
             ProofImpossible: there is no truth of the workload as it is.
         """
         if self._train and not _trainable(self.workload):
-            raise NothingToTrain
+            return NothingToTrain()
         fingerprint = digest(self.workload)
         golden = self._golden(self.workload)
         self._keep(FIRST, golden)
@@ -141,7 +143,7 @@ class Preparation:
                 for loss in self._trained(self.workload.model, step):
                     losses.append(loss)
                     states.append([x.detach().clone() for x in state(self.workload.model)])
-            self._keep_trained(_EAGER, self.workload.model)
+            self._keep_trained(TRAINED_EAGER, self.workload.model)
             for number, values in enumerate(states[1:], 2):
                 self.files.keep_tensors(state_name(number), values)
                 put(self.workload.model, values)
@@ -161,7 +163,7 @@ class Preparation:
         step = Step(double, train=True, seed=self._seed, cotangents=eager.cotangents)
         with torch.random.fork_rng(), in_float64(), replay:
             losses = tuple(self._trained(double.model, step))
-        self._keep_trained(_TRUE, double.model)
+        self._keep_trained(TRAINED_TRUE, double.model)
         return losses
 
     def _trained(self, call: Callable[..., Any], step: Step) -> Iterator[float | None]:
@@ -189,11 +191,6 @@ class Preparation:
     def _run(self, call: Callable[..., Any], situation: Situation) -> None:
         train, seed = self._train, self._seed
         run(call, self.workload, situation, self.files, train=train, seed=seed)
-
-
-def trained_parameters(files: Files) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Give the parameters that free training ended at: eager's and the truth's."""
-    return files.tensors(_EAGER), files.tensors(_TRUE)
 
 
 def _others(batch: int) -> tuple[int, int]:

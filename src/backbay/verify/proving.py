@@ -8,12 +8,20 @@ import torch
 from torch._dynamo.utils import counters
 
 from backbay import ledger
+from backbay.messages import one_line
 from backbay.proof import Outcome, Proof, Step, Verdict, Workload, observe
-from backbay.race.bench import one_line
 from backbay.registry import CompilerFn
-from backbay.verify.job import Judged, Part, Situation, Trained
 from backbay.verify.record import ProofRecord
-from backbay.verify.situations import FIRST, Files, inputs_of, kept, state_of
+from backbay.verify.requests import Judged, Part, Situation, Trained
+from backbay.verify.situations import (
+    FIRST,
+    TRAINED_EAGER,
+    TRAINED_TRUE,
+    Files,
+    inputs_of,
+    kept,
+    state_of,
+)
 from backbay.verify.training import drift, train
 
 _COMPILES = 256
@@ -22,7 +30,7 @@ nothing more would be seen of the backend."""
 _GROUPS = {"value": "forward", "metadata": "forward", "gradient": "gradients", "mutation": "state"}
 
 
-class Session:
+class CompiledModel:
     """A model as one backend compiled it."""
 
     def __init__(
@@ -46,16 +54,14 @@ class Session:
             return Judged(status="failed", reason=one_line(error), hands_on_to=self._hands_on_to)
 
     def trained(self, steps: int, rate: float) -> Trained:
-        """Train freely, and say how far that leads from eager's training."""
-        from backbay.verify.preparing import trained_parameters  # noqa: PLC0415 (it imports this)
-
+        """Train freely, and return how far that leads from eager's training."""
         model = self._workload.model
         step = Step(self._workload, train=True, seed=self._seed)
         with room(), self._golden.context(), kept(model), torch.random.fork_rng():
             call = self._compiled()
             losses = tuple(train(call, step, steps=steps, rate=rate, seed=self._seed))
             own = [x.detach() for x in model.parameters()]
-            eager, truth = trained_parameters(self._files)
+            eager, truth = self._files.tensors(TRAINED_EAGER), self._files.tensors(TRAINED_TRUE)
             return Trained(losses=losses, drift=drift(own, eager, truth))
 
     def _judged(self, situation: Situation) -> Judged:
@@ -126,7 +132,7 @@ def _group(verdict: Verdict, *, train: bool) -> str:
 
 
 def part(check: str, verdicts: tuple[Verdict, ...]) -> Part:
-    """Give verdicts, the worst first, as one check."""
+    """Return verdicts, the worst first, as one check."""
     worst = verdicts[0]
     return Part(
         check=check,
@@ -137,7 +143,7 @@ def part(check: str, verdicts: tuple[Verdict, ...]) -> Part:
 
 
 def proof_record(verdicts: tuple[Verdict, ...]) -> ProofRecord:
-    """Give verdicts, the worst first, as the report has them."""
+    """Return verdicts, the worst first, as the report has them."""
     worst = verdicts[0]
     return ProofRecord(
         passed=worst.passed,

@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from backbay.race.record import Machine, Mode
+from backbay.reporting.machine import Machine
+from backbay.workloads.setup import Mode
 
 SCHEMA = "backbay.verify/1"
 

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import torch
 
-from backbay.explain.batches import with_batch
 from backbay.proof import Golden, Workload
-from backbay.race.record import Mode
-from backbay.verify.job import Situation
+from backbay.verify.requests import Situation
+from backbay.workloads.batches import with_batch
+from backbay.workloads.setup import Mode
 
 FIRST = Situation()
+
+TRAINED_EAGER, TRAINED_TRUE = "trained eager", "trained true"
+"""Names of the files with the parameters that free training ended at."""
 
 
 class Files:
@@ -43,7 +46,7 @@ class Files:
 
 
 def inputs_of(workload: Workload, situation: Situation) -> Workload:
-    """Give the workload with a situation's inputs; its state is another matter, see `state_of`."""
+    """Return the workload with a situation's inputs; for its state see `state_of`."""
     if situation.kind != "batch":
         return workload
     other = with_batch(workload, situation.number)
@@ -51,7 +54,7 @@ def inputs_of(workload: Workload, situation: Situation) -> Workload:
 
 
 def state_name(step: int) -> str:
-    """Give the name under which the state before a step is kept."""
+    """Return the name under which the state before a step is kept."""
     return f"state {step}"
 
 
@@ -82,5 +85,5 @@ def put(model: torch.nn.Module, values: Sequence[torch.Tensor]) -> None:
 
 
 def state(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Give what training changes: parameters, then buffers."""
+    """Return what training changes: parameters, then buffers."""
     return [*model.parameters(), *model.buffers()]

@@ -7,8 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from backbay.explain.words import short
-from backbay.race.wording import NOTHING, plain, rough
+from backbay.reporting.wording import NOTHING, plain, rough, short
 from backbay.verify.record import (
     FAILURES,
     BackendRecord,

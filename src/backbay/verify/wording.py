@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backbay.explain.words import short
-from backbay.race.wording import counted, plain
+from backbay.reporting.wording import counted, plain, short
 from backbay.verify.record import FAILURES, BackendRecord, BlameRecord, CheckRecord, Status
 
 STATUSES: dict[Status, str] = {

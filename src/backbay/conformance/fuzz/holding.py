@@ -9,7 +9,7 @@ from typing import Any
 from backbay.conformance.case import EagerUnstable
 from backbay.conformance.fuzz.building import built, inputs_of
 from backbay.conformance.fuzz.program import Program
-from backbay.conformance.subject import Subject, golden_of, one_line, raise_if_wrong
+from backbay.conformance.subject import Subject, golden_of, message_of, raise_if_wrong
 from backbay.errors import BackbayError
 from backbay.proof import Golden, Workload, observe
 
@@ -51,4 +51,4 @@ def golden_at(workload: Workload, program: Program, *, seed: int = 0) -> Golden:
     except BackbayError:
         raise
     except Exception as error:
-        raise EagerUnstable(f"eager refuses the program: {one_line(error)}") from error
+        raise EagerUnstable(f"eager refuses the program: {message_of(error)}") from error

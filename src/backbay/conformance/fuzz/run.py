@@ -16,13 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from backbay.conformance import job, pool
+from backbay.conformance import pool
 from backbay.conformance.fuzz import known as knowing
 from backbay.conformance.fuzz.minimising import minimised
 from backbay.conformance.fuzz.program import Program
 from backbay.conformance.fuzz.report import Find, FuzzReport, Standing
 from backbay.conformance.fuzz.repro import repro
 from backbay.conformance.record import FAILURES, LEVELS, Result, Status
+from backbay.conformance.requests import Show, Shown, SuiteSetup
 from backbay.registry import Registry, default_registry
 
 FIRST = 1_000_000
@@ -69,7 +70,7 @@ def fuzz(
     Raises:
         InputError: the backend does not exist or does not run here.
     """
-    setup = job.Setup(
+    setup = SuiteSetup(
         backend=backend,
         device=device or registry.environment.default_device,
         seed=0,
@@ -106,7 +107,7 @@ def same_find(result: Result) -> tuple[Status, str]:
 
 @dataclass(kw_only=True)
 class _Run:
-    setup: job.Setup
+    setup: SuiteSetup
     numbers: Iterator[int]
     tell: Tell
     known: tuple[knowing.Known, ...] = ()
@@ -119,15 +120,15 @@ class _Run:
 
     def programs(self, seconds: float, workers: int) -> float:
         """Run programs side by side for a time, and give the time that it took."""
-        first = self._seat()
+        first = self._session()
         first.ready()  # a backend that does not load is an error here, not in a thread
         start = time.monotonic()
-        todo: queue.SimpleQueue[pool.Seat] = queue.SimpleQueue()
+        todo: queue.SimpleQueue[pool.CaseSession] = queue.SimpleQueue()
         todo.put(first)
         for _ in range(workers - 1):
-            todo.put(self._seat())
+            todo.put(self._session())
         threads = [
-            threading.Thread(target=self._at, args=(todo.get(), start + seconds))
+            threading.Thread(target=self._run, args=(todo.get(), start + seconds))
             for _ in range(workers)
         ]
         for thread in threads:
@@ -138,16 +139,16 @@ class _Run:
             raise self.error
         return time.monotonic() - start
 
-    def _seat(self) -> pool.Seat:
-        return pool.Seat(self.setup, lambda: pool.open_child(self.caches))
+    def _session(self) -> pool.CaseSession:
+        return pool.CaseSession(self.setup, lambda: pool.start(self.caches))
 
-    def _at(self, seat: pool.Seat, deadline: float) -> None:
+    def _run(self, session: pool.CaseSession, deadline: float) -> None:
         try:
-            with seat:
+            with session:
                 while self.error is None and time.monotonic() < deadline:
                     with self._lock:
                         number = next(self.numbers)
-                    self._note(seat.run(f"programs/fuzz/{number}", PROGRAM_S))
+                    self._note(session.run(f"programs/fuzz/{number}", PROGRAM_S))
         except BaseException as error:  # noqa: BLE001 (a thread's error belongs to who waits)
             self.error = error
 
@@ -161,9 +162,9 @@ class _Run:
     def finds(self) -> Iterator[Find]:
         """Make the finds small, and say whose each is; what turns out alike is one find."""
         found: dict[object, Find] = {}
-        with self._seat() as seat:
+        with self._session() as session:
             for results in itertools.islice(self.failed.values(), FINDS):
-                find = self._find(seat, results)
+                find = self._find(session, results)
                 key = same_find(find.result), _shape_of(find.program)
                 if key in found:
                     seeds = tuple(sorted({*found[key].seeds, *find.seeds}))
@@ -172,16 +173,16 @@ class _Run:
         order: tuple[Standing, ...] = ("new", "upstream", "known")
         yield from sorted(found.values(), key=lambda x: order.index(x.standing))
 
-    def _find(self, seat: pool.Seat, results: Sequence[Result]) -> Find:
+    def _find(self, session: pool.CaseSession, results: Sequence[Result]) -> Find:
         first = results[0]
-        program = _shown(seat, int(first.id.rpartition("/")[2]))
+        program = _shown(session, int(first.id.rpartition("/")[2]))
         wanted = same_find(first)
 
         def fails(candidate: Program) -> bool:
-            return _alike(same_find(_ran(seat, candidate)), wanted)
+            return _alike(same_find(_ran(session, candidate)), wanted)
 
         small = minimised(program, fails, seconds=MINIMISING_S, runs=RUNS)
-        result = _ran(seat, small) if small is not program else first
+        result = _ran(session, small) if small is not program else first
         covered = next((x for x in self.known if x.covers(result, small)), None)
         standing: Standing = "upstream" if result.status == "upstream" else "new"
         return Find(
@@ -208,14 +209,14 @@ def _alike(one: tuple[Status, str], other: tuple[Status, str]) -> bool:
     return one[1] == other[1] if raised else "Error" not in one[1]
 
 
-def _shown(seat: pool.Seat, seed: int) -> Program:
-    reply = seat.ask(job.Show(seed=seed), timeout_s=PROGRAM_S)
-    assert isinstance(reply, job.Shown)  # it was run before
+def _shown(session: pool.CaseSession, seed: int) -> Program:
+    reply = session.ask(Show(seed=seed), timeout_s=PROGRAM_S)
+    assert isinstance(reply, Shown)  # it was run before
     return reply.program
 
 
-def _ran(seat: pool.Seat, program: Program) -> Result:
-    return seat.run(program.id, PROGRAM_S, program=program)
+def _ran(session: pool.CaseSession, program: Program) -> Result:
+    return session.run(program.id, PROGRAM_S, program=program)
 
 
 def _charged(result: Result, backend: str) -> str:

@@ -13,7 +13,7 @@ import torch
 from backbay.conformance.case import Case, Cases, Failed, NotRunnable
 from backbay.conformance.levels import sampled
 from backbay.conformance.levels.opinfo import Operator, Sample
-from backbay.conformance.subject import Subject, one_line
+from backbay.conformance.subject import Subject, message_of
 
 
 def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (all mistakes, always)
@@ -53,7 +53,7 @@ def _refusal(sample: Sample) -> str | None:
     try:
         sample.function(*sample.args, **sample.kwargs)
     except Exception as error:  # noqa: BLE001 (any class of error is a refusal)
-        return f"{type(error).__name__}: {one_line(error)}"
+        return f"{type(error).__name__}: {message_of(error)}"
     return None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from backbay.conformance.case import EagerUnstable, NotRunnable
-from backbay.conformance.subject import one_line
+from backbay.conformance.subject import message_of
 from backbay.proof import Outcome, Workload, observe
 from backbay.proof.fingerprint import fingerprint
 
@@ -21,7 +21,7 @@ def in_eager(workload: Workload, *, train: bool, seed: int) -> Outcome:
     try:
         return observe(workload.model, workload, train=train, seed=seed)
     except Exception as error:
-        reason = f"eager itself raises {type(error).__name__}: {one_line(error)}"
+        reason = f"eager itself raises {type(error).__name__}: {message_of(error)}"
         raise NotRunnable(reason) from error
 
 

@@ -11,7 +11,7 @@ from backbay.conformance.case import Case, CaseError, Failed, NotRunnable
 from backbay.conformance.levels import floor, opinfo
 from backbay.conformance.levels.opinfo import Operator, Sample, Source
 from backbay.conformance.running import reset
-from backbay.conformance.subject import Subject, one_line
+from backbay.conformance.subject import Subject, message_of
 
 Ask = Callable[[Subject, Sample], None]
 """Puts one sample to a backend."""
@@ -94,7 +94,7 @@ def all_asked(subject: Subject, samples: Sequence[Sample], ask: Ask) -> None:
         except CaseError as error:
             ended[number] = error
         except Exception as error:  # noqa: BLE001 (whatever a backend raises is the result)
-            ended[number] = Failed("fail_error", f"{type(error).__name__}: {one_line(error)}")
+            ended[number] = Failed("fail_error", f"{type(error).__name__}: {message_of(error)}")
     failed = [(x, error) for x, error in ended.items() if isinstance(error, Failed)]
     if failed:
         number, worst = failed[0]

@@ -81,6 +81,7 @@ class Backend:
             generates_code: whether it says of itself that it compiles; else that it interprets.
         """
         self.__name__ = name
+        self.__module__ = "backbay.conformance.mutants"
         self._compile = compile_graph
         self.spec = BackendSpec(
             name=name,
@@ -103,17 +104,11 @@ class Backend:
             raise TypeError(f"{self.__name__} takes no options, and was given {', '.join(options)}")
         return self._compile(graph_module, example_inputs)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
-        return _found, (self.__name__,)
+    def __reduce__(self) -> str:
+        return self.__name__  # pickle looks it up in its module
 
     def __repr__(self) -> str:
         return f"<faulty backend {self.__name__}>"
-
-
-def _found(name: str) -> Any:
-    from backbay.conformance import mutants  # noqa: PLC0415 (it imports this file)
-
-    return getattr(mutants, name)
 
 
 def dynamo(plan: Plan = GOOD) -> Compile:

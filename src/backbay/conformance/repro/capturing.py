@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from backbay.conformance.answering import Desk
 from backbay.conformance.case import Case
-from backbay.conformance.job import Setup
+from backbay.conformance.handler import CaseHandler
+from backbay.conformance.requests import SuiteSetup
 from backbay.conformance.running import run_case
 from backbay.conformance.suite import collected
 
@@ -26,14 +26,14 @@ class Captured:
     inputs: tuple[Any, ...]
 
 
-def case_of(setup: Setup, case_id: str) -> Case:
-    """Give a case by its id."""
+def case_of(setup: SuiteSetup, case_id: str) -> Case:
+    """Return a case by its id."""
     cases = collected(torch.device(setup.device).type, setup.levels, all_samples=setup.all_samples)
     return cases[case_id]
 
 
-def captured(setup: Setup, case: Case) -> list[Captured]:
-    """Run a case, and give its graphs in the order in which they were called."""
+def captured(setup: SuiteSetup, case: Case) -> list[Captured]:
+    """Run a case, and return its graphs in the order in which they were called."""
     found: list[Captured] = []
 
     def capture(graph_module: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -49,9 +49,9 @@ def captured(setup: Setup, case: Case) -> list[Captured]:
 
         return call
 
-    desk = Desk(capture)
-    desk.answer(setup)
-    run_case(case, desk.subject())
+    handler = CaseHandler(capture)
+    handler.prepare(setup)
+    run_case(case, handler.subject())
     return found
 
 

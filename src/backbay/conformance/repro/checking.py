@@ -18,7 +18,7 @@ import torch
 
 from backbay.conformance.record import Status
 from backbay.conformance.repro.capturing import copied
-from backbay.conformance.subject import one_line
+from backbay.conformance.subject import message_of
 
 _RUN = """\
 def run(call, args):
@@ -181,7 +181,7 @@ def doubled(value: Any) -> Any:
 
 def said(error: BaseException) -> str:
     """Give an error as results have it."""
-    return f"{type(error).__name__}: {one_line(error)}"
+    return f"{type(error).__name__}: {message_of(error)}"
 
 
 def words(reason: str) -> str:

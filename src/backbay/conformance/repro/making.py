@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from backbay.conformance.answering import Desk
 from backbay.conformance.case import Case
+from backbay.conformance.handler import CaseHandler
 from backbay.conformance.repro.capturing import Captured, captured, case_of
 from backbay.conformance.repro.checking import COMPARED, Check, words
 from backbay.conformance.repro.minimising import minimised, operators, written
@@ -20,6 +20,16 @@ from backbay.conformance.running import run_case
 _HANG_S = 20.0
 _ALONE: frozenset[str] = COMPARED | {"fail_error", "crash"}
 """Statuses that a graph alone can show. A hang is not minimised: each try would last its limit."""
+
+
+class ReproHandler:
+    """Makes repros."""
+
+    requests: ClassVar[Any] = Make
+
+    def answer(self, request: Make) -> Made:
+        """Return the reply to a request."""
+        return made(request)
 
 
 def made(request: Make) -> Made:
@@ -50,17 +60,17 @@ def _of_graph(request: Make, case: Case) -> Made | None:
 
 
 def _check(request: Make, case: Case) -> Check:
-    desk = Desk()
-    desk.answer(request.setup)
-    compiler = desk.subject().watched.compiler
+    handler = CaseHandler()
+    handler.prepare(request.setup)
+    compiler = handler.subject().watched.compiler
     reason = ""
     if request.status == "fail_error":
-        reason = words(run_case(case, desk.subject()).reason)
+        reason = words(run_case(case, handler.subject()).reason)
     return Check(compiler, request.status, reason, _HANG_S)
 
 
 def _smallest(graph: Captured, check: Check, request: Make, seconds: float) -> Made | None:
-    """Minimise a graph that fails, and give its program."""
+    """Minimise a graph that fails, and return its program."""
     module, inputs = graph.graph_module, list(graph.inputs)
     before, notes = operators(module), []
     if before > request.nodes:
@@ -99,7 +109,7 @@ def _used(
 
 
 def _compiled_text(text: tuple[list[str], str]) -> Callable[..., Any]:
-    """Give the function that the program will have."""
+    """Return the function that the program will have."""
     space: dict[str, Any] = {"torch": torch}
     exec("\n".join([*text[0], text[1]]), space)  # noqa: S102 (what torch.fx wrote)
     made: Callable[..., Any] = space["f"]

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from backbay.conformance.job import Setup
 from backbay.conformance.record import Status
+from backbay.conformance.requests import SuiteSetup
+from backbay.session import Service, Session
 
 MOST_LINES = 39
 """What a reader sees whole; more is no repro but a program."""
@@ -24,7 +25,7 @@ class Limits:
 class Make(msgspec.Struct, frozen=True, kw_only=True, tag="make"):
     """Make the repro of one failed case."""
 
-    setup: Setup
+    setup: SuiteSetup
     id: str
     status: Status
     seconds: float
@@ -44,6 +45,10 @@ class Made(msgspec.Struct, frozen=True, kw_only=True, tag="made"):
     nodes_before: int = 0
     note: str = ""
     """Why it is not what one would wish for; empty where it is."""
+
+
+SERVICE = Service[Make, Made]("backbay.conformance.repro.making:ReproHandler", Made)
+MakingSession = Session[Make, Made]
 
 
 class Repro(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,14 +7,21 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
-from backbay.child import Child, ChildLost
-from backbay.conformance.job import Setup
 from backbay.conformance.record import FAILURES, LEVELS, Result, Statement
-from backbay.conformance.repro.record import MOST_LINES, Limits, Made, Make, Repro
-from backbay.race.wording import plain
+from backbay.conformance.repro.record import (
+    MOST_LINES,
+    SERVICE,
+    Limits,
+    Made,
+    Make,
+    MakingSession,
+    Repro,
+)
+from backbay.conformance.requests import SuiteSetup
 from backbay.registry import target
+from backbay.reporting.wording import plain
+from backbay.session import NoReply
 
 _MARGIN_S = 240.0
 """A child may take so much longer than minimising: it imports torch, collects and runs the case."""
@@ -26,31 +33,20 @@ _MODULES = ("copy", "os", "subprocess")
 Tell = Callable[[Repro], None]
 
 
-class Lane(Protocol):
-    """Makes what a file is written from: a child process, or whatever stands for one."""
-
-    def ask(self, request: Make, *, timeout_s: float) -> Made:
-        """Make it."""
-
-    def end(self) -> None:
-        """End it."""
-
-
-def open_child() -> Lane:
-    """Start a child process."""
+def open_session() -> MakingSession:
+    """Return a session in a child process."""
     # Forked copies of the child compile, too: workers of their own would outlive them.
-    environment = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    return Child[Make, Made]("backbay.conformance.repro.worker", Made, environment)
+    return SERVICE.session({"TORCHINDUCTOR_COMPILE_THREADS": "1"})
 
 
 def write(
     run: Statement | Iterable[Result],
     folder: Path,
     *,
-    setup: Setup | None = None,
+    setup: SuiteSetup | None = None,
     limits: Limits | None = None,
     tell: Tell = lambda _repro: None,
-    open_lane: Callable[[], Lane] = open_child,
+    open_session: Callable[[], MakingSession] = open_session,
 ) -> list[Repro]:
     """Write a file for each failure of a run that is held against the backend.
 
@@ -60,7 +56,7 @@ def write(
         setup: what the results are of, where no statement says so.
         limits: how far minimising goes.
         tell: called with each repro as it is written.
-        open_lane: opens what makes them, one for each; child processes if not given.
+        open_session: opens what makes them, one for each; in child processes if not given.
 
     Returns:
         One for each failure, in order. Where none could be made, or the file does not show the
@@ -79,14 +75,14 @@ def write(
     for result in results:
         if result.failed:
             writer = _Writer(setup, result, folder, limits=limits or Limits(), versions=versions)
-            repro = writer.repro(open_lane)
+            repro = writer.repro(open_session)
             tell(repro)
             found.append(repro)
     return found
 
 
-def _setup(statement: Statement) -> Setup:
-    return Setup(
+def _setup(statement: Statement) -> SuiteSetup:
+    return SuiteSetup(
         backend=statement.backend,
         device=statement.device,
         seed=statement.seed,
@@ -101,7 +97,7 @@ class _Writer:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: SuiteSetup,
         result: Result,
         folder: Path,
         *,
@@ -115,9 +111,9 @@ class _Writer:
         self._limits = limits
         self._versions = versions
 
-    def repro(self, open_lane: Callable[[], Lane]) -> Repro:
+    def repro(self, open_session: Callable[[], MakingSession]) -> Repro:
         start = time.monotonic()
-        made = self._made(open_lane)
+        made = self._made(open_session)
         if not made.body:
             return self._record(made, None, start)
         text = self._text(made)
@@ -145,7 +141,7 @@ class _Writer:
             note="; ".join(notes),
         )
 
-    def _made(self, open_lane: Callable[[], Lane]) -> Made:
+    def _made(self, open_session: Callable[[], MakingSession]) -> Made:
         request = Make(
             setup=self._setup,
             id=self._result.id,
@@ -153,13 +149,11 @@ class _Writer:
             seconds=self._limits.seconds,
             nodes=self._limits.nodes,
         )
-        lane = open_lane()
         try:
-            return lane.ask(request, timeout_s=self._limits.seconds + _MARGIN_S)
-        except ChildLost as lost:
-            return Made(note=f"none could be made: {lost.reason}")
-        finally:
-            lane.end()
+            with open_session() as session:
+                return session.ask(request, timeout_s=self._limits.seconds + _MARGIN_S)
+        except NoReply as error:
+            return Made(note=f"none could be made: {error.reason}")
 
     def _text(self, made: Made) -> str:
         wanted = {"sys", "torch"} | {x for x in _MODULES if f"{x}." in made.body}

@@ -13,7 +13,7 @@ from backbay.proof.calibration.programs import Model, Program, workload_of
 from backbay.proof.golden import Golden
 from backbay.proof.making import make_golden
 from backbay.proof.outcome import Outcome, observe
-from backbay.proof.workload import Workload
+from backbay.workloads.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.proof.calibration.arithmetic import Arithmetic
-from backbay.proof.workload import Workload
+from backbay.workloads.workload import Workload
 
 Compute = Callable[..., torch.Tensor]
 Shapes = tuple[tuple[int, ...], ...]

@@ -6,7 +6,7 @@ import torch
 
 from backbay.conformance.case import Collection, NotRunnable
 from backbay.conformance.levels.making import normal, numbered
-from backbay.conformance.subject import Subject, one_line
+from backbay.conformance.subject import Subject, message_of
 
 theme = Collection("context", "autograd")
 
@@ -155,7 +155,7 @@ def forward_mode_is_wrong_and_nobody_says_so(subject: Subject) -> None:
         try:
             got = forward_ad.unpack_dual(call(forward_ad.make_dual(x, t)))
         except (RuntimeError, NotImplementedError) as error:
-            raise NotRunnable(f"refused clearly: {one_line(error)}") from error
+            raise NotRunnable(f"refused clearly: {message_of(error)}") from error
         wanted = forward_ad.unpack_dual(_program(forward_ad.make_dual(x, t)))
         subject.near(got.primal, wanted.primal)
         with subject.must("fail_grad", "the tangent is lost"):

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import (
 
 from backbay.conformance.case import Collection, NotRunnable
 from backbay.conformance.levels.making import given, normal
-from backbay.conformance.subject import Subject, one_line
+from backbay.conformance.subject import Subject, message_of
 
 theme = Collection("context", "higher_order")
 
@@ -177,7 +177,7 @@ def flexible_attention_ignores_its_score(subject: Subject) -> None:
         try:
             got = subject.compile(program)(q)
         except NotImplementedError as error:
-            raise NotRunnable(f"refused clearly: {one_line(error)}") from error
+            raise NotRunnable(f"refused clearly: {message_of(error)}") from error
     subject.near(got, scores.softmax(-1) @ q)
 
 

@@ -18,7 +18,7 @@ from torch.func import (
 
 from backbay.conformance.case import Collection, NotRunnable
 from backbay.conformance.levels.making import normal
-from backbay.conformance.subject import Subject, one_line
+from backbay.conformance.subject import Subject, message_of
 
 theme = Collection("context", "transforms")
 
@@ -55,7 +55,7 @@ def inside(subject: Subject, name: str) -> None:
     try:
         got = subject.compile(program)(w, x)
     except NotImplementedError as error:
-        raise NotRunnable(f"refused clearly: {one_line(error)}") from error
+        raise NotRunnable(f"refused clearly: {message_of(error)}") from error
     subject.near(got, wanted)
 
 
@@ -99,5 +99,5 @@ def around_a_compiled_function(subject: Subject, name: str) -> None:
     try:
         got = transformed(call)
     except RuntimeError as error:
-        raise NotRunnable(f"refused clearly: {one_line(error)}") from error
+        raise NotRunnable(f"refused clearly: {message_of(error)}") from error
     subject.near(got, transformed(_vector))

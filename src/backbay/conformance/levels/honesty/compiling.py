@@ -4,11 +4,12 @@ import time
 
 import torch
 
-from backbay.conformance.asking import NoAnswer, asked, program
+from backbay.conformance.asking import asked, program
 from backbay.conformance.case import Collection, Failed, NotRunnable
 from backbay.conformance.levels.honesty.ownership import declared
 from backbay.conformance.levels.making import normal
 from backbay.conformance.subject import Subject
+from backbay.session import NoReply
 
 theme = Collection("honesty", "compiling")
 
@@ -106,7 +107,7 @@ def second_process_finds_nothing_in_the_cache(subject: Subject) -> None:
     subject.near(subject.compile(program)(x), program(x))
     try:
         hits = asked("caches", subject.name, subject.device.type)["hits"]
-    except NoAnswer as error:
+    except NoReply as error:
         raise Failed("fail_error", f"in a fresh process: {error}") from error
     with subject.must("fail_behaviour", "a second process compiles what the first has compiled"):
         assert hits

@@ -12,7 +12,7 @@ import torch
 from backbay.conformance.case import Collection, Failed, NotRunnable
 from backbay.conformance.levels.load.metadata import registry_of, told
 from backbay.conformance.levels.making import normal
-from backbay.conformance.subject import Subject, one_line
+from backbay.conformance.subject import Subject, message_of
 from backbay.registry import CompilerFn, Registry
 from backbay.registry.options import signature_problems
 
@@ -132,7 +132,7 @@ def object_itself_does_not_travel(subject: Subject) -> None:
     try:
         other = pickle.loads(pickle.dumps(subject.watched.compiler))  # noqa: S301 (our own bytes)
     except (pickle.PicklingError, AttributeError) as error:
-        reason = f"pickle finds functions by their names, and one has none: {one_line(error)}"
+        reason = f"pickle finds functions by their names, and one has none: {message_of(error)}"
         raise NotRunnable(reason) from error
     _compiles_as_well(subject, other)
 
@@ -163,7 +163,7 @@ def thread_cannot_compile_first(subject: Subject) -> None:
     thread.start()
     thread.join()
     if isinstance(found[0], Exception):
-        raise Failed("fail_error", f"in a thread: {one_line(found[0])}") from found[0]
+        raise Failed("fail_error", f"in a thread: {message_of(found[0])}") from found[0]
     subject.near(found[0], _program(x))
 
 

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from packaging.specifiers import SpecifierSet
 
-from backbay.conformance.asking import NoAnswer, asked
+from backbay.conformance.asking import asked
 from backbay.conformance.case import Collection, Failed, NotRunnable
 from backbay.conformance.subject import Subject
 from backbay.registry import BackendSpec, Registry
 from backbay.registry.options import default_problems
+from backbay.session import NoReply
 
 theme = Collection("load", "metadata")
 
@@ -42,7 +43,7 @@ def told(subject: Subject, what: str) -> dict[str, Any]:
         raise NotRunnable("only this process has registered the name")
     try:
         return _told(what, subject.name, subject.device.type)
-    except NoAnswer as error:
+    except NoReply as error:
         raise Failed("fail_error", f"in a fresh process: {error}") from error
 
 

@@ -1,0 +1,1 @@
+"""What reports have in common: words, and where they were made."""

@@ -1,0 +1,87 @@
+"""Where a race was run, and with what versions: found out without importing torch."""
+
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from backbay.registry import BackendSpec, Environment
+
+_LOOK_S = 0.5
+_QUIET_CORES = 0.3
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """Where something was measured."""
+
+    system: str
+    processor: str
+    cores: int
+    memory_bytes: int
+    device: str
+    """What the models ran on: ``cpu``, or the GPU's own name."""
+
+
+def machine(device_name: str) -> Machine:
+    """Describe this machine."""
+    return Machine(
+        system=f"{platform.system()} {platform.release()}",
+        processor=_processor(),
+        cores=_usable_cores(),
+        memory_bytes=psutil.virtual_memory().total,
+        device=device_name,
+    )
+
+
+def disturbance() -> str | None:
+    """Return what to say where other processes use this machine: a race measures them too.
+
+    Takes half a second. ``None`` where the machine is quiet.
+    """
+    busy = psutil.cpu_percent(interval=_LOOK_S) / 100 * (psutil.cpu_count() or 1)
+    if busy < _QUIET_CORES:
+        return None
+    return (
+        f"other processes kept {busy:.1f} cores busy when the race began: "
+        "the times are those of a busy machine, and may mislead"
+    )
+
+
+def versions(
+    environment: Environment, raced: Iterable[BackendSpec], extra: Iterable[str] = ()
+) -> dict[str, str]:
+    """Return the versions that a result depends on: name to version.
+
+    Args:
+        environment: where to look.
+        raced: the backends in the race; what provides them is included.
+        extra: further distributions to include where they are installed.
+    """
+    import backbay  # noqa: PLC0415 (backbay imports this package lazily, and so back)
+
+    named = {"python": platform.python_version(), "backbay": backbay.__version__}
+    providers = [spec.origin.distribution for spec in raced if spec.origin.distribution]
+    for name in ["torch", "triton", *extra, *providers]:
+        found = environment.installed.find(name)
+        if found is not None:
+            named[found.name] = found.version
+    torch_version = environment.torch_build.get("__version__")
+    return named | ({"torch": torch_version} if torch_version else {})
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,1 @@
+"""How long calls take and how much memory: clocks, interleaved rounds, statistics."""

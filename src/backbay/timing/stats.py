@@ -1,0 +1,66 @@
+"""Medians, their ratios and differences, and their confidence intervals, by the bootstrap.
+
+The percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 13)
+assumes no distribution of times. Rounds are resampled, not samples: what disturbs a round disturbs
+every backend in it, so that a ratio of two backends is taken within the same rounds.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from backbay.timing.interval import Interval
+
+RESAMPLES = 4000
+CONFIDENCE = 0.95
+
+Values = npt.NDArray[np.float64]
+Rounds = npt.NDArray[np.int64]
+
+
+def median(samples: Sequence[float]) -> tuple[float, Interval]:
+    """Give the median of one sample a round, and its confidence interval."""
+    values = np.asarray(samples, dtype=np.float64)
+    medians = np.median(values[_resampled_rounds(len(values))], axis=1)
+    return float(np.median(values)), _interval(medians)
+
+
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, Interval]:
+    """Give the ratio of two medians, and its confidence interval; samples pair up by round.
+
+    Raises:
+        ValueError: the two were not measured in the same rounds.
+    """
+    above, below, rounds = _paired(numerator, denominator)
+    ratios = np.median(above[rounds], axis=1) / np.median(below[rounds], axis=1)
+    return float(np.median(above) / np.median(below)), _interval(ratios)
+
+
+def difference(minuend: Sequence[float], subtrahend: Sequence[float]) -> tuple[float, Interval]:
+    """Give the difference of two medians, and its confidence interval; samples pair up by round.
+
+    Raises:
+        ValueError: the two were not measured in the same rounds.
+    """
+    above, below, rounds = _paired(minuend, subtrahend)
+    differences = np.median(above[rounds], axis=1) - np.median(below[rounds], axis=1)
+    return float(np.median(above) - np.median(below)), _interval(differences)
+
+
+def _paired(one: Sequence[float], other: Sequence[float]) -> tuple[Values, Values, Rounds]:
+    if len(one) != len(other):
+        raise ValueError(f"{len(one)} rounds against {len(other)}: they do not pair up")
+    first, second = (np.asarray(x, dtype=np.float64) for x in (one, other))
+    return first, second, _resampled_rounds(len(one))
+
+
+def _resampled_rounds(count: int) -> Rounds:
+    # A fixed seed: the same samples always give the same interval.
+    return np.random.default_rng(0).integers(0, count, size=(RESAMPLES, count))
+
+
+def _interval(values: Values) -> Interval:
+    tail = 50.0 * (1.0 - CONFIDENCE)
+    low, high = np.percentile(values, [tail, 100.0 - tail])
+    return float(low), float(high)

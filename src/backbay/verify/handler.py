@@ -1,0 +1,132 @@
+"""Answers a verification's requests: in a child process, or in this one for a model object."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from backbay.errors import ProofImpossible
+from backbay.proof import Workload, digest
+from backbay.registry import CompilerFn, Registry, default_registry
+from backbay.session import Refused
+from backbay.timing.device import device_name
+from backbay.verify.calling import called
+from backbay.verify.isolating import Isolation
+from backbay.verify.preparing import Preparation
+from backbay.verify.proving import CompiledModel
+from backbay.verify.requests import (
+    Alone,
+    Called,
+    Calls,
+    Prepare,
+    Prove,
+    Reply,
+    Request,
+    Train,
+)
+from backbay.verify.situations import FIRST, Files, state_of
+from backbay.workloads.setup import WorkloadSetup, not_alike
+
+
+class VerifyHandler:
+    """One workload, and the backend that it was last compiled with."""
+
+    requests: ClassVar[Any] = Request
+
+    def __init__(
+        self,
+        workload: Workload | None = None,
+        backends: Mapping[str, str | CompilerFn] | None = None,
+        registry: Registry = default_registry,
+    ) -> None:
+        self._given = workload
+        self._backends = backends or {}
+        self._registry = registry
+        self._built: tuple[WorkloadSetup, str, Workload] | None = None
+        self._model: tuple[WorkloadSetup, str, CompiledModel] | None = None
+
+    def answer(self, request: Request) -> Reply:
+        """Return the reply to a request.
+
+        Raises:
+            Refused: there is no truth to prove a result against.
+        """
+        workload = self._workload(request)
+        try:
+            with _in_mode(workload.model, train=request.setup.train):
+                return self._carry_out(request, workload)
+        except ProofImpossible as error:
+            raise Refused(str(error)) from error
+
+    def _carry_out(self, request: Request, workload: Workload) -> Reply:
+        match request:
+            case Prepare():
+                return Preparation(workload, request).run(
+                    device_name(torch.device(request.setup.device))
+                )
+            case Prove():
+                return self._compiled(request, workload).judged(request.situation)
+            case Train():
+                model = self._compiled(request, workload)
+                return model.trained(request.steps, request.learning_rate)
+            case Calls():
+                files = Files(request.folder, request.setup.mode)
+                golden = files.golden(FIRST)
+                with state_of(workload.model, FIRST, files):
+                    return Called(calls=tuple(called(golden.at(workload), request.setup.seed)))
+            case Alone():
+                self._model = None  # Dynamo is reset
+                return self._isolation(request, workload).judged(request.situation, request.eager)
+
+    def _compiled(self, request: Prove | Train, workload: Workload) -> CompiledModel:
+        setup = request.setup
+        if self._model is None or self._model[:2] != (setup, request.backend):
+            model = CompiledModel(
+                workload,
+                self._compiler(request.backend),
+                Files(request.folder, setup.mode),
+                train=setup.train,
+                seed=setup.seed,
+            )
+            self._model = (setup, request.backend, model)
+        return self._model[2]
+
+    def _isolation(self, request: Alone, workload: Workload) -> Isolation:
+        return Isolation(
+            workload,
+            self._compiler(request.backend),
+            Files(request.folder, request.setup.mode),
+            module=request.module,
+            train=request.setup.train,
+            seed=request.setup.seed,
+        )
+
+    def _compiler(self, name: str) -> CompilerFn:
+        given = self._backends.get(name, name)
+        return self._registry.lookup_backend(given) if isinstance(given, str) else given
+
+    def _workload(self, request: Request) -> Workload:
+        setup = request.setup
+        if self._given is not None:
+            return self._given
+        if self._built is None or self._built[0] != setup:
+            from backbay.workloads.loading import build  # noqa: PLC0415 (a given model needs none)
+
+            built = build(setup)
+            self._built = (setup, digest(built), built)
+        if not isinstance(request, Prepare) and self._built[1] != request.digest:
+            raise not_alike(setup.workload)
+        return self._built[2]
+
+
+@contextlib.contextmanager
+def _in_mode(model: torch.nn.Module, *, train: bool) -> Iterator[None]:
+    """Put a model into eval or training mode; each module is in its own again afterwards."""
+    before = [(x, x.training) for x in model.modules()]
+    model.train(train)
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode

@@ -1,0 +1,85 @@
+"""How a workload is built, and where: what travels in a model's place. No torch here."""
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from backbay.errors import InputError, WorkloadInvalid
+from backbay.registry import Registry
+from backbay.session import Refused
+
+if TYPE_CHECKING:
+    from backbay.workloads.workload import Workload
+
+Mode = Literal["infer", "train"]
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class WorkloadSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """How to build a workload: the same setup gives bitwise the same model and inputs."""
+
+    workload: str
+    """The reference that the user gave."""
+    size: str | None
+    mode: Mode
+    dtype: str
+    """``float32``, ``bfloat16`` or ``float16``."""
+    device: str
+    seed: int
+
+    @property
+    def train(self) -> bool:
+        """Whether a step is forward and backward."""
+        return self.mode == "train"
+
+
+def workload_error(refused: Refused) -> WorkloadInvalid:
+    """Return the error that another process met while it built the workload."""
+    error = WorkloadInvalid(refused.reason)
+    if refused.detail:
+        error.add_note(refused.detail)
+    return error
+
+
+def not_alike(workload: str) -> InputError:
+    """Return the error of a workload that was built twice, and not alike."""
+    return InputError(
+        f"workload {workload!r} was not built alike twice: its parameters or inputs differ "
+        "between processes. Draw all random numbers from torch's default generator."
+    )
+
+
+def placed(workload: "Workload") -> tuple[str, str]:
+    """Return the device and the dtype that a workload object has."""
+    tensors = [*workload.model.parameters(), *workload.model.buffers()]
+    tensors += [value for value in workload.args if hasattr(value, "is_floating_point")]
+    if not tensors:
+        return "cpu", DTYPES[0]
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return str(tensors[0].device), str((floating or tensors)[0].dtype).removeprefix("torch.")
+
+
+def check_dtype(dtype: str) -> None:
+    """Check that workloads are built in a dtype.
+
+    Raises:
+        InputError: they are not.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"no dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+
+
+def check_device(device: str, registry: Registry) -> None:
+    """Check that a device is here.
+
+    Raises:
+        InputError: it is not, or nobody knows it.
+    """
+    kind = device.partition(":")[0]
+    reason = registry.environment.devices.get(kind)
+    if reason is None:
+        known = ", ".join(registry.environment.devices)
+        raise InputError(f"no device {device!r}: choose one of {known}")
+    if reason:
+        raise InputError(f"device {device!r} can't be used: {reason}")

@@ -1,0 +1,97 @@
+"""Handlers that each do one thing that a process must not do."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import ClassVar
+
+import msgspec
+
+from backbay.errors import InputError
+from backbay.session import Service
+
+
+class Do(msgspec.Struct, tag="do"):
+    what: str
+    number: int = 0
+
+
+class Done(msgspec.Struct, tag="done"):
+    number: int
+    text: str = ""
+
+
+class Doer:
+    requests: ClassVar = Do
+
+    def __init__(self):
+        print("printed while it is made")  # noqa: T201
+        self._count = 0
+
+    def answer(self, request):
+        self._count += 1
+        text = getattr(self, request.what)(request) or ""
+        return Done(number=self._count, text=text)
+
+    def count(self, request):
+        """Nothing but to be counted."""
+
+    def prints(self, request):
+        os.write(1, b'{"type": "done", "number": 1000}\n')
+        print('{"type": "done", "number": 2000}')  # noqa: T201
+
+    def raises(self, request):
+        raise ValueError("no kernel\nand more")
+
+    def blames(self, request):
+        error = InputError("there is no such thing")
+        error.add_note("line 1\nline 2")
+        raise error
+
+    def segfaults(self, request):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def exits(self, request):
+        print("the end", file=sys.stderr, flush=True)  # noqa: T201
+        os._exit(3)
+
+    def hangs(self, request):
+        time.sleep(600)
+
+    def closes_all(self, request):
+        os.closerange(0, 64)
+
+    def floods(self, request):
+        while True:
+            os.write(2, b"x" * 10_000)
+
+    def environment(self, request):
+        return os.environ.get("TESTED", "absent")
+
+    def pid(self, request):
+        return str(os.getpid())
+
+    def leaves_a_daemon(self, request):
+        """Start a grandchild in a session, and so in a group, of its own."""
+        program = "import time; time.sleep(600)"
+        child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+        return str(child.pid)
+
+
+class HalfDoer(Doer):
+    def answer(self, request):
+        from backbay.session import worker
+
+        whole = worker._write
+
+        def half(reply, pipe, identity):
+            whole(reply[: len(reply) // 2], pipe, identity)
+            os._exit(0)
+
+        worker._write = sys.modules["__main__"]._write = half
+        return Done(number=1)
+
+
+SERVICE = Service("handlers:Doer", Done)

@@ -1,0 +1,93 @@
+"""The schedule of interleaved timing, in sessions that only keep a diary."""
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from backbay.session import Lost, Refused
+from backbay.timing.measure import (
+    FEWEST_ROUNDS,
+    LONGEST_BLOCK_S,
+    MOST_ROUNDS,
+    SHORTEST_BLOCK_S,
+    Block,
+    BlockLost,
+    Plan,
+    Timed,
+    interleave,
+    plan,
+)
+
+
+class Diary:
+    def __init__(self, entries, *, seconds=0.1, fails=None):
+        self.entries = entries
+        self.seconds = seconds
+        self.fails = fails
+
+    def ask(self, request, *, timeout_s):
+        assert isinstance(request, Block)
+        self.entries.append(request.backend)
+        if isinstance(self.fails, Exception):
+            raise self.fails
+        return Timed(seconds=self.seconds * request.calls)
+
+    def stop(self):
+        self.entries.append("stop")
+
+    def resume(self):
+        self.entries.append("resume")
+
+
+def timed(sessions, *, rounds=3):
+    chosen = Plan(rounds=rounds, calls=dict.fromkeys(sessions, 2))
+    return interleave(sessions, chosen, timeout_s=1.0, on_round=lambda done, of: None)
+
+
+def test_everyone_is_timed_in_every_round_and_nobody_always_behind_the_same():
+    diary = []
+    samples = timed(dict.fromkeys("abc", Diary(diary)), rounds=60)
+    assert all(sorted(diary[i : i + 3]) == ["a", "b", "c"] for i in range(0, 180, 3))
+    assert samples == {name: [pytest.approx(100.0)] * 60 for name in "abc"}
+    pairs = Counter(itertools.pairwise(diary))
+    assert min(pairs[x, y] for x in "abc" for y in "abc" if x != y) >= 15
+
+
+def test_sessions_apart_run_one_at_a_time():
+    diary = []
+    timed({"a": Diary(diary), "b": Diary(diary)}, rounds=1)
+    first, second = diary[1], diary[4]
+    assert diary == ["resume", first, "stop", "resume", second, "stop"]
+    assert {first, second} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (Lost("died", "crashed"), "crashed"),
+        (Lost("slow", "timeout"), "timeout"),
+        (Refused("ValueError: no"), "failed"),
+    ],
+)
+def test_who_is_lost_is_named(fault, status):
+    with pytest.raises(BlockLost) as caught:
+        timed({"good": Diary([]), "bad": Diary([], fails=fault)})
+    assert (caught.value.backend, caught.value.status) == ("bad", status)
+
+
+def test_short_steps_are_gathered_into_blocks_that_a_clock_can_tell():
+    chosen = plan({"fast": 1e-5, "slow": 1.0}, budget_s=30.0)
+    assert chosen.calls["fast"] * 1e-5 >= SHORTEST_BLOCK_S
+    assert chosen.calls["slow"] == 1
+    assert chosen.rounds == FEWEST_ROUNDS
+
+
+def test_time_to_spare_makes_blocks_longer_up_to_a_bound():
+    assert plan({"x": 1e-3}, budget_s=1e9).calls["x"] * 1e-3 == pytest.approx(LONGEST_BLOCK_S)
+    assert plan({"x": 1e-3}, budget_s=3.0).calls["x"] * 1e-3 == pytest.approx(0.05)
+
+
+def test_rounds_fit_the_budget_between_bounds():
+    assert plan({"x": 0.02}, budget_s=1e9).rounds == MOST_ROUNDS
+    assert plan({"x": 0.1}, budget_s=6.1).rounds == 20
