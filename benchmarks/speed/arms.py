@@ -34,29 +34,29 @@ _MASK_BUILDERS = ("create_causal_mask", "create_bidirectional_mask")
 
 
 def split(arm: str) -> tuple[str, str]:
-    """Give an arm's backend and mode; ``hand`` and ``alt`` are Inductor's."""
+    """Return an arm's backend and mode; ``hand`` and ``alt`` are Inductor's."""
     backend, _, mode = arm.partition(":")
     return (INDUCTOR if backend in {HAND, ALT} else backend), mode
 
 
 def graphed(arm: str) -> bool:
-    """Tell whether an arm replays CUDA graphs."""
+    """Whether an arm replays CUDA graphs."""
     return split(arm)[1] in GRAPHED
 
 
 def ours(arm: str) -> bool:
-    """Tell whether an arm is Backbay's, as it is without asking for what may be stale."""
+    """Whether an arm is Backbay's, as it is without asking for what may be stale."""
     backend, mode = split(arm)
     return backend == OURS and mode not in {HOIST, HOIST_GRAPHS}
 
 
 def stock(arm: str) -> bool:
-    """Tell whether an arm is eager, or Inductor's without a hand in the model, and no control."""
+    """Whether an arm is eager, or Inductor's without a hand in the model, and no control."""
     return split(arm)[0] != OURS and arm not in {HAND, ALT} and split(arm)[1] != AGAIN
 
 
 def compiled(function: Callable[..., Any], arm: str, **torch_options: Any) -> Callable[..., Any]:
-    """Give a function or module as an arm runs it."""
+    """Return a function or module as an arm runs it."""
     import torch  # noqa: PLC0415 (who only reads tables needs none)
 
     backend, mode = split(arm)
@@ -81,7 +81,7 @@ def forget_rewrites() -> None:
 
 
 def rewrites(arm: str) -> tuple[str, ...]:
-    """Say how often each rewrite of ours changed something since."""
+    """Return how often each rewrite of ours changed something since."""
     if split(arm)[0] != OURS:
         return ()
     from backbay.backends.optimizing import backbay  # noqa: PLC0415

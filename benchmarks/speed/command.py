@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def parser_of(description: str | None, arms: Sequence[str]) -> argparse.ArgumentParser:
-    """Give a parser of the arguments that both have.
+    """Return a parser of the arguments that both have.
 
     Args:
         description: the command's own.

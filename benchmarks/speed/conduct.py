@@ -83,7 +83,7 @@ class Conduct:
     def _attempt(
         self, client: Client, arms: Sequence[str], caches: str
     ) -> tuple[dict[str, requests.Readied], Mapping[str, Sequence[float]], bool]:
-        """Give who is ready, their samples, and whether nobody was lost."""
+        """Return who is ready, their samples, and whether nobody was lost."""
         self._build(client)
         ready: dict[str, requests.Readied] = {}
         for arm in arms:

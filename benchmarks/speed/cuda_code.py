@@ -54,7 +54,7 @@ _CALL = re.compile(r"(?:= |^)(triton_\w+)\.run\(|(extern_kernels\.\w+)\(|= (torc
 
 
 def code_for_cuda(graph_module: GraphModule, inputs: Sequence[torch.Tensor]) -> str:
-    """Give what Inductor writes for a graph of Dynamo's, in inference, were its inputs on a GPU.
+    """Return what Inductor writes for a graph of Dynamo's, in inference, were its inputs on a GPU.
 
     Args:
         graph_module: a graph without constants; it is not changed.
@@ -88,7 +88,7 @@ def calls(code: str) -> Counter[str]:
 
 
 def seconds_to_compile(code: str) -> list[float]:
-    """Give the seconds that Triton takes for each kernel of the code, one after another."""
+    """Return the seconds that Triton takes for each kernel of the code, one after another."""
     kernels = _KERNEL.findall(code)
     _compiled(kernels[:1])  # who is first pays for what Triton loads
     return _compiled(kernels)

@@ -43,7 +43,7 @@ class Flushed:
         self._flush = torch.empty(size, dtype=torch.int8, device=device)
 
     def seconds(self, call: Call, calls: int, *, replayed: bool) -> float:
-        """Give the median of some calls, times their number."""
+        """Return the median of some calls, times their number."""
         with _no_collection():
             if self._device.type != "cuda":
                 return calls * statistics.median(_clocked(call) for _ in range(calls))
@@ -65,7 +65,7 @@ class Flushed:
 
 
 def replayed(call: Call) -> Call:
-    """Give the replay of a CUDA graph of a call; it was called before, and is warm.
+    """Return the replay of a CUDA graph of a call; it was called before, and is warm.
 
     Raises whatever the capture raises.
     """

@@ -12,7 +12,7 @@ class Measuring(Protocol):
     """Measures one workload; made when it is prepared."""
 
     def prepared(self) -> requests.Prepared:
-        """Say what was built."""
+        """Return what was built."""
 
     def ready(self, arm: str, caches: str, *, shared: bool) -> requests.Readied:
         """Get an arm ready to be timed."""

@@ -40,13 +40,13 @@ class Ratio:
 
 
 def samples(entry: Entry, arm: str) -> tuple[float, ...]:
-    """Give an arm's milliseconds, of all runs."""
+    """Return an arm's milliseconds, of all runs."""
     timed = (run.arms[arm] for run in entry.runs if arm in run.arms)
     return tuple(value for found in timed for value in found.samples_ms)
 
 
 def ratio(entry: Entry, above: str, below: str) -> Ratio | None:
-    """Give one arm's time over another's, from the runs that timed both; else nothing."""
+    """Return one arm's time over another's, from the runs that timed both; else nothing."""
     one: list[float] = []
     other: list[float] = []
     for run in entry.runs:
@@ -58,18 +58,18 @@ def ratio(entry: Entry, above: str, below: str) -> Ratio | None:
 
 
 def ratio_of(above: Sequence[float], below: Sequence[float]) -> Ratio:
-    """Give the ratio of medians of samples of the same rounds."""
+    """Return the ratio of medians of samples of the same rounds."""
     value, (low, high) = stats.ratio(above, below)
     return Ratio(value=value, low=low, high=high)
 
 
 def latest(entry: Entry, arm: str) -> Sampled | None:
-    """Give how an arm did when it was last tried."""
+    """Return how an arm did when it was last tried."""
     return next((run.arms[arm] for run in reversed(entry.runs) if arm in run.arms), None)
 
 
 def best(entry: Entry, stock: Sequence[str], ours: Sequence[str]) -> tuple[str, Ratio] | None:
-    """Give the fastest stock arm, and its time over that of the fastest arm of ours."""
+    """Return the fastest stock arm, and its time over that of the fastest arm of ours."""
     fastest = {name: fastest_of(entry, group) for name, group in (("s", stock), ("o", ours))}
     if fastest["s"] is None or fastest["o"] is None:
         return None
@@ -78,18 +78,18 @@ def best(entry: Entry, stock: Sequence[str], ours: Sequence[str]) -> tuple[str, 
 
 
 def fastest_of(entry: Entry, arms: Iterable[str]) -> str | None:
-    """Give the arm with the least median, of those that were timed."""
+    """Return the arm with the least median, of those that were timed."""
     medians = {x: stats.median(samples(entry, x))[0] for x in arms if samples(entry, x)}
     return min(medians, key=lambda x: medians[x]) if medians else None
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Give the geometric mean; of nothing it is 1."""
+    """Return the geometric mean; of nothing it is 1."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else 1.0
 
 
 def to_run(entry: Entry | None, wanted: Sequence[str], *, above: str, below: str) -> list[str]:
-    """Give the arms that a workload is to be run with: what is missing, or all, or none.
+    """Return the arms that a workload is to be run with: what is missing, or all, or none.
 
     Arms that were tried and failed are not tried again. What is missing runs beside the two arms
     that everything is measured by. An undecided ratio is measured again, up to a limit.

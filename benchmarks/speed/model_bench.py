@@ -39,7 +39,7 @@ class ModelBench:
         self._outputs = self._results(self._workload.model)
 
     def prepared(self) -> requests.Prepared:
-        """Say what was built."""
+        """Return what was built."""
         return requests.Prepared(
             device_name=device_name(self._device), about=self._case.about(self._request.size)
         )
@@ -119,7 +119,7 @@ class ModelBench:
         return max(relative(got, wanted) for wanted, got in pairs)
 
     def _results(self, call: Callable[..., Any]) -> list[torch.Tensor]:
-        """Give a step's outputs, and in training all gradients in one."""
+        """Return a step's outputs, and in training all gradients in one."""
         step, workload = self._step, self._workload
         assert step is not None
         assert workload is not None
@@ -153,7 +153,7 @@ class ModelBench:
 
 
 def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Give the norm of the difference over the norm of what is wanted."""
+    """Return the norm of the difference over the norm of what is wanted."""
     with torch.no_grad():
         difference = (got.float() - wanted.float()).norm()
         return float(difference / wanted.float().norm().clamp_min(1e-30))

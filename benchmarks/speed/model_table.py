@@ -30,7 +30,7 @@ class Listed(NamedTuple):
 
 
 def listed() -> list[Listed]:
-    """Give the cases, in the order that they are run and shown."""
+    """Return the cases, in the order that they are run and shown."""
     from speed.model_cases import CASES  # noqa: PLC0415 (imports torch)
 
     return [Listed(x.name, x.masked, x.control, x.proof) for x in CASES]
@@ -47,7 +47,7 @@ class Score(NamedTuple):
 def scores(
     entries: Sequence[Entry], found: Callable[[Entry], Ratio | None], ours: Sequence[str]
 ) -> list[Score]:
-    """Give each workload that one of our arms was tried on; a failure counts as 1.0."""
+    """Return each workload that one of our arms was tried on; a failure counts as 1.0."""
     given = []
     for entry in entries:
         failed = _failure(entry, ours)
@@ -58,7 +58,7 @@ def scores(
 
 
 def mean(given: Sequence[Score]) -> float:
-    """Give the geometric mean over scores."""
+    """Return the geometric mean over scores."""
     return geometric_mean([x.ratio.value if x.ratio else 1.0 for x in given])
 
 
@@ -90,7 +90,7 @@ def text(entries: Sequence[Entry]) -> str:
 
 
 def document(entries: Sequence[Entry]) -> bytes:
-    """Give everything as JSON, with what was computed from the samples."""
+    """Return everything as JSON, with what was computed from the samples."""
     made: dict[str, Any] = {
         "entries": entries,
         "means": {what: {"mean": mean(x), "workloads": len(x)} for what, x in means(entries)},
@@ -127,7 +127,7 @@ def _row(entry: Entry, *, control: bool) -> str:
 
 
 def _classes(entry: Entry) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Give stock arms and ours, without CUDA graphs and with them. By hand is no stock arm."""
+    """Return stock arms and ours, without CUDA graphs and with them. By hand is no stock arm."""
     known = {arm for run in entry.runs for arm in run.arms} - {arms.HAND}
     plain = sorted(x for x in known if not arms.graphed(x))
     graphed = sorted(x for x in known if arms.graphed(x))
@@ -140,7 +140,7 @@ def _classes(entry: Entry) -> tuple[list[str], list[str], list[str], list[str]]:
 
 
 def means(entries: Sequence[Entry]) -> list[tuple[str, list[Score]]]:
-    """Give what a mean is over, in words, and each workload's score for it."""
+    """Return what a mean is over, in words, and each workload's score for it."""
 
     def over_best(entry: Entry) -> Ratio | None:
         stock, ours, _, _ = _classes(entry)
@@ -197,7 +197,7 @@ def _summary(entries: Sequence[Entry]) -> list[str]:
 
 
 def _arms(entries: Sequence[Entry]) -> list[str]:
-    """Give a table of every arm's median: all that was timed."""
+    """Return a table of every arm's median: all that was timed."""
     names = sorted(
         {arm for x in entries for run in x.runs for arm in run.arms},
         key=lambda x: (x != "eager", x),
@@ -210,7 +210,7 @@ def _arms(entries: Sequence[Entry]) -> list[str]:
 
 
 def _rewrites(entries: Sequence[Entry]) -> list[str]:
-    """Say what was rewritten: without any, a ratio compares Inductor with itself."""
+    """Return what was rewritten: without any, a ratio compares Inductor with itself."""
     ours = ((x.name, latest(x, arms.OURS)) for x in entries)
     said = [f"- {name}: {', '.join(last.notes)}" for name, last in ours if last and last.notes]
     return ["What was rewritten:", "", *(said or ["- not kept"])]

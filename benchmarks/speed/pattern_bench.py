@@ -39,7 +39,7 @@ class PatternBench:
         self._allowed = max(TOLERANCE, BESIDE_EAGER * self._error(self._step(arms.EAGER)()))
 
     def prepared(self) -> requests.Prepared:
-        """Say what was built."""
+        """Return what was built."""
         return requests.Prepared(
             device_name=device_name(self._device),
             bytes_moved=self._program.bytes_moved or self._least_bytes(),
@@ -73,7 +73,7 @@ class PatternBench:
         )
 
     def seconds(self, arm: str, warmups: int, calls: int) -> float:
-        """Give the median of single calls on cold caches, times their number."""
+        """Return the median of single calls on cold caches, times their number."""
         call, graph = self._calls[arm]
         for _ in range(warmups):
             call()
@@ -86,7 +86,7 @@ class PatternBench:
     def _first_call(
         self, arm: str
     ) -> tuple[Callable[[], Any], list[torch.Tensor], tuple[str, ...]]:
-        """Give the step, its results, and what must be said of it."""
+        """Return the step, its results, and what must be said of it."""
         step = self._step(arm)
         try:
             return step, step(), ()
@@ -155,7 +155,7 @@ def stepping(
     *,
     cotangent: torch.Tensor | None,
 ) -> Callable[[], list[torch.Tensor]]:
-    """Give a call of forward, or of forward and backward where there is a cotangent."""
+    """Return a call of forward, or of forward and backward where there is a cotangent."""
     if cotangent is None:
 
         def forward() -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ class Listed(NamedTuple):
 
 
 def listed(*, tiny: bool) -> list[Listed]:
-    """Give a row for each shape of each pattern, in order."""
+    """Return a row for each shape of each pattern, in order."""
     from speed.pattern_cases import PATTERNS  # noqa: PLC0415 (imports torch)
 
     return [
@@ -43,7 +43,7 @@ class Times(NamedTuple):
 
 
 def times(entry: Entry, arm: str) -> Times | None:
-    """Give an arm's median and its interval."""
+    """Return an arm's median and its interval."""
     values = samples(entry, arm)
     if not values:
         return None
@@ -52,7 +52,7 @@ def times(entry: Entry, arm: str) -> Times | None:
 
 
 def limit_us(entry: Entry) -> float | None:
-    """Give the least time that bytes and FLOP allow on this device."""
+    """Return the least time that bytes and FLOP allow on this device."""
     if entry.limits is None:
         return None
     moved = (entry.bytes_moved or 0) / entry.limits.copy_bytes_s
@@ -109,7 +109,7 @@ def text(entries: Sequence[Entry]) -> str:
 
 
 def document(entries: Sequence[Entry]) -> bytes:
-    """Give everything as JSON, with what was computed from the samples."""
+    """Return everything as JSON, with what was computed from the samples."""
     made: dict[str, Any] = {"entries": entries, "means": dict(_means(entries))}
     return msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
 
@@ -140,7 +140,7 @@ def _over_best(entry: Entry) -> tuple[str, Ratio] | None:
 
 
 def _means(entries: Sequence[Entry]) -> list[tuple[str, float]]:
-    """Give geometric means of a time over backbay's; a failure of backbay's counts as 1.0."""
+    """Return geometric means of a time over backbay's; a failure of backbay's counts as 1.0."""
     tried = [x for x in entries if latest(x, arms.OURS) is not None]
     found: list[tuple[str, float]] = []
     for arm in sorted({x for e in tried for x in _known(e)} - {arms.OURS}, key=_order):

@@ -91,7 +91,7 @@ class State:
         folder.mkdir(parents=True, exist_ok=True)
 
     def read(self, name: str) -> Entry | None:
-        """Give an entry, if there is one."""
+        """Return an entry, if there is one."""
         path = self._path(name)
         return msgspec.json.decode(path.read_bytes(), type=Entry) if path.exists() else None
 

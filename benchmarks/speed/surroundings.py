@@ -14,13 +14,13 @@ _COMPILING = ("backends", "graph", "kernels", "kit", "passes")
 
 
 def versions(*extra: str) -> dict[str, str]:
-    """Give the versions that times depend on; of Backbay also a digest of what compiles."""
+    """Return the versions that times depend on; of Backbay also a digest of what compiles."""
     found = machine.versions(Environment.current(), [], extra)
     return found | {"backbay": f"{found['backbay']}+{code_digest(Path(backbay.__file__).parent)}"}
 
 
 def code_digest(package: Path) -> str:
-    """Give a short digest of the sources that decide what is compiled."""
+    """Return a short digest of the sources that decide what is compiled."""
     digest = hashlib.sha256()
     for folder in _COMPILING:
         for path in sorted((package / folder).rglob("*.py")):
@@ -30,7 +30,7 @@ def code_digest(package: Path) -> str:
 
 @functools.cache
 def device_of(device: str) -> str:
-    """Give the GPU's name as its driver has it, or the processor's."""
+    """Return the GPU's name as its driver has it, or the processor's."""
     here = machine.machine(device)
     if not device.startswith("cuda"):
         return f"{device} ({here.processor}, {here.cores} cores)"

@@ -106,7 +106,7 @@ class Clients:
         self._client: Client | None = None
 
     def take(self) -> Client:
-        """Give the process to use now."""
+        """Return the process to use now."""
         if self._client is None:
             self._client = self._turns.start()
         return self._client
@@ -116,7 +116,7 @@ class Clients:
         return self._turns.alone(self.take())
 
     def done(self, *, lost: bool) -> None:
-        """Say that a workload is done with; who was lost or must be fresh is ended."""
+        """Be done with a workload; who was lost or must be fresh is ended."""
         if lost or self._fresh:
             self.close()
 

@@ -45,13 +45,13 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Versions of torch that it is about, as a specifier; any where None."""
 
     def applies(self, device: str, torch: str) -> bool:
-        """Tell whether the line speaks of this device type and version of torch."""
+        """Whether the line speaks of this device type and version of torch."""
         if self.device is not None and self.device != device:
             return False
         return self.torch is None or SpecifierSet(self.torch).contains(torch, prereleases=True)
 
     def __str__(self) -> str:
-        """Give the reason, with its link."""
+        """Return the reason, with its link."""
         return f"{self.reason} ({self.link})" if self.link else self.reason
 
 
@@ -100,7 +100,7 @@ def _understood(case_id: str, line: object, where: str) -> Expectation:
 
 
 def shipped(backend: str) -> dict[str, Expectation]:
-    """Give what is known of torch itself: of every backend's lower rungs, and of this backend."""
+    """Return what is known of torch itself: of every backend's lower rungs, and of this backend."""
     folder = files("backbay.conformance") / "expectations"
     known: dict[str, Expectation] = {}
     for name in ("upstream", backend):
@@ -118,7 +118,7 @@ def explained(
     torch: str,
     is_torchs: bool = False,
 ) -> list[Result]:
-    """Give the results, those that a line expects with its reason.
+    """Return the results, those that a line expects with its reason.
 
     Args:
         results: of a run.
@@ -151,7 +151,7 @@ def stale(
     device: str,
     torch: str,
 ) -> list[str]:
-    """Say which lines are not true, one sentence each, which names what to do.
+    """Return which lines are not true, one sentence each, which names what to do.
 
     Args:
         results: of the cases that were run.
@@ -183,7 +183,7 @@ def _level(case_id: str) -> int | None:
 def collected(
     results: Sequence[Result], lines: Expectations, *, device: str, torch: str
 ) -> dict[str, Expectation]:
-    """Give the lines that make a run true: of what failed, with the reasons that were there."""
+    """Return the lines that make a run true: of what failed, with the reasons that were there."""
     untouched = {x: line for x, line in lines.items() if not line.applies(device, torch)}
     ran = {x.id for x in results}
     kept = {x: line for x, line in lines.items() if x not in ran} | untouched
@@ -200,7 +200,7 @@ def collected(
 
 
 def text(lines: Expectations) -> str:
-    """Give the text of a file, its lines sorted."""
+    """Return the text of a file, its lines sorted."""
     return _HEAD + "".join(f"{_line(x, lines[x])}\n" for x in sorted(lines))
 
 

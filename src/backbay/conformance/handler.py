@@ -112,7 +112,7 @@ class CaseHandler:
         return Ran(result=result)
 
     def _case(self, request: Run) -> "Case":
-        """Give a case that was collected, or one of the fuzzer's that is made when it is asked."""
+        """Return a collected case, or one of the fuzzer's, which is made when it is asked for."""
         if request.program is None and request.id in self._cases:
             return self._cases[request.id]
         from backbay.conformance.levels import programs  # noqa: PLC0415 (most runs have no fuzzer)

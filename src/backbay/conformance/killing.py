@@ -76,7 +76,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     """When it was made, on what, with which versions."""
 
     def counts(self, *, held_out: bool | None = None) -> tuple[int, int]:
-        """Give how many faults are caught, and how many should be, equivalent ones apart.
+        """Return how many faults are caught, and how many should be, equivalent ones apart.
 
         Args:
             held_out: those set aside, the others, or (None) both.
@@ -85,16 +85,16 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self._counts(x) for x in rows), len(rows)
 
     def rate(self, *, held_out: bool | None = None) -> float:
-        """Give the share that is caught of what should be; 1 where there is nothing to catch."""
+        """Return the share that is caught of what should be; 1 where there is nothing to catch."""
         caught, total = self.counts(held_out=held_out)
         return caught / total if total else 1.0
 
     def missed(self) -> list[Row]:
-        """Give the faults that should be caught and are not."""
+        """Return the faults that should be caught and are not."""
         return [x for x in self.rows if not x.equivalent and not self._counts(x)]
 
     def missed_bars(self) -> Iterator[str]:
-        """Say which bars do not hold."""
+        """Return which bars do not hold."""
         bar = QUICK_BAR if self.profile == "quick" else FULL_BAR
         if self.rate() < bar:
             yield f"{self.rate():.1%} of the faults are caught, and {bar:.0%} must be"
@@ -110,13 +110,13 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def order(named: str, present: Sequence[str]) -> list[str]:
-    """Give the levels in the order in which a fault is put to them."""
+    """Return the levels in the order in which a fault is put to them."""
     first = [x for x in dict.fromkeys((named, "contract")) if x in present]
     return [*first, *(x for x in present if x not in first)]
 
 
 def present_levels() -> list[str]:
-    """Give the levels that this version of the suite has."""
+    """Return the levels that this version of the suite has."""
     return [x for x in LEVELS if importlib.util.find_spec(f"backbay.conformance.levels.{x}")]
 
 
@@ -153,7 +153,7 @@ def row_of(name: str, *, profile: Profile, device: str, seed: int, levels: Seque
 
 
 def cell_of(statement: Statement) -> Cell:
-    """Give what one level made of a fault, from the statement of a run that stops at a failure."""
+    """Return what one level made of a fault, from a statement that ends at a failure."""
     failed = first_failure(statement.results)
     return Cell(
         cases=len(statement.results),
@@ -165,7 +165,7 @@ def cell_of(statement: Statement) -> Cell:
 
 
 def first_failure(results: Iterable[Result]) -> Result | None:
-    """Give the first result that is held against the backend, in the order of the cases."""
+    """Return the first result that is held against the backend, in the order of the cases."""
     return next((x for x in results if x.failed), None)
 
 

@@ -14,7 +14,7 @@ _ALIKE = (*_SAME_SUBJECT, "machine", "versions")
 
 
 def merged(statements: Sequence[Statement], *, profile: str) -> Statement:
-    """Give one statement for runs of different levels, in the levels' order.
+    """Return one statement for runs of different levels, in the levels' order.
 
     Args:
         statements: at least one; no level in two of them.
@@ -47,7 +47,7 @@ def merged(statements: Sequence[Statement], *, profile: str) -> Statement:
 
 
 def renewed(statement: Statement, later: Statement) -> Statement:
-    """Give a statement with the cases that were run again later, and a note that says so.
+    """Return a statement with the cases that were run again later, and a note that says so.
 
     Args:
         statement: of some levels.
@@ -78,7 +78,7 @@ def renewed(statement: Statement, later: Statement) -> Statement:
 
 
 def explained_anew(statement: Statement) -> Statement:
-    """Give a statement as if it had been made with what the suite knows of today.
+    """Return a statement as if it had been made with what the suite knows of today.
 
     Only for a backend without an expectations file of its own: its lines are not in a statement.
     """

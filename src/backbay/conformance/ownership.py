@@ -40,7 +40,7 @@ class Ownership:
         return 1 - min(total, self.dispatched.total()) / total if total else 1.0
 
     def __str__(self) -> str:
-        """Say it in a few words."""
+        """Word it in a few words."""
         left = ", ".join(f"{name} x{n}" for name, n in self.dispatched.most_common(4))
         of = f"{self.share:.0%} of {self.graph.total()} operators"
         return f"{of}; torch still runs {left}" if left else of

@@ -45,7 +45,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
 
 
 class Show(msgspec.Struct, frozen=True, kw_only=True, tag="show"):
-    """Say what program a seed of the fuzzer names."""
+    """Asks which program a seed of the fuzzer names."""
 
     seed: int
 

@@ -5,7 +5,7 @@ from backbay.rungs import RUNGS
 
 
 def charged(result: Result, rung: str | None, reason: str, below: dict[str, Status]) -> Result:
-    """Give a failed result with its rungs, the first of which that failed alike is ``rung``."""
+    """Return a failed result with its rungs, the first of which that failed alike is ``rung``."""
     status: Status = result.status
     if rung == RUNGS[0] and status == "vacuous":
         status, reason = "not_runnable", "Dynamo captures no graph of it for any backend"

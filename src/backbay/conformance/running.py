@@ -51,7 +51,7 @@ def _answered(case: Case, subject: Subject) -> tuple[Status, str]:
 
 
 def ran(subject: Subject) -> tuple[Status, str]:
-    """Tell whether the backend was shown to run: a pass proves nothing otherwise."""
+    """Whether the backend was shown to run: a pass proves nothing otherwise."""
     if not subject.graphs:
         return "vacuous", "Dynamo gave the backend no graph"
     if not any(x.runs for x in subject.graphs):
@@ -88,12 +88,12 @@ def attributed(case: Case, result: Result, make: MakeSubject, rungs: Sequence[st
 
 
 def is_failure(result: Result) -> bool:
-    """Tell whether a result asks for attribution."""
+    """Whether a result asks for attribution."""
     return result.status in FAILURES
 
 
 def lacks(traits: Traits, needs: frozenset[str]) -> str | None:
-    """Say which of the needed traits a backend declares that it does not have, if any."""
+    """Return which of the needed traits a backend declares that it does not have, if any."""
     for need in sorted(needs):
         if isinstance(getattr(torch, need, None), torch.dtype):
             if traits.dtypes is not None and need not in traits.dtypes:

@@ -41,7 +41,7 @@ def write_page(statements: Sequence[Statement], path: Path) -> None:
 
 
 def page(statements: Sequence[Statement]) -> str:
-    """Give the page; the same statements always give the same text."""
+    """Return the page; the same statements always give the same text."""
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,

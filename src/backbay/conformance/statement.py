@@ -9,12 +9,12 @@ _VERSIONS = ("python", "torch", "triton", "backbay")
 
 
 def text(statement: Statement) -> str:
-    """Give the whole statement, its failures with their reasons, and its verdict, as plain text."""
+    """Return the statement, its failures with their reasons, and its verdict, as plain text."""
     return "\n".join([*_head(statement), "", *_levels(statement), "", *_findings(statement)]) + "\n"
 
 
 def verdict(statement: Statement) -> str:
-    """Say in one sentence what came of it."""
+    """Return in one sentence what came of it."""
     failed = [x for x in statement.results if x.failed]
     upstream = sum(x.status == "upstream" for x in statement.results)
     passed = sum(x.status == "pass" for x in statement.results)
@@ -35,7 +35,7 @@ def verdict(statement: Statement) -> str:
 
 
 def counted(counts: dict[Status, int]) -> str:
-    """Say counts in words, passes first and failures last."""
+    """Word counts, passes first and failures last."""
     order = sorted(counts, key=lambda x: (x != "pass", x in FAILURES, x))
     return ", ".join(f"{counts[x]} {x}" for x in order) or "nothing was run"
 
@@ -73,6 +73,6 @@ def _findings(statement: Statement) -> Iterator[str]:
 
 
 def finding(result: Result) -> str:
-    """Give one result as a line, with what its rungs gave."""
+    """Return one result as a line, with what its rungs gave."""
     rungs = ", ".join(f"{x} {status}" for x, status in result.rungs.items())
     return f"{result.status}  {result.id}: {result.reason}" + (f"  [{rungs}]" if rungs else "")

@@ -32,7 +32,7 @@ HEAVY_SHARE = 0.02
 def collected(
     device: str, levels: Collection[int] | None = None, *, all_samples: bool = False
 ) -> dict[str, Case]:
-    """Give the cases of some levels by their ids, in the order in which they are run.
+    """Return the cases of some levels by their ids, in the order in which they are run.
 
     Args:
         device: the device type that they will run on.
@@ -61,7 +61,7 @@ def chosen(
     seed: int,
     only: Sequence[str] = (),
 ) -> list[Case]:
-    """Give the cases that are to be run.
+    """Return the cases that are to be run.
 
     Args:
         cases: of the levels that are asked for.
@@ -91,14 +91,14 @@ def _drawn(case: Case, seed: int) -> bool:
 
 @functools.cache
 def heavy() -> frozenset[str]:
-    """Give the ids of the cases that take long; see ``tools/heavy_cases.py``."""
+    """Return the ids of the cases that take long; see ``tools/heavy_cases.py``."""
     file = importlib.resources.files("backbay.conformance") / "heavy.txt"
     lines = file.read_text(encoding="utf-8").splitlines()
     return frozenset(x for x in lines if not x.startswith("#"))
 
 
 def numbered(levels: Iterable[str | int]) -> list[int]:
-    """Give the numbers of levels that are named or numbered; ``0-3`` is a range.
+    """Return the numbers of levels that are named or numbered; ``0-3`` is a range.
 
     Raises:
         InputError: there is no such level.

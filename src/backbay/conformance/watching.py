@@ -110,7 +110,7 @@ def _written(graph: torch.fx.Graph) -> list[str]:
 
 
 def _marked(counted: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a function the name and the marks of what it calls, those of a boxed call too."""
+    """Put on a function the name and the marks of what it calls, those of a boxed call too."""
     functools.update_wrapper(counted, compiled, updated=())
     if getattr(compiled, "_boxed_call", False):
         counted._boxed_call = True  # type: ignore[attr-defined] # noqa: SLF001 (torch's protocol)
@@ -118,7 +118,7 @@ def _marked(counted: Callable[..., Any], compiled: Callable[..., Any]) -> Callab
 
 
 def _own(value: Any) -> Any:
-    """Give a copy that may be changed; that it requires grad as well matters to what runs."""
+    """Return a copy that may be changed; that it requires grad as well matters to what runs."""
     if not isinstance(value, torch.Tensor):
         return value
     with torch.no_grad():
@@ -128,7 +128,7 @@ def _own(value: Any) -> Any:
 
 
 def is_graph_itself(compiled: Any, graph_module: torch.fx.GraphModule) -> bool:
-    """Tell whether what a backend returned is the graph module that it was given, run as it is."""
+    """Whether what a backend returned is the graph module that it was given, run as it is."""
     if compiled is graph_module:
         return True
     if isinstance(compiled, functools.partial):

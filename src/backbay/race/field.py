@@ -23,7 +23,7 @@ class Entrant:
 def chosen(
     registry: Registry, names: Sequence[str], device: str, *, same_process: bool
 ) -> list[Entrant]:
-    """Give the backends that the user named; eager is added, as what the others are measured by.
+    """Return the backends that the user named; eager is added, as what the others are measured by.
 
     Args:
         registry: where names are looked up.
@@ -49,7 +49,7 @@ def chosen(
 
 
 def by_default(registry: Registry, device: str, *, same_process: bool) -> list[Entrant]:
-    """Give eager and every backend that is ready and not tagged debug or experimental.
+    """Return eager and every backend that is ready and not tagged debug or experimental.
 
     Inductor is always a row: without a compiler a user must see why torch.compile would fail. What
     only stands for another backend is not raced beside it.

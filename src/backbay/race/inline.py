@@ -25,7 +25,7 @@ _VARIABLES = {
 
 
 def stand_in(number: int) -> str:
-    """Give the stand-in for ``--series-N``."""
+    """Return the stand-in for ``--series-N``."""
     return _SERIES.format(number)
 
 

@@ -29,7 +29,7 @@ def write_page(report: Report, path: str | Path) -> None:
 
 
 def page(report: Report) -> str:
-    """Give a report's page; the same report always gives the same text."""
+    """Return a report's page; the same report always gives the same text."""
     from backbay.race.plots import colours, plots  # noqa: PLC0415 (matplotlib: half a second)
 
     names = backends(report)

@@ -97,7 +97,7 @@ def plots(section: Section, backends: Sequence[str], prefix: str) -> list[Plot]:
 
 
 def colours(backends: Sequence[str]) -> dict[str, int]:
-    """Give the number of each backend's colour, ``--series-N`` on the page."""
+    """Return the number of each backend's colour, ``--series-N`` on the page."""
     others = {name: number % COLOURS for name, number in _series(backends).items()}
     return {EAGER: COLOURS, **others}
 

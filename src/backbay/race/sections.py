@@ -30,7 +30,7 @@ class Section:
         return None if self.decision is None else self.decision.winner
 
     def break_even(self, result: Result) -> float | None:
-        """Say after how many calls compiling has paid off, compared with eager.
+        """Return after how many calls compiling has paid off, compared with eager.
 
         Returns:
             ``NEVER`` where the backend is slower; ``None`` where it is eager itself, was not timed,
@@ -70,12 +70,12 @@ def sections(report: Report) -> tuple[Section, ...]:
 
 
 def backends(report: Report) -> tuple[str, ...]:
-    """Give every backend's name, in the order asked for."""
+    """Return every backend's name, in the order asked for."""
     return tuple(dict.fromkeys([*report.settings.backends, *(r.backend for r in report.results)]))
 
 
 def is_timed(result: Result) -> bool:
-    """Say whether a result has a time that counts."""
+    """Whether a result has a time that counts."""
     return result.status == "ok" and result.median_ms is not None and result.median_ms > 0
 
 

@@ -200,7 +200,7 @@ def _total(columns: Sequence[_Column]) -> int:
 
 
 def _longest_name(results: Sequence[Result], room: int) -> int:
-    """Say how wide the names are that fit; a longer one gets a line of its own."""
+    """Return how wide the names are that fit; a longer one gets a line of its own."""
     widths = [cell_len(wording.plain(result.backend)) for result in results]
     return max(len("backend"), *(width for width in widths if width <= room), 0)
 

@@ -27,7 +27,7 @@ class Place(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        """Give it as reports do: ``file:line: code``."""
+        """Return it as reports do: ``file:line: code``."""
         code = linecache.getline(self.file, self.number).strip()
         return f"{self.file}:{self.number}: {code}" if code else f"{self.file}:{self.number}"
 
@@ -41,13 +41,13 @@ def places(text: str) -> Iterator[Place]:
 
 
 def traced(trace: TracebackType | None) -> list[Place]:
-    """Give the places of a traceback, the outermost first."""
+    """Return the places of a traceback, the outermost first."""
     frames = traceback.extract_tb(trace)
     return [Place(x.filename, x.lineno or 0, x.name) for x in frames]
 
 
 def whole(file: str) -> str:
-    """Give the path of a file that torch shortened; what can't be found is given as it is.
+    """Return the path of a file that torch shortened; what can't be found is given as it is.
 
     Torch leaves out what a path shares with its own folder, and where that is only the root, the
     first letter too.
@@ -71,7 +71,7 @@ def own(found: Iterable[Place]) -> list[Place]:
 
 
 def innermost(found: Iterable[Place]) -> str:
-    """Give the user's line that is nearest to where it happened; empty if none is theirs."""
+    """Return the user's line that is nearest to where it happened; empty if none is theirs."""
     theirs = own(found)
     return str(theirs[-1]) if theirs else ""
 

@@ -190,7 +190,7 @@ def _telling(interval: Interval | None) -> Interval | None:
 
 
 def _digits(value: float, significant: int) -> int:
-    """Say how many decimals show so many significant digits."""
+    """Return how many decimals show so many significant digits."""
     if value == 0 or not math.isfinite(value):
         return 0
     return max(0, significant - 1 - math.floor(math.log10(abs(value))))

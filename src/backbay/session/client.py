@@ -1,7 +1,6 @@
 """The clients that carry requests to a handler, and the session that renews them."""
 
 import abc
-import collections
 import contextlib
 import os
 import queue
@@ -34,8 +33,7 @@ Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
 _WORKER = "backbay.session.worker"
-_TAIL_LINES = 400
-_TAIL_BYTES = 8_000
+_TAIL_BYTES = 1 << 16
 _FATAL = "Fatal Python error: "
 _THREAD = "Current thread "
 """What faulthandler begins with, and begins the stack with, whose lines follow, innermost first."""
@@ -225,10 +223,9 @@ class ProcessClient(Client[Request, Reply]):
         except subprocess.TimeoutExpired:
             return self._ended("it closed its output and did not end", "timeout")
         how = f"exit code {code}" if code >= 0 else signal_name(-code)
-        with Path(self._log.name).open(encoding="utf-8", errors="replace") as log:
-            lines = [line.strip() for line in collections.deque(log, _TAIL_LINES) if line.strip()]
-        reason = f"the process died ({how}){_last_words(lines)}"
-        return Lost(reason, "crashed", exit_code=code, printed=self.printed())
+        printed = self.printed()
+        reason = f"the process died ({how}){_last_words(printed)}"
+        return Lost(reason, "crashed", exit_code=code, printed=printed)
 
     def _ended(self, reason: str, status: Failure, *, too_much_printed: bool = False) -> Lost:
         printed = self.printed()
@@ -335,8 +332,9 @@ def _unless_refused(message: Any) -> Any:
     return message
 
 
-def _last_words(lines: list[str]) -> str:
+def _last_words(printed: str) -> str:
     """Word what a dead process left in its log: where it was, or else its last line."""
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
     fatal = next((x for x in lines if x.startswith(_FATAL)), None)
     if fatal is None:
         return f"; it last printed: {lines[-1]}" if lines else ""

@@ -9,7 +9,7 @@ import torch
 
 
 def seconds(step: Callable[[], Any], calls: int, device: torch.device) -> float:
-    """Give how long some calls take together; on a GPU, from its first kernel to its last."""
+    """Return how long some calls take together; on a GPU, from its first kernel to its last."""
     if device.type == "cuda":
         return _cuda_seconds(step, calls)
     start = time.perf_counter()
@@ -19,7 +19,7 @@ def seconds(step: Callable[[], Any], calls: int, device: torch.device) -> float:
 
 
 def block(step: Callable[[], Any], *, warmups: int, calls: int, device: torch.device) -> float:
-    """Give how long some calls take together, after others that are not counted."""
+    """Return how long some calls take together, after others that are not counted."""
     seconds(step, warmups, device)
     gc.collect(1)  # what blocks leave is young; to look at all objects takes longer than a block
     gc.disable()  # a collection inside a block would be charged to the backend

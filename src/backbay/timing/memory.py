@@ -23,7 +23,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Give the peak since the last reset, in bytes; ``None`` where the system does not tell."""
+    """Return the peak since the last reset, in bytes; ``None`` where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":

@@ -20,14 +20,14 @@ Rounds = npt.NDArray[np.int64]
 
 
 def median(samples: Sequence[float]) -> tuple[float, Interval]:
-    """Give the median of one sample a round, and its confidence interval."""
+    """Return the median of one sample a round, and its confidence interval."""
     values = np.asarray(samples, dtype=np.float64)
     medians = np.median(values[_resampled_rounds(len(values))], axis=1)
     return float(np.median(values)), _interval(medians)
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, Interval]:
-    """Give the ratio of two medians, and its confidence interval; samples pair up by round.
+    """Return the ratio of two medians, and its confidence interval; samples pair up by round.
 
     Raises:
         ValueError: the two were not measured in the same rounds.
@@ -38,7 +38,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[flo
 
 
 def difference(minuend: Sequence[float], subtrahend: Sequence[float]) -> tuple[float, Interval]:
-    """Give the difference of two medians, and its confidence interval; samples pair up by round.
+    """Return the difference of two medians, and its confidence interval; samples pair up by round.
 
     Raises:
         ValueError: the two were not measured in the same rounds.

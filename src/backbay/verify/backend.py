@@ -255,7 +255,7 @@ def _worst(how: Judged) -> Part | None:
 
 
 def _alike(how: Judged, other: Judged) -> bool:
-    """Tell whether two failed in the same way: the same kind of fault, or the same words."""
+    """Whether two failed in the same way: the same kind of fault, or the same words."""
     if _status(how) != _status(other):
         return False
     mine, theirs = _worst(how), _worst(other)
@@ -265,7 +265,7 @@ def _alike(how: Judged, other: Judged) -> bool:
 
 
 def _words(reason: str) -> str:
-    """Give a reason without its numbers: those of symbols and nodes differ from graph to graph."""
+    """Return a reason without its numbers: those of symbols and nodes differ between graphs."""
     return re.sub(r"\d+", "", reason)
 
 

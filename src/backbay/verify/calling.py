@@ -59,7 +59,7 @@ def called(workload: Workload, seed: int) -> list[Call]:
 def inputs_to(
     workload: Workload, module: str, seed: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Give what a module is first called with in eager, copied; None if it is not called."""
+    """Return what a module is first called with in eager, copied; None if it is not called."""
 
     def catch(_module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         raise _Caught(args, kwargs)
@@ -78,7 +78,7 @@ def inputs_to(
 
 
 def forward_of(module: torch.nn.Module) -> str:
-    """Say where a module's forward is written, ``file:line``; empty where nobody knows."""
+    """Return where a module's forward is written, ``file:line``; empty where nobody knows."""
     forward = inspect.unwrap(type(module).forward)
     code = getattr(forward, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""

@@ -58,7 +58,7 @@ def _cells(check: CheckRecord) -> Iterator[str]:
 
 
 def _failures(result: BackendRecord) -> Iterator[RenderableType]:
-    """Say why, once for each mode and reason: the table has the numbers of the others."""
+    """Return why, once for each mode and reason: the table has the numbers of the others."""
     told = set[tuple[str, str]]()
     for check in result.checks:
         how = check.reason if check.status != "wrong" else "wrong"

@@ -52,7 +52,7 @@ def train(
 def drift(
     trained: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]
 ) -> float | None:
-    """Give the distance of trained parameters from the truth's, over that of eager's."""
+    """Return the distance of trained parameters from the truth's, over that of eager's."""
     own, usual = (_distance(x, truth) for x in (trained, eager))
     ratio = own / usual if usual else (1.0 if not own else math.inf)
     return ratio if math.isfinite(ratio) else None

@@ -58,7 +58,7 @@ def summary(results: Sequence[BackendRecord], workload: str) -> str:
 
 
 def blamed(blame: BlameRecord) -> BlameRecord:
-    """Give what is to blame with its sentence."""
+    """Return what is to blame with its sentence."""
     named: BlameRecord = msgspec.structs.replace(blame, sentence=_blame(blame))
     return named
 

@@ -11,7 +11,7 @@ from backbay.workloads.workload import Workload
 
 
 def batch_of(workload: Workload) -> int | str:
-    """Give the leading size that all tensor inputs share, or why there is none."""
+    """Return the leading size that all tensor inputs share, or why there is none."""
     tensors = [x for x in _leaves(workload) if isinstance(x, torch.Tensor) and x.ndim > 0]
     sizes = sorted({int(x.shape[0]) for x in tensors})
     if not sizes:
@@ -23,7 +23,7 @@ def batch_of(workload: Workload) -> int | str:
 
 
 def with_batch(workload: Workload, size: int) -> Workload:
-    """Give the workload with another batch: of fewer rows, or of more, where all come again.
+    """Return the workload with another batch: of fewer rows, or of more, where all come again.
 
     A tensor that is given twice stays one tensor.
     """

@@ -147,7 +147,7 @@ class Decoder(torch.nn.Module):
 def rotary_angles(
     config: DecoderConfig, length: int, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give cosine and sine for each position: two of (length, head_width) in ``like``'s dtype."""
+    """Return cosine and sine for each position: two of (length, head_width) in ``like``'s dtype."""
     half = torch.arange(0, config.head_width, 2, device=like.device, dtype=torch.float32)
     frequency = config.theta ** (-half / config.head_width)
     position = torch.arange(length, device=like.device, dtype=torch.float32)

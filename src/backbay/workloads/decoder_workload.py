@@ -65,5 +65,5 @@ def build_decoder(
 
 
 def returned_loss(output: torch.Tensor) -> torch.Tensor:
-    """Give a model's output that is its loss already."""
+    """Return a model's output that is its loss already."""
     return output

@@ -97,7 +97,7 @@ def _images(
 
 
 def _decoder_side(config: Any, sizes: Mapping[str, int], *, train: bool) -> dict[str, torch.Tensor]:
-    """Give labels in training: the model derives the decoder's inputs from them."""
+    """Return labels in training: the model derives the decoder's inputs from them."""
     words = _words(config, sizes["batch"], sizes["target_length"])
     return {"labels" if train else "decoder_input_ids": words}
 

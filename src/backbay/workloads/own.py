@@ -86,7 +86,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _location(trace: TracebackType) -> str:
-    """Give the last line of the user's file that was reached; a library's may come after."""
+    """Return the last line of the user's file that was reached; a library's may come after."""
     frames = traceback.extract_tb(trace)
     last = [frame for frame in frames if frame.filename == frames[0].filename][-1]
     return f"{last.filename}:{last.lineno}"

@@ -34,11 +34,11 @@ class Reference:
     """Where the user's function is; ``None`` for what is built in."""
 
     def size_on(self, device_type: str) -> str:
-        """Give the size to build: the one asked for, else tiny on a CPU and base elsewhere."""
+        """Return the size to build: the one asked for, else tiny on a CPU and base elsewhere."""
         return self.size or ("tiny" if device_type == "cpu" else "base")
 
     def canonical(self, device_type: str) -> str:
-        """Give the name that reports use, with its size, for example ``hf:llama@tiny``."""
+        """Return the name that reports use, with its size, for example ``hf:llama@tiny``."""
         if self.kind == "own":
             return self.name
         prefix = "" if self.kind == "decoder" else f"{self.kind}:"
@@ -46,7 +46,7 @@ class Reference:
 
 
 def known() -> list[str]:
-    """Give the workloads that are built in, without sizes; of timm's, none (they are hundreds)."""
+    """Return the built-in workloads, without sizes; of timm's, none (they are hundreds)."""
     return [DEFAULT, *(f"hf:{name}" for name in hf_table())]
 
 
@@ -97,7 +97,7 @@ def check(reference: str, size: str | None = None) -> None:
 
 @functools.cache
 def hf_table() -> dict[str, dict[str, Any]]:
-    """Give ``hf_models.toml``: for each name its task, and for each size its inputs and config."""
+    """Return ``hf_models.toml``: by name the task, and by size the inputs and the config."""
     text = resources.files("backbay.workloads").joinpath("hf_models.toml").read_text("utf-8")
     return tomllib.loads(text)
 

@@ -26,7 +26,7 @@ class CrossEntropy:
     labels: torch.Tensor
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """Give the mean cross-entropy, a scalar."""
+        """Return the mean cross-entropy, a scalar."""
         return functional.cross_entropy(logits.float(), self.labels)
 
 

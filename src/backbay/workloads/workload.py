@@ -35,5 +35,5 @@ class Workload:
     """How the workload is called in reports, for example ``hf:llama@tiny``."""
 
     reduced: "Callable[[], Workload] | None" = None
-    """Gives the same model on smaller inputs, for when float64 truth does not fit. Without it the
+    """Returns the same model on smaller inputs, for when float64 truth does not fit. Without it the
     leading dimension that the tensor inputs share is cut."""

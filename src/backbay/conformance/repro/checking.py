@@ -52,7 +52,7 @@ _STRIDES = ("(got.shape, got.dtype)", "(got.shape, got.dtype, got.stride())")
 
 
 def run_text(status: Status, *, train: bool) -> str:
-    """Give what runs a graph, and returns what a failure of a status is of."""
+    """Return what runs a graph, and returns what a failure of a status is of."""
     if status == "fail_mutation":
         return _RUN + _AFTERWARDS
     # What raises or crashes may do so in backward.
@@ -61,7 +61,7 @@ def run_text(status: Status, *, train: bool) -> str:
 
 
 def wrong_text(status: Status) -> str:
-    """Give what holds a tensor against float64, by eager's own error.
+    """Return what holds a tensor against float64, by eager's own error.
 
     Coarser than the suite's rule: no bound is an element's own, and none the mean's. Strides count
     where a failure is of that kind.
@@ -84,7 +84,7 @@ _COMPARED_WORDS = 160  # characters: results have long messages cut
 
 
 class Check:
-    """Tells whether a graph fails with a backend as a case did."""
+    """Whether a graph fails with a backend as a case did."""
 
     def __init__(self, compiler: Any, status: Status, words: str, hang_s: float) -> None:
         self._compiler = compiler
@@ -94,7 +94,7 @@ class Check:
         self._wrong_is = _space(wrong_text(status))["wrong"]
 
     def __call__(self, function: Callable[..., Any], inputs: Sequence[Any]) -> bool:
-        """Tell whether it fails alike."""
+        """Whether it fails alike."""
         inputs = self.leaves(inputs)
         with warnings.catch_warnings(), torch.random.fork_rng():
             warnings.simplefilter("ignore")
@@ -105,7 +105,7 @@ class Check:
             return self._wrong(function, inputs)
 
     def leaves(self, inputs: Sequence[Any]) -> list[Any]:
-        """Give inputs as a program has them: leaves, and of a gradient that is wrong, with one.
+        """Return inputs as a program has them: leaves, and of a gradient that is wrong, with one.
 
         The minifier makes inputs of what was computed, which has no gradient.
         """
@@ -117,13 +117,13 @@ class Check:
         return made
 
     def trains(self, function: Callable[..., Any], inputs: Sequence[Any]) -> bool:
-        """Tell whether eager's outputs have gradients."""
+        """Whether eager's outputs have gradients."""
         with torch.random.fork_rng():
             results = function(*(copy.deepcopy(x) for x in inputs))
         return any(torch.is_tensor(x) and x.requires_grad for x in results)
 
     def has_truth(self, function: Callable[..., Any], inputs: Sequence[Any]) -> bool:
-        """Tell whether it can be run in float64: a dtype that is named inside may not take it."""
+        """Whether it can be run in float64: a dtype that is named inside may not take it."""
         try:
             self._run(function, [doubled(x) for x in inputs], like=(function, inputs))
         except Exception:  # noqa: BLE001 (then eager is what there is)
@@ -173,19 +173,19 @@ class Check:
 
 
 def doubled(value: Any) -> Any:
-    """Give a floating-point tensor in float64; a program spells it out, see `rendering.program`."""
+    """Return a floating-point tensor in float64; `rendering.program` spells it out."""
     if not torch.is_tensor(value) or not value.is_floating_point():
         return value
     return value.detach().double().requires_grad_(value.requires_grad)
 
 
 def said(error: BaseException) -> str:
-    """Give an error as results have it."""
+    """Return an error as results have it."""
     return f"{type(error).__name__}: {message_of(error)}"
 
 
 def words(reason: str) -> str:
-    """Give what was raised without its numbers, and without what Dynamo says around it."""
+    """Return what was raised without its numbers, and without what Dynamo says around it."""
     inner = reason.rpartition(" raised: ")[2]
     for more in _AROUND:
         inner = inner.partition(more)[0]

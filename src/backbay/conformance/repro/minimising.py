@@ -26,7 +26,7 @@ def operators(graph_module: torch.fx.GraphModule) -> int:
 def minimised(
     graph_module: torch.fx.GraphModule, inputs: Sequence[Any], fails: Fails, seconds: float
 ) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """Give the smallest graph that was found to fail within a time, and its inputs."""
+    """Return the smallest graph that was found to fail within a time, and its inputs."""
     best: list[tuple[int, torch.fx.GraphModule, list[Any]]] = [
         (operators(graph_module), graph_module, list(inputs))
     ]
@@ -56,7 +56,7 @@ def minimised(
 def written(
     inputs: Sequence[Any], fails: Callable[[Sequence[Any]], bool]
 ) -> tuple[str, ...] | None:
-    """Give inputs as expressions that fail alike; None where they can't be written down."""
+    """Return inputs as expressions that fail alike; None where they can't be written down."""
     drawn = tuple(map(_drawn, inputs))
     if None not in drawn and fails(values(drawn)):
         return tuple(x for x in drawn if x is not None)

@@ -47,7 +47,7 @@ _FUNCTIONS = {"inplace": "OP.inplace_variant", "method": "OP.method_variant"}
 
 
 def of_operator(case: Case, request: Make, why: str) -> Made | None:
-    """Give a program, if the case is of one of torch's operators; its inputs are the case's."""
+    """Return a program, if the case is of one of torch's operators; its inputs are the case's."""
     operator = _operator(case)
     if operator is None or request.setup.all_samples:
         return None

@@ -43,7 +43,7 @@ run(torch.compile(f, backend=BACKEND), ARGS)
 
 
 def function(graph_module: torch.fx.GraphModule) -> tuple[list[str], str] | None:
-    """Give the lines that it must import, and a graph as a function; None where it has parts."""
+    """Return the lines that it must import, and a graph as a function; None where it has parts."""
     if any(x.op in {"get_attr", "call_module"} for x in graph_module.graph.nodes):
         return None
     code = graph_module.graph.python_code("self")
@@ -67,7 +67,7 @@ def _parameters(graph_module: torch.fx.GraphModule, names: Sequence[str]) -> lis
 def program(
     text: str, inputs: Sequence[str], status: Status, *, train: bool, has_truth: bool
 ) -> str:
-    """Give what stands below the imports: the function, its inputs, and what is held against it."""
+    """Return what stands below the imports: the function, its inputs, and the check."""
     args = f"torch.manual_seed(0)\nARGS = [{', '.join(inputs)}]\n"
     run = f"{text}\n\n{run_text(status, train=train)}"
     if status in {"crash", "hang"}:

@@ -41,7 +41,7 @@ except Exception as error:
 
 
 def of_source(case: Case, status: Status, why: str, device: torch.device) -> Made:
-    """Give a case as a program of plain torch, if its source can stand without the suite."""
+    """Return a case as a program of plain torch, if its source can stand without the suite."""
     try:
         function, arguments = _function(case.run)
         imports, parts = _parts(function)
@@ -55,7 +55,7 @@ def of_source(case: Case, status: Status, why: str, device: torch.device) -> Mad
 
 
 def _function(run: Callable[..., Any]) -> tuple[types.FunctionType, list[Any]]:
-    """Give the function that a case calls, and its arguments, None being the subject.
+    """Return the function that a case calls, and its arguments, None being the subject.
 
     Raises:
         LookupError: the case is made from torch's data and has no source of its own.
@@ -69,7 +69,7 @@ def _function(run: Callable[..., Any]) -> tuple[types.FunctionType, list[Any]]:
 
 
 def _parts(function: types.FunctionType) -> tuple[list[str], list[str]]:
-    """Give the lines that a function's source must import, and the sources that it takes.
+    """Return the lines that a function's source must import, and the sources that it takes.
 
     Raises:
         LookupError: it takes something that cannot be written down.
@@ -105,7 +105,7 @@ def _import(name: str, module: str) -> str:
 
 
 def _source(value: Any) -> str:
-    """Give the source of a function or class, without decorators, docstring and our names."""
+    """Return the source of a function or class, without decorators, docstring and our names."""
     lines = textwrap.dedent(inspect.getsource(value)).splitlines()
     while not lines[0].startswith(("def ", "class ")):
         lines = lines[1:]
@@ -117,7 +117,7 @@ def _source(value: Any) -> str:
 
 
 def _named(value: Any) -> Iterator[tuple[str, Any]]:
-    """Give the globals that a function's or class's code names."""
+    """Return the globals that a function's or class's code names."""
     functions = vars(value).values() if isinstance(value, type) else [value]
     for function in functions:
         if isinstance(function, types.FunctionType):
