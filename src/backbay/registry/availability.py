@@ -40,8 +40,8 @@ def of_resolution(
     """Say whether what a name resolves to runs here."""
     first = resolution.candidates[0]
     if resolution.conflict is not None:
-        what, _, remedy = resolution.conflict.partition(": ")
-        return Availability(state="blocked", reason=what, remedy=remedy)
+        conflict = resolution.conflict
+        return Availability(state="blocked", reason=conflict.reason, remedy=conflict.remedy)
     if first.standing == "blocked":
         remedy = "allow it there, or use another backend"
         return Availability(state="blocked", reason=first.why, remedy=remedy)
