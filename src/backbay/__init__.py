@@ -36,12 +36,12 @@ _HOME_OF = {
     "unregister_backend": "backbay.registry",
 }
 
-_SUBPACKAGES = ("conformance", "explain", "ledger", "proof", "race", "registry", "verify")
+_SUBPACKAGES = ("conformance", "explain", "compile_log", "proof", "race", "registry", "verify")
 
 __all__ = ["__version__", *sorted(_HOME_OF), *_SUBPACKAGES]  # noqa: PLE0604 (every item is a string)
 
 if TYPE_CHECKING:
-    from backbay import ledger as ledger
+    from backbay import compile_log as compile_log
     from backbay.compiling import compile as compile
     from backbay.errors import BackbayError as BackbayError
     from backbay.kit.compose import compose as compose
