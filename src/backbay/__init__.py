@@ -70,11 +70,15 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBPACKAGES:
-        return importlib.import_module(f"backbay.{name}")
-    if name not in _HOME_OF:
+    if name not in _HOME_OF and name not in _SUBPACKAGES:
         raise AttributeError(f"module 'backbay' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+    try:
+        module = importlib.import_module(_HOME_OF.get(name, f"backbay.{name}"))
+    except ModuleNotFoundError as error:
+        from backbay.dependencies import missing_for  # noqa: PLC0415 (only a failure needs it)
+
+        raise (missing_for(f"backbay.{name}", error) or error) from error
+    return module if name in _SUBPACKAGES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

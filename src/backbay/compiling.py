@@ -9,10 +9,12 @@ one object of Backbay's carries them to the backend.
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from backbay.dependencies import check_installed
 from backbay.errors import BackendNotFound, InputError, InvalidPreflight
 from backbay.guards.filters import GuardFilters, filter_problems, filters_of
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
@@ -137,6 +139,8 @@ class _Request:
 
 
 def _compiled(request: _Request) -> Any:
+    if "torch" not in sys.modules:
+        check_installed("backbay.compile", "torch")
     spec, compiler_fn = _preflight(request)
 
     import torch  # noqa: PLC0415 (only a compilation needs it)

@@ -14,6 +14,7 @@
     │   ├── NameInvalid         no backend and package can be called so
     │   ├── NameTaken           another backend, distribution or module is called so
     │   ├── PathTaken           what would be written exists
+    │   ├── MissingDependency   a package is not installed; an ImportError too
     │   ├── WorkloadNotFound    nobody knows the workload
     │   └── WorkloadInvalid     the workload's function raised, or returned no model
     ├── GraphBroken             a pass left a graph that is not right; a class for each way
@@ -88,6 +89,10 @@ class NameTaken(InputError):  # noqa: N818
 
 class PathTaken(InputError):  # noqa: N818
     """What would be written exists; nothing is ever overwritten."""
+
+
+class MissingDependency(InputError, ImportError):  # noqa: N818
+    """What was asked for needs a package that is not installed; the message says what to do."""
 
 
 class WorkloadNotFound(InputError):  # noqa: N818

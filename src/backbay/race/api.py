@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbay.child import ChildLost
+from backbay.dependencies import check_installed
 from backbay.errors import InputError, WorkloadInvalid
 from backbay.race import field, job, machine
 from backbay.race.caches import Caches
@@ -69,6 +70,7 @@ def run(
     Raises:
         InputError: what was asked for does not exist or cannot run here; nothing was raced.
     """
+    check_installed("a race")
     if not isinstance(workloads, str | Sequence):
         device, dtype = placed(workloads)
     device = device or registry.environment.default_device

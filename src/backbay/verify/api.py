@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backbay.dependencies import check_installed
 from backbay.errors import BackendLoadError, InputError, WorkloadInvalid
 from backbay.race import machine
 from backbay.race.api import DTYPES, check_device, placed
@@ -68,6 +69,7 @@ def run(
     Raises:
         InputError: what was asked for does not exist or cannot run here; nothing was compiled.
     """
+    check_installed("verify")
     given = None if isinstance(workload, str) else workload
     if given is not None:
         device, dtype = placed(given)
