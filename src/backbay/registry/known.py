@@ -10,7 +10,7 @@ from backbay.registry.availability import Availability, of_resolution
 from backbay.registry.environment import Environment
 from backbay.registry.policy import Policy, active, standing_policy
 from backbay.registry.resolution import Resolution, group, resolve
-from backbay.registry.spec import BackendSpec
+from backbay.registry.spec import BackendSpec, Origin
 
 HIDDEN_TAGS = ("debug", "experimental")
 
@@ -25,6 +25,7 @@ class KnownBackends:
     ) -> None:
         self._given_environment = environment
         self._given_standing = standing
+        self._completed: dict[tuple[str, Origin], BackendSpec] = {}
 
     @functools.cached_property
     def environment(self) -> Environment:
@@ -57,7 +58,11 @@ class KnownBackends:
         return tuple(self._discovered.problems)
 
     def resolutions(self) -> dict[str, Resolution]:
-        """Give what became of every known name, sorted by name."""
+        """Return what became of every known name, sorted by name.
+
+        It is what a listing needs: of Backbay's own backends the options may be missing, which
+        `resolution`, `spec` and `specs` have.
+        """
         by_name, here = group(self._claimants()), self.policy
         return {name: resolve(name, by_name[name], here) for name in sorted(by_name)}
 
@@ -67,21 +72,21 @@ class KnownBackends:
         Raises:
             BackendNotFound: nobody knows the name; the message gives the nearest one.
         """
-        claimants = [spec for spec in self._claimants() if spec.name == name]
+        claimants = self._claimants_of(name)
         if not claimants:
             raise self._not_found(name)
         return resolve(name, claimants, self.policy)
 
     def candidates(self, name: str) -> tuple[BackendSpec, ...]:
         """Give everything that claims a name, winner first; nothing where nobody does."""
-        claimants = [spec for spec in self._claimants() if spec.name == name]
+        claimants = self._claimants_of(name)
         if not claimants:
             return ()
         return tuple(x.spec for x in resolve(name, claimants, self.policy).candidates)
 
     def specs(self) -> dict[str, BackendSpec]:
-        """Give the spec of each known name, the absent included, sorted by name."""
-        return {name: resolution.spec for name, resolution in self.resolutions().items()}
+        """Return the spec of each known name, the absent included, sorted by name."""
+        return {name: self._with_options(x.spec) for name, x in self.resolutions().items()}
 
     def spec(self, name: str) -> BackendSpec:
         """Give the spec of what a name resolves to, runnable here or not.
@@ -157,6 +162,21 @@ class KnownBackends:
     def _in_process(self) -> tuple[list[BackendSpec], list[BackendSpec]]:
         """Return what this process registered here, and what is in torch's registry."""
         return [], list(bridge.registered_in_torch())
+
+    def _claimants_of(self, name: str) -> list[BackendSpec]:
+        """Return everything that claims a name, with the options that a listing leaves out."""
+        return [self._with_options(spec) for spec in self._claimants() if spec.name == name]
+
+    def _with_options(self, spec: BackendSpec) -> BackendSpec:
+        origin = spec.origin
+        if not discovery.has_options_apart(spec):
+            return spec
+        if self.policy.why_blocked(origin.distribution or "") is not None:
+            return spec  # its manifest is not even read
+        key = (spec.name, origin)
+        if key not in self._completed:
+            self._completed[key] = discovery.with_options(spec, self.environment.installed)
+        return self._completed[key]
 
     def _claimants(self) -> Iterable[BackendSpec]:
         installed = self._discovered.specs

@@ -71,6 +71,7 @@ def manifest_digest(spec: BackendSpec) -> str:
 
 
 def _entries(registry: Registry) -> dict[str, dict[str, str]]:
+    specs = registry.specs()  # with all that is declared, which a resolution may leave out
     return {
         name: {
             "distribution": normalise(spec.origin.distribution or ""),
@@ -79,7 +80,7 @@ def _entries(registry: Registry) -> dict[str, dict[str, str]]:
             "manifest": manifest_digest(spec),
         }
         for name, resolution in registry.resolutions().items()
-        if (spec := registry.spec(name) if resolution.conflict else resolution.spec)
+        if (spec := registry.spec(name) if resolution.conflict else specs[name])
         and spec.origin.kind == "distribution"
         and resolution.candidates[0].standing == "wins"
     }

@@ -341,6 +341,7 @@ class Registry(KnownBackends):
         unchanged.
         """
         with self._changing():
+            self._completed.clear()
             for cached in ("environment", "_standing", "_standing_discovered"):
                 self.__dict__.pop(cached, None)
         self._loader.forget({source_of(spec) for spec in self._standing_discovered.specs})
