@@ -105,6 +105,11 @@ class WorkloadInvalid(InputError):  # noqa: N818
     Where the user's own code raised, ``__notes__`` holds its traceback, ours cut.
     """
 
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        if detail:
+            self.add_note(detail)
+
 
 class ProofImpossible(BackbayError):  # noqa: N818
     """No reference exists that a result could be proven against."""

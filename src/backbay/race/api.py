@@ -12,7 +12,7 @@ from backbay.errors import InputError, WorkloadInvalid
 from backbay.race import field, job, machine
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER
-from backbay.race.heat import Heat, OpenLane, Tell, workload_error
+from backbay.race.heat import Heat, OpenLane, Tell
 from backbay.race.lane import InProcessLane, Lane, open_child
 from backbay.race.record import Mode, Report, Settings
 from backbay.race.timing import Limits
@@ -215,7 +215,7 @@ def _load(child: Lane, setup: job.Setup) -> None:
     except ChildLost as lost:
         raise WorkloadInvalid(f"workload {setup.workload!r}: {lost.reason}") from lost
     if isinstance(reply, job.Refused):
-        raise workload_error(reply)
+        raise WorkloadInvalid(reply.reason, reply.detail)
 
 
 def _report(

@@ -78,7 +78,7 @@ class Heat:
         self._say(EAGER, "reference: eager and float64")
         reply = self._ask(job.Reference(setup=self.setup, golden=str(self.golden)))
         if isinstance(reply, job.Refused) and reply.input_error:
-            raise workload_error(reply)
+            raise WorkloadInvalid(reply.reason, reply.detail)
         if not isinstance(reply, job.Referenced):
             return _tried(reply)
         self.workload = reply.workload
@@ -172,14 +172,6 @@ class Heat:
 
     def _say(self, backend: str, text: str) -> None:
         self.tell(self.workload, backend, text)
-
-
-def workload_error(reply: job.Refused) -> WorkloadInvalid:
-    """Give the error that a child met while it built the workload."""
-    error = WorkloadInvalid(reply.reason)
-    if reply.detail:
-        error.add_note(reply.detail)
-    return error
 
 
 def _tried(reply: job.Reply) -> job.Tried:

@@ -177,7 +177,7 @@ class _Verification:
             return Course(setup=setup, folder=self._folder, prepared=reply)
         assert isinstance(reply, Refused | Judged)
         if isinstance(reply, Refused) and reply.input_error:
-            raise _workload_error(reply)
+            raise WorkloadInvalid(reply.reason, reply.detail)
         if isinstance(reply, Refused) and reply.nothing_to_train and len(settings.modes) > 1:
             self.notes.append(reply.reason)
             return None
@@ -280,13 +280,6 @@ def _here(environment: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-
-
-def _workload_error(reply: Refused) -> WorkloadInvalid:
-    error = WorkloadInvalid(reply.reason)
-    if reply.detail:
-        error.add_note(reply.detail)
-    return error
 
 
 def _report(
