@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import backbay
-from backbay import ledger
+from backbay import compile_log
 from backbay.errors import BackendNotFound, InvalidPreflight
 from backbay.registry import Option, Registry, Traits
 
@@ -21,7 +21,7 @@ def registry():
 @pytest.fixture(autouse=True)
 def _fresh():
     torch.compiler.reset()
-    ledger.clear()
+    compile_log.clear()
 
 
 def problems(**asked) -> list[str]:
@@ -104,16 +104,32 @@ def test_without_a_backend_the_policy_decides_by_the_models_device():
     model = torch.nn.Linear(2, 2)
     with backbay.policy(default={"cpu": "aot_eager"}):
         backbay.compile(model)(torch.ones(1, 2))
-    (record,) = ledger.records()
+    (record,) = compile_log.records()
     assert (record.asked, record.ran, record.device) == ("backbay.default", "aot_eager", "cpu")
     assert not record.fell_back
+
+
+def test_mode_beside_options_is_looked_up_in_the_registry_that_is_given():
+    own, elsewhere, called = Registry(), Registry(), []
+
+    def mine(graph_module, example_inputs, *, mode, options):
+        called.append((mode, options))
+        return graph_module.forward
+
+    own.register_backend(mine)
+    model = torch.nn.Linear(2, 2)
+    asked = {"backend": "mine", "mode": "loud", "options": {"a": 1}}
+    backbay.compile(model, registry=own, **asked)(torch.ones(1, 2))
+    assert called == [("loud", {"a": 1})]
+    with pytest.raises(BackendNotFound):
+        backbay.compile(model, registry=elsewhere, **asked)
 
 
 def test_a_default_that_does_not_run_here_falls_back_and_is_recorded():
     with backbay.policy(default="tvm"):
         compiled = torch.compile(lambda x: x + 1, backend="backbay.default")
         assert compiled(torch.ones(1)) == 2
-    (record,) = ledger.records()
+    (record,) = compile_log.records()
     assert record.ran == "inductor"
     assert record.fell_back
     assert "apache-tvm is not installed" in record.why

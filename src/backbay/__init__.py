@@ -36,12 +36,12 @@ _HOME_OF = {
     "unregister_backend": "backbay.registry",
 }
 
-_SUBPACKAGES = ("conformance", "explain", "ledger", "proof", "race", "registry", "verify")
+_SUBPACKAGES = ("conformance", "explain", "compile_log", "proof", "race", "registry", "verify")
 
 __all__ = ["__version__", *sorted(_HOME_OF), *_SUBPACKAGES]  # noqa: PLE0604 (every item is a string)
 
 if TYPE_CHECKING:
-    from backbay import ledger as ledger
+    from backbay import compile_log as compile_log
     from backbay.compiling import compile as compile
     from backbay.errors import BackbayError as BackbayError
     from backbay.kit.compose import compose as compose
@@ -70,11 +70,15 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBPACKAGES:
-        return importlib.import_module(f"backbay.{name}")
-    if name not in _HOME_OF:
+    if name not in _HOME_OF and name not in _SUBPACKAGES:
         raise AttributeError(f"module 'backbay' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+    try:
+        module = importlib.import_module(_HOME_OF.get(name, f"backbay.{name}"))
+    except ModuleNotFoundError as error:
+        from backbay.dependencies import missing_for  # noqa: PLC0415 (only a failure needs it)
+
+        raise (missing_for(f"backbay.{name}", error) or error) from error
+    return module if name in _SUBPACKAGES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -7,13 +7,17 @@ Where torch.compile can't take things together (mode beside options, a guard fil
 one object of Backbay's carries them to the backend.
 """
 
+import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from backbay.dependencies import check_installed
 from backbay.errors import BackendNotFound, InputError, InvalidPreflight
 from backbay.guards.filters import GuardFilters, filter_problems, filters_of
-from backbay.registry import Availability, BackendSpec, CompilerFn, Registry, default_registry
+from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
 from backbay.registry.options import mode_problems, option_problems, signature_problems
 from backbay.registry.registration import described
@@ -66,103 +70,64 @@ def compile(  # noqa: A001 (torch's name for it)
     Raises:
         InvalidPreflight: it cannot work. Its ``problems`` are all that is known to be in the way.
     """
-    if model is None:
-        return lambda given: compile(
-            given,
-            backend=backend,
-            mode=mode,
-            options=options,
-            training=training,
-            dynamic=dynamic,
-            name=name,
-            guard_filter=guard_filter,
-            check_guards=check_guards,
-            registry=registry,
-            **torch_options,
-        )
-    registry = registry or default_registry
-    wanted = _Wanted(
-        model,
+    options, filters = _parted(options, guard_filter)
+    request = _Request(
+        model=model,
+        backend=backend,
         mode=mode,
         options=options,
+        filters=filters,
+        check_guards=check_guards,
         training=training,
         dynamic=dynamic,
         name=name,
-        guard_filter=guard_filter,
-        check_guards=check_guards,
+        registry=registry or default_registry,
+        torch_options=torch_options,
     )
-    chosen = backend if backend is not None else default_backend(registry, wanted.device)
-    spec, compiler_fn = preflight(chosen, wanted, registry)
-
-    import torch  # noqa: PLC0415 (only a compilation needs it)
-
-    return torch.compile(
-        model, dynamic=dynamic, **_handed(spec, compiler_fn, wanted), **torch_options
-    )
+    if model is None:
+        return lambda given: _compiled(replace(request, model=given))
+    return _compiled(request)
 
 
-def _handed(spec: BackendSpec, compiler_fn: str | CompilerFn, wanted: "_Wanted") -> dict[str, Any]:
-    """Give backend, mode, options and name as torch.compile takes them together."""
-    named = {} if wanted.name is None else {"name": wanted.name}
-    filters = wanted.filters
-    if filters is None and not (wanted.mode and wanted.options):
-        options = dict(wanted.options) if wanted.options is not None else None
-        return {"backend": compiler_fn, "mode": wanted.mode, "options": options, **named}
-    configured = _configured(spec, compiler_fn, wanted)
-    if compiler_fn == "inductor":  # its object has the name, and does not take it when called
-        named = {}
-    if filters is None:
-        return {"backend": configured, **named}
-    from backbay.guards.filtered import Filtered  # noqa: PLC0415 (few compilations have filters)
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What `compile` was given, and what the model says of itself."""
 
-    filtered = Filtered(configured, filters_of(filters), wanted.action)
-    return {"backend": filtered, "options": {"guard_filter_fn": filtered.keep}, **named}
+    model: Any
+    backend: str | CompilerFn | None
+    mode: str | None
+    options: Mapping[str, Any] | None
+    """Without torch's guard filter."""
+    filters: GuardFilters | None
+    check_guards: bool | Literal["raise", "warn"]
+    training: bool | None
+    dynamic: bool | None
+    name: str | None
+    registry: Registry
+    torch_options: Mapping[str, Any]
 
+    @functools.cached_property
+    def state(self) -> list[Any]:
+        """A module's parameters and floating-point buffers; of a function, nothing is known."""
+        parameters: Callable[[], Any] | None = getattr(self.model, "parameters", None)
+        buffers: Callable[[], Any] | None = getattr(self.model, "buffers", None)
+        if parameters is None or buffers is None:
+            return []
+        return [*parameters(), *(x for x in buffers() if x.is_floating_point())]
 
-def _configured(spec: BackendSpec, compiler_fn: str | CompilerFn, wanted: "_Wanted") -> CompilerFn:
-    """Give a backend with its mode and options as one object, equal for an equal request."""
-    from backbay.registry.configured import (  # noqa: PLC0415 (imports hashlib)
-        ConfiguredBackend,
-        inductor,
-    )
+    @property
+    def devices(self) -> list[str]:
+        """The device types that the model is on."""
+        return list(dict.fromkeys(x.device.type for x in self.state))
 
-    mode = None if wanted.mode == "default" else wanted.mode
-    options = dict(wanted.options or {})
-    if compiler_fn == "inductor":
-        return inductor(mode, options, dynamic=wanted.dynamic, name=wanted.name)
-    found = default_registry.lookup_backend(compiler_fn)  # torch's own stay names until here
-    return ConfiguredBackend(spec, found, mode, options) if mode or options else found
-
-
-class _Wanted:
-    """What is asked of a backend, and what the model says of itself."""
-
-    def __init__(
-        self,
-        model: Any,
-        *,
-        mode: str | None,
-        options: Mapping[str, Any] | None,
-        training: bool | None,
-        dynamic: bool | None,
-        name: str | None,
-        guard_filter: GuardFilters | None,
-        check_guards: bool | Literal["raise", "warn"],
-    ) -> None:
-        self.model = model
-        self.mode = mode
-        self.options, self.filters = _parted(options, guard_filter)
-        self.check_guards = check_guards
-        self.training = training
-        self.dynamic = dynamic
-        self.name = name
-        state = _state(model)
-        self.devices = list(dict.fromkeys(x.device.type for x in state))
-        self.dtypes = list(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in state))
+    @property
+    def dtypes(self) -> list[str]:
+        """The dtypes that the model holds."""
+        return list(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in self.state))
 
     @property
     def device(self) -> str | None:
-        """The device type that the model is on; nothing where it has no state."""
+        """The device type to compile for; nothing where the model has no state."""
         return next((x for x in self.devices if x != "cpu"), next(iter(self.devices), None))
 
     @property
@@ -171,6 +136,47 @@ class _Wanted:
         if self.check_guards is False:
             return None
         return "raise" if self.check_guards is True else self.check_guards
+
+
+def _compiled(request: _Request) -> Any:
+    if "torch" not in sys.modules:
+        check_installed("backbay.compile", "torch")
+    spec, compiler_fn = _preflight(request)
+
+    import torch  # noqa: PLC0415 (only a compilation needs it)
+
+    handed = _handed(spec, compiler_fn, request)
+    return torch.compile(request.model, dynamic=request.dynamic, **handed, **request.torch_options)
+
+
+def _handed(spec: BackendSpec, compiler_fn: str | CompilerFn, request: _Request) -> dict[str, Any]:
+    """Return backend, mode, options and name as torch.compile takes them together."""
+    named = {} if request.name is None else {"name": request.name}
+    filters = request.filters
+    if filters is None and not (request.mode and request.options):
+        options = dict(request.options) if request.options is not None else None
+        return {"backend": compiler_fn, "mode": request.mode, "options": options, **named}
+    configured = _configured(spec, compiler_fn, request)
+    if compiler_fn == "inductor":  # its object has the name, and does not take it when called
+        named = {}
+    if filters is None:
+        return {"backend": configured, **named}
+    from backbay.guards.filtered import Filtered  # noqa: PLC0415 (few compilations have filters)
+
+    filtered = Filtered(configured, filters_of(filters), request.action)
+    return {"backend": filtered, "options": {"guard_filter_fn": filtered.keep}, **named}
+
+
+def _configured(spec: BackendSpec, compiler_fn: str | CompilerFn, request: _Request) -> CompilerFn:
+    """Return a backend with its mode and options as one object, equal for an equal request."""
+    mode = None if request.mode == "default" else request.mode
+    options = dict(request.options or {})
+    if compiler_fn == "inductor":
+        from backbay.registry.configured import inductor  # noqa: PLC0415 (imports hashlib)
+
+        return inductor(mode, options, dynamic=request.dynamic, name=request.name)
+    found = request.registry.lookup_backend(compiler_fn)  # torch's own stay names until here
+    return request.registry.configured(spec, found, mode, options) if mode or options else found
 
 
 def _parted(
@@ -189,51 +195,47 @@ def _parted(
     return rest or None, [options[GUARD_FILTER], *others]
 
 
-def default_backend(registry: Registry, device: str | None) -> str | CompilerFn:
-    """Give what is compiled with where nobody names a backend."""
-    chosen = registry.get_default_backend()
-    if chosen != "inductor" or device is None:
-        return chosen
-    return DEFAULT if registry.policy.default_for(device) is not None else chosen
-
-
-def preflight(
-    backend: str | CompilerFn, wanted: "_Wanted", registry: Registry
-) -> tuple[BackendSpec, str | CompilerFn]:
-    """Give what a backend is known as, and what to hand to torch.compile for it.
+def _preflight(request: _Request) -> tuple[BackendSpec, str | CompilerFn]:
+    """Return what a backend is known as, and what to hand to torch.compile for it.
 
     Raises:
         InvalidPreflight: what is asked of the backend cannot work.
     """
+    backend = request.backend if request.backend is not None else _default(request)
     what = f"backend {backend!r}" if isinstance(backend, str) else "this backend"
     try:
-        spec, compiler_fn = _found(backend, wanted, registry)
-    except InvalidPreflight:
-        raise
-    except BackendNotFound:
+        spec, compiler_fn = _found(backend, request)
+    except (InvalidPreflight, BackendNotFound):
         raise
     except InputError as error:
         raise InvalidPreflight(what, [str(error)]) from error
-    problems = list(_problems(spec, compiler_fn, wanted))
+    problems = list(_problems(spec, compiler_fn, request))
     if problems:
         raise InvalidPreflight(what, problems)
     return spec, compiler_fn
 
 
-def _found(
-    backend: str | CompilerFn, wanted: "_Wanted", registry: Registry
-) -> tuple[BackendSpec, str | CompilerFn]:
+def _default(request: _Request) -> str | CompilerFn:
+    """Return what is compiled with where nobody names a backend."""
+    chosen, device = request.registry.get_default_backend(), request.device
+    if chosen != "inductor" or device is None:
+        return chosen
+    return DEFAULT if request.registry.policy.default_for(device) is not None else chosen
+
+
+def _found(backend: str | CompilerFn, request: _Request) -> tuple[BackendSpec, str | CompilerFn]:
+    registry = request.registry
     if not isinstance(backend, str):
         return _spec_of(backend, registry), backend
     if parse(backend) is not None:
         compiler_fn = registry.lookup_backend(backend)
         return described(compiler_fn, backend, (), {}), compiler_fn
     spec = registry.spec(backend)
-    availability = registry.availability(backend, wanted.device)
+    availability = registry.availability(backend, request.device)
     if not availability.ready:
         # Nothing is loaded that does not run here; whatever else is wrong is said all the same.
-        problems = [_why_not(availability), *_problems(spec, backend, wanted)]
-        raise InvalidPreflight(f"backend {backend!r}", problems)
+        why = f"{availability.state}: {availability.reason}. What to do: {availability.remedy}"
+        raise InvalidPreflight(f"backend {backend!r}", [why, *_problems(spec, backend, request)])
     return spec, registry.resolve(backend)
 
 
@@ -246,15 +248,11 @@ def _spec_of(compiler_fn: CompilerFn, registry: Registry) -> BackendSpec:
     )
 
 
-def _why_not(availability: Availability) -> str:
-    return f"{availability.state}: {availability.reason}. What to do: {availability.remedy}"
-
-
-def _problems(spec: BackendSpec, compiler_fn: str | CompilerFn, wanted: "_Wanted") -> Iterator[str]:
-    yield from mode_problems(spec, wanted.mode)
-    yield from option_problems(spec, wanted.options)
+def _problems(spec: BackendSpec, compiler_fn: str | CompilerFn, request: _Request) -> Iterator[str]:
+    yield from mode_problems(spec, request.mode)
+    yield from option_problems(spec, request.options)
     if not isinstance(compiler_fn, str):
-        given = {"mode": wanted.mode, "options": wanted.options, "name": wanted.name}
+        given = {"mode": request.mode, "options": request.options, "name": request.name}
         stated = {
             "mode": spec.traits.mode,
             "options": spec.traits.options,
@@ -262,19 +260,19 @@ def _problems(spec: BackendSpec, compiler_fn: str | CompilerFn, wanted: "_Wanted
         }
         asked = {key: value for key, value in given.items() if stated[key] is None}
         yield from signature_problems(spec, compiler_fn, asked)
-    yield from _trait_problems(spec, wanted)
-    yield from _guard_problems(wanted)
-    if wanted.name is not None and spec.traits.name is not False:
+    yield from _trait_problems(spec, request)
+    yield from _guard_problems(request)
+    if request.name is not None and spec.traits.name is not False:
         yield from _name_problems()
 
 
-def _guard_problems(wanted: "_Wanted") -> Iterator[str]:
-    if wanted.filters is not None:
-        yield from filter_problems(wanted.filters)
-    elif wanted.check_guards:
+def _guard_problems(request: _Request) -> Iterator[str]:
+    if request.filters is not None:
+        yield from filter_problems(request.filters)
+    elif request.check_guards:
         yield "check_guards has nothing to check: no guard_filter is given"
-    if wanted.check_guards not in {False, True, "raise", "warn"}:
-        yield f"check_guards is True, False, 'raise' or 'warn', not {wanted.check_guards!r}"
+    if request.check_guards not in {False, True, "raise", "warn"}:
+        yield f"check_guards is True, False, 'raise' or 'warn', not {request.check_guards!r}"
 
 
 def _name_problems() -> Iterator[str]:
@@ -284,27 +282,18 @@ def _name_problems() -> Iterator[str]:
         yield f"torch {torch.__version__} takes no name: leave it out, or use torch 2.13 or newer"
 
 
-def _trait_problems(spec: BackendSpec, wanted: "_Wanted") -> Iterator[str]:
+def _trait_problems(spec: BackendSpec, request: _Request) -> Iterator[str]:
     traits = spec.traits
-    if wanted.training and traits.training is False:
+    if request.training and traits.training is False:
         yield f"{spec.name} does not train: use it under torch.no_grad(), or another backend"
-    if wanted.dynamic and traits.dynamic_shapes is False:
+    if request.dynamic and traits.dynamic_shapes is False:
         yield f"{spec.name} takes no dynamic shapes: leave dynamic=True out, or pass dynamic=False"
-    if wanted.name is not None and traits.name is False:
-        yield f"{spec.name} takes no name, and {wanted.name!r} was given"
-    for device in wanted.devices:
+    if request.name is not None and traits.name is False:
+        yield f"{spec.name} takes no name, and {request.name!r} was given"
+    for device in request.devices:
         if spec.devices and device not in spec.devices:
             takes = ", ".join(spec.devices)
             yield f"{spec.name} compiles for {takes}, and the model is on {device}"
-    for dtype in wanted.dtypes:
+    for dtype in request.dtypes:
         if traits.dtypes and dtype not in traits.dtypes:
             yield f"{spec.name} takes {', '.join(traits.dtypes)}, and the model holds {dtype}"
-
-
-def _state(model: Any) -> list[Any]:
-    """Give a module's parameters and floating-point buffers; of a function, nothing is known."""
-    parameters: Callable[[], Any] | None = getattr(model, "parameters", None)
-    buffers: Callable[[], Any] | None = getattr(model, "buffers", None)
-    if parameters is None or buffers is None:
-        return []
-    return [*parameters(), *(x for x in buffers() if x.is_floating_point())]

@@ -14,6 +14,7 @@
     │   ├── NameInvalid         no backend and package can be called so
     │   ├── NameTaken           another backend, distribution or module is called so
     │   ├── PathTaken           what would be written exists
+    │   ├── MissingDependency   a package is not installed; an ImportError too
     │   ├── WorkloadNotFound    nobody knows the workload
     │   └── WorkloadInvalid     the workload's function raised, or returned no model
     ├── GraphBroken             a pass left a graph that is not right; a class for each way
@@ -90,6 +91,10 @@ class PathTaken(InputError):  # noqa: N818
     """What would be written exists; nothing is ever overwritten."""
 
 
+class MissingDependency(InputError, ImportError):  # noqa: N818
+    """What was asked for needs a package that is not installed; the message says what to do."""
+
+
 class WorkloadNotFound(InputError):  # noqa: N818
     """No workload of this name is known."""
 
@@ -99,6 +104,11 @@ class WorkloadInvalid(InputError):  # noqa: N818
 
     Where the user's own code raised, ``__notes__`` holds its traceback, ours cut.
     """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        if detail:
+            self.add_note(detail)
 
 
 class ProofImpossible(BackbayError):  # noqa: N818

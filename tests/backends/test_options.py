@@ -13,7 +13,7 @@ from backbay.passes import fold_scalar_chain
 from backbay.registry import Traits, compile_catalog, default_registry
 
 CATALOGUED = {
-    x.name: x
+    x.name: default_registry.spec(x.name)  # with the options of the manifest
     for x in compile_catalog.source_specs()
     if x.origin.distribution == "backbay" and "alias" not in x.tags
 }
@@ -58,6 +58,26 @@ def test_what_ends_in_inductor_needs_and_serves_other_than_inductor():
     for spec in ending:
         assert spec.requires.tools == inductor.requires.tools
         assert spec.traits.devices == inductor.traits.devices
+
+
+def test_a_listing_reads_no_manifest_of_ours_and_whoever_asks_for_the_backend_does(run_python):
+    program = """
+    import sys
+    import backbay
+    from backbay.registry import default_registry
+    from backbay.cli import main
+    main(["list", "--json"], standalone_mode=False)
+    assert "tomllib" not in sys.modules
+    from backbay.registry.lock import manifest_digest
+    listed = default_registry.resolutions()["backbay"].spec
+    whole = default_registry.spec("backbay")
+    assert listed.options is None and "tune" in {x.name for x in whole.options}
+    assert default_registry.specs()["backbay"] == whole
+    assert default_registry.resolution("backbay").spec == whole
+    assert "tune" in backbay.collect("options")
+    assert manifest_digest(listed) != manifest_digest(whole)
+    """
+    run_python(program)
 
 
 def test_info_hides_the_options_or_imports_torch_for_them(run_python):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.library import Library
 
-from backbay import ledger
+from backbay import compile_log
 from backbay.backends import choices, place_timing, tuning
 from backbay.backends.choices import PlaceTiming
 from backbay.backends.optimizing import Optimizing
@@ -80,7 +80,7 @@ def _fresh(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "BUDGET_S", 0.2)
     monkeypatch.setattr(place_timing, "BUDGET_S", 0.05)
     torch.compiler.reset()
-    ledger.clear()
+    compile_log.clear()
     yield
     torch.compiler.reset()
 
@@ -102,7 +102,7 @@ def test_a_rewrite_holds_everywhere_or_nowhere(tmp_path):
     (graph,) = tmp_path.glob("choices/*.json")
     off = choices.read(graph.stem).off
     assert [x.partition("@")[0] for x in off] == ["swap"]
-    assert "swap kept; swap at 1 kind of place left out" in ledger.records()[-1].why
+    assert "swap kept; swap at 1 kind of place left out" in compile_log.records()[-1].why
     assert len(kept(tmp_path)) == 2  # the two small ones are of a kind
 
     torch.compiler.reset()  # as another process

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import backbay
-from backbay import ledger
+from backbay import compile_log
 from backbay.backends.folding import backbay_fold
 from backbay.backends.gelu import backbay_gelu
 from backbay.backends.silu import backbay_silu
@@ -30,7 +30,7 @@ class Spelled(torch.nn.Module):
 @pytest.fixture(autouse=True)
 def _fresh():
     torch.compiler.reset()
-    ledger.clear()
+    compile_log.clear()
 
 
 # By object, not by name: torch's registry would keep the name, and show it to every later test.

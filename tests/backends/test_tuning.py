@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay import explain, ledger
+from backbay import compile_log, explain
 from backbay.backends import choices, tuning
 from backbay.backends.optimizing import Optimizing
 from backbay.backends.optimizing import backbay as optimizing
@@ -23,7 +23,7 @@ def _fresh(tmp_path, monkeypatch):
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
     monkeypatch.setattr(tuning, "BUDGET_S", 0.05)
     torch.compiler.reset()
-    ledger.clear()
+    compile_log.clear()
     yield
     torch.compiler.reset()
 
@@ -68,7 +68,7 @@ def test_the_slow_variant_stays_or_inputs_are_changed():
     start = time.perf_counter()
     run(x)
     assert time.perf_counter() - start < 0.002
-    assert "constant_masks left out" in ledger.records()[-1].why
+    assert "constant_masks left out" in compile_log.records()[-1].why
 
 
 class Threads(torch.autograd.Function):
@@ -108,7 +108,7 @@ def test_what_cannot_be_timed_stops_the_model():
     run = Choosing({ALL: lambda x: (x + 1,), ONE: refuses}, ONE, "backbay", kept.append)
     assert run(torch.zeros(1))[0].item() == 1
     assert not kept
-    assert ledger.records()[-1].why == (
+    assert compile_log.records()[-1].why == (
         "not timed, every rewrite kept: RuntimeError: out of memory"
     )
 
@@ -162,7 +162,7 @@ def compiled(model, tune):
 
 
 def last(text):
-    return [x.why for x in ledger.records() if text in x.why]
+    return [x.why for x in compile_log.records() if text in x.why]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import backbay
-from backbay import ledger
+from backbay import compile_log
 
 sys.path.insert(0, str(Path(__file__).parent))
 from subjects import FAST
@@ -21,7 +21,7 @@ from subjects import FAST
 def _fresh():
     torch.compiler.reset()
     counters.clear()
-    ledger.clear()
+    compile_log.clear()
     yield
     torch.compiler.set_stance("default")
     torch.compiler.reset()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import backbay
-from backbay import ledger
+from backbay import compile_log
 from backbay.errors import InvalidPreflight
 from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass
@@ -173,7 +173,7 @@ def test_the_kit_takes_mode_options_and_name_always():
         graph_module, [torch.ones(1)], mode="default", options={"level": 1}, name="mine"
     )
     assert compiled(torch.ones(1)) == 2
-    assert ledger.records()[-1].asked == "mine"
+    assert compile_log.records()[-1].asked == "mine"
 
 
 @pytest.mark.skipif(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import backbay
-from backbay import ledger
+from backbay import compile_log
 from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass
 
@@ -93,7 +93,7 @@ def test_reset_forgets_the_reports_and_not_what_ran(name, monkeypatch):
     assert backend.reports
     torch.compiler.reset()
     assert not backend.reports
-    assert [x.asked for x in ledger.records()] == [name]
+    assert [x.asked for x in compile_log.records()] == [name]
     compiled(torch.ones(1))
     assert graphs() == 2
 

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from backbay import ledger
+from backbay import compile_log
 from backbay.conformance.case import Case, Collection, EagerUnstable, Failed, NotRunnable
 from backbay.conformance.running import attributed, is_failure, run_case
 from backbay.conformance.subject import Subject
@@ -130,10 +130,12 @@ def test_a_graph_that_was_rewritten_in_place_counts_as_left_alone():
     assert run_case(case_of(sine), subject_of(rewriting)).status == "pass"
 
 
-def test_what_the_ledger_says_fell_back_passes():
+def test_what_the_compile_log_says_fell_back_passes():
     def compiler(graph_module, example_inputs):
-        record = ledger.Record(asked="tried", ran="inductor", why="fell back: no such luck")
-        ledger.note(record)
+        record = compile_log.Record(
+            asked="tried", ran="inductor", why="no such luck", fell_back=True
+        )
+        compile_log.note(record)
         return interpreted(graph_module, example_inputs)
 
     result = run_case(case_of(sine), subject_of(compiler))

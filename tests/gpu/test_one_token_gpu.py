@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402, N812
 
-from backbay import ledger  # noqa: E402
+from backbay import compile_log  # noqa: E402
 from backbay.backends.optimizing import backbay  # noqa: E402
 
 pytestmark = [
@@ -83,6 +83,6 @@ def test_what_is_timed_is_wrong_or_not_kept(mode, train):
     if train:
         (wanted,) = torch.autograd.grad(eager.float().square().mean(), w)
         torch.testing.assert_close(w.grad, wanted, rtol=5e-2, atol=5e-2 * wanted.abs().max().item())
-    whys = [x.why or "" for x in ledger.records() if x.asked == "backbay"]
+    whys = [x.why or "" for x in compile_log.records() if x.asked == "backbay"]
     assert any(x.startswith("timed: ") for x in whys), whys
     assert any(x.startswith("timed on ") for x in whys), whys

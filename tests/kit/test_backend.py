@@ -8,7 +8,7 @@ from torch._inductor.runtime.autotune_cache import AutotuneCache
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 import backbay
-from backbay import ledger
+from backbay import compile_log
 from backbay.errors import BackbayError, InputError
 from backbay.graph.match import Pattern
 from backbay.kit.backend import Backend
@@ -78,7 +78,7 @@ class Net(torch.nn.Module):
 @pytest.fixture(autouse=True)
 def _fresh():
     torch.compiler.reset()
-    ledger.clear()
+    compile_log.clear()
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -233,7 +233,7 @@ def test_it_is_registered_and_found_by_name_like_any_other():
         x = torch.randn(3)
         compiled = torch.compile(lambda x: x * x.sigmoid(), backend="plain_of_the_kit")
         torch.testing.assert_close(compiled(x), F.silu(x))
-    (record,) = ledger.records()
+    (record,) = compile_log.records()
     assert (record.asked, record.ran) == ("plain", "eager")
     assert "to_silu 1x" in record.why
 
@@ -242,7 +242,7 @@ def test_a_record_tells_of_its_own_graph_alone():
     backend = Plain()
     torch.compile(lambda x: x * x.sigmoid(), backend=backend)(torch.ones(1))
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
-    assert ["to_silu" in record.why for record in ledger.records()] == [True, False]
+    assert ["to_silu" in record.why for record in compile_log.records()] == [True, False]
 
 
 @pytest.mark.slow

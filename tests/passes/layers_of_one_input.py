@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay import ledger
+from backbay import compile_log
 from backbay.backends import tuning
 from backbay.backends.optimizing import Optimizing
 from backbay.passes import merged_linears, parameter_hoist
@@ -117,7 +117,7 @@ def _fresh(tmp_path, monkeypatch):
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
     monkeypatch.setattr(tuning, "BUDGET_S", 0.05)
     torch.compiler.reset()
-    ledger.clear()
+    compile_log.clear()
     yield
     torch.compiler.reset()
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay import explain, ledger
+from backbay import compile_log, explain
 from backbay.backends.optimizing import backbay as optimizing
 from backbay.kit.observing import verified
 from backbay.passes import merged_linears
@@ -295,7 +295,7 @@ def test_what_is_tuned_is_not_hoisted_or_not_timed():
             for _ in range(3):
                 torch.testing.assert_close(call(x), model(x), rtol=1e-5, atol=1e-5)
                 model.up.weight.mul_(1.5)
-    said = [y.why for y in ledger.records() if "times as fast as without rewrites" in y.why]
+    said = [y.why for y in compile_log.records() if "times as fast as without rewrites" in y.why]
     assert len(said) == 2
     assert all("merged_linears" in y and "parameter_hoist" in y for y in said)
 

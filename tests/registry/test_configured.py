@@ -9,7 +9,6 @@ import torch
 import backbay
 from backbay.errors import BackendUnavailable
 from backbay.registry import BackendSpec, Registry, default_registry
-from backbay.registry.configured import ConfiguredBackend
 from backbay.registry.spec import Origin
 
 
@@ -134,6 +133,6 @@ def test_references_are_backends_too(tmp_path):
 def test_a_backend_whose_manifest_says_inductors_options_is_not_replaced_by_inductor():
     origin = Origin(kind="distribution", distribution="other")
     spec = BackendSpec(name="other", origin=origin, options="inductor")
-    backend = ConfiguredBackend(spec, compiler, None, {"epilogue_fusion": False})
+    backend = Registry().configured(spec, compiler, None, {"epilogue_fusion": False})
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
     assert compiler.calls == [({"epilogue_fusion": False}, None)]

@@ -84,9 +84,14 @@ def test_a_changed_manifest_is_a_drift(tmp_path, see, install):
     assert [line.partition(" is ")[0] for line in drift(see(), path)] == ["plugged: manifest"]
 
 
-def test_without_torch_there_is_nothing_to_lock(see):
-    with pytest.raises(InputError, match="PyTorch is not installed"):
-        lock_text(see(None))
+def test_without_torch_the_backends_are_locked_and_torch_coming_or_going_is_a_drift(
+    lock, see, tmp_path
+):
+    assert drift(see(None), lock) == ["torch is not installed, and the lock says torch>=2.13,<2.14"]
+    bare = tmp_path / "bare.lock"
+    bare.write_text(lock_text(see(None)))
+    assert drift(see(None), bare) == []
+    assert drift(see(), bare) == ["torch 2.13.0+cpu is installed, and is not in the lock"]
 
 
 def test_two_that_contend_cannot_be_locked(see, install):

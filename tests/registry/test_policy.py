@@ -8,7 +8,7 @@ import pytest
 import backbay
 from backbay.errors import BackendConflict, BackendUnavailable, PolicyError
 from backbay.registry import Registry
-from backbay.registry.policy import standing_policy
+from backbay.registry.policy import Layer, Policy, standing_policy
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,13 @@ def test_two_distributions_of_one_name_contend_and_the_error_says_how_to_choose(
     assert registry.availability("shared").state == "blocked"
     assert "[pin] shared" in registry.availability("shared").remedy
     assert [x.standing for x in registry.resolution("shared").candidates] == ["contends"] * 2
+
+
+def test_reason_and_remedy_are_told_apart_whatever_the_settings_source_is_called(two, registry):
+    layer = Layer(source="C: work/backbay.toml", pin={"shared": "three"})
+    found = Registry(registry.environment, standing=Policy((layer,))).availability("shared")
+    assert found.reason.startswith("C: work/backbay.toml pins 'shared' to three, which does not")
+    assert found.remedy == "install three, allow it, or change the pin"
 
 
 @pytest.mark.usefixtures("two", "importable")

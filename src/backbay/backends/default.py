@@ -8,7 +8,7 @@ is patched.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from backbay import ledger
+from backbay import compile_log
 from backbay.errors import InputError
 from backbay.kit.minifying import minifiable
 from backbay.registry import default_registry
@@ -31,8 +31,8 @@ class Default:
         """Compile a graph with the default backend for its inputs' device.
 
         The policy in force where the graph is compiled counts, which is where the compiled function
-        is first called. A default that does not run here falls back to Inductor; the ledger says
-        so.
+        is first called. A default that does not run here falls back to Inductor; the compile log
+        says so.
 
         Args:
             graph_module: Dynamo's graph.
@@ -41,12 +41,16 @@ class Default:
             given: ``mode`` and ``options``, as torch passes them on.
         """
         device = device_type(example_inputs)
-        name, why = _choice(device)
-        ledger.note(
-            ledger.Record(
-                asked=NAME, ran=name, why=why, device=device, nodes=len(graph_module.graph.nodes)
-            )
+        name, why, fell_back = _choice(device)
+        record = compile_log.Record(
+            asked=NAME,
+            ran=name,
+            why=why,
+            fell_back=fell_back,
+            device=device,
+            nodes=len(graph_module.graph.nodes),
         )
+        compile_log.note(record)
         mode, options = given.get("mode"), given.get("options")
         backend = default_registry.get_backend(name, mode=mode, options=options)
         self._chosen.add(backend)
@@ -68,18 +72,19 @@ def device_type(example_inputs: Sequence[Any]) -> str:
     return next((x for x in types if x not in {"cpu", "meta"}), "cpu")
 
 
-def _choice(device: str) -> tuple[str, str]:
+def _choice(device: str) -> tuple[str, str, bool]:
+    """Return the backend, what decided it, and whether it is another than what is configured."""
     configured = default_registry.policy.default_for(device)
     if configured is None:
-        return FALLBACK, f"no policy names a default for {device}: torch's own"
+        return FALLBACK, f"no policy names a default for {device}: torch's own", False
     name, source = configured
     try:
         if name == NAME:
             raise InputError(f"{NAME} can't be its own default")  # noqa: TRY301 (as any other)
         default_registry.require(name, device)
     except InputError as error:
-        return FALLBACK, f"fell back from {name}, which {source} names for {device}: {error}"
-    return name, f"{source} names it for {device}"
+        return FALLBACK, f"fell back from {name}, which {source} names for {device}: {error}", True
+    return name, f"{source} names it for {device}", False
 
 
 default = Default()

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from backbay import ledger
+from backbay import compile_log
 from backbay.backends import choices, place_timing, tuning
 from backbay.graph.sources import say_sources
 from backbay.kit.backend import Backend
@@ -171,7 +171,11 @@ class Optimizing(Backend):
         known = choices.read(key)
         if known is not None:
             why = f"timed on {known.created[:10]}: {known}"
-            ledger.note(ledger.Record(asked=name or self.__name__, ran=self.codegen, why=why))
+            compile_log.note(
+                compile_log.Record(
+                    asked=name or self.__name__, ran=self.codegen, why=why, timed=True
+                )
+            )
             return variants.compile(graph_module, known.off)
         if tune == "cache":
             return variants.compile(graph_module)

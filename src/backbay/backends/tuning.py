@@ -21,7 +21,7 @@ from torch._prims_common import clone_preserve_strides
 from torch.fx import GraphModule
 
 import backbay
-from backbay import ledger
+from backbay import compile_log
 from backbay.backends.choices import Choice
 from backbay.graph.region import described
 from backbay.graph.values import value_of
@@ -84,7 +84,7 @@ class Choosing:
         Args:
             arms: with every rewrite, without any, and others.
             fired: the rewrites that changed the graph.
-            name: of the backend, for the ledger.
+            name: of the backend, for the compile log.
             keep: is given the choice, where one was made.
         """
         self._arms: Arms | None = arms
@@ -116,10 +116,11 @@ class Choosing:
             return
         self._chosen = arms[choice.off]
         self._keep(choice)
-        self._note(f"timed: {choice}")
+        self._note(f"timed: {choice}", timed=True)
 
-    def _note(self, why: str) -> None:
-        ledger.note(ledger.Record(asked=self._name, ran="inductor", why=why))
+    def _note(self, why: str, *, timed: bool = False) -> None:
+        record = compile_log.Record(asked=self._name, ran="inductor", why=why, timed=timed)
+        compile_log.note(record)
 
 
 def unsuitable(args: Sequence[Any]) -> str | None:

@@ -43,7 +43,8 @@ def command(*, path: Path | None, schema: bool, as_json: bool) -> None:
     else:
         for problem in manifest.problems:
             click.echo(problem)
-        found = f"{len(manifest.problems)} problems" if manifest.problems else "understood"
+        count = len(manifest.problems)
+        found = f"{count} problem{'' if count == 1 else 's'}" if count else "understood"
         click.echo(f"{path}: {', '.join(names) or 'no backends'}: {found}")
     sys.exit(1 if manifest.problems else 0)
 

@@ -47,6 +47,10 @@ def command(
     it, each backend that is ready is loaded and compiles a trial function. Exit code 1: something
     that the policy requires is not ready.
     """
+    if probe:
+        from backbay.dependencies import check_installed  # noqa: PLC0415 (imports importlib.util)
+
+        check_installed("backbay doctor --probe")
     registry = default_registry
     chosen = [registry.resolution(name) for name in names] or [
         x for x in registry.resolutions().values() if all_ or is_here(x)

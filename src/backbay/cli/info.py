@@ -74,7 +74,7 @@ def _print(document: dict[str, Any], spec: BackendSpec) -> None:
 def _state(document: dict[str, Any]) -> dict[str, Any]:
     return {
         "backend": document["name"],
-        "summary": document["summary"] or "nobody says",
+        "summary": document["summary"] or "not declared",
         "state": document["state"],
         "why": document["reason"],
         "what to do": document["remedy"],
@@ -99,7 +99,7 @@ def _declared(spec: BackendSpec) -> dict[str, Any]:
     ]
     return {
         "another name of": spec.alias_of,
-        "devices": ", ".join(spec.devices) or "nobody says",
+        "devices": ", ".join(spec.devices) or "not declared",
         "dtypes": ", ".join(traits.dtypes or ()),
         "takes": ", ".join(flag for flag, yes in said.items() if yes),
         "does not take": ", ".join(flag for flag, yes in said.items() if yes is False),

@@ -40,4 +40,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'backbay.conformance' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"backbay.conformance.{_HOME_OF[name]}"), name)
+    try:
+        module = importlib.import_module(f"backbay.conformance.{_HOME_OF[name]}")
+    except ModuleNotFoundError as error:
+        from backbay.dependencies import missing_for  # noqa: PLC0415 (only a failure needs it)
+
+        raise (missing_for(f"backbay.conformance.{name}", error) or error) from error
+    return getattr(module, name)

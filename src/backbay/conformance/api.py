@@ -11,6 +11,7 @@ from backbay.conformance import expecting, pool
 from backbay.conformance.record import LEVELS, LevelSummary, Profile, Result, Statement
 from backbay.conformance.requests import SERVICE, Ready, SuiteSetup
 from backbay.conformance.suite import numbered
+from backbay.dependencies import check_installed
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.reporting import machine
 from backbay.rungs import TORCHS
@@ -66,6 +67,7 @@ def conform(
         InputError: the backend does not exist or does not run here, there is no such level or
             case, or the expectations file cannot be understood.
     """
+    check_installed("conform")
     lines = _lines(expectations, may_be_absent=collect)
     device = device or registry.environment.default_device
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))

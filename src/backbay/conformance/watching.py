@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from backbay import ledger
+from backbay import compile_log
 from backbay.conformance.ownership import Ownership, work_of
 from backbay.registry import CompilerFn
 
@@ -27,7 +27,7 @@ class Graph:
     as_it_was: bool = False
     """Whether the backend gave the graph module back unchanged, or its own forward."""
     ran_on: str | None = None
-    """The backend that compiled it, where the ledger says that it was another one."""
+    """The backend that compiled it, where the compile log says that it was another one."""
     runs: int = 0
     """How often the compiled code was called."""
     example_inputs: Sequence[Any] = ()
@@ -61,12 +61,12 @@ class Watched:
         graph = Graph(nodes=nodes, example_inputs=tuple(example_inputs))
         self.graphs.append(graph)  # before it compiles: a backend that raises was given a graph
         original = torch.fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
-        before = len(ledger.records())
+        before = len(compile_log.records())
         compiled = self.compiler(graph_module, example_inputs, **options)
         graph.as_it_was = is_graph_itself(compiled, graph_module) and (
             _written(graph_module.graph) == _written(original.graph)
         )
-        graph.ran_on = next((x.ran for x in ledger.records()[before:] if x.fell_back), None)
+        graph.ran_on = next((x.ran for x in compile_log.records()[before:] if x.fell_back), None)
         counted = _marked(self._counted(compiled, graph, original), compiled)
         return counted if callable(compiled) else compiled
 

@@ -4,6 +4,7 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from backbay.dependencies import check_installed
 from backbay.errors import InputError
 from backbay.explain.record import Explanation, Settings
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
@@ -61,6 +62,7 @@ def run(
     Raises:
         InputError: what was asked for does not exist or cannot run here.
     """
+    check_installed("explain")
     if not isinstance(workload, str):
         device, dtype = placed(workload)
     device = device or registry.environment.default_device

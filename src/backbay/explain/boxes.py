@@ -74,7 +74,7 @@ def picture(
             break
     remark = f"{counted(len(nodes), 'node')}: drawn as stretches of nodes in one module"
     if len(boxes) > MOST:
-        remark += f", and of {counted(len(boxes), 'stretch').replace('stretchs', 'stretches')} "
+        remark += f", and of {counted(len(boxes), 'stretch', 'stretches')} "
         remark += f"the first {MOST}"
     return Picture(boxes=tuple(boxes[:MOST]), remark=f"{remark}; the table below has every node")
 

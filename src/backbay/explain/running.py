@@ -10,7 +10,7 @@ import torch._functorch.config
 import torch._inductor.config
 from torch._dynamo.utils import counters
 
-from backbay import ledger
+from backbay import compile_log
 from backbay.explain.assembling import assembled
 from backbay.explain.record import Explanation, ProblemRecord, Settings
 from backbay.explain.watching import Watch
@@ -49,7 +49,7 @@ class WatchedRun:
         self.notes: list[str] = []
         self._compiler_fn = compiler_fn
         self._made_by = made_by
-        self._known = len(ledger.records())
+        self._known = len(compile_log.records())
 
     def run(self, *, again: bool) -> None:
         """Run the model itself, then compiled, each time from the same state."""
@@ -77,8 +77,7 @@ class WatchedRun:
 
     def _timed(self) -> list[str]:
         """Give what was measured of rewrites, of each graph whose rewrites were."""
-        found = (x.why for x in ledger.records()[self._known :])
-        return [f"rewrites {x}" for x in found if x.startswith("timed")]
+        return [f"rewrites {x.why}" for x in compile_log.records()[self._known :] if x.timed]
 
     def _compiled(self, *, again: bool) -> None:
         backend = self.watch.capturing(self._compiler_fn or _as_it_is)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import GraphModule
 
-from backbay import ledger
+from backbay import compile_log
 from backbay.errors import BackbayError, InputError
 from backbay.graph.partition import supports_operators
 from backbay.kit.aot import Tell, aot_compile, inductor_patches
@@ -109,7 +109,9 @@ class Backend:
         if self.compile is None:
             self._next = default_registry.lookup_backend(self.codegen)
         ran = self.codegen if self.compile is None else self.__name__
-        ledger.note(ledger.Record(asked=name or self.__name__, ran=ran, why=why, nodes=nodes))
+        compile_log.note(
+            compile_log.Record(asked=name or self.__name__, ran=ran, why=why, nodes=nodes)
+        )
         return minifiable(compiled)
 
     def __backbay_details__(self) -> dict[str, Any]:
@@ -129,7 +131,7 @@ class Backend:
     def reset(self) -> None:
         """Forget the reports, and have the code generator forget; torch.compiler.reset calls this.
 
-        The ledger keeps its records: they say what ran, and that stays true.
+        The compile log keeps its records: they say what ran, and that stays true.
         """
         self.reports.clear()
         if hasattr(self._next, "reset"):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backbay.dependencies import check_installed
 from backbay.errors import InputError, WorkloadInvalid
 from backbay.race import field
 from backbay.race.caches import Caches
@@ -24,7 +25,6 @@ from backbay.workloads.setup import (
     check_device,
     check_dtype,
     placed,
-    workload_error,
 )
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def run(
     Raises:
         InputError: what was asked for does not exist or cannot run here; nothing was raced.
     """
+    check_installed("a race")
     if not isinstance(workloads, str | Sequence):
         device, dtype = placed(workloads)
     device = device or registry.environment.default_device
@@ -193,7 +194,7 @@ def _load(session: Session[Request, Reply], setup: WorkloadSetup) -> None:
     try:
         session.ask(Load(setup=setup), timeout_s=Limits().backend_s)
     except Refused as refused:
-        raise workload_error(refused) from None
+        raise WorkloadInvalid(refused.reason, refused.detail) from None
     except NoReply as lost:
         raise WorkloadInvalid(f"workload {setup.workload!r}: {lost.reason}") from lost
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from backbay.errors import WorkloadInvalid
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER, INDUCTOR, decide
 from backbay.race.field import Entrant
@@ -19,7 +20,7 @@ from backbay.race.requests import Reference, Referenced, Reply, Request, Tried, 
 from backbay.race.timing import Limits, Timing
 from backbay.session import NoReply, Refused, Session
 from backbay.timing import stats
-from backbay.workloads.setup import WorkloadSetup, workload_error
+from backbay.workloads.setup import WorkloadSetup
 
 OpenSession = Callable[[Mapping[str, str]], Session[Request, Reply]]
 """Returns a session whose process has these environment variables."""
@@ -110,7 +111,7 @@ class WorkloadRace:
                 return session.ask(request, timeout_s=self.limits.backend_s)
         except Refused as refused:
             if isinstance(request, Reference) and refused.input_error:
-                raise workload_error(refused) from None
+                raise WorkloadInvalid(refused.reason, refused.detail) from None
             return Tried(status="failed", reason=refused.reason)
         except NoReply as lost:
             return Tried(status=lost.status, reason=lost.reason)

@@ -5,8 +5,9 @@ Importing this package, and listing backends with it, never imports torch.
 
 from backbay.registry.availability import Availability
 from backbay.registry.environment import Environment
+from backbay.registry.known import HIDDEN_TAGS
 from backbay.registry.policy import Policy
-from backbay.registry.registry import HIDDEN_TAGS, Registry
+from backbay.registry.registry import Registry, default_registry
 from backbay.registry.resolution import Candidate, Resolution
 from backbay.registry.spec import (
     BackendSpec,
@@ -49,7 +50,6 @@ __all__ = [
     "unregister_backend",
 ]
 
-default_registry = Registry(shared_with_torch=True)
 collect = default_registry.collect
 exported = default_registry.exported
 get_backend = default_registry.get_backend

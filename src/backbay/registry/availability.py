@@ -40,8 +40,8 @@ def of_resolution(
     """Say whether what a name resolves to runs here."""
     first = resolution.candidates[0]
     if resolution.conflict is not None:
-        what, _, remedy = resolution.conflict.partition(": ")
-        return Availability(state="blocked", reason=what, remedy=remedy)
+        conflict = resolution.conflict
+        return Availability(state="blocked", reason=conflict.reason, remedy=conflict.remedy)
     if first.standing == "blocked":
         remedy = "allow it there, or use another backend"
         return Availability(state="blocked", reason=first.why, remedy=remedy)
@@ -64,6 +64,7 @@ def check(spec: BackendSpec, environment: Environment, device: str | None = None
         asked.entry_point,
         asked.distributions,
         asked.versions,
+        asked.torch,
         asked.faults,
         asked.platform,
         asked.devices,
@@ -115,6 +116,12 @@ class _Asked:
             return _not_installed(origin.distribution, remedy)
         reason = f"{found.name} {found.version} is installed and publishes no backend of this name"
         return Availability(state="wrong_version", reason=reason, remedy=f"{remedy} --upgrade")
+
+    def torch(self) -> Availability | None:
+        """Check that PyTorch is installed, which every backend needs."""
+        if self.environment.torch_build.get("__version__") is not None:
+            return None
+        return _not_installed("PyTorch", "pip install torch")
 
     def entry_point(self) -> Availability | None:
         published = self.spec.origin.entry_point

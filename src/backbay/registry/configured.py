@@ -7,15 +7,12 @@ compilation each, and after eight of them eager.
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from backbay.errors import BackendNotFound
 from backbay.registry.sharing import CONTRACT
 from backbay.registry.spec import BackendSpec, CompilerFn
-
-if TYPE_CHECKING:
-    from backbay.registry.registry import Registry
+from backbay.registry.target import reference_of
 
 
 class ConfiguredBackend:
@@ -25,12 +22,28 @@ class ConfiguredBackend:
     """
 
     def __init__(
-        self, spec: BackendSpec, compiler_fn: CompilerFn, mode: str | None, options: dict[str, Any]
+        self,
+        spec: BackendSpec,
+        compiler_fn: CompilerFn,
+        mode: str | None,
+        options: dict[str, Any],
+        *,
+        restore: Callable[..., "ConfiguredBackend"],
     ) -> None:
+        """Make one.
+
+        Args:
+            spec: the backend.
+            compiler_fn: its compiler function.
+            mode: as in torch.compile.
+            options: likewise.
+            restore: the function of a module that unpickling calls, in another process.
+        """
         self.spec = spec
         self.mode = mode
         self.options = options
         self._compiler_fn = compiler_fn
+        self._restore = restore
         self._call: CompilerFn | None = None
 
     @property
@@ -78,7 +91,7 @@ class ConfiguredBackend:
 
     def __reduce__(self) -> tuple[Any, ...]:
         reference = reference_of(self._compiler_fn) if self.spec.loading == "object" else None
-        return _restored, (self.spec.name, self.mode, self.options, reference, self.spec.tags)
+        return self._restore, (self.spec.name, self.mode, self.options, reference, self.spec.tags)
 
     def __repr__(self) -> str:
         given = {"mode": self.mode, "options": self.options}
@@ -148,51 +161,15 @@ class Configurations:
         self._made: dict[tuple[Any, ...], ConfiguredBackend] = {}
         self._lock = threading.Lock()
 
-    def get(
-        self,
-        spec: BackendSpec,
-        compiler_fn: CompilerFn,
-        mode: str | None,
-        options: Mapping[str, Any] | None,
-    ) -> ConfiguredBackend:
-        """Give the object for a compiler function, a mode and options."""
-        wanted = ConfiguredBackend(spec, compiler_fn, mode, dict(options or {}))
+    def unique(self, wanted: ConfiguredBackend) -> ConfiguredBackend:
+        """Return the first that was made of those equal to this one."""
         text = json.dumps(wanted.options, sort_keys=True, default=_stable)
-        key = (spec.name, mode, text)
+        key = (wanted.spec.name, wanted.mode, text)
         with self._lock:
             made = self._made.get(key)
             if made is None or made != wanted:
                 made = self._made[key] = wanted
             return made
-
-
-def reference_of(compiler_fn: CompilerFn) -> str | None:
-    """Give ``module:name`` under which another process can import a function, if there is one."""
-    module = getattr(compiler_fn, "__module__", None)
-    name = getattr(compiler_fn, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str):
-        return None
-    importable = module not in {"__main__", "__mp_main__"} and "<" not in name
-    return f"{module}:{name}" if importable else None
-
-
-def _restored(
-    name: str,
-    mode: str | None,
-    options: dict[str, Any],
-    reference: str | None,
-    tags: tuple[str, ...],
-) -> ConfiguredBackend:
-    from backbay.registry import default_registry  # noqa: PLC0415 (an object is being unpickled)
-
-    registry: Registry = default_registry
-    try:
-        return registry.get_backend(name, mode=mode, options=options)
-    except BackendNotFound:
-        if reference is None:
-            raise
-    registry.register_backend(registry.lookup_backend(reference), name, tags)
-    return registry.get_backend(name, mode=mode, options=options)
 
 
 def _stable(value: Any) -> str:

@@ -21,6 +21,9 @@ from backbay.registry.spec import MOST_BACKENDS, BackendSpec, Origin, can_be_pub
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 MANIFEST_GROUP = "backbay.backends"
+_OPTIONS_APART = frozenset({"backbay", "backbay-optimizer"})
+"""Distributions of ours. The catalogue has what a listing shows of their backends, so that it
+parses no TOML; their manifests add the options, for whoever asks for one backend."""
 _MOST_PROBLEMS = 20  # that are told of one distribution's entry points
 _SHOWN = 60  # characters
 _LONGEST_VALUE = 300  # characters
@@ -180,10 +183,11 @@ class _Manifests:
                 self.installed, MANIFEST_GROUP, self.problems, _MOST_MANIFESTS
             )
             if self.why_blocked(entry_point.distribution.name) is None
-            for spec in self._read(entry_point)
+            and normalise(entry_point.distribution.name) not in _OPTIONS_APART
+            for spec in self.read(entry_point)
         ]
 
-    def _read(self, entry_point: EntryPoint) -> Iterator[BackendSpec]:
+    def read(self, entry_point: EntryPoint) -> Iterator[BackendSpec]:
         from backbay.registry.manifest import read  # noqa: PLC0415 (few installations have one)
 
         distribution = entry_point.distribution
@@ -206,6 +210,27 @@ class _Manifests:
                 )
                 continue
             yield spec
+
+
+def has_options_apart(spec: BackendSpec) -> bool:
+    """Whether a manifest of ours, which discovery does not read, may add options to a spec."""
+    return spec.origin.kind == "distribution" and _provider(spec) in _OPTIONS_APART
+
+
+def with_options(spec: BackendSpec, installed: Installed) -> BackendSpec:
+    """Return a spec of ours with the options that the manifest of its distribution declares."""
+    manifests = _Manifests(installed, lambda _: None, [])
+    declared = (
+        found
+        for entry_point in installed.entry_points(MANIFEST_GROUP)
+        if normalise(entry_point.distribution.name) == _provider(spec)
+        for found in manifests.read(entry_point)
+        if found.name == spec.name
+    )
+    found = next(declared, None)
+    if found is None:
+        return spec
+    return replace(spec, options=found.options, further_options=found.further_options)
 
 
 def manifest_path(entry_point: EntryPoint) -> str | None:

@@ -2,19 +2,19 @@
 
 A spawned process starts with neither: it re-imports modules, but not what a notebook, a test or a
 launcher did at run time. What is handed down is data in one environment variable; a child's
-registry takes it up when it is made.
+policy and registry take it up.
 """
 
 import contextlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from backbay.errors import PolicyError
-from backbay.registry.configured import reference_of
-from backbay.registry.policy import Layer
+from backbay.registry.materialise import load_target
+from backbay.registry.target import reference_of
 
 if TYPE_CHECKING:
     from backbay.registry.registry import Registry
@@ -41,32 +41,23 @@ def exported(registry: "Registry") -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
-def inherited_layers(text: str) -> list[Layer]:
-    """Give the policy layers that a parent process handed down.
+def read(text: str) -> dict[str, Any]:
+    """Return what a parent process handed down: ``layers`` of policy, and ``backends``.
+
+    A backend's name leads to its reference and tags.
 
     Raises:
         PolicyError: the variable holds something else.
     """
-    return [
-        Layer(
-            source=f"{x['source']}, of the parent process",
-            block=frozenset(x["block"]),
-            allow=None if x["allow"] is None else frozenset(x["allow"]),
-            pin=x["pin"],
-            default=x["default"],
-            require=tuple(x["require"]),
-        )
-        for x in _read(text)["layers"]
-    ]
-
-
-def inherited_backends(text: str) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-    """Give the backends that a parent process handed down: name to reference and tags.
-
-    Raises:
-        PolicyError: the variable holds something else.
-    """
-    return {name: (ref, tuple(tags)) for name, (ref, tags) in _read(text)["backends"].items()}
+    try:
+        state = json.loads(text)
+        version = state["version"]
+        understood = version == _VERSION and _is_understood(state)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PolicyError(f"{VARIABLE} cannot be read: {error!r}") from error
+    if not understood:
+        raise PolicyError(f"{VARIABLE} is of version {version}, and this Backbay reads {_VERSION}")
+    return dict(state)
 
 
 class Inherited:
@@ -78,8 +69,6 @@ class Inherited:
 
     def __call__(self, graph_module: Any, example_inputs: Any, **given: Any) -> Any:
         """Import it, and compile with it."""
-        from backbay.registry.materialise import load_target  # noqa: PLC0415 (runs its code)
-
         what = f"backend {self.__name__!r}, registered by the parent process"
         return load_target(self.reference, what)(graph_module, example_inputs, **given)
 
@@ -99,29 +88,14 @@ def _state(registry: "Registry") -> dict[str, Any]:
     backends = {}
     for spec in registry.registered_specs():
         compiler_fn = registry.lookup_backend(spec.name)
-        reference = getattr(compiler_fn, "reference", None) or reference_of(_given(compiler_fn))
+        given = getattr(compiler_fn, "func", compiler_fn)  # a stand-in is a partial
+        reference = getattr(compiler_fn, "reference", None) or reference_of(given)
         if reference is None:
             text = f"backend {spec.name!r} of {spec.origin} can't be imported by another process"
             warnings.warn(text, stacklevel=4)
             continue
         backends[spec.name] = (reference, spec.tags)
     return {"version": _VERSION, "layers": layers, "backends": backends}
-
-
-def _given(compiler_fn: Any) -> Any:
-    return getattr(compiler_fn, "func", compiler_fn)  # a stand-in is a partial
-
-
-def _read(text: str) -> dict[str, Any]:
-    try:
-        state = json.loads(text)
-        version = state["version"]
-        understood = version == _VERSION and _is_understood(state)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PolicyError(f"{VARIABLE} cannot be read: {error!r}") from error
-    if not understood:
-        raise PolicyError(f"{VARIABLE} is of version {version}, and this Backbay reads {_VERSION}")
-    return dict(state)
 
 
 def _is_understood(state: dict[str, Any]) -> bool:

@@ -1,7 +1,8 @@
 """``backbay.lock``: which distribution gives each backend here, so that a drift is seen, not run.
 
-The file is TOML. It holds torch's version range and, for each backend that a distribution provides,
-the distribution, its version, what is loaded, and a digest of what its manifest says.
+The file is TOML. It holds torch's version range, where torch is installed, and for each backend
+that a distribution provides, the distribution, its version, what is loaded, and a digest of what
+its manifest says.
 """
 
 import hashlib
@@ -23,16 +24,19 @@ _KEYS = ("distribution", "version", "target", "manifest")
 
 
 def lock_text(registry: Registry) -> str:
-    """Give the text of a lock file for what is installed here.
+    """Return the text of a lock file for what is installed here.
 
     Raises:
-        InputError: PyTorch is not installed, or two distributions contend for a name.
+        InputError: two distributions contend for a name.
     """
     lines = [
         "# Written by `backbay lock`; `backbay lock --check` compares it with what is installed.",
         f"version = {_VERSION}",
-        f"torch = {json.dumps(_torch_range(registry))}",
     ]
+    torch = registry.environment.torch_build.get("__version__")
+    if torch is not None:
+        major, minor = torch.split(".")[:2]
+        lines.append(f'torch = ">={major}.{minor},<{major}.{int(minor) + 1}"')
     for name, entry in _entries(registry).items():
         lines += ["", "[[backend]]", f"name = {json.dumps(name)}"]
         lines += [f"{key} = {json.dumps(entry[key])}" for key in _KEYS]
@@ -47,7 +51,7 @@ def drift(registry: Registry, path: Path) -> list[str]:
     """
     locked = _read(path)
     here = _entries(registry)
-    problems = list(_torch_drift(registry, locked["torch"]))
+    problems = list(_torch_drift(registry, locked.get("torch")))
     wanted = {entry["name"]: entry for entry in locked.get("backend", [])}
     for name, entry in wanted.items():
         problems += _entry_drift(name, entry, here.get(name))
@@ -67,6 +71,7 @@ def manifest_digest(spec: BackendSpec) -> str:
 
 
 def _entries(registry: Registry) -> dict[str, dict[str, str]]:
+    specs = registry.specs()  # with all that is declared, which a resolution may leave out
     return {
         name: {
             "distribution": normalise(spec.origin.distribution or ""),
@@ -75,29 +80,23 @@ def _entries(registry: Registry) -> dict[str, dict[str, str]]:
             "manifest": manifest_digest(spec),
         }
         for name, resolution in registry.resolutions().items()
-        if (spec := registry.spec(name) if resolution.conflict else resolution.spec)
+        if (spec := registry.spec(name) if resolution.conflict else specs[name])
         and spec.origin.kind == "distribution"
         and resolution.candidates[0].standing == "wins"
     }
 
 
-def _torch_version(registry: Registry) -> str:
-    version = registry.environment.torch_build.get("__version__")
-    if version is None:
-        raise InputError("PyTorch is not installed, so there is nothing to lock: pip install torch")
-    return version
-
-
-def _torch_range(registry: Registry) -> str:
-    major, minor = _torch_version(registry).split(".")[:2]
-    return f">={major}.{minor},<{major}.{int(minor) + 1}"
-
-
-def _torch_drift(registry: Registry, wanted: str) -> Iterator[str]:
+def _torch_drift(registry: Registry, wanted: str | None) -> Iterator[str]:
     from packaging.specifiers import SpecifierSet  # noqa: PLC0415 (as in availability.py)
 
-    version = _torch_version(registry)
-    if not SpecifierSet(wanted).contains(version, prereleases=True):
+    version = registry.environment.torch_build.get("__version__")
+    if version is None and wanted is not None:
+        yield f"torch is not installed, and the lock says torch{wanted}"
+    if version is None:
+        return
+    if wanted is None:
+        yield f"torch {version} is installed, and is not in the lock"
+    elif not SpecifierSet(wanted).contains(version, prereleases=True):
         yield f"torch {version} is installed, and the lock says torch{wanted}"
 
 
@@ -121,6 +120,10 @@ def _read(path: Path) -> dict[str, Any]:
     readable = isinstance(backends, list) and all(
         isinstance(x, dict) and isinstance(x.get("name"), str) for x in backends
     )
-    if data.get("version") != _VERSION or not isinstance(data.get("torch"), str) or not readable:
+    if (
+        data.get("version") != _VERSION
+        or not isinstance(data.get("torch", ""), str)
+        or not readable
+    ):
         raise InputError(f"{path} is no lock file of version {_VERSION}: write it anew")
     return data

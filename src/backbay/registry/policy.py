@@ -203,9 +203,19 @@ def _inherited_layers() -> list[Layer]:
     text = os.environ.get("BACKBAY_STATE")
     if not text:
         return []
-    from backbay.registry.inheritance import inherited_layers  # noqa: PLC0415 (few have a parent)
+    from backbay.registry.inheritance import read  # noqa: PLC0415 (few have a parent)
 
-    return inherited_layers(text)
+    return [
+        Layer(
+            source=f"{x['source']}, of the parent process",
+            block=frozenset(x["block"]),
+            allow=None if x["allow"] is None else frozenset(x["allow"]),
+            pin=x["pin"],
+            default=x["default"],
+            require=tuple(x["require"]),
+        )
+        for x in read(text)["layers"]
+    ]
 
 
 def _set(environment: Mapping[str, str], name: str) -> str | None:

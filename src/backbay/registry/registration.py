@@ -4,16 +4,48 @@ import functools
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from backbay.errors import BackendConflict, BackendNotFound, InputError
 from backbay.registry import bridge, sharing
 from backbay.registry.loading import current_transaction
 from backbay.registry.policy import PROCESS, Policy
-from backbay.registry.spec import LONGEST_NAME, TEXT_PATTERN, BackendSpec, CompilerFn, Origin
+from backbay.registry.spec import (
+    LONGEST_NAME,
+    TEXT_PATTERN,
+    BackendSpec,
+    CompilerFn,
+    Option,
+    Origin,
+    Requirements,
+    Traits,
+)
 from backbay.registry.target import parse
+
+
+class Details(TypedDict, total=False):
+    """What an in-process registration may say of its backend; the rest is unknown."""
+
+    summary: str
+    traits: Traits
+    requires: Requirements
+    options: tuple[Option, ...]
+    further_options: Literal["inductor"]
+    reserved_launch_param_names: tuple[str, ...]
+    homepage: str
+
+
+_DETAILS: Mapping[str, type] = {
+    "summary": str,
+    "traits": Traits,
+    "requires": Requirements,
+    "options": tuple,
+    "further_options": str,
+    "reserved_launch_param_names": tuple,
+    "homepage": str,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -198,13 +230,15 @@ class Registrations:
 
 
 def described(
-    compiler_fn: Any, name: str | None, tags: Iterable[str], details: dict[str, Any]
+    compiler_fn: Any, name: str | None, tags: Iterable[str], details: Mapping[str, Any]
 ) -> BackendSpec:
-    """Describe a compiler function that is being registered.
+    """Return the spec of a compiler function that is being registered.
 
     Raises:
-        InputError: it cannot be called, or has no name and none is given, or its tags are no names.
+        InputError: it cannot be called, or has no name and none is given, or its tags are no names,
+            or a detail is unknown or of the wrong type.
     """
+    _check_details(details)
     if not callable(compiler_fn):
         raise InputError(f"a backend must be callable, not {type(compiler_fn).__name__}")
     name = name or _name_of(compiler_fn)
@@ -215,7 +249,7 @@ def described(
     tags = tags if isinstance(tags, str) else tuple(tags)
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
         raise InputError(f"tags must be a list of names, not {tags!r}")
-    details = _own_details(compiler_fn) | details
+    details = _own_details(compiler_fn) | dict(details)
     origin = Origin(kind="process", location=bridge.location_of(bridge.unwrapped(compiler_fn)))
     spec = BackendSpec(name=name, origin=origin, loading="object", tags=tags)
     return replace(spec, **details, declared_by=origin.location) if details else spec
@@ -285,3 +319,17 @@ def _taken_by(
     installed = (x.origin for x in others if x.origin.kind == "distribution")
     free = (x for x in installed if policy.why_blocked(x.distribution or "") is None)
     return next((str(origin) for origin in free), None)
+
+
+def _check_details(details: Mapping[str, Any]) -> None:
+    strange = details.keys() - _DETAILS.keys()
+    if strange:
+        known = ", ".join(sorted(_DETAILS))
+        raise InputError(f"register_backend takes no {min(strange)!r}; it takes {known}")
+    for key, value in details.items():
+        if not isinstance(value, _DETAILS[key]):
+            wanted, given = _DETAILS[key].__name__, type(value).__name__
+            raise InputError(f"{key} of a backend must be a {wanted}, not {given}")
+    further = details.get("further_options", "inductor")
+    if further != "inductor":
+        raise InputError(f"further_options of a backend is 'inductor', not {further!r}")

@@ -4,59 +4,25 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from backbay.errors import BackendConflict, BackendUnavailable, InputError
-from backbay.registry import bridge, discovery
-from backbay.registry.availability import Availability, is_absent, of_resolution
+from backbay.errors import BackendNotFound, InputError
+from backbay.registry import bridge
+from backbay.registry.availability import is_absent
 from backbay.registry.environment import Environment
+from backbay.registry.known import KnownBackends, winner_of
 from backbay.registry.loading import Loader, source_of, transaction
-from backbay.registry.policy import Policy, active, standing_policy
-from backbay.registry.resolution import Resolution, group, resolve
-from backbay.registry.spec import (
-    BackendSpec,
-    CompilerFn,
-    Option,
-    Origin,
-    Requirements,
-    Traits,
-)
+from backbay.registry.policy import Policy, active
+from backbay.registry.spec import BackendSpec, CompilerFn, Origin
 
 if TYPE_CHECKING:
     from backbay.registry.configured import Configurations, ConfiguredBackend
-    from backbay.registry.registration import Registrations
-
-HIDDEN_TAGS = ("debug", "experimental")
-
-Collected = Literal["devices", "dtypes", "options", "reserved_launch_param_names", "tags"]
+    from backbay.registry.registration import Details, Registrations
 
 
-class Details(TypedDict, total=False):
-    """What an in-process registration may say of its backend; the rest is unknown."""
-
-    summary: str
-    traits: Traits
-    requires: Requirements
-    options: tuple[Option, ...]
-    further_options: Literal["inductor"]
-    reserved_launch_param_names: tuple[str, ...]
-    homepage: str
-
-
-_DETAILS: Mapping[str, type] = {
-    "summary": str,
-    "traits": Traits,
-    "requires": Requirements,
-    "options": tuple,
-    "further_options": str,
-    "reserved_launch_param_names": tuple,
-    "homepage": str,
-}
-
-
-class Registry:
-    """Backends by name. The module's functions use one default instance; tests make their own."""
+class Registry(KnownBackends):
+    """Backends by name. `default_registry` is the process's; tests make their own."""
 
     def __init__(
         self,
@@ -74,8 +40,7 @@ class Registry:
             shared_with_torch: whether ``torch.compile(backend=name)`` finds what is registered
                 here.
         """
-        self._given_environment = environment
-        self._given_standing = standing
+        super().__init__(environment, standing=standing)
         self._shared_with_torch = shared_with_torch
         self._registered: Registrations | None = None
         self._configured: Configurations | None = None
@@ -88,12 +53,9 @@ class Registry:
             self._inherit(os.environ["BACKBAY_STATE"])
 
     def _inherit(self, state: str) -> None:
-        from backbay.registry.inheritance import (  # noqa: PLC0415 (few have a parent)
-            Inherited,
-            inherited_backends,
-        )
+        from backbay.registry.inheritance import Inherited, read  # noqa: PLC0415 (few have a parent)
 
-        for name, (reference, tags) in inherited_backends(state).items():
+        for name, (reference, tags) in read(state)["backends"].items():
             self.register_backend(Inherited(name, reference), name, tags, replace=True)
 
     def exported(self) -> contextlib.AbstractContextManager[None]:
@@ -106,11 +68,6 @@ class Registry:
 
         return exported(self)
 
-    @functools.cached_property
-    def environment(self) -> Environment:
-        """What backends are checked against; looked at once, and again after ``refresh``."""
-        return self._given_environment or Environment.current()
-
     @property
     def _registrations(self) -> "Registrations":
         from backbay.registry.registration import Registrations  # noqa: PLC0415 (a listing has none)
@@ -120,136 +77,11 @@ class Registry:
                 self._registered = Registrations(shared_with_torch=self._shared_with_torch)
             return self._registered
 
-    @functools.cached_property
-    def _standing(self) -> Policy:
-        return self._given_standing or standing_policy()
-
-    @functools.cached_property
-    def _standing_discovered(self) -> discovery.Discovered:
-        return discovery.discover(self.environment, self._standing.why_blocked)
-
-    @property
-    def _discovered(self) -> discovery.Discovered:
-        if not active.get():
-            return self._standing_discovered
-        # A context may block, or allow, whose manifest is read; what it says ends with it.
-        return discovery.discover(self.environment, self.policy.why_blocked)
-
-    @property
-    def policy(self) -> Policy:
-        """What is blocked, pinned and required here, context managers included."""
-        return self._standing.with_layers(active.get())
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What could not be read of distributions and manifests; one line each, who is named."""
-        return tuple(self._discovered.problems)
-
-    # -- what there is
-
-    def resolutions(self) -> dict[str, Resolution]:
-        """Give what became of every known name, sorted by name."""
-        by_name, here = group(self._claimants()), self.policy
-        return {name: resolve(name, by_name[name], here) for name in sorted(by_name)}
-
-    def resolution(self, name: str) -> Resolution:
-        """Give what became of one name: every claimant, and which won by which rule.
-
-        Raises:
-            BackendNotFound: nobody knows the name; the message gives the nearest one.
-        """
-        claimants = [spec for spec in self._claimants() if spec.name == name]
-        if not claimants:
-            raise self._not_found(name)
-        return resolve(name, claimants, self.policy)
-
-    def candidates(self, name: str) -> tuple[BackendSpec, ...]:
-        """Give everything that claims a name, winner first; nothing where nobody does."""
-        claimants = [spec for spec in self._claimants() if spec.name == name]
-        if not claimants:
-            return ()
-        return tuple(x.spec for x in resolve(name, claimants, self.policy).candidates)
-
-    def specs(self) -> dict[str, BackendSpec]:
-        """Give the spec of each known name, the absent included, sorted by name."""
-        return {name: resolution.spec for name, resolution in self.resolutions().items()}
-
-    def spec(self, name: str) -> BackendSpec:
-        """Give the spec of what a name resolves to, runnable here or not.
-
-        Raises:
-            BackendNotFound: nobody knows the name; the message gives the nearest one.
-            BackendConflict: several claim it, and no rule decides.
-        """
-        return _winner(self.resolution(name))
-
     def registered_specs(self) -> list[BackendSpec]:
         """Give the specs of what this process registered here."""
         return self._registered.specs() if self._registered is not None else []
 
-    def list_backends(
-        self,
-        exclude_tags: Sequence[str] | None = ("debug", "experimental"),
-        *,
-        available: bool = False,
-    ) -> list[str]:
-        """List names that ``torch.compile(backend=...)`` takes, without importing torch.
-
-        Args:
-            exclude_tags: backends that carry one of these tags are left out.
-            available: whether to leave out what does not run here, as far as that is known. Torch's
-                list, and this one by default, has some names whose packages are not installed.
-        """
-        hidden = set(exclude_tags or ())
-        return [
-            name
-            for name, x in self.resolutions().items()
-            if x.candidates[0].standing not in {"absent", "blocked"}
-            and x.spec.loading != "callable"  # torch has no name for it
-            and not hidden.intersection(x.spec.tags)
-            and (not available or of_resolution(x, self.environment).ready)
-        ]
-
-    def availability(self, name: str, device: str | None = None) -> Availability:
-        """Say whether a backend runs here, and if not why and what to do.
-
-        Args:
-            name: the backend.
-            device: the device type that it would compile for; default: any that is here.
-
-        Raises:
-            BackendNotFound: nobody knows the name.
-        """
-        return of_resolution(self.resolution(name), self.environment, device)
-
-    def collect(self, what: Collected) -> frozenset[str]:
-        """Give the union of one piece of metadata over all known backends, without loading any.
-
-        Args:
-            what: ``reserved_launch_param_names`` (which a kernel that is to be portable must not
-                use), ``devices``, ``dtypes``, ``tags``, or ``options`` (their names).
-        """
-        return frozenset(value for spec in self.specs().values() for value in _pieces(spec, what))
-
     # -- looking up
-
-    def require(self, name: str, device: str | None = None) -> BackendSpec:
-        """Give a backend's spec, if it runs here.
-
-        Raises:
-            BackendNotFound: nobody knows the name.
-            BackendConflict: several claim it, and no rule decides.
-            BackendUnavailable: it is known and does not run here; the message says what to do.
-        """
-        resolution = self.resolution(name)
-        spec = _winner(resolution)
-        availability = of_resolution(resolution, self.environment, device)
-        if availability.ready:
-            return spec
-        raise BackendUnavailable(
-            f"backend {name!r} does not run here ({availability.state}): "
-            f"{availability.reason}. What to do: {availability.remedy}."
-        )
 
     def lookup_backend(self, compiler_fn: str | CompilerFn) -> CompilerFn:
         """Expand a backend's name to its compiler function; a function is given back as it is.
@@ -299,7 +131,7 @@ class Registry:
 
     def _loadable(self, name: str) -> BackendSpec:
         resolution = self.resolution(name)
-        spec = _winner(resolution)
+        spec = winner_of(resolution)
         if resolution.blocked or is_absent(spec, self.environment):
             return self.require(name)
         return spec
@@ -345,8 +177,23 @@ class Registry:
         Raises:
             InputError: as `lookup_backend`.
         """
-        compiler_fn = self.lookup_backend(name)
-        return self._configurations.get(self._described(name), compiler_fn, mode, options)
+        spec, compiler_fn = self._described(name), self.lookup_backend(name)
+        wanted = self.configured(spec, compiler_fn, mode, options or {})
+        return self._configurations.unique(wanted)
+
+    def configured(
+        self,
+        spec: BackendSpec,
+        compiler_fn: CompilerFn,
+        mode: str | None,
+        options: Mapping[str, Any],
+    ) -> "ConfiguredBackend":
+        """Return a compiler function with its mode and options; equal for an equal request."""
+        from backbay.registry.configured import (  # noqa: PLC0415 (imports hashlib)
+            ConfiguredBackend,
+        )
+
+        return ConfiguredBackend(spec, compiler_fn, mode, dict(options), restore=_restored)
 
     def _described(self, name: str) -> BackendSpec:
         from backbay.registry.target import parse  # noqa: PLC0415 (as above)
@@ -375,7 +222,7 @@ class Registry:
         tags: Sequence[str] = (),
         *,
         replace: bool = False,
-        **details: Unpack[Details],
+        **details: "Unpack[Details]",
     ) -> CompilerFn: ...
 
     @overload
@@ -386,7 +233,7 @@ class Registry:
         tags: Sequence[str] = (),
         *,
         replace: bool = False,
-        **details: Unpack[Details],
+        **details: "Unpack[Details]",
     ) -> Callable[[CompilerFn], CompilerFn]: ...
 
     def register_backend(
@@ -396,7 +243,7 @@ class Registry:
         tags: Sequence[str] = (),
         *,
         replace: bool = False,
-        **details: Unpack[Details],
+        **details: "Unpack[Details]",
     ) -> Any:
         """Register a compiler function under a name; also a decorator, with or without arguments.
 
@@ -429,12 +276,11 @@ class Registry:
         tags: Sequence[str],
         *,
         replace: bool,
-        details: Details,
+        details: "Details",
     ) -> Callable[[], None]:
         """Register a compiler function; give what puts back what the name had before."""
         from backbay.registry.registration import described  # noqa: PLC0415 (a listing has none)
 
-        _check_details(details)
         spec = described(compiler_fn, name, tags, dict(details))
         others = [x for x in self._discovered.specs if x.name == spec.name]
         with self._changing():
@@ -474,7 +320,7 @@ class Registry:
         tags: Sequence[str] = (),
         *,
         replace: bool = False,
-        **details: Unpack[Details],
+        **details: "Unpack[Details]",
     ) -> Iterator[CompilerFn]:
         """Register a compiler function for a block of code; then the name is as it was before.
 
@@ -495,6 +341,7 @@ class Registry:
         unchanged.
         """
         with self._changing():
+            self._completed.clear()
             for cached in ("environment", "_standing", "_standing_discovered"):
                 self.__dict__.pop(cached, None)
         self._loader.forget({source_of(spec) for spec in self._standing_discovered.specs})
@@ -525,30 +372,8 @@ class Registry:
 
     # -- inside
 
-    def _claimants(self) -> Iterable[BackendSpec]:
-        installed = self._discovered.specs
-        registered, in_torch = (
-            ([], list(bridge.registered_in_torch()))
-            if self._registered is None
-            else self._registered.everything()
-        )
-        yield from (spec for spec in installed if spec.origin.kind == "torch")
-        yield from registered
-        yield from (spec for spec in installed if spec.origin.kind != "torch")
-        # What others registered with torch, unless it is what is known here by other ways.
-        known = {x.name for x in installed if x.origin.kind != "catalogue"}
-        known |= {spec.name for spec in registered}
-        yield from (spec for spec in in_torch if spec.name not in known)
-
-    def _not_found(self, name: str) -> Exception:
-        from difflib import get_close_matches  # noqa: PLC0415 (only a mistake needs it)
-
-        known = self.specs()
-        close = get_close_matches(name.lower(), known, n=1)
-        hint = f", did you mean: {close[0]!r}?" if close else "."  # torch's own words, from 2.15
-        return bridge.not_found(
-            f"no backend named {name!r}{hint} {len(known)} are known: see `backbay list --all`."
-        )
+    def _in_process(self) -> tuple[list[BackendSpec], list[BackendSpec]]:
+        return super()._in_process() if self._registered is None else self._registered.everything()
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -560,31 +385,22 @@ class Registry:
                 self._warm.clear()
 
 
-def _winner(resolution: Resolution) -> BackendSpec:
-    if resolution.winner is None:
-        raise BackendConflict(str(resolution.conflict))
-    return resolution.winner
+default_registry = Registry(shared_with_torch=True)
+"""The process's registry: torch.compile finds by name what is registered in it."""
 
 
-def _pieces(spec: BackendSpec, what: Collected) -> Iterable[str]:
-    if what == "devices":
-        return spec.devices
-    if what == "dtypes":
-        return spec.traits.dtypes or ()
-    if what == "options":
-        return [x.name for x in spec.options] if isinstance(spec.options, tuple) else ()
-    return getattr(spec, what) or ()
-
-
-def _check_details(details: Mapping[str, Any]) -> None:
-    strange = details.keys() - _DETAILS.keys()
-    if strange:
-        known = ", ".join(sorted(_DETAILS))
-        raise InputError(f"register_backend takes no {min(strange)!r}; it takes {known}")
-    for key, value in details.items():
-        if not isinstance(value, _DETAILS[key]):
-            wanted, given = _DETAILS[key].__name__, type(value).__name__
-            raise InputError(f"{key} of a backend must be a {wanted}, not {given}")
-    further = details.get("further_options", "inductor")
-    if further != "inductor":
-        raise InputError(f"further_options of a backend is 'inductor', not {further!r}")
+def _restored(
+    name: str,
+    mode: str | None,
+    options: dict[str, Any],
+    reference: str | None,
+    tags: tuple[str, ...],
+) -> "ConfiguredBackend":
+    """Return what was pickled as a configured backend, from this process's registry."""
+    try:
+        return default_registry.get_backend(name, mode=mode, options=options)
+    except BackendNotFound:
+        if reference is None:
+            raise
+    default_registry.register_backend(default_registry.lookup_backend(reference), name, tags)
+    return default_registry.get_backend(name, mode=mode, options=options)

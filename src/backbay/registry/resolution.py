@@ -12,6 +12,18 @@ Standing = Literal["wins", "shadowed", "blocked", "contends", "absent"]
 
 
 @dataclass(frozen=True, slots=True)
+class Conflict:
+    """Why a name resolves to nothing, and what to do about it."""
+
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """Say both on one line."""
+        return f"{self.reason}: {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """One claimant of a name."""
 
@@ -29,8 +41,8 @@ class Resolution:
     candidates: tuple[Candidate, ...]
     """Every claimant; the one that wins first."""
 
-    conflict: str | None = None
-    """Why the name resolves to nothing, with what to do, where claimants contend."""
+    conflict: Conflict | None = None
+    """Where claimants contend."""
 
     @property
     def winner(self) -> BackendSpec | None:
@@ -76,7 +88,7 @@ def resolve(name: str, claimants: Iterable[BackendSpec], policy: Policy) -> Reso
         conflict = _unmet_pin(name, policy)
     ordered = (*decided, *blocked, *absent)
     if conflict is not None and not decided:
-        ordered = tuple(Candidate(x.spec, "contends", conflict) for x in ordered)
+        ordered = tuple(Candidate(x.spec, "contends", str(conflict)) for x in ordered)
     return Resolution(name, ordered, conflict)
 
 
@@ -89,7 +101,7 @@ def _why_blocked(spec: BackendSpec, policy: Policy) -> str | None:
 
 def _decide(
     name: str, free: list[BackendSpec], policy: Policy
-) -> tuple[tuple[Candidate, ...], str | None]:
+) -> tuple[tuple[Candidate, ...], Conflict | None]:
     if not free:
         return (), None
     torch = next((spec for spec in free if spec.origin.kind == "torch"), None)
@@ -110,15 +122,15 @@ def _decide(
 
 def _reserved(
     name: str, torch: BackendSpec, free: list[BackendSpec], policy: Policy
-) -> tuple[tuple[Candidate, ...], str | None]:
+) -> tuple[tuple[Candidate, ...], Conflict | None]:
     pin = policy.pinned(name)
     if pin is None or _is_from(torch.origin, pin[0]):
         won = _won(torch, free, "the names of torch's own backends are reserved")
         why = _why_led_to_is_blocked(torch, policy)
         return (won if why is None else (Candidate(torch, "blocked", why), *won[1:])), None
-    conflict = (
-        f"{pin[1]} pins {name!r} to {pin[0]}, but the name is torch's own, which nobody can take: "
-        "remove the pin, and publish that backend under another name"
+    conflict = Conflict(
+        f"{pin[1]} pins {name!r} to {pin[0]}, but the name is torch's own, which nobody can take",
+        "remove the pin, and publish that backend under another name",
     )
     return _contending(free, conflict), conflict
 
@@ -132,7 +144,7 @@ def _why_led_to_is_blocked(torch: BackendSpec, policy: Policy) -> str | None:
 
 def _pinned(
     name: str, free: list[BackendSpec], policy: Policy
-) -> tuple[tuple[Candidate, ...], str | None]:
+) -> tuple[tuple[Candidate, ...], Conflict | None]:
     pin = policy.pinned(name)
     assert pin is not None
     chosen = next((spec for spec in free if _is_from(spec.origin, pin[0])), None)
@@ -142,12 +154,12 @@ def _pinned(
     return _won(chosen, free, f"{pin[1]} pins it to {pin[0]}"), None
 
 
-def _unmet_pin(name: str, policy: Policy) -> str:
+def _unmet_pin(name: str, policy: Policy) -> Conflict:
     pin = policy.pinned(name)
     assert pin is not None
-    return (
-        f"{pin[1]} pins {name!r} to {pin[0]}, which does not provide it here: "
-        f"install {pin[0]}, allow it, or change the pin"
+    return Conflict(
+        f"{pin[1]} pins {name!r} to {pin[0]}, which does not provide it here",
+        f"install {pin[0]}, allow it, or change the pin",
     )
 
 
@@ -163,16 +175,16 @@ def _won(winner: BackendSpec, free: list[BackendSpec], rule: str) -> tuple[Candi
     return (Candidate(winner, "wins", rule), *lost)
 
 
-def _contending(free: list[BackendSpec], why: str) -> tuple[Candidate, ...]:
-    return tuple(Candidate(spec, "contends", why) for spec in free)
+def _contending(free: list[BackendSpec], why: Conflict) -> tuple[Candidate, ...]:
+    return tuple(Candidate(spec, "contends", str(why)) for spec in free)
 
 
-def _contention(name: str, origins: list[Origin]) -> str:
+def _contention(name: str, origins: list[Origin]) -> Conflict:
     first = origins[0].distribution
     both = " and ".join(str(origin) for origin in origins)
-    return (
-        f'{both} all provide {name!r}: choose one in backbay.toml, [pin] {name} = "{first}", or '
-        f"with BACKBAY_PIN={name}={first}"
+    return Conflict(
+        f"{both} all provide {name!r}",
+        f'choose one in backbay.toml, [pin] {name} = "{first}", or with BACKBAY_PIN={name}={first}',
     )
 
 

@@ -12,11 +12,15 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, Any, cast
 
 from backbay.registry import bridge
 from backbay.registry.bridge import TORCH_REGISTRY
 from backbay.registry.spec import CompilerFn
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 _REFUSING = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _PACKAGE = TORCH_REGISTRY.rpartition(".")[0]
@@ -92,7 +96,8 @@ def _act(key: str, action: Action) -> None:
     if TORCH_REGISTRY not in sys.modules:
         with _lock:
             _waiting[key] = action
-            _wait_for_torch()
+            if not any(isinstance(finder, _WaitingFinder) for finder in sys.meta_path):
+                sys.meta_path.insert(0, _WaitingFinder(TORCH_REGISTRY, _act_on))
         if _PACKAGE not in sys.modules:
             return
         with _lock:  # its import is under way: the finder may have come too late
@@ -103,13 +108,6 @@ def _act(key: str, action: Action) -> None:
         action(registry)
 
 
-def _wait_for_torch() -> None:
-    from backbay.registry.waiting import WaitingFinder  # noqa: PLC0415 (imports importlib.abc)
-
-    if not any(isinstance(finder, WaitingFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, WaitingFinder(TORCH_REGISTRY, _act_on))
-
-
 def _act_on(registry: Any) -> None:
     with _lock:
         for key in list(_waiting):
@@ -118,3 +116,52 @@ def _act_on(registry: Any) -> None:
             except Exception as error:  # noqa: BLE001 (whoever imports torch must not pay for it)
                 text = f"torch could not be told of {key}: {type(error).__name__}: {error}"
                 warnings.warn(text, stacklevel=2)
+
+
+class _WaitingFinder:
+    """Waits for a module to be imported, acts on it once, and is gone.
+
+    No ``importlib.abc.MetaPathFinder``: its import is a good part of what a registration costs.
+    """
+
+    def __init__(self, module: str, action: Callable[[Any], None]) -> None:
+        self._module = module
+        self._action = action
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find the module as anyone would, and put a loader around its own."""
+        if fullname != self._module:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = cast("Loader", _ActingLoader(spec, spec.loader, self._act))
+        return spec
+
+    def _act(self, module: types.ModuleType) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._action(module)
+
+
+class _ActingLoader:
+    """Runs the module with its own loader, then the action."""
+
+    def __init__(self, spec: ModuleSpec, loader: "Loader", action: Callable[[Any], None]) -> None:
+        self._spec = spec
+        self._loader = loader
+        self._action = action
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._spec.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._action(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # whoever looks for the module's source asks the loader

@@ -12,7 +12,7 @@ import importlib.util
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -101,6 +101,16 @@ def parse(reference: str) -> Target | None:
     if not source.endswith(".py") and not _DOTTED.fullmatch(source):
         return None
     return Target(source=source, attribute=attribute)
+
+
+def reference_of(function: Callable[..., object]) -> str | None:
+    """Return ``module:name`` under which another process can import a function, if there is one."""
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return None
+    importable = module not in {"__main__", "__mp_main__"} and "<" not in name
+    return f"{module}:{name}" if importable else None
 
 
 def functions_in(path: str) -> list[str]:

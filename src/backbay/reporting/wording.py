@@ -120,9 +120,9 @@ def graphs(result: "Result") -> str:
     return ", ".join(counted(n, noun) for n, noun in counts if n is not None) or NOTHING
 
 
-def counted(count: int, noun: str) -> str:
-    """Word a number of things."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a number of things in words; where the plural is not ``nouns``, it is given."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def calls(count: float | None) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbay.errors import BackendLoadError, InputError
+from backbay.dependencies import check_installed
+from backbay.errors import BackendLoadError, InputError, WorkloadInvalid
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.target import parse
 from backbay.reporting import machine
@@ -29,7 +30,6 @@ from backbay.workloads.setup import (
     check_device,
     check_dtype,
     placed,
-    workload_error,
 )
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def run(
     Raises:
         InputError: what was asked for does not exist or cannot run here; nothing was compiled.
     """
+    check_installed("verify")
     given = None if isinstance(workload, str) else workload
     if given is not None:
         device, dtype = placed(given)
@@ -185,7 +186,7 @@ class _Verification:
             reply = session.ask(request, timeout_s=self._limits.check_s)
         except NoReply as error:
             if isinstance(error, Refused) and error.input_error:
-                raise workload_error(error) from None
+                raise WorkloadInvalid(error.reason, error.detail) from None
             return self._unproven(setup, error.reason)
         if isinstance(reply, Prepared):
             self._note(mode, reply)

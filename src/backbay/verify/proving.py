@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-from backbay import ledger
+from backbay import compile_log
 from backbay.messages import one_line
 from backbay.proof import Outcome, Proof, Step, Verdict, Workload, observe
 from backbay.registry import CompilerFn
@@ -68,7 +68,7 @@ class CompiledModel:
         if self._call is None and situation != FIRST:
             self._observed(FIRST)  # it has to be compiled for that one first
         counters.clear()
-        noted = len(ledger.records())
+        noted = len(compile_log.records())
         outcome = self._observed(situation)
         graphs = int(counters["stats"]["unique_graphs"])
         breaks = sum(counters["graph_break"].values())
@@ -76,7 +76,7 @@ class CompiledModel:
             reason = "nothing was compiled: Dynamo gave the backend no graph"
             return Judged(status="not_compiled", reason=reason, breaks=breaks)
         golden = self._golden if situation == FIRST else self._files.golden(situation)
-        fell = [x for x in ledger.records()[noted:] if x.fell_back]
+        fell = [x for x in compile_log.records()[noted:] if x.fell_back]
         return Judged(
             parts=tuple(parts(golden.judge(outcome), situation, train=self._train)),
             graphs=graphs,

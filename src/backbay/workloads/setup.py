@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from backbay.errors import InputError, WorkloadInvalid
+from backbay.errors import InputError
 from backbay.registry import Registry
-from backbay.session import Refused
 
 if TYPE_CHECKING:
     from backbay.workloads.workload import Workload
@@ -32,14 +31,6 @@ class WorkloadSetup(msgspec.Struct, frozen=True, kw_only=True):
     def train(self) -> bool:
         """Whether a step is forward and backward."""
         return self.mode == "train"
-
-
-def workload_error(refused: Refused) -> WorkloadInvalid:
-    """Return the error that another process met while it built the workload."""
-    error = WorkloadInvalid(refused.reason)
-    if refused.detail:
-        error.add_note(refused.detail)
-    return error
 
 
 def not_alike(workload: str) -> InputError:

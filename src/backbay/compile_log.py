@@ -1,7 +1,7 @@
-"""What ran: one record for each graph that Backbay chose or changed a backend for.
+"""The compile log: one record for each graph that Backbay chose or changed a backend for.
 
-A choice that is made automatically must not be silent: who asks can see what was asked for, what
-ran, and why. Kept in memory, the newest ten thousand; nothing is written to disk.
+A choice that is made automatically must not be silent: you can see what was asked for, what ran,
+and why. Kept in memory, the newest ten thousand; nothing is written to disk.
 """
 
 import threading
@@ -22,16 +22,15 @@ class Record:
     """The backend that compiled the graph."""
     why: str
     """What decided it; one line."""
+    fell_back: bool = False
+    """Whether something else ran than what was asked for or configured."""
+    timed: bool = False
+    """Whether measured times decided."""
     device: str = ""
     """Device type of the graph's inputs."""
     nodes: int = 0
     """How many nodes the graph has."""
     when: datetime = field(default_factory=lambda: datetime.now(UTC))
-
-    @property
-    def fell_back(self) -> bool:
-        """Whether something else ran than what was asked for or configured."""
-        return self.why.startswith("fell back")
 
 
 _records: deque[Record] = deque(maxlen=_MOST)
@@ -45,7 +44,7 @@ def note(record: Record) -> None:
 
 
 def records() -> list[Record]:
-    """Give every record, the oldest first."""
+    """Return every record, the oldest first."""
     with _lock:
         return list(_records)
 

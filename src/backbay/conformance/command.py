@@ -11,6 +11,7 @@ import click
 from backbay.cli.names import complete
 from backbay.cli.output import write
 from backbay.conformance import Profile, Result, Statement, conform
+from backbay.dependencies import check_installed
 
 if TYPE_CHECKING:
     from backbay.conformance.fuzz.report import FuzzReport
@@ -76,6 +77,7 @@ def command(
 
     Exit code 1: something is held against the backend.
     """
+    check_installed("backbay conform")
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     if collect and expectations is None:
         raise click.UsageError("--collect writes the file that --expectations names: give one")
