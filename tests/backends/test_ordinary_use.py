@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from backbay.backends.optimizing import backbay as optimizing
 from backbay.kit.aot import inductor_patches
-from backbay.passes import constant_masks
+from backbay.passes.masks import constant_masks
 
 sys.path.insert(0, str(Path(__file__).parent))
 import ordinary
@@ -142,7 +142,7 @@ def test_inference_and_training_share_code():
     assert changes(backend) == {k: 3 * v for k, v in BOTH.items()}
 
 
-def test_a_compiled_function_inside_another_is_compiled_by_another():
+def test_a_compiled_function_inside_another_is_compiled_by_another(reports):
     model, inner, outer = Decoder(), Kept(), Kept()
 
     def weighted(x, part):
@@ -154,7 +154,7 @@ def test_a_compiled_function_inside_another_is_compiled_by_another():
     compiled = torch.compile(lambda x: weighted(x, part), backend=outer)
     assert_trains_as_eager(compiled, model, tokens(), eager=lambda x: weighted(x, model))
     assert changes(outer) == {k: 2 * v for k, v in BOTH.items()}
-    assert not inner.reports
+    assert not reports
 
 
 def test_layers_that_are_compiled_one_by_one_are_compiled_again_for_each():
@@ -169,7 +169,7 @@ def test_layers_that_are_compiled_one_by_one_are_compiled_again_for_each():
     assert changes(backend) == {"constant_masks": 1}
 
 
-def test_a_mask_that_is_handed_to_a_compiled_layer_is_taken_for_constant():
+def test_a_mask_that_is_handed_to_a_compiled_layer_is_taken_for_constant(reports):
     model, backend = Decoder(), Kept()
     layer = torch.compile(model.layers[0], backend=backend)
     x = torch.randn(2, ordinary.LENGTH, 16)
@@ -177,7 +177,7 @@ def test_a_mask_that_is_handed_to_a_compiled_layer_is_taken_for_constant():
     for given in (mask, mask.flip(1)):
         torch.testing.assert_close(layer(x, given), model.layers[0](x, given))
     assert not changes(backend)
-    (report, *_) = [x for x in backend.reports if x.name == "constant_masks"]
+    (report, *_) = [x for x in reports if x.name == "constant_masks"]
     assert report.near[0].reason == "it depends on the input l_mask_"
 
 
@@ -237,23 +237,22 @@ def test_an_exported_program_keeps_its_mask():
 
 
 @pytest.mark.slow
-def test_aotinductor_keeps_the_mask_of_an_exported_program(tmp_path):
-    model, x, reports = Attends(), torch.randn(1, 1, 6, 8), []
+def test_aotinductor_keeps_the_mask_of_an_exported_program(tmp_path, reports):
+    model, x = Attends(), torch.randn(1, 1, 6, 8)
     exported = torch.export.export(model, (x,))
     hooked = constant_masks.at("inductor.pre_grad")
     package = torch._inductor.aoti_compile_and_package(
         exported,
         package_path=str(tmp_path / "attends.pt2"),
-        inductor_configs=inductor_patches([hooked], {}, reports.extend),
+        inductor_configs=inductor_patches([hooked], {}),
     )
     torch.testing.assert_close(torch._inductor.aoti_load_package(package)(x), model(x))
     assert [x.changes for x in reports] == [1]
 
 
-def test_a_copy_of_inductors_configuration_loses_its_passes():
+def test_a_copy_of_inductors_configuration_loses_its_passes(reports):
     # AOTInductor compiles with a copy.
-    reports = []
-    hooked = inductor_patches([constant_masks.at("inductor.pre_grad")], {}, reports.extend)
+    hooked = inductor_patches([constant_masks.at("inductor.pre_grad")], {})
     (copied,) = copy.deepcopy(hooked).values()
     copied(torch.fx.symbolic_trace(lambda x: x + 1).graph)
     assert [x.name for x in reports] == ["constant_masks"]

@@ -4,19 +4,19 @@ import time
 
 import pytest
 import torch
+from backbay.passes.unfit import UnfitError, must_pay
 from torch.library import Library
 
 from backbay import ledger
 from backbay.backends import choices, place_timing, tuning
 from backbay.backends.choices import PlaceTiming
 from backbay.backends.optimizing import Optimizing
-from backbay.graph.put import call_before, exchange
 from backbay.graph.region import digest
+from backbay.graph.rewrite import call_before, replace_node
 from backbay.graph.values import value_of
 from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass
-from backbay.kit.places import Place, Places
-from backbay.passes.unfit import UnfitError, must_pay
+from backbay.passes.match_sites import Place, Places
 from backbay.registry import Option
 
 LARGE = 100
@@ -54,7 +54,7 @@ def swap(graph_module, context):
             must_pay(context, "swap", [node])
         except UnfitError:
             continue
-        exchange(node, call_before(node, AFTER, *node.args))
+        replace_node(node, call_before(node, AFTER, *node.args))
         count += 1
     graph_module.recompile()
     return count
@@ -93,7 +93,7 @@ def kept(tmp_path):
     return sorted(tmp_path.glob("choices/places/*.json"))
 
 
-def test_a_rewrite_holds_everywhere_or_nowhere(tmp_path):
+def test_a_rewrite_holds_everywhere_or_nowhere(tmp_path, reports):
     backend = Swapping()
     state = torch.get_rng_state()
     with torch.no_grad():
@@ -108,7 +108,7 @@ def test_a_rewrite_holds_everywhere_or_nowhere(tmp_path):
     torch.compiler.reset()  # as another process
     with torch.no_grad():
         torch.testing.assert_close(compiled(backend, "cache")(*inputs()), program(*inputs()))
-    assert [x.changes for x in backend.reports] == [2]
+    assert [x.changes for x in reports] == [2]
 
 
 def test_a_place_is_timed_again_in_another_graph(monkeypatch):
@@ -218,7 +218,7 @@ def test_nothing_is_taken_out_where_nobody_asks(monkeypatch):
     def refuse(_):
         raise AssertionError("taken out")
 
-    monkeypatch.setattr("backbay.kit.places.taken_out", refuse)
+    monkeypatch.setattr("backbay.passes.match_sites.taken_out", refuse)
     with torch.no_grad():
         torch.testing.assert_close(compiled(Swapping(), "cache")(*inputs()), program(*inputs()))
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from backbay import ledger
 from backbay.errors import InputError
-from backbay.kit.minifying import minifiable
-from backbay.registry import default_registry
+from backbay.kit.codegen import minifiable, registry_in_use
 
 if TYPE_CHECKING:
     from backbay.registry.configured import ConfiguredBackend
@@ -48,7 +47,7 @@ class Default:
             )
         )
         mode, options = given.get("mode"), given.get("options")
-        backend = default_registry.get_backend(name, mode=mode, options=options)
+        backend = registry_in_use().get_backend(name, mode=mode, options=options)
         self._chosen.add(backend)
         return minifiable(backend(graph_module, example_inputs))
 
@@ -69,14 +68,14 @@ def device_type(example_inputs: Sequence[Any]) -> str:
 
 
 def _choice(device: str) -> tuple[str, str]:
-    configured = default_registry.policy.default_for(device)
+    configured = registry_in_use().policy.default_for(device)
     if configured is None:
         return FALLBACK, f"no policy names a default for {device}: torch's own"
     name, source = configured
     try:
         if name == NAME:
             raise InputError(f"{NAME} can't be its own default")  # noqa: TRY301 (as any other)
-        default_registry.require(name, device)
+        registry_in_use().require(name, device)
     except InputError as error:
         return FALLBACK, f"fell back from {name}, which {source} names for {device}: {error}"
     return name, f"{source} names it for {device}"

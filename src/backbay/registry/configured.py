@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from backbay.errors import BackendNotFound
+from backbay.registry.current import current_registry
 from backbay.registry.sharing import CONTRACT
 from backbay.registry.spec import BackendSpec, CompilerFn
 
@@ -25,13 +26,19 @@ class ConfiguredBackend:
     """
 
     def __init__(
-        self, spec: BackendSpec, compiler_fn: CompilerFn, mode: str | None, options: dict[str, Any]
+        self,
+        spec: BackendSpec,
+        compiler_fn: CompilerFn,
+        mode: str | None,
+        options: dict[str, Any],
+        registry: "Registry | None" = None,
     ) -> None:
         self.spec = spec
         self.mode = mode
         self.options = options
         self._compiler_fn = compiler_fn
         self._call: CompilerFn | None = None
+        self._registry = registry
 
     @property
     def __name__(self) -> str:
@@ -59,7 +66,13 @@ class ConfiguredBackend:
 
     def __call__(self, graph_module: Any, example_inputs: Any, **given: Any) -> Any:
         """Compile a graph with the backend, as torch.compile would with this mode and options."""
-        return self._calling()(graph_module, example_inputs, **given)
+        if self._registry is None:
+            return self._calling()(graph_module, example_inputs, **given)
+        token = current_registry.set(self._registry)
+        try:
+            return self._calling()(graph_module, example_inputs, **given)
+        finally:
+            current_registry.reset(token)
 
     def __getattr__(self, name: str) -> Any:
         # Dynamo asks hasattr(backend, "reset") and the like: the backend's own answer counts.
@@ -144,7 +157,8 @@ class _With:
 class Configurations:
     """The configured backends of one registry, each made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, registry: "Registry | None" = None) -> None:
+        self._registry = registry
         self._made: dict[tuple[Any, ...], ConfiguredBackend] = {}
         self._lock = threading.Lock()
 
@@ -156,7 +170,7 @@ class Configurations:
         options: Mapping[str, Any] | None,
     ) -> ConfiguredBackend:
         """Give the object for a compiler function, a mode and options."""
-        wanted = ConfiguredBackend(spec, compiler_fn, mode, dict(options or {}))
+        wanted = ConfiguredBackend(spec, compiler_fn, mode, dict(options or {}), self._registry)
         text = json.dumps(wanted.options, sort_keys=True, default=_stable)
         key = (spec.name, mode, text)
         with self._lock:

@@ -362,7 +362,7 @@ class Registry:
 
         with self._lock:
             if self._configured is None:
-                self._configured = Configurations()
+                self._configured = Configurations(self)
             return self._configured
 
     # -- registering
