@@ -24,14 +24,15 @@ class Passes(Optimizing):
 
 
 def alive():
+    """Count what a graph consists of."""
     gc.collect()
     kinds = (torch.fx.GraphModule, torch.fx.Node, torch._subclasses.FakeTensor)
-    return sum(type(x).__name__ == "NearMiss" or isinstance(x, kinds) for x in gc.get_objects())
+    return sum(issubclass(type(x), kinds) for x in gc.get_objects())
 
 
 def program(x):
     y = x.long()
-    return x * torch.sigmoid(x) + y * torch.sigmoid(x)
+    return x * torch.sigmoid(x) + y * torch.sigmoid(y)
 
 
 @pytest.fixture
@@ -66,5 +67,5 @@ def test_a_report_keeps_its_graph(graph):
     with collected() as reports:
         for _ in range(20):
             Reports()(copy.deepcopy(graph_module), inputs)
-    assert sum(len(x.near) for x in reports) >= 20
-    assert alive() - before <= sum(len(x.near) for x in reports)
+    assert sum(len(x.near) for x in reports) == 20
+    assert alive() - before < len(graph_module.graph.nodes) * 20 / 4
