@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from backbay.kernels import silu as module
+from backbay.kit.kernels import silu as module
 from backbay.registry import Environment
 from backbay.reporting.machine import machine, versions
 from backbay.timing import stats

@@ -7,7 +7,7 @@ breaks the graph, and a number that the model counts itself makes it compile aga
 import torch
 
 from backbay.kit.backend import Backend
-from backbay.passes import rewrite_silu
+from backbay.kit.rewrites import rewrite_silu
 
 
 class Gates(torch.nn.Module):

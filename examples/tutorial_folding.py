@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from backbay.graph.aliases import Memory
 from backbay.graph.canonical import canonicalise, is_number
-from backbay.graph.put import call_before, exchange
+from backbay.graph.rewrite import call_before, replace_node
 from backbay.graph.values import value_of
 from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass
@@ -48,7 +48,7 @@ def join_factors(graph_module: GraphModule) -> int:
             continue
         if len(inner.users) > 1 or memory.mutated(inner.args[0]):
             continue  # x * 2 is used elsewhere, or x is another by the time of the second product
-        exchange(node, call_before(node, operator.mul, inner.args[0], first * last))
+        replace_node(node, call_before(node, operator.mul, inner.args[0], first * last))
         graph.erase_node(inner)
         count += 1
     graph_module.recompile()

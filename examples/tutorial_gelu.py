@@ -11,10 +11,10 @@ import math
 import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.graph.conditions import is_floating_point
-from backbay.graph.match import Pattern
+from backbay.graph.match import Pattern, is_floating_point
 from backbay.graph.report import summary
 from backbay.kit.backend import Backend
+from backbay.kit.observing import collected
 from backbay.kit.passes import graph_pass, rewrite_pass
 from backbay.proof import Workload, make_golden, observe
 
@@ -66,8 +66,9 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     workload, backend = Workload(model=Model(), args=(torch.randn(64, 16),)), Gelu()
     golden = make_golden(workload, train=True)
-    outcome = observe(torch.compile(workload.model, backend=backend), workload, train=True)
-    print("matches:", sum(report.changes for report in backend.reports))
+    with collected() as reports:
+        outcome = observe(torch.compile(workload.model, backend=backend), workload, train=True)
+    print("matches:", sum(report.changes for report in reports))
     difference = outcome.tensors["output"] - golden.eager.tensors["output"]
     print(f"difference from eager: {difference.abs().max().item():.1e}")
     print("right, and so are the gradients:", golden.judge(outcome).passed)

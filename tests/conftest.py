@@ -97,6 +97,15 @@ def _forget_what_torch_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def reports() -> Iterator[list[Any]]:
+    """Collect what passes report in a test."""
+    from backbay.kit.observing import collected
+
+    with collected() as found:
+        yield found
+
+
+@pytest.fixture
 def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a program in a fresh Python process."""
 

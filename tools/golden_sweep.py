@@ -35,8 +35,10 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-from backbay import passes
+from backbay.backends.optimizing import Optimizing
+from backbay.kit import rewrites
 from backbay.kit.backend import Backend
+from backbay.kit.observing import collected
 from backbay.kit.passes import Pass
 from backbay.messages import one_line
 from backbay.proof import Golden, Proof, Verdict, Workload, make_golden, observe
@@ -56,6 +58,10 @@ WORKLOADS = (
 CONTROLS = ("aot_eager", "inductor")
 """Torch's own, by which a failure of ours is told from one of theirs."""
 DTYPES = (torch.float32, torch.bfloat16)
+PASSES: tuple[Pass, ...] = (
+    *(dataclasses.replace(x, enabled=True) for x in Optimizing.passes),
+    *(getattr(rewrites, x) for x in rewrites.__all__),
+)
 AT_BOTH = (
     "common_subexpressions",
     "fold_constants",
@@ -217,7 +223,7 @@ def subjects() -> Iterator[Subject]:
         yield Subject(name=name, compiler=compiler, is_control=True, is_aten=name == "aot_eager")
     for name in shipped():
         yield Subject(name=name, compiler=default_registry.lookup_backend(name))
-    for one in (getattr(passes, name) for name in passes.__all__):
+    for one in PASSES:
         yield alone(one)
         if one.name in AT_BOTH:
             yield alone(one.at("aten"))
@@ -313,12 +319,13 @@ def proven(subject: Subject, case: Case) -> Row:
     if reset is not None:
         reset()
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # some print what they are given
+        # Some print what they are given.
+        with contextlib.redirect_stdout(io.StringIO()), collected() as reports:
             proofs, graphs = _run(subject.compiler, case)
     except Exception as error:  # noqa: BLE001 (whatever is raised is the row's reason)
         return Row(case=case, subject=subject, verdict="FAILED", reason=one_line(error))
     changes = Counter[str]()
-    for report in getattr(subject.compiler, "reports", ()):
+    for report in reports:
         changes[report.name] += report.changes
     worst = max((x.worst for x in proofs), key=lambda x: (not x.passed, x.severity))
     return Row(
@@ -394,7 +401,7 @@ def print_summary(rows: Sequence[Row]) -> None:
     ours = [x for x in rows if not x.subject.is_control]
     total = Counter[str]()  # not by pass alone: one that changes Dynamo's graphs may miss ATen's
     for row in ours:
-        made = {name: x for name, x in row.changes.items() if name in passes.__all__}
+        made = {name: x for name, x in row.changes.items() if name in {y.name for y in PASSES}}
         total.update({f"{name} in {row.subject.name}": x for name, x in made.items()})
     print(f"\nproven: {len(ours)}, right: {sum(x.verdict == 'right' for x in ours)}")
     for row in rows:

@@ -13,9 +13,12 @@ import functools
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backbay.kit.passes import PassReport
 
 EAGER, INDUCTOR, OURS, HAND, ALT = "eager", "inductor", "backbay", "hand", "alt"
 TUNED, AGAIN = "tuned", "again"
@@ -73,21 +76,12 @@ def compiled(function: Callable[..., Any], arm: str, **torch_options: Any) -> Ca
     return call
 
 
-def forget_rewrites() -> None:
-    """Forget what was rewritten so far."""
-    from backbay.backends.optimizing import backbay  # noqa: PLC0415
-
-    backbay.reports.clear()
-
-
-def rewrites(arm: str) -> tuple[str, ...]:
-    """Return how often each rewrite of ours changed something since."""
+def rewrites(arm: str, reports: Iterable["PassReport"]) -> tuple[str, ...]:
+    """Return how often each rewrite of ours changed something."""
     if split(arm)[0] != OURS:
         return ()
-    from backbay.backends.optimizing import backbay  # noqa: PLC0415
-
     total: Counter[str] = Counter()
-    for report in backbay.reports:
+    for report in reports:
         total[report.name] += report.changes
     return tuple(f"{name} {count}x" for name, count in total.items() if count) or ("no rewrite",)
 

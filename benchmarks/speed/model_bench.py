@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from backbay.kit.observing import collected
 from backbay.messages import one_line
 from backbay.proof import Step, Workload, make_golden, observe
 from backbay.timing.device import device_name, synchronize
@@ -52,9 +53,9 @@ class ModelBench:
         assert self._step is not None
         if arm != arms.EAGER:
             arms.warm_up(arms.split(arm)[0], self._request.device, train=self._case.train)
-        with arms.cached(arm, caches, shared=shared) as cold, arms.surrounded(arm):
+        cached = arms.cached(arm, caches, shared=shared)
+        with cached as cold, arms.surrounded(arm), collected() as reports:
             call = self._calls[arm] = arms.compiled(self._workload.model, arm)
-            arms.forget_rewrites()
             self._step.clear_gradients()
             before, start = _allocated(self._device), time.perf_counter()
             error = self._first_call(call)
@@ -69,7 +70,7 @@ class ModelBench:
             step_s=step_s,
             peak_bytes=peak,
             error=error,
-            notes=arms.rewrites(arm),
+            notes=arms.rewrites(arm, reports),
         )
 
     def seconds(self, arm: str, warmups: int, calls: int) -> float:

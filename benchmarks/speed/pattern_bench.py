@@ -8,6 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
+from backbay.kit.observing import collected
 from backbay.messages import one_line
 from backbay.timing.device import device_name, synchronize
 from speed import arms, requests
@@ -52,8 +53,7 @@ class PatternBench:
             return requests.Readied(status="failed", reason="no alternative")
         if arm != arms.EAGER:
             arms.warm_up(arms.split(arm)[0], str(self._device), train=self._pattern.train)
-        arms.forget_rewrites()
-        with arms.cached(arm, caches, shared=shared) as cold:
+        with arms.cached(arm, caches, shared=shared) as cold, collected() as reports:
             start = time.perf_counter()
             step, results, notes = self._first_call(arm)
             synchronize(self._device)
@@ -63,7 +63,7 @@ class PatternBench:
         if not error <= self._allowed:
             reason = f"differs from float32 by {error:.2g}, {self._allowed:.2g} is allowed"
             return requests.Readied(status="wrong", reason=reason, error=error)
-        notes += (*arms.rewrites(arm), *self._keep(arm, step))
+        notes += (*arms.rewrites(arm, reports), *self._keep(arm, step))
         return requests.Readied(
             status="ok",
             compile_s=first_s if cold and arm != arms.EAGER else None,

@@ -26,7 +26,12 @@ class Kept(Optimizing):
 
     def __init__(self):
         super().__init__()
-        self.graphs = []
+        self.graphs, self.reports = [], []
+
+    def compile_graph(self, *given, **how):
+        made = super().compile_graph(*given, **how)
+        self.reports += made.reports
+        return made
 
     def compile(self, graph_module, example_inputs):
         self.graphs.append(graph_module)

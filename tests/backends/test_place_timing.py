@@ -8,16 +8,14 @@ from torch.library import Library
 
 from backbay import compile_log
 from backbay.backends import choices, place_timing, tuning
-from backbay.backends.choices import PlaceTiming
+from backbay.backends.choices import SiteTiming
 from backbay.backends.optimizing import Optimizing
-from backbay.graph.put import call_before, exchange
 from backbay.graph.region import digest
+from backbay.graph.rewrite import call_before, replace_node
 from backbay.graph.values import value_of
 from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass
-from backbay.kit.places import Place, Places
-from backbay.passes.unfit import UnfitError, must_pay
-from backbay.registry import Option
+from backbay.passes.match_sites import MatchSite, MatchSites
 
 LARGE = 100
 PAUSE_S = 0.003
@@ -50,12 +48,10 @@ def swap(graph_module, context):
     """Put what is slow of much in place of what is slow of little."""
     count = 0
     for node in [n for n in graph_module.graph.nodes if n.target is BEFORE]:
-        try:
-            must_pay(context, "swap", [node])
-        except UnfitError:
-            continue
-        exchange(node, call_before(node, AFTER, *node.args))
-        count += 1
+        with context.attempt(node):
+            context.check_profitable([node])
+            replace_node(node, call_before(node, AFTER, *node.args))
+            count += 1
     graph_module.recompile()
     return count
 
@@ -63,7 +59,6 @@ def swap(graph_module, context):
 class Swapping(Optimizing):
     name = "swapping"
     passes = (swap,)
-    options = (*Optimizing.options, Option(name="swap", type="bool", default=True))
 
 
 def program(small, large):
@@ -93,7 +88,7 @@ def kept(tmp_path):
     return sorted(tmp_path.glob("choices/places/*.json"))
 
 
-def test_a_rewrite_holds_everywhere_or_nowhere(tmp_path):
+def test_a_rewrite_holds_everywhere_or_nowhere(tmp_path, reports):
     backend = Swapping()
     state = torch.get_rng_state()
     with torch.no_grad():
@@ -106,9 +101,10 @@ def test_a_rewrite_holds_everywhere_or_nowhere(tmp_path):
     assert len(kept(tmp_path)) == 2  # the two small ones are of a kind
 
     torch.compiler.reset()  # as another process
+    reports.clear()
     with torch.no_grad():
         torch.testing.assert_close(compiled(backend, "cache")(*inputs()), program(*inputs()))
-    assert [x.changes for x in backend.reports] == [2]
+    assert [x.changes for x in reports] == [2]
 
 
 def test_a_place_is_timed_again_in_another_graph(monkeypatch):
@@ -126,7 +122,7 @@ def test_a_place_is_timed_again_in_another_graph(monkeypatch):
 
 
 def places_of(function, *args, dynamic=False):
-    places = Places(keep=True)
+    places = MatchSites(keep=True)
 
     class Asking(Backend):
         passes = (swap,)
@@ -210,7 +206,7 @@ def test_a_place_that_its_pass_leaves_alone_is_timed():
     graph = torch.fx.symbolic_trace(lambda x: x + 1)
     for node, like in zip(graph.graph.nodes, place.region.graph.nodes, strict=True):
         node.meta = dict(like.meta)
-    other = Place(rewrite="swap", name=f"swap@{digest(graph.graph)}", region=graph)
+    other = MatchSite(rewrite="swap", name=f"swap@{digest(graph.graph)}", region=graph)
     assert not slower({"": other})
 
 
@@ -218,21 +214,21 @@ def test_nothing_is_taken_out_where_nobody_asks(monkeypatch):
     def refuse(_):
         raise AssertionError("taken out")
 
-    monkeypatch.setattr("backbay.kit.places.taken_out", refuse)
+    monkeypatch.setattr("backbay.passes.match_sites.taken_out", refuse)
     with torch.no_grad():
         torch.testing.assert_close(compiled(Swapping(), "cache")(*inputs()), program(*inputs()))
 
 
 @pytest.mark.parametrize(("low", "expected"), [(1.001, 1), (0.999, 0)])
 def test_noise_leaves_a_place_out(monkeypatch, low, expected):
-    found = PlaceTiming(ratio=1.1, interval=(low, 1.2), created="")
-    monkeypatch.setattr(choices, "read_place", lambda _: found)
+    found = SiteTiming(ratio=1.1, interval=(low, 1.2), created="")
+    monkeypatch.setattr(choices, "read_site", lambda _: found)
     assert len(slower(places_of(BEFORE, torch.ones(LARGE)))) == expected
 
 
 def test_a_broken_file_is_trusted(tmp_path):
-    found = PlaceTiming(ratio=1.5, interval=(1.4, 1.6), created="now")
-    choices.write_place("key", found)
-    assert choices.read_place("key") == found
+    found = SiteTiming(ratio=1.5, interval=(1.4, 1.6), created="now")
+    choices.write_site("key", found)
+    assert choices.read_site("key") == found
     kept(tmp_path)[0].write_text("{")
-    assert choices.read_place("key") is None
+    assert choices.read_site("key") is None

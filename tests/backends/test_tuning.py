@@ -177,7 +177,7 @@ def _alike(monkeypatch):
 
 
 @pytest.mark.usefixtures("_alike")
-def test_a_second_process_times_again():
+def test_a_second_process_times_again(reports):
     torch.manual_seed(0)
     model, x = Attention(), torch.randn(2, 6, 4)
     want = model(x)
@@ -191,7 +191,7 @@ def test_a_second_process_times_again():
     torch.testing.assert_close([y.grad for y in model.parameters()], grads)
     assert len(last("timed: constant_masks kept")) == 1
     on = [y.name for y in optimizing.passes if y.name != "parameter_hoist"]  # it is asked for
-    assert [y.name for y in optimizing.reports] == on
+    assert [y.name for y in reports] == on
     for tune in ("full", "cache"):
         torch.compiler.reset()
         torch.testing.assert_close(compiled(model, tune)(x), want)
@@ -232,14 +232,14 @@ def test_what_was_measured_is_not_explained():
 
 
 @pytest.mark.parametrize(("tune", "changes"), [("cache", []), ("off", ["constant_masks"])])
-def test_what_was_found_slower_is_done_again(tune, changes, monkeypatch):
+def test_what_was_found_slower_is_done_again(tune, changes, monkeypatch, reports):
     model, x = Attention(), torch.randn(2, 6, 4)
     off = choices.Choice(
         off=ONE, fired=ONE, gain=1.0, interval=(1.0, 1.0), milliseconds={}, created=""
     )
     monkeypatch.setattr(choices, "read", lambda _: off)
     compiled(model, tune)(x)
-    assert [y.name for y in optimizing.reports if y.changes] == changes
+    assert [y.name for y in reports if y.changes] == changes
 
 
 def test_a_broken_file_is_trusted(tmp_path):

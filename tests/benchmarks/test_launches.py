@@ -1,5 +1,6 @@
 """What a graph hands to a GPU, counted in Inductor's code for one, on a machine without."""
 
+import dataclasses
 import importlib
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 pytest.importorskip("triton")
 
 from backbay.kit.passes import PassContext
-from backbay.passes import fused_convolutions
+from backbay.passes.fused_convolutions import fused_convolutions
 
 FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 WIDTH = 64
@@ -39,7 +40,8 @@ class Layer(nn.Module):
 
 def code_of(cuda_code, monkeypatch, layers, *, fused):
     """Give the code for a stack of layers."""
-    monkeypatch.setattr(sys.modules["backbay.passes.fused_convolutions"], "DEVICES", ("cpu",))
+    requires = dataclasses.replace(fused_convolutions.requires, devices=("cpu",))
+    monkeypatch.setattr(type(fused_convolutions), "requires", requires)
     written = []
 
     def compile_(graph_module, inputs):

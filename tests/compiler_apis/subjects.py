@@ -55,3 +55,8 @@ def seen(graph_module):
 class Inner(Backend):
     passes = (seen,)
     codegen = "eager"
+    resets = 0
+
+    def reset(self):
+        super().reset()
+        self.resets += 1

@@ -15,7 +15,7 @@ from backbay.explain.page import page, write_page
 from backbay.explain.record import BreakRecord, GraphRecord, NodeRecord, Settings
 from backbay.explain.text import text
 from backbay.kit.backend import Backend
-from backbay.passes import rewrite_silu
+from backbay.kit.rewrites import rewrite_silu
 
 HOSTILE = "</script><script>alert('x')</script><b>bold</b>\x1b[31m"
 

@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402, N812
 
 from backbay.backends.optimizing import backbay  # noqa: E402
+from backbay.kit.observing import collected  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,8 +31,9 @@ def tensors(queries, keys, width, bias, dtype, *, train=False):
 
 
 def compiled(inputs, changes=1):
-    result = torch.compile(attend, backend=backbay)(*inputs)
-    assert {x.name: x.changes for x in backbay.reports}["fused_attention"] == changes
+    with collected() as reports:
+        result = torch.compile(attend, backend=backbay)(*inputs)
+    assert {x.name: x.changes for x in reports}["fused_attention"] == changes
     return result
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 from backbay.backends import choices  # noqa: E402
 from backbay.backends.optimizing import backbay  # noqa: E402
 from backbay.kernels import fused_convolution as kernel  # noqa: E402
+from backbay.kit.observing import collected  # noqa: E402
 from backbay.proof import Workload, make_golden, observe  # noqa: E402
 
 pytestmark = [
@@ -159,11 +160,12 @@ def assert_right(model, x, **options):
     """Demand that a compiled model is right; give how often each pass rewrote it."""
     workload = Workload(model=model, args=(x,))
     golden = make_golden(workload, train=False)
-    with golden.context(), torch._inductor.config.patch(force_disable_caches=True):
+    caches = torch._inductor.config.patch(force_disable_caches=True)
+    with golden.context(), caches, collected() as reports:
         call = torch.compile(model, backend=backbay, **options)
         proof = golden.judge(observe(call, golden.at(workload), train=False))
     assert proof.passed, proof.worst
-    return {x.name: x.changes for x in backbay.reports}
+    return {x.name: x.changes for x in reports}
 
 
 @pytest.mark.slow

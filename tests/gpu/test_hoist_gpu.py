@@ -55,14 +55,14 @@ def changed(model):
 
 @torch.no_grad()
 @pytest.mark.parametrize("options", [ON, GRAPHS], ids=["plain", "CUDA graphs"])
-def test_a_changed_parameter_is_not_seen(model, options):
+def test_a_changed_parameter_is_not_seen(model, options, reports):
     call, x = torch.compile(model, backend=backbay, options=options), rows(4)
     for _ in range(3):
         for _ in range(4):  # the second records, the third replays
             assert_right(call(x).clone(), model, x)
         changed(model)
     assert_right(call(x).clone(), model, x)
-    fired = {y.name: y.changes for y in backbay.reports if y.changes}
+    fired = {y.name: y.changes for y in reports if y.changes}
     assert fired == {"merged_linears": 1, "parameter_hoist": 2}
     assert not counters["inductor"]["cudagraph_skips"]
 

@@ -47,21 +47,21 @@ def results(call, model, x):
     return [result, *torch.autograd.grad(result, wanted, cotangent.to(result.dtype))]
 
 
-def merged():
-    return sum(x.changes for x in backbay.reports if x.name == "merged_linears")
+def merged(reports):
+    return sum(x.changes for x in reports if x.name == "merged_linears")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 @pytest.mark.parametrize("sizes", [(768, 768), (2048, 512)], ids=str)
-def test_gradients_of_merged_layers_are_wrong(sizes, mode, bias, dtype):
+def test_gradients_of_merged_layers_are_wrong(sizes, mode, bias, dtype, reports):
     model, x = made(sizes, dtype, bias=bias)
     options = {"triton.cudagraphs": mode is not None}
     compiled = torch.compile(model, backend=backbay, options=options)
     for _ in range(3):
         got = [y.clone() for y in results(compiled, model, x)]
-    assert merged() == 2
+    assert merged(reports) == 2
     eager = results(model, model, x)
     truth = results(model.double(), model, x.detach().double().requires_grad_())
     for one, other, true in zip(got, eager, truth, strict=True):
@@ -70,7 +70,7 @@ def test_gradients_of_merged_layers_are_wrong(sizes, mode, bias, dtype):
         assert errors[0] <= 1.5 * errors[1]
 
 
-def test_weights_that_learn_are_copied_once():
+def test_weights_that_learn_are_copied_once(reports):
     model, x = made((768, 768), torch.bfloat16, bias=True)
     compiled = torch.compile(model, backend=backbay)
     for _ in range(3):
@@ -81,22 +81,22 @@ def test_weights_that_learn_are_copied_once():
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.5)
-    assert merged() == 2
+    assert merged(reports) == 2
 
 
 @pytest.mark.parametrize("shape", [(2, 100), (16, 1024)], ids=["few rows", "many rows"])
-def test_layers_of_other_rows_are_merged(shape):
+def test_layers_of_other_rows_are_merged(shape, reports):
     model, x = made((768, 768), torch.bfloat16, bias=False, shape=shape)
     torch.compile(model, backend=backbay)(x)
-    assert not merged()
+    assert not merged(reports)
 
 
-def test_autocast_on_a_gpu_is_forgotten():
+def test_autocast_on_a_gpu_is_forgotten(reports):
     model, x = made((768, 768), torch.float32, bias=True)
     compiled = torch.compile(model, backend=backbay)
     with torch.autocast("cuda", torch.bfloat16):
         got, eager = (results(y, model, x) for y in (compiled, model))
-    assert merged() == 2
+    assert merged(reports) == 2
     for one, other in zip(got, eager, strict=True):
         assert one.dtype == other.dtype
         difference = (one.float() - other.float()).square().mean().sqrt()

@@ -38,7 +38,7 @@ def step(q, k, v, position):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 @pytest.mark.parametrize("shape", [(32, 32, 8, 512, 64), (16, 14, 7, 333, 128), (65, 4, 1, 17, 40)])
-def test_a_step_of_generation_is_wrong(shape, mode, dtype):
+def test_a_step_of_generation_is_wrong(shape, mode, dtype, reports):
     given = tensors(shape, dtype)
     with torch.no_grad():
         compiled = torch.compile(step, backend=backbay, mode=mode)
@@ -46,7 +46,7 @@ def test_a_step_of_generation_is_wrong(shape, mode, dtype):
             result = compiled(*given).clone()
         truth = step(*(x.double() if x.is_floating_point() else x for x in given))
         eager = step(*given)
-    changes = {x.name: x.changes for x in backbay.reports}
+    changes = {x.name: x.changes for x in reports}
     assert changes["one_token_attention"] == 1
     assert result.stride() == eager.stride()
     errors = [(x.double() - truth).square().mean().sqrt() for x in (result, eager)]

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402, N812
 
-from backbay.kernels import silu as module  # noqa: E402
+from backbay.kit.kernels import silu as module  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

@@ -60,8 +60,8 @@ def samples(*shape, dtype=torch.bfloat16, last=False):
     return made.to(dtype, memory_format=form)
 
 
-def folded():
-    return sum(x.changes for x in backbay.reports if x.name == FOLDED)
+def folded(reports):
+    return sum(x.changes for x in reports if x.name == FOLDED)
 
 
 def assert_right(model, x, *, train, learns=False, **options):
@@ -79,20 +79,20 @@ def assert_right(model, x, *, train, learns=False, **options):
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_folded_is_wrong(name, dtype, train, last):
+def test_what_is_folded_is_wrong(name, dtype, train, last, reports):
     make, shape = MODELS[name]
     last = last and len(shape) == 4  # eager lays clips out as they come
     torch.manual_seed(0)
     model = make().to("cuda", dtype).train(train)
     model = model.to(memory_format=torch.channels_last) if last else model
     assert_right(model, samples(*shape, dtype=dtype, last=last), train=train)
-    assert folded() == (0 if name == "3 by 3" and last != train else 1)
+    assert folded(reports) == (0 if name == "3 by 3" and last != train else 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("name", ["7 by 7", "patches of an image"])
-def test_a_result_is_laid_out_otherwise_than_eagers(name, last):
+def test_a_result_is_laid_out_otherwise_than_eagers(name, last, reports):
     make, shape = MODELS[name]
     convolution = make().convolution.to("cuda", torch.bfloat16)
     if last:
@@ -101,26 +101,26 @@ def test_a_result_is_laid_out_otherwise_than_eagers(name, last):
     compiled = torch.compile(convolution, backend=backbay)
     with torch.no_grad():
         found, expected = compiled(x), convolution(x)
-    assert folded() == 1
+    assert folded(reports) == 1
     assert found.stride() == expected.stride()
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.slow
-def test_a_stem_is_not_fused_with_what_follows_it():
+def test_a_stem_is_not_fused_with_what_follows_it(reports):
     torch.manual_seed(0)
     model = nn.Sequential(Stem(7), nn.Conv2d(64, 64, 3, padding=1, bias=False))
     model.extend([nn.BatchNorm2d(64), nn.ReLU()])
     model = model.to("cuda", torch.bfloat16, memory_format=torch.channels_last).eval()
     assert_right(model, samples(32, 3, 224, 224, last=True), train=False)
-    changes = {x.name: x.changes for x in backbay.reports}
+    changes = {x.name: x.changes for x in reports}
     assert changes[FOLDED] == 1
     assert changes["fused_convolutions"] == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["7 by 7", "patches of an image"])
-def test_weights_that_learn_under_cuda_graphs_are_folded_once(name):
+def test_weights_that_learn_under_cuda_graphs_are_folded_once(name, reports):
     make, shape = MODELS[name]
     torch.manual_seed(0)
     model = make().to("cuda", torch.bfloat16)
@@ -135,23 +135,23 @@ def test_weights_that_learn_under_cuda_graphs_are_folded_once(name):
         assert (found - expected).square().mean() <= 4e-4 * expected.square().mean()
         with torch.no_grad():
             weight.mul_(-1.5)
-    assert folded() == 1
+    assert folded(reports) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", [False, True], ids=["weights are frozen", "weights learn"])
 @pytest.mark.parametrize("name", MODELS)
-def test_images_that_learn_get_a_wrong_gradient(name, trained):
+def test_images_that_learn_get_a_wrong_gradient(name, trained, reports):
     make, shape = MODELS[name]
     torch.manual_seed(0)
     model = make().to("cuda", torch.bfloat16).train(trained).requires_grad_(trained)
     assert_right(model, samples(*shape), train=True, learns=True)
-    assert folded() == 1
+    assert folded(reports) == 1
 
 
 @pytest.mark.slow
-def test_single_precision_is_folded():
+def test_single_precision_is_folded(reports):
     model = Stem(7).to("cuda").eval()
     with torch.no_grad():
         torch.compile(model, backend=backbay)(samples(32, 3, 97, 131, dtype=torch.float32))
-    assert folded() == 0
+    assert folded(reports) == 0

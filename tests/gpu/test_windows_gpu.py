@@ -15,8 +15,8 @@ pytestmark = [
 ]
 
 
-def changes():
-    return {x.name: x.changes for x in backbay.reports}
+def changes(reports):
+    return {x.name: x.changes for x in reports}
 
 
 def tensors(shape, dtype, *, train=False):
@@ -73,39 +73,39 @@ SHAPES = [  # sequences, heads, heads of keys, queries, keys, width; back, ahead
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(("shape", "window"), SHAPES, ids=str)
-def test_a_window_is_wrong(shape, window, train, dtype):
+def test_a_window_is_wrong(shape, window, train, dtype, reports):
     given, attended = tensors(shape, dtype, train=train), near(*window)
     cotangent = torch.randn_like(given[0])
     compiled = torch.compile(attended, backend=backbay, dynamic=False)
     got = results(compiled, given, cotangent)
-    assert changes()["windowed_attention"] == 1
+    assert changes(reports)["windowed_attention"] == 1
     assert_as_good_as_eager(got, attended, given, cotangent)
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
-def test_a_cuda_graph_of_it_is_wrong(train):
+def test_a_cuda_graph_of_it_is_wrong(train, reports):
     given = tensors((2, 4, 1, 1024, 1024, 128), torch.bfloat16, train=train)
     attended, cotangent = near(100, 0), torch.randn_like(given[0])
     compiled = torch.compile(attended, backend=backbay, mode="reduce-overhead")
     for _ in range(3):
         got = [x.clone() for x in results(compiled, given, cotangent)]
-    assert changes()["windowed_attention"] >= 1
+    assert changes(reports)["windowed_attention"] >= 1
     assert_as_good_as_eager(got, attended, given, cotangent)
 
 
 @pytest.mark.parametrize("width", [36, 264])
-def test_a_width_that_the_kernel_lacks_is_taken(width):
+def test_a_width_that_the_kernel_lacks_is_taken(width, reports):
     given = tensors((1, 2, 2, 1024, 1024, width), torch.bfloat16)
     torch.compile(near(100, 0), backend=backbay)(*given)
-    assert changes()["windowed_attention"] == 0
+    assert changes(reports)["windowed_attention"] == 0
 
 
-def test_a_kernel_that_is_switched_off_is_used():
+def test_a_kernel_that_is_switched_off_is_used(reports):
     given = tensors((1, 2, 2, 1024, 1024, 64), torch.bfloat16)
     with sdpa_kernel(SDPBackend.MATH):
         torch.compile(near(100, 0), backend=backbay)(*given)
-    assert changes()["windowed_attention"] == 0
+    assert changes(reports)["windowed_attention"] == 0
     torch.compiler.reset()
-    backbay.reset()
+    reports.clear()
     torch.compile(near(100, 0), backend=backbay)(*given)
-    assert changes()["windowed_attention"] == 1
+    assert changes(reports)["windowed_attention"] == 1

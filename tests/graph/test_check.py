@@ -18,7 +18,8 @@ from backbay.errors import (
     WrongDtype,
 )
 from backbay.graph.check import Freshness
-from backbay.kit.passes import graph_pass, run_passes
+from backbay.kit.passes import graph_pass
+from backbay.kit.pipeline import run_passes
 
 
 @pytest.fixture

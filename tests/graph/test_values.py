@@ -5,7 +5,7 @@ import operator
 import pytest
 import torch
 
-from backbay.graph.put import call_before, exchange
+from backbay.graph.rewrite import call_before, replace_node
 from backbay.graph.values import adopt, value_of
 
 WEIGHT = torch.nn.Parameter(torch.randn(4))
@@ -122,7 +122,7 @@ def test_a_value_is_taken_over_with_the_memory_that_views_have():
         adopt(made, product)
         value, (view,), where = value_of(product), product.users, product.meta["stack_trace"]
         before = value_of(view)
-        exchange(product, made)
+        replace_node(product, made)
         seen.append(value_of(made) is value and value_of(view) is before)
         seen.append(made.meta["stack_trace"] == where)
         graph_module.recompile()

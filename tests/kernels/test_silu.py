@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402, N812
 
-from backbay.kernels import silu as module  # noqa: E402
+from backbay.kit.kernels import silu as module  # noqa: E402
 
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -212,9 +212,9 @@ def test_importing_the_kernels_imports_no_triton(run_python):
         import sys
         import backbay.kernels
         print("torch" in sys.modules, "triton" in sys.modules)
-        import backbay.kernels.silu
+        import backbay.kit.kernels.silu
         print("torch" in sys.modules, "triton" in sys.modules)
-        from backbay.kernels.silu import silu
+        from backbay.kit.kernels.silu import silu
         print("triton" in sys.modules)
     """
     done = run_python(program)
@@ -240,7 +240,7 @@ def test_the_kernels_are_right_in_tritons_interpreter(dtype, run_python, monkeyp
     tolerance = TOLERANCE[dtype] * (2 if dtype == torch.bfloat16 else 1)
     program = f"""
         import torch
-        from backbay.kernels import silu
+        from backbay.kit.kernels import silu
         from torch.testing import assert_close
         torch.manual_seed(0)
         for size in (0, 1, 127, 1024, 1025, 5000):

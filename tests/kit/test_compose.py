@@ -110,7 +110,7 @@ def test_a_bare_function_is_refused_with_what_to_do():
         backbay.compose(Two(), lambda graph_module, inputs: graph_module.forward)
 
 
-def test_shipped_backends_chain(capsys):
+def test_shipped_backends_chain(capsys, reports):
     def gelu(x):
         inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
         return (0.5 * x * (1 + torch.tanh(inner))) * 2 * 3
@@ -118,6 +118,107 @@ def test_shipped_backends_chain(capsys):
     chained = backbay.compose("backbay_print", "backbay_fold", "backbay_gelu", "aot_eager")
     x = torch.randn(9)
     torch.testing.assert_close(torch.compile(gelu, backend=chained)(x), gelu(x))
-    fired = {r.name for r in chained.reports if r.changes}
+    fired = {r.name for r in reports if r.changes}
     assert fired == {"fold_scalar_chain", "rewrite_gelu"} | (fired & {"remove_dead_code"})
     assert "tanh" in capsys.readouterr().out
+
+
+@graph_pass(level="torch")
+def frozen(graph_module):
+    found = [n for n in graph_module.graph.nodes if n.op == "get_attr"]
+    order.append(("frozen", len(found)))
+    return 0
+
+
+class Freezes(Backend):
+    passes = (frozen,)
+    freeze = True
+
+
+def test_a_backend_that_freezes_is_chained_and_freezes_nothing():
+    model = torch.nn.Linear(2, 2)
+    for chain in (("eager",), (Two(),), (Ends(),)):
+        order.clear()
+        torch.compiler.reset()
+        with torch.no_grad():
+            torch.compile(model, backend=backbay.compose(Freezes(), *chain))(torch.ones(1, 2))
+        assert order[0] == ("frozen", 2)
+    assert not backbay.compose(One(), Two()).freeze
+
+
+class Calls(Two):
+    """Has a state, and does something at each call."""
+
+    def __init__(self, word):
+        super().__init__()
+        self.word = word
+
+    def __call__(self, graph_module, example_inputs, **given):
+        order.append(self.word)
+        return super().__call__(graph_module, example_inputs, **given)
+
+
+@pytest.mark.parametrize("chain", [(Calls("said"), One()), (One(), Calls("said"))])
+def test_a_call_of_ones_own_is_dropped(chain):
+    run(backbay.compose(*chain, name="of_two"))
+    assert order[0] == "said"
+    assert sorted(map(str, order[1:])) == ["('second', 1)", "first", "later"]
+
+
+def test_two_calls_of_their_own_are_chained():
+    class Others(Two):
+        def __call__(self, graph_module, example_inputs, **given):
+            return super().__call__(graph_module, example_inputs, **given)
+
+    with pytest.raises(InputError, match="calls and others each have a __call__ of their own"):
+        backbay.compose(Calls("said"), Others())
+
+
+@pytest.mark.parametrize("names", [("backbay", "eager"), (One(), "backbay")])
+def test_tune_is_taken_and_ignored(names, tmp_path, monkeypatch):
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
+    chained = backbay.compose(*names)
+    assert [x.default for x in chained.option_table() if x.name == "tune"] == ["cache"]
+    asked = []
+    monkeypatch.setattr("backbay.backends.tuning.key_of", lambda *_: asked.append(1) or "key")
+    for tune in ("full", "off"):
+        torch.compiler.reset()
+        run(chained, options={"tune": tune})
+    assert asked == [1]
+
+
+def test_names_are_looked_up_elsewhere_than_in_the_registry_that_was_given(registry):
+    compiled = []
+
+    def generator(graph_module, example_inputs):
+        compiled.append(1)
+        return graph_module.forward
+
+    registry.register_backend(generator, "only_here")
+    with pytest.raises(BackendNotFound):
+        backbay.compose(Two(), "only_here")
+    run(backbay.compose(Two(), "only_here", registry=registry))
+    assert compiled == [1]
+
+
+def test_a_code_generator_is_looked_up_elsewhere_than_the_backend_itself(registry):
+    compiled = []
+
+    def generator(graph_module, example_inputs):
+        compiled.append(1)
+        return graph_module.forward
+
+    class Nested(Backend):
+        codegen = "only_here"
+
+    class NestedAten(Nested):
+        level = "aten"
+
+    registry.register_backend(generator, "only_here")
+    for number, kind in enumerate((Nested, NestedAten)):
+        registry.register_backend(kind(), f"nested_{number}")
+        torch.compiler.reset()
+        run(registry.get_backend(f"nested_{number}"))
+        assert len(compiled) == number + 1
+    with pytest.raises(Exception, match="only_here"):
+        run(Nested())

@@ -10,10 +10,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.kit import hoist
 from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass
-from backbay.passes import parameter_hoist
+from backbay.passes import hoisting
+from backbay.passes.parameter_hoist import parameter_hoist
 
 BUFFER = bytearray(7 * 5 * 4)
 
@@ -66,9 +66,9 @@ def backend():
 def computed(monkeypatch):
     """Count how often something hoisted is computed."""
     made = []
-    compute = hoist._Kept._computed
+    compute = hoisting._Kept._computed
     monkeypatch.setattr(
-        hoist._Kept, "_computed", lambda self, given: made.append(1) or compute(self, given)
+        hoisting._Kept, "_computed", lambda self, given: made.append(1) or compute(self, given)
     )
     return made
 
@@ -323,7 +323,7 @@ def test_the_compiler_takes_a_size_for_a_symbol():
 
 @pytest.mark.parametrize("codegen", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_a_code_generator_takes_what_is_kept_for_its_own(codegen, dynamic):
+def test_a_code_generator_takes_what_is_kept_for_its_own(codegen, dynamic, reports):
     torch.compiler.reset()
     counters.clear()
     torch.manual_seed(0)
@@ -335,7 +335,7 @@ def test_a_code_generator_takes_what_is_kept_for_its_own(codegen, dynamic):
             assert_right(call, model, torch.randn(rows, 5))
             stepped(model)
     assert counters["stats"]["unique_graphs"] == (1 if dynamic else 3)
-    assert sum(x.changes for x in backend.reports) == counters["stats"]["unique_graphs"] * 2
+    assert sum(x.changes for x in reports) == counters["stats"]["unique_graphs"] * 2
 
 
 @pytest.mark.slow
@@ -345,6 +345,7 @@ def test_another_process_compiles_again_or_has_other_weights(tmp_path, run_pytho
     import torch
     from torch._dynamo.utils import counters
     from backbay.backends.optimizing import backbay
+    from backbay.kit.observing import collected
 
     torch.manual_seed({seed})
     model, x = torch.nn.Sequential(torch.nn.Linear(16, 16)), torch.randn(2, 16)
@@ -353,11 +354,11 @@ def test_another_process_compiles_again_or_has_other_weights(tmp_path, run_pytho
         y = q(x).relu(), k(x).relu()
         return torch.cat(y, -1)
     call = torch.compile(f, backend=backbay, options={{"parameter_hoist": True}})
-    with torch.no_grad():
+    with torch.no_grad(), collected() as reports:
         torch.testing.assert_close(call(x), f(x))
         k.weight.mul_(2)
         torch.testing.assert_close(call(x), f(x))
-    changes = {{x.name: x.changes for x in backbay.reports if x.changes}}
+    changes = {{x.name: x.changes for x in reports if x.changes}}
     print(changes, dict(counters["aot_autograd"]))
     """
     first, second = (run_python(program.format(seed=x)).stdout for x in (0, 1))

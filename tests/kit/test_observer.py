@@ -9,8 +9,9 @@ from backbay.errors import BackbayError, MissingOutput
 from backbay.graph.report import listing
 from backbay.kit.backend import Backend
 from backbay.kit.observing import observed_by
-from backbay.kit.passes import graph_pass, run_passes
-from backbay.passes import rewrite_silu
+from backbay.kit.passes import graph_pass
+from backbay.kit.pipeline import run_passes
+from backbay.kit.rewrites import rewrite_silu
 
 
 class Notes:

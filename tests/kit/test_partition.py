@@ -114,7 +114,7 @@ def test_dropout_beside_regions_draws_what_eager_draws(fallback):
     torch.testing.assert_close(*seen)
 
 
-def test_a_dry_run_names_operators_and_lines_and_compiles_and_touches_nothing():
+def test_a_dry_run_names_operators_and_lines_and_compiles_and_touches_nothing(reports):
     model, backend = Net(), Matmuls()
     x = torch.randn(5, 6, requires_grad=True)
     found = backend.dry_run(model, x, train=True)
@@ -124,7 +124,7 @@ def test_a_dry_run_names_operators_and_lines_and_compiles_and_touches_nothing():
     assert "test_partition.py" in said
     assert "h = h * h.sigmoid() * torch.tensor(2.0)" in said
     assert not backend.compiled
-    assert not backend.reports
+    assert not reports
     assert model.calls == 0
     assert x.grad is None
     assert model.lift.weight.grad is None

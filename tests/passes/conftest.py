@@ -1,5 +1,7 @@
 """What the tests of passes share: compile with passes and look; compile with passes and prove."""
 
+import dataclasses
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +13,8 @@ import torch._inductor.config
 
 from backbay.graph.canonical import canonicalise
 from backbay.kit.backend import Backend
+from backbay.kit.observing import collected
+from backbay.kit.passes import Pass
 from backbay.proof import Workload, make_golden, observe
 
 
@@ -55,13 +59,13 @@ def look() -> Callable[..., Seen]:
             return graph_module.forward
 
         torch.compiler.reset()
-        offers = {"options": tuple(_options(options))}
         level = "torch" if all(x.level == "torch" for x in passes) else "aten"
-        backend = backend_of(tuple(passes), compile=keep, level=level, **offers)
+        backend = backend_of(tuple(passes), compile=keep, level=level)
         call = torch.compile(function, backend=backend, dynamic=dynamic, options=options)
-        result = call(*args)
+        with collected() as reports:
+            result = call(*args)
         seen = Seen(result, graphs)
-        for report in backend.reports:
+        for report in reports:
             seen.changes[report.name] += report.changes
             seen.near += [x.reason for x in report.near]
             seen.inductor.update(report.inductor)
@@ -89,18 +93,17 @@ def prove() -> Callable[..., Counter[str]]:
     ):
         golden = make_golden(workload, train=train)
         torch.compiler.reset()
-        declared = {"codegen": codegen, "options": tuple(_options(options))}
-        backend = backend_of(tuple(passes), **declared)
+        backend = backend_of(tuple(passes), codegen=codegen)
         # A graph from Inductor's cache has been through its passes before: they would not run.
         caches = torch._inductor.config.patch(
             force_disable_caches=codegen == "inductor" and not cached
         )
-        with golden.context(), caches:
+        with golden.context(), caches, collected() as reports:
             call = torch.compile(workload.model, backend=backend, dynamic=dynamic, options=options)
             proof = golden.judge(observe(call, golden.at(workload), train=train))
         assert proof.passed, proof.worst
         changes = Counter()
-        for report in backend.reports:
+        for report in reports:
             changes[report.name] += report.changes
         return changes
 
@@ -127,7 +130,36 @@ def workload() -> Callable[..., Workload]:
     return make
 
 
-def _options(given):
-    from backbay.registry.spec import Option
+@pytest.fixture
+def lift(monkeypatch) -> Callable[..., None]:
+    """Have a pass require other devices or dtypes, or give a constant of its file another value."""
 
-    return [Option(name=name, type="bool", default=False) for name in given or {}]
+    def run(one, **changed):
+        fields = {"DEVICES": "devices", "DTYPES": "dtypes"}
+        required = {fields[x]: changed.pop(x) for x in fields.keys() & changed.keys()}
+        requires = dataclasses.replace(type(one).requires, **required)
+        monkeypatch.setattr(type(one), "requires", requires)
+        for name, value in changed.items():
+            home = "backbay.kit.passes" if name == "IS_HIP" else type(one).__module__
+            monkeypatch.setattr(sys.modules[home], name, value)
+
+    return run
+
+
+class Idle(Pass):
+    """Does nothing."""
+
+    def run(self, graph_module, context):
+        return 0
+
+
+class Hoists(Idle):
+    """Does nothing, and says that what only parameters decide is computed once."""
+
+    hoists = True
+
+
+@pytest.fixture
+def hoists(request) -> Pass:
+    """Give a pass that says so, or, for False, one that does not."""
+    return Hoists() if getattr(request, "param", True) else Idle()

@@ -10,7 +10,8 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay import compile_log
 from backbay.backends import tuning
 from backbay.backends.optimizing import Optimizing
-from backbay.passes import merged_linears, parameter_hoist
+from backbay.passes.merged_linears import merged_linears
+from backbay.passes.parameter_hoist import parameter_hoist
 
 BOTH = (merged_linears, parameter_hoist)
 ON = {"parameter_hoist": True}
@@ -21,11 +22,11 @@ OTHER_READER = MODULE._other_reader
 
 
 @pytest.fixture
-def anywhere(monkeypatch):
+def anywhere(lift, monkeypatch):
     """Let training merge what `attention` has here, on the CPU, in every dtype, for any reader."""
-    monkeypatch.setattr(MODULE, "DEVICES", ("cpu",))
+    lift(merged_linears, DEVICES=("cpu",))
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-    monkeypatch.setattr(MODULE, "DTYPES", dtypes)
+    lift(merged_linears, DTYPES=dtypes)
     monkeypatch.setattr(MODULE, "ROWS", (B * T, B * T))
     monkeypatch.setattr(MODULE, "COPIED", (WIDE + 2 * NARROW) * D)
     monkeypatch.setattr(MODULE, "_other_reader", lambda node: None)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.passes import common_subexpressions
+from backbay.kit.rewrites import common_subexpressions
 
 DTYPES = [torch.float32, torch.bfloat16]
 LEVELS = ["torch", "aten"]

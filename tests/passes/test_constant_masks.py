@@ -9,11 +9,12 @@ from torch.fx.passes.split_module import split_module
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.utils.checkpoint import checkpoint
 
-from backbay.graph import handed
+from backbay.graph import constant
 from backbay.graph.layouts import Layouts
 from backbay.graph.values import value_of
-from backbay.kit.passes import run_passes
-from backbay.passes import attention, constant_masks
+from backbay.kit.pipeline import run_passes
+from backbay.passes import attention
+from backbay.passes.masks import constant_masks
 
 SHAPE = (2, 4, 6, 8)
 
@@ -394,10 +395,10 @@ def in_another_part(q, k, v):
 @pytest.mark.usefixtures("process_group")
 def test_a_mask_of_an_earlier_part_is_missed(look_in_parts):
     assert look_in_parts(in_another_part, *tensors()) == [(0,), (1,)]
-    assert handed._MADE
+    assert constant._MADE
     torch.compiler.reset()
     gc.collect()
-    assert not handed._MADE  # nothing is kept longer than the graphs
+    assert not constant._MADE  # nothing is kept longer than the graphs
 
 
 def test_a_mask_is_looked_up_where_no_model_is_cut_apart(look_in_parts):

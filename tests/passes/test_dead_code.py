@@ -4,8 +4,9 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.effects import is_pure
 from backbay.graph.values import value_of
-from backbay.kit.passes import graph_pass, run_passes
-from backbay.passes import remove_dead_code
+from backbay.kit.passes import graph_pass
+from backbay.kit.pipeline import run_passes
+from backbay.kit.rewrites import remove_dead_code
 
 DTYPES = [torch.float32, torch.bfloat16]
 

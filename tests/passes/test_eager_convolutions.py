@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.kernels.convolution import OPERATOR
-from backbay.passes import eager_convolutions
+from backbay.passes.eager_convolutions import eager_convolutions
 from backbay.proof import Workload
 
 K, SIDE = 128, 4
@@ -74,7 +74,7 @@ def test_a_convolution_that_gains_nothing_is_taken_from_inductor(look, program, 
 def test_a_convolution_that_is_trained_loses_its_gradient(look):
     given = tensors(train=True)
     seen = look(HEAVY["padded"], *given, passes=[eager_convolutions])
-    assert seen.near == ["its gradient is wanted"]
+    assert seen.near == ["a gradient is wanted"]
     with torch.no_grad():
         seen = look(HEAVY["padded"], *given, passes=[eager_convolutions])
     assert seen.changes["eager_convolutions"] == 1

@@ -10,15 +10,16 @@ from torch.utils import _pytree as pytree
 
 from backbay.graph.values import evaluated, value_of
 from backbay.kernels.folded_batch_norm import OPERATOR
-from backbay.passes import folded_norms, fused_convolutions
+from backbay.passes import folded_norms
+from backbay.passes.fused_convolutions import fused_convolutions
 
 K = 8
 
 
 @pytest.fixture(autouse=True)
-def _anywhere(monkeypatch):
+def _anywhere(lift, monkeypatch):
     module = sys.modules["backbay.passes.fused_convolutions"]
-    monkeypatch.setattr(module, "DEVICES", ("cpu",))
+    lift(fused_convolutions, DEVICES=("cpu",))
     monkeypatch.setattr(module, "LAUNCH", -(2**20))
     monkeypatch.setattr(module, "FOLDING", -(2**20))
 

@@ -13,18 +13,19 @@ from hypothesis import given as drawn
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.backends.optimizing import backbay
-from backbay.passes import folded_strides, fused_convolutions, parameter_hoist
+from backbay.passes.folded_strides import folded_strides
+from backbay.passes.fused_convolutions import fused_convolutions
+from backbay.passes.parameter_hoist import parameter_hoist
 from backbay.proof import Workload
 
 MODULE = sys.modules["backbay.passes.folded_strides"]
 
 
 @pytest.fixture
-def anywhere(monkeypatch):
+def anywhere(lift, monkeypatch):
     """Let the pass work on the CPU, in any dtype, and whatever the size."""
-    monkeypatch.setattr(MODULE, "DEVICES", ("cpu",))
-    monkeypatch.setattr(MODULE, "DTYPES", (torch.bfloat16, torch.float32, torch.float64))
+    lift(folded_strides, DEVICES=("cpu",))
+    lift(folded_strides, DTYPES=(torch.bfloat16, torch.float32, torch.float64))
     monkeypatch.setattr(MODULE, "RESULTS", 0)
     monkeypatch.setattr(MODULE, "RESULTS_OF_PATCHES", 0)
 
@@ -136,9 +137,8 @@ def test_a_size_is_folded_wrongly(look, data):
 
 
 @pytest.mark.usefixtures("anywhere")
-def test_what_follows_a_symbolic_batch_is_compiled_anew_or_wrong():
+def test_what_follows_a_symbolic_batch_is_compiled_anew_or_wrong(reports):
     program, (x, w, b) = convolved(*STRIDED["a stem"])
-    backbay.reports.clear()
     torch.compiler.reset()
     compiled = torch.compile(program, backend="backbay", options={"tune": "off"})
     for batch in (2, 3, 5):
@@ -146,7 +146,7 @@ def test_what_follows_a_symbolic_batch_is_compiled_anew_or_wrong():
         torch._dynamo.maybe_mark_dynamic(given, 0)
         with torch.no_grad():
             torch.testing.assert_close(compiled(given, w, b), program(given, w, b))
-    assert [x.changes for x in backbay.reports if x.name == "folded_strides"] == [1]
+    assert [x.changes for x in reports if x.name == "folded_strides"] == [1]
 
 
 class Tokens(nn.Module):
@@ -249,30 +249,29 @@ def test_what_is_copied_is_folded_or_what_is_not_is_left(look, name):
 
 
 @pytest.mark.parametrize(("few", "size"), [("RESULTS", 7), ("RESULTS_OF_PATCHES", 2)])
-def test_few_results_are_folded(look, monkeypatch, few, size):
+def test_few_results_are_folded(look, lift, few, size):
     x, w = (images(*n, dtype=torch.bfloat16) for n in ((2, 3, 24, 24), (4, 3, size, size)))
     results = stem()(x, w).numel()
-    monkeypatch.setattr(MODULE, "DEVICES", ("cpu",))
-    monkeypatch.setattr(MODULE, few, results + 1)
+    lift(folded_strides, DEVICES=("cpu",))
+    lift(folded_strides, **{few: results + 1})
     seen = look(stem(), x, w, passes=[folded_strides])
     assert seen.near == [f"{results} results: it pays from {results + 1} on"]
-    monkeypatch.setattr(MODULE, few, results)
+    lift(folded_strides, **{few: results})
     assert look(stem(), x, w, passes=[folded_strides]).changes["folded_strides"] == 1
 
 
-def test_another_device_or_dtype_is_taken_without_a_measurement(look, monkeypatch):
+def test_another_device_or_dtype_is_taken_without_a_measurement(look, lift):
     x, w = (images(*n, dtype=torch.bfloat16) for n in ((2, 3, 24, 24), (4, 3, 2, 2)))
     assert "it runs on cpu" in look(stem(), x, w, passes=[folded_strides]).near[0]
-    monkeypatch.setattr(MODULE, "DEVICES", ("cpu",))
+    lift(folded_strides, DEVICES=("cpu",))
     seen = look(stem(), x.float(), w.float(), passes=[folded_strides])
-    assert seen.near == ["it computes in torch.float32, and not in 16 bits"]
+    assert seen.near == ["it is of torch.float32: it was measured in 16 bits"]
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in the graph", "around it"])
 @pytest.mark.parametrize("case", ["patches", "volumes"])
-def test_autocast_computes_in_another_dtype(look, monkeypatch, case, inside):
-    for name, value in (("DEVICES", ("cpu",)), ("RESULTS_OF_PATCHES", 0)):
-        monkeypatch.setattr(MODULE, name, value)
+def test_autocast_computes_in_another_dtype(look, lift, case, inside):
+    lift(folded_strides, DEVICES=("cpu",), RESULTS_OF_PATCHES=0)
     program, given = convolved(*STRIDED[case])
     x, w, b = (y.float() for y in given)
     w.requires_grad_()
@@ -327,10 +326,8 @@ def test_a_network_is_wrong(prove, codegen, dtype):
 
 
 @pytest.mark.usefixtures("anywhere")
-def test_a_stem_is_not_fused_with_its_batch_norm_or_its_weights_are_not_hoisted(look, monkeypatch):
-    fused = sys.modules["backbay.passes.fused_convolutions"]
-    for name, value in (("DEVICES", ("cpu",)), ("LAUNCH", -(2**20)), ("FOLDING", -(2**20))):
-        monkeypatch.setattr(fused, name, value)
+def test_a_stem_is_not_fused_with_its_batch_norm_or_its_weights_are_not_hoisted(look, lift):
+    lift(fused_convolutions, DEVICES=("cpu",), LAUNCH=-(2**20), FOLDING=-(2**20))
     model = Network().eval().to(memory_format=torch.channels_last)
     x = channels_last(images(2, 3, 33, 35, dtype=torch.float32))
     passes = [folded_strides, fused_convolutions]

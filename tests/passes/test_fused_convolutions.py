@@ -13,22 +13,23 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph import layouts
-from backbay.graph.put import layout
+from backbay.graph.rewrite import layout
 from backbay.graph.values import value_of
 from backbay.kernels import fused_convolution
 from backbay.kernels.fused_convolution import OPERATOR
 from backbay.kit.backend import Backend
-from backbay.passes import fused_convolutions, parameter_hoist
+from backbay.passes.fused_convolutions import fused_convolutions
+from backbay.passes.parameter_hoist import parameter_hoist
 from backbay.proof import Workload
 
 K = 16
 
 
 @pytest.fixture
-def anywhere(monkeypatch):
+def anywhere(lift, monkeypatch):
     """Let the pass fold on the CPU, and whatever the size."""
     module = sys.modules["backbay.passes.fused_convolutions"]
-    monkeypatch.setattr(module, "DEVICES", ("cpu",))
+    lift(fused_convolutions, DEVICES=("cpu",))
     monkeypatch.setattr(module, "LAUNCH", -(2**20))
     monkeypatch.setattr(module, "FOLDING", -(2**20))
 
@@ -294,9 +295,9 @@ def test_a_symbolic_batch_hinders_what_costs_nothing_or_is_folded_blindly(look, 
     assert not normed or "is a symbol: whether folding pays" in seen.near[0]
 
 
-def test_folding_a_small_batch_pays(look, given, monkeypatch):
+def test_folding_a_small_batch_pays(look, given, lift, monkeypatch):
     module = sys.modules["backbay.passes.fused_convolutions"]
-    monkeypatch.setattr(module, "DEVICES", ("cpu",))
+    lift(fused_convolutions, DEVICES=("cpu",))
     monkeypatch.setattr(module, "LAUNCH", 1000)  # there are 1120 results
     seen = look(FUSED["a batch norm"], *given, passes=[fused_convolutions])
     assert "folding costs more" in seen.near[0]
@@ -318,17 +319,17 @@ FOLDED = {
 
 
 @pytest.mark.usefixtures("anywhere")
-@pytest.mark.parametrize("hoisted", [False, True], ids=["in every call", "hoisted"])
+@pytest.mark.parametrize("hoists", [False, True], ids=["in every call", "hoisted"], indirect=True)
 @pytest.mark.parametrize("name", FOLDED)
-def test_the_price_of_all_foldings_is_paid_for_one(look, given, monkeypatch, name, hoisted):
+def test_the_price_of_all_foldings_is_paid_for_one(look, given, monkeypatch, name, hoists):
     program, fused = FOLDED[name]
     x, w, *others = given
     w = channels_last(w[..., :1, :1])
     spare = x.numel() - w.numel()
-    module = sys.modules["backbay.passes.fused_convolutions"]
+    module, hoisted = sys.modules["backbay.passes.fused_convolutions"], hoists.hoists
     monkeypatch.setattr(module, "FOLDING", spare + 1)
-    options = {"parameter_hoist": hoisted}
-    seen = look(program, x, w, *others, passes=[fused_convolutions], options=options)
+    passes = [fused_convolutions, hoists]
+    seen = look(program, x, w, *others, passes=passes)
     convolutions = 1 if name == "one" else 2
     assert seen.changes["fused_convolutions"] == (convolutions if hoisted else fused)
     refused = "folding costs more than all convolutions of the graph save"
@@ -337,8 +338,8 @@ def test_the_price_of_all_foldings_is_paid_for_one(look, given, monkeypatch, nam
 
 
 @pytest.mark.parametrize("how", ["a batch norm", "a sum"])
-def test_another_engine_is_asked_for_a_few_results(how, look, given, monkeypatch):
-    monkeypatch.setattr(sys.modules["backbay.passes.fused_convolutions"], "DEVICES", ("cpu",))
+def test_another_engine_is_asked_for_a_few_results(how, look, given, lift):
+    lift(fused_convolutions, DEVICES=("cpu",))
     seen = look(FUSED[how], *given, passes=[fused_convolutions])
     assert not seen.changes.total()
     assert "as fast for so few" in seen.near[0]
@@ -393,7 +394,7 @@ def test_a_network_is_wrong(prove, codegen, dtype, batch):
 
 
 @pytest.mark.usefixtures("anywhere")
-def test_folded_batch_norms_are_computed_in_every_call_or_served_stale():
+def test_folded_batch_norms_are_computed_in_every_call_or_served_stale(reports):
     torch.manual_seed(0)
     model = Block().to(memory_format=torch.channels_last).eval()
     x = channels_last(torch.randn(3, 3, 9, 9))
@@ -406,7 +407,7 @@ def test_folded_batch_norms_are_computed_in_every_call_or_served_stale():
                 norm.running_mean.add_(change)
                 norm.weight.add_(change)
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
-    changes = {report.name: report.changes for report in backend.reports}
+    changes = {report.name: report.changes for report in reports}
     assert changes == {"fused_convolutions": 2, "parameter_hoist": 4}
 
 

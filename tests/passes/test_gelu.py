@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.passes import rewrite_gelu
+from backbay.kit.rewrites import rewrite_gelu
 
 S = math.sqrt(2 / math.pi)
 TANH = {

@@ -12,10 +12,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.match import traced
+from backbay.kit import passes
 from backbay.kit.observing import verified
-from backbay.kit.passes import Pass, PassContext
-from backbay.kit.places import Places
-from backbay.passes import gelu, linear_epilogues
+from backbay.kit.passes import PassContext
+from backbay.kit.rewrites import gelu
+from backbay.passes.linear_epilogues import linear_epilogues
+from backbay.passes.match_sites import MatchSites
 from backbay.proof import Workload
 
 B, T, D, N = 2, 3, 8, 16
@@ -24,12 +26,11 @@ ZEROS = torch.ops.aten.zeros.default
 
 
 @pytest.fixture
-def anywhere(monkeypatch):
+def anywhere(lift):
     """Let the pass rewrite on the CPU, in single precision too, with the GELU that CUDA has."""
-    module = sys.modules["backbay.passes.linear_epilogues"]
-    monkeypatch.setattr(module, "DEVICES", ("cpu",))
-    monkeypatch.setattr(module, "DTYPES", (torch.float32, torch.bfloat16, torch.float16))
-    monkeypatch.setattr(module, "EIGHTS", 1)
+    lift(linear_epilogues, DEVICES=("cpu",))
+    lift(linear_epilogues, DTYPES=(torch.float32, torch.bfloat16, torch.float16))
+    lift(linear_epilogues, EIGHTS=1)
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("_addmm_activation", as_on_cuda, "CPU", allow_override=True)
         yield
@@ -175,8 +176,8 @@ def test_what_drops_is_passed_over(look):
 
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("odd", ["inputs", "results"])
-def test_odd_sizes_are_taken_from_what_pads_them(look, monkeypatch, odd):
-    monkeypatch.setattr(sys.modules["backbay.passes.linear_epilogues"], "EIGHTS", 8)
+def test_odd_sizes_are_taken_from_what_pads_them(look, lift, odd):
+    lift(linear_epilogues, EIGHTS=8)
 
     def program(x, w, b):
         y = F.linear(x, w, b).relu() @ w  # in eights
@@ -286,14 +287,13 @@ def test_zeros_that_a_later_layer_takes_stand_in_a_mode_that_has_ended(look):
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("refused", [1, 2])
 def test_zeros_are_left_of_a_layer_that_was_not_taken(look, monkeypatch, refused):
-    module = sys.modules["backbay.passes.linear_epilogues"]
-    layout, asked = module.layout, []
+    layout, asked = passes.layout, []
 
     def differing(value):
         asked.append(value)
         return object() if len(asked) <= 2 * refused else layout(value)
 
-    monkeypatch.setattr(module, "layout", differing)
+    monkeypatch.setattr(passes, "layout", differing)
     given = tensors()
 
     def program(x, w, b):
@@ -316,12 +316,12 @@ def test_a_bias_that_is_not_known_is_taken_for_none(look):
 
 @pytest.mark.usefixtures("anywhere")
 def test_a_layer_without_a_bias_cannot_be_timed_alone(look):
-    places, (x, w, b) = Places(keep=True), tensors()
-    with places.asked():
+    sites, (x, w, b) = MatchSites(keep=True), tensors()
+    with sites.asked():
         look(FUSED["no bias"], x, w, b, passes=[linear_epilogues])
-    (place,) = places.found.values()
-    assert linear_epilogues.run(place.region, PassContext(alone=True)) == 1
-    torch.testing.assert_close(place.region(x, w), (FUSED["no bias"](x, w, b),))
+    (site,) = sites.found.values()
+    assert linear_epilogues.run(site.region, PassContext(alone=True)) == 1
+    torch.testing.assert_close(site.region(x, w), (FUSED["no bias"](x, w, b),))
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -362,11 +362,11 @@ def test_gelu_is_spelled_without_the_tanh_that_is_looked_for():
 
 @pytest.mark.usefixtures("anywhere")
 def test_gelu_is_searched_for_in_a_graph_without_tanh(look, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise AssertionError("searched for")
 
     module = sys.modules["backbay.passes.linear_epilogues"]
-    monkeypatch.setattr(module, "_one_gelu", Pass(name="refuse", run=refuse))
+    monkeypatch.setattr(module, "rewrite_pass", refuse)
     seen = look(FUSED["ReLU"], *tensors(), passes=[linear_epilogues])
     assert seen.changes["linear_epilogues"] == 1
 
@@ -383,10 +383,9 @@ def test_inference_is_verified_by_gradients_that_the_operator_has_not(look):
 
 
 @pytest.mark.usefixtures("anywhere")
-def test_single_precision_is_taken_without_a_measurement(look, monkeypatch):
+def test_single_precision_is_taken_without_a_measurement(look, lift, monkeypatch):
     monkeypatch.undo()
-    module = sys.modules["backbay.passes.linear_epilogues"]
-    monkeypatch.setattr(module, "DEVICES", ("cpu",))
+    lift(linear_epilogues, DEVICES=("cpu",))
     seen = look(FUSED["ReLU"], *tensors(), passes=[linear_epilogues])
     assert not seen.changes["linear_epilogues"]
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.testing._internal.two_tensor import TwoTensor
 
 from backbay.kit.observing import verified
+from backbay.passes.merged_linears import merged_linears
 from backbay.proof import Workload
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -125,7 +126,7 @@ APART = {
     "too few rows": (attention, {"ROWS": (11, 99)}, "10 rows"),
     "too many rows": (attention, {"ROWS": (1, 9)}, "10 rows"),
     "another device": (attention, {"DEVICES": ("cuda",)}, "it runs on cpu"),
-    "AMD's GPUs": (attention, {"_IS_HIP": True}, "measured on CUDA"),
+    "AMD's GPUs": (attention, {"IS_HIP": True}, "measured on CUDA"),
     "single precision": (attention, {"DTYPES": (torch.bfloat16,)}, "it is of torch.float32"),
     "what the caller gets": (
         lambda m, x: (m.v(x), rotated(m, x)),
@@ -143,9 +144,8 @@ APART = {
 
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize(("program", "changed", "reason"), APART.values(), ids=APART)
-def test_what_does_not_pay_is_merged_in_training(look, monkeypatch, program, changed, reason):
-    for name, value in changed.items():
-        monkeypatch.setattr(MODULE, name, value)
+def test_what_does_not_pay_is_merged_in_training(look, lift, program, changed, reason):
+    lift(merged_linears, **changed)
     seen = look(Model(program), inputs(), passes=BOTH)
     assert not seen.changes["merged_linears"]
     assert any(reason in y for y in seen.near), seen.near
@@ -193,16 +193,16 @@ def test_layers_are_merged_that_others_read(look, monkeypatch, program, saved, o
 
 
 def test_a_condition_was_not_measured():
-    assert MODULE.DEVICES == ("cuda",)
-    assert set(MODULE.DTYPES) == {torch.bfloat16, torch.float16}
+    assert merged_linears.requires.devices == ("cuda",)
+    assert set(merged_linears.requires.dtypes) == {torch.bfloat16, torch.float16}
     assert MODULE.LAYERS == 3
     assert MODULE.ROWS == (512, 8192)
     assert 2048 * 3072 <= MODULE.COPIED < 4096 * 6144
 
 
 @pytest.mark.usefixtures("anywhere")
-def test_limits_of_training_are_taken_for_those_of_inference(look, monkeypatch):
-    monkeypatch.setattr(MODULE, "DEVICES", ())
+def test_limits_of_training_are_taken_for_those_of_inference(look, lift):
+    lift(merged_linears, DEVICES=())
     with torch.no_grad():
         seen = look(Model(gated), inputs(), passes=BOTH)
     assert seen.changes == {"merged_linears": 1, "parameter_hoist": 1}
@@ -365,7 +365,7 @@ def test_16_bits_are_less_accurate_than_eager(look, dtype):
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("name", ["eager", "aot_eager"])
 @pytest.mark.parametrize("to_none", [True, False], ids=["to None", "to zeros"])
-def test_gradients_do_not_add_up(name, to_none):
+def test_gradients_do_not_add_up(name, to_none, reports):
     torch.compiler.reset()
     models = [Model(attention, bias=True, dtype=torch.float64) for _ in range(2)]
     backend = codegen(name)
@@ -382,7 +382,7 @@ def test_gradients_do_not_add_up(name, to_none):
         for one, other in zip(*(x.parameters() for x in models), strict=True):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-10)
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-    assert [y.changes for y in backend.reports if y.name == "merged_linears"] == [2]
+    assert [y.changes for y in reports if y.name == "merged_linears"] == [2]
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -418,7 +418,7 @@ ASKED = [({}, 2), ({"parameter_hoist": False}, 2), (ON, 2), ({"merged_linears": 
 
 @pytest.mark.usefixtures("_fresh", "anywhere")
 @pytest.mark.parametrize(("options", "saved"), ASKED, ids=str)
-def test_training_asks_for_the_hoist_or_not_for_the_option(options, saved):
+def test_training_asks_for_the_hoist_or_not_for_the_option(options, saved, reports):
     backend = AsItIs()
     torch.compile(Model(attention), backend=backend, options=options)(inputs())
-    assert sum(y.changes for y in backend.reports if y.name == "merged_linears") == saved
+    assert sum(y.changes for y in reports if y.name == "merged_linears") == saved

@@ -7,7 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.passes import early_selection, linear_epilogues, one_row_linears, parameter_hoist
+from backbay.passes.early_selection import early_selection
+from backbay.passes.linear_epilogues import linear_epilogues
+from backbay.passes.one_row_linears import one_row_linears
+from backbay.passes.parameter_hoist import parameter_hoist
 from backbay.proof import Workload
 
 D, N = 24, 16
@@ -15,10 +18,10 @@ MODULE = sys.modules["backbay.passes.one_row_linears"]
 
 
 @pytest.fixture
-def anywhere(monkeypatch):
+def anywhere(lift):
     """Let the pass rewrite on the CPU, in single precision too."""
-    monkeypatch.setattr(MODULE, "DEVICES", ("cpu",))
-    monkeypatch.setattr(MODULE, "DTYPES", (torch.float32, torch.bfloat16, torch.float16))
+    lift(one_row_linears, DEVICES=("cpu",))
+    lift(one_row_linears, DTYPES=(torch.float32, torch.bfloat16, torch.float16))
 
 
 def tensors(dtype=torch.float32, shape=(1, 1, D)):
@@ -73,10 +76,9 @@ OTHERS = {
 
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize(("made", "why"), OTHERS.values(), ids=OTHERS)
-def test_another_layer_is_taken(look, monkeypatch, made, why):
+def test_another_layer_is_taken(look, lift, made, why):
     given, changed = made()
-    for name, value in changed.items():
-        monkeypatch.setattr(MODULE, name, value)
+    lift(one_row_linears, **changed)
     seen = look(LAYERS["with a bias"], *given, passes=[one_row_linears])
     assert not seen.changes["one_row_linears"]
     assert not seen.inductor

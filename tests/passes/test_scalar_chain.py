@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backbay.graph.values import value_of
-from backbay.kit.passes import run_passes
-from backbay.passes import fold_scalar_chain
+from backbay.kit.pipeline import run_passes
+from backbay.kit.rewrites import fold_scalar_chain
 
 DTYPES = [torch.float32, torch.bfloat16]
 LEVELS = ["torch", "aten"]

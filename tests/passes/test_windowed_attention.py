@@ -10,8 +10,11 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from backbay.passes import constant_masks, early_selection, mask_kinds, windowed_attention
+from backbay.passes import mask_kinds
+from backbay.passes.early_selection import early_selection
 from backbay.passes.mask_kinds import Window, kind_of
+from backbay.passes.masks import constant_masks
+from backbay.passes.windowed_attention import windowed_attention
 from backbay.proof import Workload
 
 MODULE = sys.modules["backbay.passes.windowed_attention"]
@@ -19,10 +22,10 @@ S, K = 8, 11
 
 
 @pytest.fixture
-def anywhere(monkeypatch):
+def anywhere(lift, monkeypatch):
     """Let the pass rewrite on the CPU, in single precision too, where all blocks are one."""
-    monkeypatch.setattr(MODULE, "DEVICES", ("cpu",))
-    monkeypatch.setattr(MODULE, "DTYPES", (torch.float32, torch.bfloat16))
+    lift(windowed_attention, DEVICES=("cpu",))
+    lift(windowed_attention, DTYPES=(torch.float32, torch.bfloat16))
     monkeypatch.setattr(MODULE, "MOST", 1.0)
 
 
@@ -192,9 +195,8 @@ REFUSED = {
 
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize(("changed", "keywords", "why"), REFUSED.values(), ids=REFUSED)
-def test_a_window_is_taken(look, monkeypatch, changed, keywords, why):
-    for name, value in changed.items():
-        monkeypatch.setattr(MODULE, name, value)
+def test_a_window_is_taken(look, lift, changed, keywords, why):
+    lift(windowed_attention, **changed)
     seen = look(attend(sliding, **keywords), *tensors(), passes=[windowed_attention])
     assert not seen.changes["windowed_attention"]
     assert "a window of 2 keys back and 0 ahead: " in seen.near[0]

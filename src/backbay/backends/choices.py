@@ -14,8 +14,10 @@ from typing import TypeVar
 import msgspec
 import platformdirs
 
+from backbay import compile_log
 
-class PlaceTiming(msgspec.Struct, frozen=True, kw_only=True):
+
+class SiteTiming(msgspec.Struct, frozen=True, kw_only=True):
     """One place's, alone."""
 
     ratio: float
@@ -44,7 +46,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """UTC, ISO 8601."""
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return it in one line."""
         low, high = self.interval
         kept = [x for x in self.fired if x not in self.off]
         left = f"; {', '.join(self._left_out())} left out" if self.off else ""
@@ -54,42 +56,42 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _left_out(self) -> list[str]:
-        whole = [x for x in self.off if not is_place(x)]
-        places = Counter(x.partition("@")[0] for x in self.off if is_place(x))
+        whole = [x for x in self.off if not is_site(x)]
+        places = Counter(x.partition("@")[0] for x in self.off if is_site(x))
         kinds = (f"{x} at {n} kind{'s' * (n > 1)} of place" for x, n in places.items())
         return [*whole, *kinds]
 
 
-def is_place(name: str) -> bool:
-    """Tell whether what is left out is a place, and not a rewrite everywhere."""
+def is_site(name: str) -> bool:
+    """Whether what is left out is a place, and not a rewrite everywhere."""
     return "@" in name
 
 
-_Kept = TypeVar("_Kept", Choice, PlaceTiming)
+_Kept = TypeVar("_Kept", Choice, SiteTiming)
 
 
 def folder() -> Path:
-    """Give where choices are kept."""
+    """Return where choices are kept."""
     given = os.environ.get("BACKBAY_CACHE", "").strip()
     return (Path(given) if given else platformdirs.user_cache_path("backbay")) / "choices"
 
 
 def read(key: str) -> Choice | None:
-    """Give what is known of a graph."""
+    """Return what is known of a graph."""
     return _read(_path(key), Choice)
 
 
 def write(key: str, choice: Choice) -> None:
-    """Keep what was measured; a folder that cannot be written to keeps nothing."""
+    """Keep what was measured; where that can't be written, the compile log says so."""
     _write(_path(key), choice)
 
 
-def read_place(key: str) -> PlaceTiming | None:
-    """Give what is known of a place."""
-    return _read(_path("places", key), PlaceTiming)
+def read_site(key: str) -> SiteTiming | None:
+    """Return what is known of a place."""
+    return _read(_path("places", key), SiteTiming)
 
 
-def write_place(key: str, found: PlaceTiming) -> None:
+def write_site(key: str, found: SiteTiming) -> None:
     """Keep what was measured of a place, as `write` does of a graph."""
     _write(_path("places", key), found)
 
@@ -101,14 +103,15 @@ def _read(path: Path, kind: type[_Kept]) -> _Kept | None:
         return None
 
 
-def _write(path: Path, kept: Choice | PlaceTiming) -> None:
+def _write(path: Path, kept: Choice | SiteTiming) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(msgspec.json.encode(kept))
         os.replace(file.name, path)  # noqa: PTH105 (whole or not at all, whoever else writes it)
-    except OSError:
-        return
+    except OSError as error:
+        why = f"what was measured is not kept, and is measured again next time: {error}"
+        compile_log.note(compile_log.Record(asked="backbay", ran="inductor", why=why))
 
 
 def _path(*names: str) -> Path:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from backbay import compile_log
 from backbay.errors import InputError
-from backbay.kit.minifying import minifiable
-from backbay.registry import default_registry
+from backbay.kit.codegen import minifiable, registry_in_use
 
 if TYPE_CHECKING:
     from backbay.registry.configured import ConfiguredBackend
@@ -52,7 +51,7 @@ class Default:
         )
         compile_log.note(record)
         mode, options = given.get("mode"), given.get("options")
-        backend = default_registry.get_backend(name, mode=mode, options=options)
+        backend = registry_in_use().get_backend(name, mode=mode, options=options)
         self._chosen.add(backend)
         return minifiable(backend(graph_module, example_inputs))
 
@@ -74,14 +73,14 @@ def device_type(example_inputs: Sequence[Any]) -> str:
 
 def _choice(device: str) -> tuple[str, str, bool]:
     """Return the backend, what decided it, and whether it is another than what is configured."""
-    configured = default_registry.policy.default_for(device)
+    configured = registry_in_use().policy.default_for(device)
     if configured is None:
         return FALLBACK, f"no policy names a default for {device}: torch's own", False
     name, source = configured
     try:
         if name == NAME:
             raise InputError(f"{NAME} can't be its own default")  # noqa: TRY301 (as any other)
-        default_registry.require(name, device)
+        registry_in_use().require(name, device)
     except InputError as error:
         return FALLBACK, f"fell back from {name}, which {source} names for {device}: {error}", True
     return name, f"{source} names it for {device}", False

@@ -5,7 +5,7 @@ inference and in training, and the rest of the graph is kept.
 """
 
 from backbay.kit.backend import Backend
-from backbay.passes import rewrite_gelu
+from backbay.kit.rewrites import rewrite_gelu
 
 
 class Gelu(Backend):

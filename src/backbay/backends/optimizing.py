@@ -15,7 +15,7 @@ Whether they pay, and where, is measured where it is asked for, and remembered::
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.fx import GraphModule
@@ -23,23 +23,22 @@ from torch.fx import GraphModule
 from backbay import compile_log
 from backbay.backends import choices, place_timing, tuning
 from backbay.graph.sources import say_sources
-from backbay.kit.backend import Backend
-from backbay.kit.codegen import Codegen, Compiled, apart
-from backbay.kit.places import Places
-from backbay.passes import (
-    constant_masks,
-    eager_convolutions,
-    early_selection,
-    folded_strides,
-    fused_attention,
-    fused_convolutions,
-    linear_epilogues,
-    merged_linears,
-    one_row_linears,
-    one_token_attention,
-    parameter_hoist,
-    windowed_attention,
-)
+from backbay.kit.backend import Backend, Compilation
+from backbay.kit.codegen import Compiled, nested_tracing
+from backbay.kit.observing import unobserved
+from backbay.passes.eager_convolutions import eager_convolutions
+from backbay.passes.early_selection import early_selection
+from backbay.passes.folded_strides import folded_strides
+from backbay.passes.fused_attention import fused_attention
+from backbay.passes.fused_convolutions import fused_convolutions
+from backbay.passes.linear_epilogues import linear_epilogues
+from backbay.passes.masks import constant_masks
+from backbay.passes.match_sites import MatchSites
+from backbay.passes.merged_linears import merged_linears
+from backbay.passes.one_row_linears import one_row_linears
+from backbay.passes.one_token_attention import one_token_attention
+from backbay.passes.parameter_hoist import parameter_hoist
+from backbay.passes.windowed_attention import windowed_attention
 from backbay.registry import Option
 
 
@@ -63,77 +62,9 @@ class Optimizing(Backend):
         one_row_linears,
         linear_epilogues,
         merged_linears,
-        parameter_hoist,
+        replace(parameter_hoist, enabled=False),  # it is asked for
     )
     options = (
-        Option(
-            name="constant_masks",
-            type="bool",
-            default=True,
-            help="attention without masks that are causal, or hide nothing, in every call",
-        ),
-        Option(
-            name="early_selection",
-            type="bool",
-            default=True,
-            help="rows that are cut away at the end are not computed",
-        ),
-        Option(
-            name="eager_convolutions",
-            type="bool",
-            default=True,
-            help="on a CPU, convolutions of more weights than activations are as eager's",
-        ),
-        Option(
-            name="folded_strides",
-            type="bool",
-            default=True,
-            help="on CUDA, strided convolutions of few channels read blocks of pixels as channels",
-        ),
-        Option(
-            name="fused_attention",
-            type="bool",
-            default=True,
-            help="on CUDA, attention that is written out with a bias or a mask is one call",
-        ),
-        Option(
-            name="fused_convolutions",
-            type="bool",
-            default=True,
-            help="on CUDA, convolution, batch norm, sum and ReLU are one call, in inference",
-        ),
-        Option(
-            name="linear_epilogues",
-            type="bool",
-            default=True,
-            help="on CUDA, a linear layer with its ReLU or GELU by tanh is one call, in inference",
-        ),
-        Option(
-            name="merged_linears",
-            type="bool",
-            default=True,
-            help="linear layers that read the same are one: in inference with parameter_hoist, in "
-            "training on CUDA",
-        ),
-        Option(
-            name="one_row_linears",
-            type="bool",
-            default=True,
-            help="on CUDA, linear layers of one row are sums that Inductor fuses, in inference",
-        ),
-        Option(
-            name="one_token_attention",
-            type="bool",
-            default=True,
-            help="on CUDA, one query attends to a cache that is not repeated for each head",
-        ),
-        Option(
-            name="parameter_hoist",
-            type="bool",
-            default=False,
-            help="what only parameters decide is computed once, in inference, and anew when the "
-            "version of one changes; a write through .data changes none and goes unseen",
-        ),
         Option(
             name="tune",
             type="str",
@@ -141,12 +72,6 @@ class Optimizing(Backend):
             choices=("off", "cache", "full"),
             help="full times a graph with and without its rewrites when it is first called, and "
             "keeps what is faster; cache does as was found before; off asks nothing",
-        ),
-        Option(
-            name="windowed_attention",
-            type="bool",
-            default=True,
-            help="on CUDA, attention with a constant window computes what lies in it",
         ),
     )
 
@@ -181,15 +106,6 @@ class Optimizing(Backend):
             return variants.compile(graph_module)
         return variants.choosing(graph_module, functools.partial(choices.write, key))
 
-    def generator_of(self, mode: str | None, options: Mapping[str, Any]) -> Codegen:
-        """Give what compiles a graph when all rewrites are done.
-
-        Args:
-            mode: as torch.compile takes it.
-            options: this backend's, and Inductor's.
-        """
-        return self._generator([], *self._options(options), mode)
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Variants:
@@ -207,18 +123,17 @@ class _Variants:
         """What times depend on, beside the graph."""
         return self.mode, sorted((k, repr(v)) for k, v in self.given.items() if k != "tune")
 
-    def compile(
-        self,
-        graph_module: GraphModule,
-        off: tuple[str, ...] = tuning.ALL,
-        places: Places | None = None,
-    ) -> Compiled:
-        """Compile the graph without some rewrites, or without them at some places."""
-        everywhere = dict.fromkeys((x for x in off if not choices.is_place(x)), False)
-        places = places or Places([x for x in off if choices.is_place(x)])
-        with places.asked():
-            return Backend.__call__(
-                self.backend,
+    def compile(self, graph_module: GraphModule, off: tuple[str, ...] = tuning.ALL) -> Compiled:
+        """Compile the graph without some rewrites, or without them at some match sites."""
+        sites = MatchSites([x for x in off if choices.is_site(x)])
+        return self._compiled(graph_module, off, sites).run
+
+    def _compiled(
+        self, graph_module: GraphModule, off: tuple[str, ...], sites: MatchSites
+    ) -> Compilation:
+        everywhere = dict.fromkeys((x for x in off if not choices.is_site(x)), False)
+        with sites.asked():
+            return self.backend.compile_graph(
                 graph_module,
                 self.example_inputs,
                 mode=self.mode,
@@ -230,25 +145,23 @@ class _Variants:
         self, graph_module: GraphModule, keep: Callable[[choices.Choice], None]
     ) -> Compiled:
         """Compile the graph in every variant, of which the first call takes the best."""
-        untouched, places, reports = _copied(graph_module), Places(keep=True), self.backend.reports
-        before = len(reports)
-        arms = {tuning.ALL: self.compile(graph_module, places=places)}
-        with_all = reports[before:]
-        fired = tuple(x.name for x in with_all if x.changes)
+        untouched, sites = _copied(graph_module), MatchSites(keep=True)
+        whole = self._compiled(graph_module, tuning.ALL, sites)
+        fired = tuple(x.name for x in whole.reports if x.changes)
         if not fired:
-            return arms[tuning.ALL]
-        variants = dict.fromkeys((fired, *((x,) for x in fired), self._slower(places)))
+            return whole.run
+        arms = {tuning.ALL: whole.run}
+        variants = dict.fromkeys((fired, *((x,) for x in fired), self._slower(sites)))
         for off in (x for x in variants if x not in arms):
-            with apart(self.example_inputs):
+            with nested_tracing(self.example_inputs), unobserved():
                 arms[off] = self.compile(_copied(untouched), off)
-        reports[before:] = with_all  # of what runs unless a variant is faster
         return tuning.Choosing(arms, fired, self.backend.__name__, keep)
 
-    def _slower(self, places: Places) -> tuple[str, ...]:
+    def _slower(self, sites: MatchSites) -> tuple[str, ...]:
         mode = "max-autotune-no-cudagraphs" if self.mode == "max-autotune" else self.mode
         mode = None if mode == "reduce-overhead" else mode  # a CUDA graph is of the whole
-        generate = self.backend.generator_of(mode, self.given)
-        found = places.found.values()
+        generate = self.backend.code_generator(mode, self.given)
+        found = sites.found.values()
         return tuple(place_timing.slower(found, self.backend.passes, generate, self.settings))
 
 

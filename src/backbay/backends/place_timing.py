@@ -1,8 +1,8 @@
-"""Which places of a graph are slower for their rewrite, each timed alone.
+"""Which match sites of a graph are slower for their rewrite, each timed alone.
 
-A place is compiled twice as a graph of its own, as it was and as its rewrite makes it, and both are
+A site is compiled twice as a graph of its own, as it was and as its rewrite makes it, and both are
 called in turns on random numbers of its sizes and strides. That says less than timing the whole
-graph, whose fusions around the place it does not see; so it only proposes what is then timed whole.
+graph, whose fusions around the site it does not see; so it only proposes what is then timed whole.
 """
 
 import copy
@@ -16,56 +16,56 @@ from torch._guards import tracing
 from torch.fx import GraphModule
 
 from backbay.backends import choices, tuning
-from backbay.backends.choices import PlaceTiming
+from backbay.backends.choices import SiteTiming
 from backbay.graph.values import value_of
 from backbay.kit.codegen import Codegen
 from backbay.kit.passes import Pass, PassContext
-from backbay.kit.places import Place
+from backbay.passes.match_sites import MatchSite
 from backbay.timing import stats
 
 BUDGET_S = 0.5
-"""Seconds for the timing of one place."""
+"""Seconds for the timing of one match site."""
 
 
 def slower(
-    places: Iterable[Place], passes: Sequence[Pass], generate: Codegen, settings: Any
+    sites: Iterable[MatchSite], passes: Sequence[Pass], generate: Codegen, settings: Any
 ) -> Iterator[str]:
-    """Give the names of places that are shown to be faster without their rewrite.
+    """Yield the names of match sites that are shown to be faster without their rewrite.
 
-    What can't be timed alone is not among them: a symbolic size, an input of integers, a place that
+    What can't be timed alone is not among them: a symbolic size, an input of integers, a site that
     its pass does not rewrite when it stands alone.
 
     Args:
-        places: those where rewrites fired.
+        sites: those where rewrites fired.
         passes: among them the rewrites.
         generate: compiles a graph.
         settings: what ``generate`` does it with: anything whose ``repr`` tells it apart.
     """
     by_name = {x.name: x for x in passes}
-    for place in places:
-        found = _found(place, by_name, generate, settings)
+    for site in sites:
+        found = _found(site, by_name, generate, settings)
         if found is not None and found.interval[0] > 1.0:
-            yield place.name
+            yield site.name
 
 
 def _found(
-    place: Place, passes: Mapping[str, Pass], generate: Codegen, settings: Any
-) -> PlaceTiming | None:
-    values = [value_of(x) for x in place.region.graph.find_nodes(op="placeholder")]
+    site: MatchSite, passes: Mapping[str, Pass], generate: Codegen, settings: Any
+) -> SiteTiming | None:
+    values = [value_of(x) for x in site.region.graph.find_nodes(op="placeholder")]
     if not all(map(_can_be_made, values)):
         return None
-    rewrite = passes[place.rewrite]
-    parts = (place.name, rewrite.uuid(), settings, tuning.machine(values))
+    rewrite = passes[site.rewrite]
+    parts = (site.name, rewrite.uuid(), settings, tuning.machine(values))
     key = hashlib.sha256(repr(parts).encode()).hexdigest()
-    known = choices.read_place(key)
+    known = choices.read_site(key)
     if known is not None:
         return known
     try:
-        found = _measured(place.region, rewrite, [_made(x) for x in values], generate)
-    except Exception:  # noqa: BLE001 (whatever it is: the place is timed with the whole graph)
+        found = _measured(site.region, rewrite, [_made(x) for x in values], generate)
+    except Exception:  # noqa: BLE001 (whatever it is: the site is timed with the whole graph)
         return None
     if found is not None:
-        choices.write_place(key, found)
+        choices.write_site(key, found)
     return found
 
 
@@ -79,7 +79,7 @@ def _can_be_made(value: Any) -> bool:
 
 
 def _made(value: torch.Tensor) -> torch.Tensor:
-    """Give positive numbers, as one may be a variance; of a mask, True."""
+    """Return positive numbers, as one may be a variance; of a mask, True."""
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     if value.dtype == torch.bool:
         return made.fill_(True)  # noqa: FBT003 (the value)
@@ -89,7 +89,7 @@ def _made(value: torch.Tensor) -> torch.Tensor:
 
 def _measured(
     region: GraphModule, rewrite: Pass, inputs: Sequence[Any], generate: Codegen
-) -> PlaceTiming | None:
+) -> SiteTiming | None:
     rewritten = copy.deepcopy(region)
     if not rewrite.run(rewritten, PassContext(alone=True)):
         return None
@@ -101,4 +101,4 @@ def _measured(
         samples = tuning.timed(arms, inputs, BUDGET_S)
     ratio, interval = stats.ratio(samples[tuning.ALL], samples[without])
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    return PlaceTiming(ratio=ratio, interval=interval, created=now)
+    return SiteTiming(ratio=ratio, interval=interval, created=now)

@@ -6,7 +6,7 @@ gain: Inductor's own SiLU is as fast, and fuses with its neighbours.
 """
 
 from backbay.kit.backend import Backend
-from backbay.passes import rewrite_silu, silu_to_kernel
+from backbay.kit.rewrites import rewrite_silu, silu_to_kernel
 
 
 class Silu(Backend):

@@ -40,7 +40,7 @@ Arms = Mapping[tuple[str, ...], Compiled]
 def key_of(
     graph_module: GraphModule, example_inputs: Sequence[Any], passes: Sequence[Pass], settings: Any
 ) -> str:
-    """Give a digest of all that a choice depends on: graph, inputs, passes, settings, machine.
+    """Return a digest of all that a choice depends on: graph, inputs, passes, settings, machine.
 
     Args:
         graph_module: Dynamo's, before any pass.
@@ -59,7 +59,7 @@ def key_of(
 
 
 def machine(example_inputs: Sequence[Any]) -> tuple[str, ...]:
-    """Give what times depend on: the processor or GPU that inputs are on, and versions."""
+    """Return what times depend on: the processor or GPU that inputs are on, and versions."""
     names = [platform.machine(), platform.processor(), str(torch.get_num_threads())]
     if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
         names = [torch.cuda.get_device_name(), str(torch.version.cuda), _version("triton")]
@@ -95,7 +95,7 @@ class Choosing:
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
-        """Run the graph; the first time, choose before."""
+        """Autotune on the first call, then run the chosen variant."""
         if self._arms is not None:
             self._choose(args)
         return self._chosen(*args)
@@ -124,7 +124,7 @@ class Choosing:
 
 
 def unsuitable(args: Sequence[Any]) -> str | None:
-    """Say why a graph can't be timed with copies of these inputs; None if it can."""
+    """Return why a graph can't be timed with copies of these inputs; None if it can."""
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     odd = next((x for x in tensors if type(x) not in plain), None)

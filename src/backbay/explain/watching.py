@@ -20,7 +20,7 @@ from backbay.errors import BackbayError
 from backbay.explain import graphs
 from backbay.explain.record import NearMissRecord, NodeRecord, PassRecord
 from backbay.graph.match import NearMiss
-from backbay.graph.report import listing, summary, user_line
+from backbay.graph.report import line_of, listing, summary
 from backbay.kit.observing import observed_by
 from backbay.kit.passes import Pass, PassReport
 from backbay.registry import CompilerFn
@@ -243,9 +243,9 @@ def _told(report: PassReport) -> dict[Any, Any]:
 def _near(miss: NearMiss) -> NearMissRecord:
     return NearMissRecord(
         pattern=miss.pattern,
-        node=miss.node.name,
+        node=miss.node,
         reason=miss.reason,
-        line=user_line(miss.node),
+        line=line_of(miss.stack_trace),
     )
 
 

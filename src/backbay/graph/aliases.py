@@ -1,13 +1,17 @@
-"""Which nodes share memory: seen from the storages of their fake values, views included."""
+"""Which nodes share memory: seen from the storages of their fake values, views included.
+
+And which inputs of Dynamo's graph are parameters and buffers of the model, and are only read.
+"""
 
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
 from backbay.graph.checkpoints import as_run
 from backbay.graph.effects import changes_state, may_write, mutates, written
-from backbay.graph.values import storages
+from backbay.graph.values import storages, value_of
 
 Storages = frozenset[int]
 
@@ -66,3 +70,22 @@ def _meets(some: Storages | None, others: Storages | None) -> bool:
     if some is not None and not some:
         return False
     return some is None or others is None or not some.isdisjoint(others)
+
+
+def is_parameter(node: Node, memory: Memory) -> bool:
+    """Tell whether a node is a parameter or buffer that the graph does not write.
+
+    A plain tensor, that is, whose sizes are numbers: no distributed one, no other subclass.
+    """
+    # Dynamo's own mark: torch has no public one for what it holds constant from call to call.
+    marks = node.meta.get("tensor_dict") or {}
+    if node.op != "placeholder" or not marks.get("_dynamo_static_input_type"):
+        return False
+    return is_plain(value_of(node)) and not memory.mutated(node) and storages(node) is not None
+
+
+def is_plain(value: object) -> bool:
+    """Tell whether a fake value is a tensor with memory of its own kind, in sizes known by now."""
+    if type(value) is not FakeTensor or value.layout != torch.strided:
+        return False
+    return all(isinstance(x, int) for x in (*value.shape, *value.stride(), value.storage_offset()))

@@ -127,7 +127,7 @@ class _Matcher:
         reason = next((x for x in reasons if x is not None), None)
         now = _now.get()
         if reason is not None:
-            now.near.append(NearMiss(self._pattern.title, nodes[0], reason))
+            now.near.append(NearMiss.at(nodes[0], self._pattern.title, reason))
         now.place = nodes[0]  # next the replacement is traced, for this match
         return reason is None
 

@@ -1,14 +1,16 @@
 """Values of a graph's nodes that depend on nothing that is given to it, computed when asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from backbay.graph import checkpoints, handed
+from backbay.graph import checkpoints
 from backbay.graph.aliases import Memory
 from backbay.graph.effects import is_pure, is_uninitialised
 from backbay.graph.values import value_of
@@ -53,7 +55,7 @@ def constant_graph(graph_module: GraphModule, node: Node, *, most_bytes: int) ->
     needed = _needed(node, outside, Memory(graph), most_bytes)
     made, copies = Graph(), dict[Node, Any]()
     for one in (x for x in checkpoints.as_run(graph) if x in needed):
-        before = handed.how_made(one) if one.op == "placeholder" else None
+        before = how_made(one) if one.op == "placeholder" else None
         if one in outside:
             copies[one] = copies[outside[one]]
         elif before is not None:
@@ -83,7 +85,7 @@ def _needed(node: Node, outside: Mapping[Node, Node], memory: Memory, most_bytes
 
 
 def _check(node: Node, memory: Memory, most_bytes: int) -> None:
-    if node.op == "placeholder" and handed.how_made(node) is None:
+    if node.op == "placeholder" and how_made(node) is None:
         raise NotConstantError(f"it depends on the input {node.name}")
     if node.op not in {"call_function", "call_method", "placeholder"}:
         raise NotConstantError(f"it depends on {node.target}, which the model owns")
@@ -111,3 +113,32 @@ def _called(node: Node, arguments: Any, keywords: Any) -> Any:
     if node.op == "call_method":
         return getattr(arguments[0], str(node.target))(*arguments[1:], **keywords)
     return node.target(*arguments, **keywords)  # type: ignore[operator] # of a call_function
+
+
+# Constants that one graph hands to the next, where a model's graph is cut apart.
+#
+# DistributedDataParallel has Dynamo's graph cut into one for each bucket of gradients, and each
+# compiled by itself, in the order in which they run. What the first one makes is an input of the
+# others, with the same fake value: so it is known again. How it is made is kept as long as that.
+
+_MADE: MutableMapping[Tensor, Graph] = WeakTensorKeyDictionary()
+"""A fake value, to a graph without inputs that gives the real one; it holds no fake values."""
+
+
+def hand_over(value: Tensor, made: Graph) -> None:
+    """Note how a value is made that another graph may get."""
+    _MADE[value] = made
+
+
+def how_made(node: object) -> Graph | None:
+    """Give how a graph's input was made by another graph, if that is known and still true."""
+    value = value_of(node)
+    return _MADE.get(value) if isinstance(value, Tensor) else None
+
+
+def forget_written(graph: Graph) -> None:
+    """Forget what a graph writes to: those after it get something else."""
+    memory = Memory(graph) if _MADE else None
+    for value in list(_MADE):
+        if memory is not None and memory.mutated(value):
+            del _MADE[value]

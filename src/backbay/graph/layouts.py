@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backbay.graph.put import layout
+from backbay.graph.rewrite import layout
 from backbay.graph.values import computed, is_ordinary
 
 

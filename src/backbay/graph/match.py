@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node, Tracer
 from torch.fx.passes.utils.matcher_utils import InternalMatch, SubgraphMatcher
 
 from backbay.graph.canonical import COMMUTATIVE, canonicalise, is_number
+from backbay.graph.values import value_of
 
 MOST_ORDERS = 256
 """Orders of commutative operands that are tried of one pattern: eight commutative operators."""
@@ -42,14 +44,25 @@ class Match:
     """Torch's own record: of its subgraph matcher, or of Inductor's pattern matcher."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class NearMiss:
-    """A place where a pattern is found and not used, or nearly found."""
+    """A place where a pattern is found and not used, or nearly found.
+
+    It holds texts, and no node: a node keeps its whole graph alive, with the fake values in it.
+    """
 
     pattern: str
-    node: Node
+    node: str
+    """The node's name."""
     reason: str
     """The first condition that failed; one line."""
+    stack_trace: str = ""
+    """Where the user wrote the node, as Dynamo knows it; see ``graph.report.line_of``."""
+
+    @classmethod
+    def at(cls, node: Node, pattern: str, reason: str) -> "NearMiss":
+        """Return the near miss of a node."""
+        return cls(pattern, node.name, reason, str(node.meta.get("stack_trace") or ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +110,21 @@ class Pattern:
         return self.name or getattr(self.match, "__name__", "pattern")
 
 
+def is_floating_point(position: int = 0) -> Condition:
+    """Return a condition: an input of the pattern is a tensor of real floating-point numbers."""
+
+    def condition(match: Match) -> str | None:
+        given = match.inputs[position]
+        value = value_of(given)
+        if not isinstance(value, torch.Tensor):
+            return f"input {position} is {given}, not a tensor that is known"
+        if not value.is_floating_point():
+            return f"input {position} is {value.dtype}, not floating point"
+        return None
+
+    return condition
+
+
 @dataclass(slots=True)
 class Found:
     """What a search found."""
@@ -129,8 +157,8 @@ def find(pattern: Pattern, graph: Graph) -> Found:
                 taken.update(match.nodes)
                 found.matches.append(match)
             else:
-                found.near.append(NearMiss(pattern.title, match.outputs[0], reason))
-        found.near += (NearMiss(pattern.title, *x) for x in matcher.leaking)
+                found.near.append(NearMiss.at(match.outputs[0], pattern.title, reason))
+        found.near += (NearMiss.at(node, pattern.title, x) for node, x in matcher.leaking)
     return found
 
 

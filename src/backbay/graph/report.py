@@ -99,8 +99,12 @@ def target_name(node: Node) -> str:
 
 
 def user_line(node: Node) -> str:
-    """Give the user's line that a node comes from: the innermost of its stack."""
-    trace = node.meta.get("stack_trace") or ""
+    """Return the user's line that a node comes from: the innermost of its stack."""
+    return line_of(node.meta.get("stack_trace") or "")
+
+
+def line_of(trace: str) -> str:
+    """Return the innermost line of a stack trace, ``file:line: code``."""
     lines = [line.strip() for line in trace.splitlines() if line.strip()]
     places = [number for number, line in enumerate(lines) if line.startswith('File "')]
     if not places:

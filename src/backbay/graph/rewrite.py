@@ -1,6 +1,11 @@
-"""Put a replacement where a pattern matched, with everything that a node carries."""
+"""Put nodes into a graph with everything that a node carries: single ones, or a pattern's result.
 
-from collections.abc import Iterable, Iterator
+A pass calls `call_before` and `replace_node`; what it puts in at a place that it then leaves alone
+is taken back by `revocable`.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,9 +13,139 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from backbay.graph.canonical import canonicalise
-from backbay.graph.effects import changes_state, mutates
+from backbay.graph.effects import changes_state, is_pure, mutates
 from backbay.graph.match import Match, NearMiss, Pattern, find, traced
-from backbay.graph.values import propagate, refresh, value_of
+from backbay.graph.values import carry, propagate, refresh, value_of
+
+Target = Callable[..., Any]
+
+FROZEN = "_frozen_"
+"""How attributes begin that hold parameters and buffers which a backend freezes."""
+
+
+def call_before(place: Node, target: Target, *arguments: Any, **keywords: Any) -> Node:
+    """Insert a call before a node, with the metadata of that node and a value of its own."""
+    graph: Graph = place.graph
+    with graph.inserting_before(place):
+        made = graph.call_function(target, arguments, keywords)
+    propagate(made, place)
+    return made
+
+
+def put_before(place: Node, value: Any, target: Target, *arguments: Any) -> Node:
+    """Insert a call before a node of Dynamo's graph, whose value is known already."""
+    with place.graph.inserting_before(place):
+        made = place.graph.call_function(target, arguments)
+    carry(made, place)
+    made.meta["example_value"] = value
+    return made
+
+
+def cast_before(place: Node, node: Node, dtype: torch.dtype) -> Node:
+    """Insert a cast of a node before another one, where it has another dtype."""
+    if value_of(node).dtype == dtype:
+        return node
+    return call_before(place, torch.ops.aten._to_copy.default, node, dtype=dtype)  # noqa: SLF001 (its name)
+
+
+def erase_between(before: Node, place: Node) -> None:
+    """Erase what was put between two nodes, and nobody uses."""
+    while place.prev is not before:
+        place.graph.erase_node(place.prev)
+
+
+def layout(value: torch.Tensor) -> tuple[Any, ...]:
+    """Return what two values must have in common for one to be laid out as the other."""
+    # Sizes as text: comparing symbols would guard on the answer. Of strides those that symbols
+    # have now: one that is made in two ways is written in two.
+    strides = tuple(x if isinstance(x, int) else x.node.hint for x in value.stride())
+    return str(tuple(value.shape)), strides, value.dtype, value.device
+
+
+def replace_node(old: Node, new: Node) -> None:
+    """Use one node where another was used, and erase that other."""
+    old.replace_all_uses_with(new)
+    refresh(old, new)
+    old.graph.erase_node(old)
+
+
+def same_kind(one: Any, other: Any) -> bool:
+    """Tell whether two nodes' values can stand for each other, to autograd and to views, too."""
+    a, b = value_of(one), value_of(other)
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return _kind_of(a) == _kind_of(b)
+
+
+def _kind_of(value: torch.Tensor) -> tuple[Any, ...]:
+    # Sizes as text: comparing symbols would guard on the answer.
+    where = (str(tuple(value.shape)), str(value.stride()))
+    return (value.dtype, value.device, value.layout, value.requires_grad, *where)
+
+
+def hold(graph_module: GraphModule, value: torch.Tensor, prefix: str) -> str:
+    """Register a constant with a graph; give the name of its attribute."""
+    taken = {name for name, _ in graph_module.named_buffers(recurse=False)}
+    name = next(x for n in range(len(taken) + 1) if (x := f"{prefix}{n}") not in taken)
+    graph_module.register_buffer(name, value)
+    sources = getattr(graph_module, "_param_name_to_source", None)
+    if isinstance(sources, dict):
+        sources[name] = _source(name)
+    return name
+
+
+def _source(name: str) -> Any:
+    """Return where Dynamo would say that a buffer is from: AOTAutograd demands it of each."""
+    from torch._dynamo.source import ConstantSource  # noqa: PLC0415 (imports Dynamo)
+
+    return ConstantSource(source_name=name)
+
+
+@contextlib.contextmanager
+def revocable(graph: Graph) -> Iterator[None]:
+    """Erase the nodes that are made in a block if the block raises."""
+    made: list[Node] = []
+    make, own = graph.create_node, graph.__dict__.get("create_node")
+
+    def noted(*arguments: Any, **keywords: Any) -> Node:
+        made.append(make(*arguments, **keywords))
+        return made[-1]
+
+    graph.create_node = noted  # type: ignore[method-assign] # of this one graph, until the end
+    try:
+        yield
+    except BaseException:
+        for node in reversed(made):
+            if not node._erased and not node.users:  # noqa: SLF001 (nothing else tells)
+                graph.erase_node(node)
+        raise
+    finally:
+        if own is None:
+            del graph.create_node
+        else:
+            graph.create_node = own  # type: ignore[method-assign] # likewise
+
+
+def erase_dead(graph: Graph) -> int:
+    """Erase nodes without users that do nothing else; return how many those are."""
+    # Not fx's eliminate_dead_code: by itself it takes x.add_(1), F.relu(x, True) and unknown
+    # functions for dead. Told what is not, it still enters submodules with its own notion.
+    count = 0
+    for node in reversed(graph.nodes):
+        if not node.users and is_pure(node):
+            graph.erase_node(node)
+            count += 1
+    return count
+
+
+def bound(node: Node, names: Sequence[str]) -> dict[str, Any]:
+    """Return a call's arguments by name; what it leaves out is left out.
+
+    Args:
+        node: the call.
+        names: of the function's parameters, in order.
+    """
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 @dataclass(slots=True)
@@ -38,7 +173,7 @@ def apply(pattern: Pattern, graph_module: GraphModule) -> Rewritten:
         if refusal is None:
             done.count += 1
         else:
-            done.near.append(NearMiss(pattern.title, match.outputs[0], refusal))
+            done.near.append(NearMiss.at(match.outputs[0], pattern.title, refusal))
     if respelled or done.count:
         graph_module.recompile()
     return done

@@ -5,7 +5,7 @@ uuid: its caches know them. A compiler wrapped around Inductor's inner one is no
 served a stale result when it was tried. With any other code generator AOTAutograd is called here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from torch.fx import Graph, GraphModule
 
 from backbay.kit.codegen import Codegen, Compiled, boxed
 from backbay.kit.observing import current_watch
-from backbay.kit.passes import Pass, PassReport, run_passes
+from backbay.kit.passes import Pass
+from backbay.kit.pipeline import run_passes
 
 HOOKS = {
     "inductor.pre_grad": "pre_grad_custom_pass",
@@ -26,16 +27,13 @@ HOOKS = {
 }
 """Level to Inductor's configuration key."""
 
-Tell = Callable[[list[PassReport]], None]
-
 
 class HookedPasses(CustomGraphPass):
     """Passes as one of Inductor's hooks: called with a graph, known to its caches."""
 
-    def __init__(self, passes: Sequence[Pass], options: Mapping[str, Any], tell: Tell) -> None:
+    def __init__(self, passes: Sequence[Pass], options: Mapping[str, Any]) -> None:
         self._passes = tuple(passes)
         self._options = dict(options)
-        self._tell = tell
         self._watch = current_watch()
 
     def __call__(self, graph: Any) -> None:
@@ -47,10 +45,10 @@ class HookedPasses(CustomGraphPass):
         )
 
         table = select_decomp_table()
-        self._tell(run_passes(self._passes, graph_module, self._options, table, self._watch))
+        run_passes(self._passes, graph_module, self._options, table, self._watch)
 
     def uuid(self) -> str:
-        """Give what decides what the passes do, in their order."""
+        """Return what decides what the passes do, in their order."""
         return "\0".join([*(x.uuid() for x in self._passes), repr(sorted(self._options.items()))])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,7 +56,6 @@ class HookedPasses(CustomGraphPass):
         return {
             "_passes": (),
             "_options": {},
-            "_tell": None,
             "_watch": None,
             "_uuid": self.uuid(),
         }
@@ -67,20 +64,18 @@ class HookedPasses(CustomGraphPass):
         return self  # AOTInductor copies the configuration, and runs the copy
 
     def __eq__(self, other: object) -> bool:
-        # Equal configurations are made once and kept: who is told must be part of what is equal, or
-        # the reports of a second backend of these passes went to the first.
+        # Equal configurations are made once and kept: who observes must be part of what is equal,
+        # or the reports of a second backend of these passes went to the first one's observer.
         if not isinstance(other, HookedPasses) or self.uuid() != other.uuid():
             return False
-        return self._tell == other._tell and self._watch == other._watch
+        return self._watch == other._watch
 
     def __hash__(self) -> int:
         return hash(self.uuid())
 
 
-def inductor_patches(
-    passes: Sequence[Pass], options: Mapping[str, Any], tell: Tell
-) -> dict[str, Any]:
-    """Give the configuration that makes Inductor run passes in its hooks.
+def inductor_patches(passes: Sequence[Pass], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration that makes Inductor run passes in its hooks.
 
     Raises:
         ValueError: levels other than torch's are mixed for one hook in an order that it can't keep.
@@ -88,7 +83,7 @@ def inductor_patches(
     by_hook: dict[str, list[Pass]] = {}
     for one in passes:
         by_hook.setdefault(HOOKS[one.level], []).append(one)
-    return {hook: HookedPasses(group, options, tell) for hook, group in by_hook.items()}
+    return {hook: HookedPasses(group, options) for hook, group in by_hook.items()}
 
 
 def aot_compile(
@@ -100,7 +95,6 @@ def aot_compile(
     decompositions: Mapping[Any, Any] | None,
     partitioner: str,
     options: Mapping[str, Any],
-    tell: Tell,
 ) -> Compiled:
     """Compile Dynamo's graph through AOTAutograd, with passes on forward and backward graphs.
 
@@ -112,7 +106,6 @@ def aot_compile(
         decompositions: operator to decomposition, as AOTAutograd takes them.
         partitioner: ``min_cut`` or ``default``: how the joint graph is cut.
         options: handed to the passes.
-        tell: called with the reports of each graph.
     """
     from torch._dynamo.backends.common import aot_autograd  # noqa: PLC0415 (imports Dynamo)
     from torch._functorch.partitioners import (  # noqa: PLC0415 (likewise)
@@ -123,7 +116,7 @@ def aot_compile(
     watch = current_watch()  # the backward graph may be compiled in autograd's own thread
 
     def compiler(graph: GraphModule, inputs: Sequence[Any]) -> Compiled:
-        tell(run_passes(passes, graph, options, decompositions, watch))
+        run_passes(passes, graph, options, decompositions, watch)
         return boxed(codegen(graph, inputs))
 
     cut = {"min_cut": min_cut_rematerialization_partition, "default": default_partition}

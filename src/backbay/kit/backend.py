@@ -3,26 +3,47 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from backbay import compile_log
 from backbay.errors import BackbayError, InputError
+from backbay.graph.effects import may_write
 from backbay.graph.partition import supports_operators
-from backbay.kit.aot import Tell, aot_compile, inductor_patches
-from backbay.kit.codegen import Codegen, Compiled, aten_level, keyed, torch_level
-from backbay.kit.declaring import INDUCTOR, check_declared
-from backbay.kit.freeze import freeze
-from backbay.kit.hoist import compile_apart
-from backbay.kit.minifying import minifiable
+from backbay.graph.rewrite import FROZEN, hold
+from backbay.kit.aot import aot_compile, inductor_patches
+from backbay.kit.codegen import (
+    Codegen,
+    Compiled,
+    aten_level,
+    keyed,
+    minifiable,
+    registry_in_use,
+    torch_level,
+)
 from backbay.kit.partition import DryRun, Partition, partitioned, survey, surveying
-from backbay.kit.passes import Pass, PassReport, failed, run_passes
-from backbay.registry import default_registry
+from backbay.kit.passes import Pass, PassReport, snake_case
+from backbay.kit.pipeline import failed, run_passes
+from backbay.registry import Registry
 from backbay.registry.options import option_problems
 from backbay.registry.spec import BackendSpec, Option, Origin, Traits
+
+INDUCTOR = "inductor"
+LEVELS = ("torch", "aten")
+PARTITIONERS = ("min_cut", "default")
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What a backend made of one of Dynamo's graphs."""
+
+    run: Compiled
+    reports: tuple[PassReport, ...]
+    """Of the passes on Dynamo's graph; those after it report to the observer of passes alone."""
 
 
 class Backend:
@@ -47,8 +68,9 @@ class Backend:
     level: ClassVar[str] = "torch"
     """Which graph ``compile`` gets: ``torch``, Dynamo's, or ``aten``, after AOTAutograd."""
     options: ClassVar[tuple[Option, ...]] = ()
-    """What ``torch.compile(options=...)`` may hold; the rest is handed to Inductor, if it is next,
-    and refused otherwise."""
+    """What ``torch.compile(options=...)`` may hold beside the options of the passes, which
+    `option_table` has, too. The rest is handed to Inductor, if it is next, and refused otherwise.
+    """
     decompositions: ClassVar[Mapping[Any, Any] | None] = None
     """At level ``aten``, for other code generators than Inductor, which has its own."""
     freeze: ClassVar[bool] = False
@@ -57,6 +79,9 @@ class Backend:
     partitioner: ClassVar[str] = "min_cut"
     """``min_cut`` or ``default``: how forward and backward are cut apart."""
     name: ClassVar[str] = ""
+    registry: Registry | None = None
+    """Where code generators are looked up. Default: where the backend itself was, as far as a
+    registry compiles with it; see `registry_in_use`."""
 
     supports: ClassVar[Callable[..., bool | str] | Collection[Any] | None] = None
     """What ``compile`` takes, at level ``aten``: a method of a node that gives whether, or a text
@@ -75,12 +100,12 @@ class Backend:
             InputError: it does not fit together.
         """
         super().__init_subclass__(**keywords)
-        check_declared(cls)
+        problem = next(_problems(cls), None)
+        if problem is not None:
+            raise InputError(f"{cls.__name__}: {problem}")
 
     def __init__(self) -> None:
-        self.__name__ = self.name or _snake(type(self).__name__)
-        self.reports: list[PassReport] = []
-        """Of every graph since `reset`."""
+        self.__name__ = self.name or snake_case(type(self).__name__)
         self._next: Any = None
 
     def __call__(
@@ -93,29 +118,82 @@ class Backend:
         name: str | None = None,
     ) -> Compiled:
         """Compile one of Dynamo's graphs; torch.compile calls this."""
+        return self.compile_graph(
+            graph_module, example_inputs, mode=mode, options=options, name=name
+        ).run
+
+    def compile_graph(
+        self,
+        graph_module: GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> Compilation:
+        """Compile one of Dynamo's graphs, and return what passes did to it as well.
+
+        Args:
+            graph_module: Dynamo's; it is changed.
+            example_inputs: its inputs.
+            mode: as torch.compile takes it.
+            options: this backend's, and Inductor's where that is next.
+            name: what the compile log calls the backend.
+        """
         own, rest = self._options(options)
         if self.freeze and not torch.is_grad_enabled():
             freeze(graph_module, example_inputs)
-        first, later = self._by_level()
-        nodes, known = len(graph_module.graph.nodes), len(self.reports)
-        self._tell(run_passes(first, graph_module, own))
+        passes = self._enabled(own)
+        nodes = len(graph_module.graph.nodes)
+        reports = run_passes([x for x in passes if x.level == "torch"], graph_module, own)
         if self.compile is None and self.codegen == INDUCTOR:
-            wanted = {k: v for x in self.reports[known:] for k, v in x.inductor.items()}
+            wanted = {k: v for x in reports for k, v in x.inductor.items()}
             rest = {**wanted, **rest}
+        later = [x for x in passes if x.level != "torch"]
         generate = self._generator(later, own, rest, mode)
-        compiled = compile_apart(generate, graph_module, example_inputs)
-        changed = ", ".join(f"{x.name} {x.changes}x" for x in self.reports[known:] if x.changes)
+        for one in passes:
+            generate = one.wrap_codegen(generate)
+        compiled = generate(graph_module, example_inputs)
+        changed = ", ".join(f"{x.name} {x.changes}x" for x in reports if x.changes)
         why = f"its code generator{f', after {changed}' if changed else ''}"
         if self.compile is None:
-            self._next = default_registry.lookup_backend(self.codegen)
+            self._next = self._registry.lookup_backend(self.codegen)
         ran = self.codegen if self.compile is None else self.__name__
         compile_log.note(
             compile_log.Record(asked=name or self.__name__, ran=ran, why=why, nodes=nodes)
         )
-        return minifiable(compiled)
+        return Compilation(minifiable(compiled), tuple(reports))
+
+    def code_generator(self, mode: str | None, options: Mapping[str, Any] | None) -> Codegen:
+        """Return what compiles a graph when all passes are done.
+
+        Args:
+            mode: as torch.compile takes it.
+            options: this backend's, and Inductor's.
+        """
+        return self._generator([], *self._options(options), mode)
+
+    @classmethod
+    def option_table(cls) -> tuple[Option, ...]:
+        """Return all that ``torch.compile(options=...)`` may hold, by name.
+
+        That is what `options` declares, a switch for each pass, and the passes' own options.
+        """
+        table = {x.name: x for x in cls.options}
+        for one in cls.passes:
+            for row in one.options():
+                made = Option(
+                    name=row.name,
+                    type=row.type,
+                    default=row.default,
+                    choices=row.choices,
+                    help=row.help,
+                )
+                table.setdefault(row.name, made)
+        return tuple(table[x] for x in sorted(table))
 
     def __backbay_details__(self) -> dict[str, Any]:
-        """Give what the registry asks of a backend that is registered, or compiled with."""
+        """Return what the registry asks of a backend that is registered, or compiled with."""
         ends_in_inductor = self.compile is None and self.codegen == INDUCTOR
         further = {"further_options": INDUCTOR} if ends_in_inductor else {}
         # Another code generator's modes are its own; a compile method gets none.
@@ -123,38 +201,39 @@ class Backend:
         summary = next(iter((type(self).__doc__ or "").strip().splitlines()), "")
         return {
             "summary": summary,
-            "options": tuple(self.options),
+            "options": self.option_table(),
             "traits": Traits(mode=mode, name=True),
             **further,
         }
 
     def reset(self) -> None:
-        """Forget the reports, and have the code generator forget; torch.compiler.reset calls this.
+        """Have the code generator forget what it made; torch.compiler.reset calls this.
 
         The compile log keeps its records: they say what ran, and that stays true.
         """
-        self.reports.clear()
         if hasattr(self._next, "reset"):
             self._next.reset()
 
     def _generator(
         self, later: list[Pass], own: dict[str, Any], rest: dict[str, Any], mode: str | None
     ) -> Codegen:
-        """Give what compiles Dynamo's graph, whose own passes have run."""
+        """Return what compiles Dynamo's graph, whose own passes have run."""
         if self.compile is None and self.codegen == INDUCTOR:
-            patches = inductor_patches(later, own, self._tell)
+            patches = inductor_patches(later, own)
             # Passes in Inductor's hooks are in its keys; what others put in may be an operator.
-            known = [x for x in self.passes if x not in later]
-            return keyed(torch_level(INDUCTOR, mode, {**rest, **patches}), known)
+            known = [x for x in self._enabled(own) if x not in later]
+            return keyed(torch_level(INDUCTOR, mode, {**rest, **patches}, self._registry), known)
         if later or self.level == "aten":
-            return self._aot(later, own, keyed(self._aten_codegen(own), self.passes))
+            return self._aot(later, own, keyed(self._aten_codegen(own), self._enabled(own)))
         own_compile = self._own_compile(own)
         if own_compile is not None:
             return lambda graph, inputs: _checked(own_compile(graph, inputs), self.__name__)
-        return keyed(torch_level(self.codegen, mode, rest or None), self.passes)
+        return keyed(
+            torch_level(self.codegen, mode, rest or None, self._registry), self._enabled(own)
+        )
 
     def dry_run(self, model: Any, *args: Any, train: bool = False, **keywords: Any) -> DryRun:
-        """Tell what of a model would be compiled by this backend, without compiling anything.
+        """Return what of a model would be compiled by this backend, without compiling anything.
 
         Dynamo and AOTAutograd trace it, passes run, and the graphs are run as they are, once, on a
         copy of the model.
@@ -175,21 +254,26 @@ class Backend:
             )
         found = DryRun()
         own, _ = self._options(None)
-        first, later = self._by_level()
+        passes = self._enabled(own)
+        first = [x for x in passes if x.level == "torch"]
+        later = [x for x in passes if x.level != "torch"]
 
         def trace(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
             run_passes(first, graph_module, own)
-            generate = self._aot(later, own, surveying(partition, found), tell=lambda _: None)
+            generate = self._aot(later, own, surveying(partition, found))
             return generate(graph_module, example_inputs)
 
         model, given = copy.deepcopy(model), copy.deepcopy((args, keywords))
         survey(model, torch.compile(model, backend=trace), given, train=train)
         return found
 
-    def _by_level(self) -> tuple[list[Pass], list[Pass]]:
-        """Give the passes on Dynamo's graph, and those after it."""
-        first = [x for x in self.passes if x.level == "torch"]
-        return first, [x for x in self.passes if x.level != "torch"]
+    @property
+    def _registry(self) -> Registry:
+        return self.registry or registry_in_use()
+
+    def _enabled(self, own: Mapping[str, Any]) -> list[Pass]:
+        configured = [x.configured(own) for x in self.passes]
+        return [x for x in configured if x.enabled]
 
     def _partition(self) -> Partition | None:
         declared = self.supports
@@ -201,15 +285,18 @@ class Backend:
     def _aten_codegen(self, own: Mapping[str, Any]) -> Codegen:
         own_compile, partition = self._own_compile(own), self._partition()
         if own_compile is None:
-            return aten_level(self.codegen)
-        return own_compile if partition is None else partitioned(partition, own_compile)
+            return aten_level(self.codegen, self._registry)
+        if partition is None:
+            return own_compile
+        return partitioned(partition, own_compile, self._registry)
 
     def _own_compile(self, own: Mapping[str, Any]) -> Codegen | None:
         given = self.compile
         if given is None:
             return None
         takes_options = "options" in inspect.signature(given).parameters
-        compile_ = functools.partial(given, options=own) if takes_options else given
+        declared = {x.name: own[x.name] for x in self.options}
+        compile_ = functools.partial(given, options=declared) if takes_options else given
 
         def guarded(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
             try:
@@ -226,7 +313,6 @@ class Backend:
         passes: Sequence[Pass],
         own: Mapping[str, Any],
         codegen: Codegen,
-        tell: Tell | None = None,
     ) -> Codegen:
         return functools.partial(
             aot_compile,
@@ -235,26 +321,20 @@ class Backend:
             decompositions=self.decompositions,
             partitioner=self.partitioner,
             options=own,
-            tell=tell or self._tell,
         )
 
     def _options(self, given: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Part options into the backend's own, with defaults, and those of its code generator."""
         given = dict(given or {})
-        names = {x.name for x in self.options}
+        table = self.option_table()
         passed_on = self.compile is None and self.codegen == INDUCTOR
-        own = {k: v for k, v in given.items() if k in names or not passed_on}
-        spec = BackendSpec(
-            name=self.__name__, origin=Origin(kind="process"), options=tuple(self.options)
-        )
+        own = {k: v for k, v in given.items() if k in {x.name for x in table} or not passed_on}
+        spec = BackendSpec(name=self.__name__, origin=Origin(kind="process"), options=table)
         problems = list(option_problems(spec, own))
         if problems:
             raise InputError("; ".join(problems))
         rest = {k: v for k, v in given.items() if k not in own}
-        return {x.name: x.default for x in self.options} | own, rest
-
-    def _tell(self, reports: list[PassReport]) -> None:
-        self.reports += reports
+        return {x.name: x.default for x in table} | own, rest
 
 
 def _checked(compiled: Compiled, who: str) -> Compiled:
@@ -278,12 +358,82 @@ def _checked(compiled: Compiled, who: str) -> Compiled:
 
 
 def _is_forward_of_tuple(compiled: Compiled) -> bool:
-    """Tell whether it is a graph's own forward, and the graph gives a tuple."""
+    """Whether it is a graph's own forward, and the graph gives a tuple."""
     owner = getattr(compiled, "__self__", None)
     if not isinstance(owner, GraphModule) or compiled != owner.forward:
         return False
     return isinstance(owner.graph.output_node().args[0], (tuple, list))
 
 
-def _snake(name: str) -> str:
-    return "".join(f"_{x.lower()}" if x.isupper() else x for x in name).lstrip("_")
+def option_rows(backend: type[Backend] | Backend) -> Iterator[dict[str, Any]]:
+    """Yield the options of a backend as rows of its manifest, by name.
+
+    A row has ``name``, ``type``, ``default``, ``help`` and, where they are limited, ``choices``;
+    of a default that is None, which TOML has not, none.
+    """
+    for one in backend.option_table():
+        row = {"name": one.name, "type": one.type, "default": one.default}
+        row |= {"choices": list(one.choices), "help": one.help}
+        yield {k: v for k, v in row.items() if v is not None and v != []}
+
+
+def _problems(cls: Any) -> Iterator[str]:
+    if cls.level not in LEVELS:
+        yield f"level is 'torch' or 'aten', not {cls.level!r}"
+    if cls.partitioner not in PARTITIONERS:
+        yield f"partitioner is 'min_cut' or 'default', not {cls.partitioner!r}"
+    for strange in (x for x in cls.passes if not isinstance(x, Pass)):
+        yield f"{strange!r} is no pass: decorate it with @graph_pass"
+    yield from _option_problems(x for x in cls.passes if isinstance(x, Pass))
+    for one in (x for x in cls.passes if x.level.startswith("inductor.")):
+        if cls.codegen != INDUCTOR:
+            yield f"{one.name} runs inside Inductor, and codegen is not it"
+    if cls.compile is not None and cls.level == "torch":
+        for one in (x for x in cls.passes if x.level != "torch"):
+            yield (
+                f"{one.name} runs after AOTAutograd, and compile() is to get Dynamo's graph, which "
+                "is before it: set level = 'aten'"
+            )
+    if cls.supports is not None and (cls.compile is None or cls.level != "aten"):
+        yield (
+            "supports says which regions of a functional graph compile() gets: define "
+            "compile(self, graph_module, example_inputs), and set level = 'aten'"
+        )
+
+
+def _option_problems(passes: Iterable[Pass]) -> Iterator[str]:
+    seen = dict[str, tuple[Any, ...]]()
+    for row in (row for one in passes for row in one.options()):
+        if seen.setdefault(row.name, row[1:4]) != row[1:4]:
+            yield f"two passes have different options {row.name!r}"
+
+
+def freeze(graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:
+    """Make each parameter and buffer that a graph does not write a constant of it, in place.
+
+    The inputs stay, unused: Dynamo passes them all the same.
+
+    Args:
+        graph_module: Dynamo's graph.
+        example_inputs: its inputs; Dynamo marks which of them are parameters and buffers.
+    """
+    placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    for node, value in zip(placeholders, example_inputs, strict=True):
+        if _is_constant(node, value):
+            _embed(graph_module, node, value)
+    graph_module.recompile()
+
+
+def _is_constant(node: Node, value: Any) -> bool:
+    # Dynamo's own mark: torch has no public one for what it holds constant from call to call.
+    static = getattr(value, "_dynamo_static_input_type", None) is not None
+    return isinstance(value, torch.Tensor) and static and not any(map(may_write, node.users))
+
+
+def _embed(graph_module: GraphModule, node: Node, value: torch.Tensor) -> None:
+    name = hold(graph_module, value.detach(), FROZEN)
+    first = next(n for n in graph_module.graph.nodes if n.op != "placeholder")
+    with graph_module.graph.inserting_before(first):
+        constant = graph_module.graph.get_attr(name)
+    constant.meta = dict(node.meta)
+    node.replace_all_uses_with(constant)

@@ -9,9 +9,7 @@ counted and named among them, whatever code generator comes after.
 from collections.abc import Callable
 from typing import Any
 
-from backbay.kit.passes import Level, Pass
-
-SUBSYSTEMS: dict[Level, str] = {
+SUBSYSTEMS: dict[str, str] = {
     "torch": "pre_grad_passes",
     "inductor.pre_grad": "pre_grad_passes",
     "inductor.joint_pre": "joint_graph_passes",
@@ -26,14 +24,14 @@ KEEP = "test_configs.bisect_keep_custom_backend_for_inductor"
 """Torch's setting, since 2.11: a backend that is an object stays while "inductor" is bisected."""
 
 
-def left_out(one: Pass) -> bool:
-    """Tell whether a bisection that is going on wants a pass left out, this time."""
+def left_out(name: str, level: str) -> bool:
+    """Whether a bisection that is going on wants a pass left out, this time."""
     from torch._inductor.compiler_bisector import (  # noqa: PLC0415 (few compilations are bisected)
         CompilerBisector,
     )
 
     return CompilerBisector.disable_subsystem(
-        "inductor", SUBSYSTEMS[one.level], lambda: f"pass {one.name} at level {one.level}"
+        "inductor", SUBSYSTEMS[level], lambda: f"pass {name} at level {level}"
     )
 
 

@@ -1,7 +1,9 @@
 """What turns a graph into code: a registered backend by name, at either level."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -10,23 +12,36 @@ from torch.fx import GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from backbay.kit.passes import Pass
-from backbay.registry import default_registry
+from backbay.registry import Registry, default_registry
+from backbay.registry.current import current_registry
 
 EAGER = frozenset({"eager", "aot_eager"})
 """Backends that run a graph of ATen operators as it is."""
 _MARK = "passes of backbay"
+_MINIFIER = "torch._dynamo.repro.after_dynamo"
+_BACKENDS = ("dynamo_minifier_backend", "dynamo_accuracy_minifier_backend")
 Compiled = Callable[..., Any]
 Codegen = Callable[[GraphModule, Sequence[Any]], Compiled]
 """Takes a graph module and its example inputs; gives what runs it. Results are a tuple or list."""
 
 
-def torch_level(name: str, mode: str | None, options: dict[str, Any] | None) -> Codegen:
-    """Give a code generator for Dynamo's graphs: any registered backend.
+def registry_in_use() -> Registry:
+    """Return the registry that the backend which is compiling was looked up in.
+
+    `ConfiguredBackend` says which, for the time of a call; else it is the default one.
+    """
+    return current_registry.get() or default_registry
+
+
+def torch_level(
+    name: str, mode: str | None, options: dict[str, Any] | None, registry: Registry | None = None
+) -> Codegen:
+    """Return a code generator for Dynamo's graphs: any registered backend.
 
     Raises:
         InputError: nobody knows the name, or it does not run here.
     """
-    return default_registry.get_backend(name, mode=mode, options=options)
+    return (registry or registry_in_use()).get_backend(name, mode=mode, options=options)
 
 
 def keyed(generate: Codegen, passes: Sequence[Pass]) -> Codegen:
@@ -53,8 +68,8 @@ def keyed(generate: Codegen, passes: Sequence[Pass]) -> Codegen:
     return run
 
 
-def aten_level(name: str) -> Codegen:
-    """Give a code generator for graphs that AOTAutograd has made; what it gives is boxed.
+def aten_level(name: str, registry: Registry | None = None) -> Codegen:
+    """Return a code generator for graphs that AOTAutograd has made; what it gives is boxed.
 
     ``eager`` and ``aot_eager`` run the graph as it is. Any other backend is handed the graph as if
     it were Dynamo's, with fake inputs and without gradients. For passes before Inductor there is a
@@ -63,7 +78,9 @@ def aten_level(name: str) -> Codegen:
     Raises:
         InputError: nobody knows the name, or it does not run here.
     """
-    return _as_it_is if name in EAGER else _Nested(default_registry.get_backend(name))
+    return (
+        _as_it_is if name in EAGER else _Nested((registry or registry_in_use()).get_backend(name))
+    )
 
 
 def _as_it_is(graph_module: GraphModule, _: Sequence[Any]) -> Compiled:
@@ -77,7 +94,7 @@ class _Nested:
         self._codegen = codegen
 
     def __call__(self, graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        with torch.no_grad(), apart(example_inputs):
+        with torch.no_grad(), nested_tracing(example_inputs):
             compiled = self._codegen(graph_module, example_inputs)
         # Dynamo calls what a backend gives with positional arguments, whatever mark it carries:
         # AOTAutograd copies the mark of a boxed function to one that is not.
@@ -85,7 +102,7 @@ class _Nested:
 
 
 @contextlib.contextmanager
-def apart(example_inputs: Sequence[Any]) -> Iterator[None]:
+def nested_tracing(example_inputs: Sequence[Any]) -> Iterator[None]:
     """Compile another graph of the same inputs while one is compiled.
 
     What AOTAutograd knows of the outer graph is kept in torch's context, and would be taken for
@@ -110,7 +127,7 @@ def _fake_mode(example_inputs: Sequence[Any]) -> FakeTensorMode:
 
 
 def boxed(compiled: Compiled) -> Compiled:
-    """Give a callable that takes its arguments as one list, as AOTAutograd calls it."""
+    """Return a callable that takes its arguments as one list, as AOTAutograd calls it."""
     return compiled if getattr(compiled, "_boxed_call", False) else _boxing(compiled)
 
 
@@ -124,7 +141,7 @@ def _boxing(compiled: Compiled) -> Compiled:
 
 
 def _direct(compiled: Compiled) -> Compiled:
-    """Give a graph's forward itself, not the one that first asks whether its code has been made.
+    """Return a graph's forward itself, not the one that first asks whether its code has been made.
 
     Dynamo's graphs make their code when they are called, and such a forward, once kept, goes the
     long way round at every call: 2.5 µs (``benchmarks/overhead.py``).
@@ -135,3 +152,39 @@ def _direct(compiled: Compiled) -> Compiled:
     _LazyGraphModule.force_recompile(owner)
     forward: Compiled = owner.forward
     return forward
+
+
+class _Module(torch.nn.Module):
+    """Compiled code, as a module without parameters: Dynamo made them inputs."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        super().__init__()
+        self._compiled = (compiled,)  # in a tuple: a module in here has no say
+
+    def forward(self, *arguments: Any) -> Any:
+        return self._compiled[0](*arguments)
+
+
+def minifiable(compiled: Compiled) -> Compiled:
+    """Return compiled code as a module if torch's minifier called for it; else as it is.
+
+    After Dynamo, the minifier calls what a backend gives, and reads its parameters as a module's;
+    and it hands all arguments as one list to what says that it is boxed, as AOTAutograd's does and
+    is not. From torch 2.11 to 2.15 it so takes every graph for broken that torch's own ``eager``,
+    ``aot_eager`` and ``inductor`` compile. A module suits it. That costs a call, so it is not made
+    otherwise.
+    """
+    from torch._dynamo import config  # noqa: PLC0415 (imports Dynamo)
+
+    if config.repro_after != "dynamo" and not _minifying(sys._getframe(1)):  # noqa: SLF001
+        return compiled
+    return _Module(compiled)
+
+
+def _minifying(frame: FrameType | None) -> bool:
+    """Whether a backend of the minifier's is calling; the script that it runs in says not."""
+    while frame is not None:
+        if frame.f_code.co_name in _BACKENDS and frame.f_globals.get("__name__") == _MINIFIER:
+            return True
+        frame = frame.f_back
+    return False

@@ -8,26 +8,24 @@ import contextlib
 import os
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from torch.fx import GraphModule
 
 from backbay.errors import BackbayError
-
-if TYPE_CHECKING:
-    from backbay.kit.passes import Pass, PassReport
+from backbay.kit.passes import Pass, PassReport
 
 
 class Observer(Protocol):
     """Who is told of every pass, with the graph as it is before and after it."""
 
-    def before(self, one: "Pass", graph_module: GraphModule) -> None:
+    def before(self, one: Pass, graph_module: GraphModule) -> None:
         """See the graph that a pass is about to get; it is changed in place."""
 
-    def after(self, one: "Pass", graph_module: GraphModule, report: "PassReport") -> None:
+    def after(self, one: Pass, graph_module: GraphModule, report: PassReport) -> None:
         """See the graph that a pass left, checked, and what it did."""
 
-    def failed(self, one: "Pass", graph_module: GraphModule, error: BackbayError) -> None:
+    def failed(self, one: Pass, graph_module: GraphModule, error: BackbayError) -> None:
         """See the graph in which a pass raised, or that is not right after it."""
 
 
@@ -42,7 +40,7 @@ _watch: ContextVar[Watch] = ContextVar("_watch", default=Watch())  # noqa: B039 
 
 
 def current_watch() -> Watch:
-    """Give what is watched here: for what runs passes later, maybe in another thread."""
+    """Return what is watched here: for what runs passes later, maybe in another thread."""
     return _watch.get()
 
 
@@ -50,6 +48,45 @@ def current_watch() -> Watch:
 def observed_by(observer: Observer) -> Iterator[None]:
     """Tell an observer of every pass of what is compiled in this context, until the block ends."""
     with _watching(_watch.get()._replace(observer=observer)):
+        yield
+
+
+class Reports(list[PassReport]):
+    """An observer that keeps what passes report."""
+
+    __eq__ = object.__eq__  # two observers are two, also before they have seen anything
+    __hash__ = object.__hash__  # type: ignore[assignment] # likewise
+
+    def before(self, one: Pass, graph_module: GraphModule) -> None:
+        """Do nothing."""
+
+    def after(self, one: Pass, graph_module: GraphModule, report: PassReport) -> None:  # noqa: ARG002 (the observer's signature)
+        """Keep a report."""
+        self.append(report)
+
+    def failed(self, one: Pass, graph_module: GraphModule, error: BackbayError) -> None:
+        """Do nothing: the error is raised."""
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[Reports]:
+    """Collect the reports of all passes of what is compiled in the block, and later because of it.
+
+    ::
+
+        with collected() as reports:
+            torch.compile(model, backend=backend)(x)
+        fired = {x.name for x in reports if x.changes}
+    """
+    reports = Reports()
+    with observed_by(reports):
+        yield reports
+
+
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    """Tell nobody of passes in the block: what is compiled there is a trial."""
+    with _watching(_watch.get()._replace(observer=None)):
         yield
 
 

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from backbay.graph.partition import REGION, Coverage, Supports, coverage, split
 from backbay.graph.values import value_of
 from backbay.kit.codegen import EAGER, Codegen, Compiled, aten_level, boxed
+from backbay.registry import Registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,21 +30,22 @@ class DryRun:
     graphs: list[Coverage] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Say it for each graph, with every operator that is left and the user's line."""
+        """Return it for each graph, with every operator that is left and the user's line."""
         return "\n".join(f"graph {number}: {x}" for number, x in enumerate(self.graphs))
 
 
-def partitioned(partition: Partition, own: Codegen) -> Codegen:
-    """Give a code generator for functional graphs that compiles each region by its compiler.
+def partitioned(partition: Partition, own: Codegen, registry: Registry | None = None) -> Codegen:
+    """Return a code generator for functional graphs that compiles each region by its compiler.
 
     Args:
         partition: how the graph is cut.
         own: compiles what is supported.
+        registry: where the fallback is looked up; default: `registry_in_use`.
 
     Raises:
         InputError: nobody knows the fallback, or it does not run here.
     """
-    fallback = aten_level(partition.fallback)
+    fallback = aten_level(partition.fallback, registry)
     whole = partition.fallback not in EAGER  # else what is left runs where it is, node by node
 
     def generate(graph_module: GraphModule, _: Sequence[Any]) -> Compiled:
@@ -63,7 +65,7 @@ def partitioned(partition: Partition, own: Codegen) -> Codegen:
 
 
 def surveying(partition: Partition, found: DryRun) -> Codegen:
-    """Give a code generator that notes what would be cut how, and runs the graph as it is."""
+    """Return a code generator that notes what would be cut how, and runs the graph as it is."""
 
     def generate(graph_module: GraphModule, _: Sequence[Any]) -> Compiled:
         found.graphs.append(coverage(graph_module, partition.supports, minimum=partition.minimum))

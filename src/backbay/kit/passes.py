@@ -1,35 +1,46 @@
-"""A pass: one rewrite of a graph, with its level, its name, and what it did.
+"""What a pass is: what it declares, what it may know, and what it reports.
 
-The decorator turns a plain function into one::
+A pass is a frozen dataclass. One that rewrites a graph place by place derives from `Rewrite`, and
+has one method, from a site to what takes its place::
 
-    @graph_pass(level="torch")
-    def drop_dropout(graph_module, context):
-        ...
-        return how_many_changes
+    @dataclass(frozen=True, kw_only=True)
+    class FuseGelu(Rewrite[Call]):
+        '''Compute GELU in the kernel of the product before it.'''
+
+        targets = (F.gelu,)
+        requires = Requires(devices=("cuda",), inference=True)
+        minimum_rows: int = option(1, "rows below which nothing is fused")
+
+        def replacement(self, site: Call, context: PassContext) -> Node:
+            if value_of(site.node).shape[0] < self.minimum_rows:
+                raise NotApplicable("too few rows")
+            return call_before(site.node, fused_gelu, *site.node.args)
+
+`Rewrite` does the rest. One that decides over a whole graph derives from `Pass` and defines
+``run``; `PassContext.attempt` notes its near misses. Simple ones are functions (`graph_pass`) or
+patterns (`rewrite_pass`). `kit.pipeline` runs them.
 """
 
-import copy
+import contextlib
+import dataclasses
 import functools
 import hashlib
 import inspect
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
+import torch
 from torch.fx import GraphModule, Node
 
 import backbay
-from backbay.errors import BackbayError, InputError
+from backbay.errors import InputError
 from backbay.graph.aten_rewrite import apply_aten
-from backbay.graph.check import Before, Freshness, check, watched
+from backbay.graph.checkpoints import with_bodies
 from backbay.graph.match import NearMiss, Pattern
-from backbay.graph.report import first_line
-from backbay.graph.rewrite import Rewritten, apply
-from backbay.graph.verify import verify
-from backbay.kit.observing import Watch, current_watch
-from backbay.kit.places import current_places
-from backbay.kit.tracing import traced
+from backbay.graph.rewrite import apply, bound, erase_dead, layout, replace_node, revocable
+from backbay.graph.values import is_ordinary, value_of
 
 Level = Literal[
     "torch",
@@ -45,74 +56,92 @@ graphs; or in one of Inductor's own hooks."""
 
 LEVELS: tuple[Level, ...] = get_args(Level)
 
-
 DYNAMO_GRAPHS = frozenset({"torch", "inductor.pre_grad"})
 """Levels whose graphs hold what the user wrote; the others hold functional ATen operators."""
 
-_NONE: Mapping[Any, Any] = {}  # one object: patterns are traced once for each table
+IS_HIP = torch.version.hip is not None
+"""Whether what torch calls ``cuda`` is ROCm."""
+
+EIGHTS = 8
+"""Elements of 16 bits in 16 bytes: kernels read as many at once, and want sizes that are multiples
+of it."""
+
+_HELP = "backbay option"
+_T = TypeVar("_T")
 
 
-@dataclass(slots=True)
-class PassContext:
-    """What a pass may know beside the graph, and where it notes what it nearly did."""
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-    near: list[NearMiss] = field(default_factory=list)
-    level: Level = "torch"
-    """Where the pass runs."""
-    decompositions: Mapping[Any, Any] = field(default_factory=dict)
-    """Of the graph's operators, where they are ATen's."""
-    detail: dict[str, Any] = field(default_factory=dict)
-    """What else it has to say: shown as it is by ``backbay explain``."""
-    inductor: dict[str, Any] = field(default_factory=dict)
-    """Settings of Inductor that the pass wants for this graph, by their names as options. They hold
-    where it runs on Dynamo's graph and Inductor is next, but for those that the user gave."""
-    alone: bool = False
-    """Whether the graph is one place, taken out to be timed: what all places of a graph decide
-    together does not count."""
-
-    def pays(self, rewrite: str, nodes: Sequence[Node]) -> bool:
-        """Tell whether a rewrite is worth it at a place, as far as somebody timed it.
-
-        Args:
-            rewrite: its name.
-            nodes: what it would replace.
-        """
-        return current_places().pays(rewrite, nodes)
+class NotApplicable(Exception):  # noqa: N818 (a reason, not a failure)
+    """A rewrite does not fit a site; the message says why, on one line."""
 
 
-Run = Callable[[GraphModule, PassContext], int]
+# 1. What a pass declares
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """One rewrite of a graph."""
+class PassOption(NamedTuple):
+    """One option of a pass, as a row of its backend's options."""
 
     name: str
-    run: Run
-    """Changes the graph module in place, recompiles it where it did, and gives how many changes it
-    made."""
-    level: Level = "torch"
-    sources: tuple[Any, ...] = ()
-    """Further functions, modules or texts that decide what it does: kernels, tables."""
+    type: str
+    default: Any
+    choices: tuple[Any, ...]
+    help: str
 
-    def at(self, level: Level) -> "Pass":
-        """Give the same pass at another level; it must be written for the graphs there."""
-        return replace(self, level=level)
 
-    def uuid(self) -> str:
-        """Give a digest of all that decides what the pass does: its source, and Backbay's version.
+def option(default: Any, help: str, *, choices: tuple[Any, ...] = ()) -> Any:  # noqa: A002 (argparse's word)
+    """Return a field of a pass that ``torch.compile(options=...)`` may set, by its name.
 
-        Inductor's caches take it into their keys: a pass that changes is never served stale.
+    Args:
+        default: also decides the type.
+        help: one line for users.
+        choices: the values that it may take; any of its type where empty.
+    """
+    return field(default=default, metadata={_HELP: help, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requires:
+    """What the value of a site must be."""
+
+    devices: tuple[str, ...] = ()
+    """Types of device; any where empty."""
+    because: str = ""
+    """Why others are left alone."""
+    rocm: bool = True
+    """Whether AMD's GPUs count as ``cuda``, too."""
+    dtypes: tuple[torch.dtype, ...] = ()
+    """Any where empty."""
+    dtypes_because: str = ""
+    inference: bool = False
+    """Whether no gradient may be wanted."""
+
+    def check(self, value: Any) -> None:
+        """Check a value.
+
+        Raises:
+            NotApplicable: it is another; of several reasons, the first.
         """
-        parts = [backbay.__version__, self.name, self.level]
-        parts += [_source(x) for x in (self.run, *self.sources)]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        if self == _ANYTHING:
+            return
+        if not is_ordinary(value):
+            raise NotApplicable("it is not an ordinary tensor that is known")
+        where = value.device.type
+        if self.inference and value.requires_grad:
+            raise NotApplicable("a gradient is wanted")
+        if self.devices and (where not in self.devices or (IS_HIP and not self.rocm)):
+            raise NotApplicable(f"it runs on {where}: {self.because}")
+        if self.dtypes and value.dtype not in self.dtypes:
+            raise NotApplicable(f"it is of {value.dtype}: {self.dtypes_because}")
+
+
+_ANYTHING = Requires()
+
+
+# 2. What a pass may know, and reports
 
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What one pass did to one graph."""
+    """What one pass did to one graph: texts and numbers, which keep no graph alive."""
 
     name: str
     changes: int
@@ -125,138 +154,381 @@ class PassReport:
     """Settings of Inductor that it wants."""
 
 
+IsProfitable = Callable[[str, Sequence[Node]], bool]
+"""Whether a rewrite, by its name, of some nodes is not known to be slower."""
+
+_profitable: ContextVar[IsProfitable | None] = ContextVar("_profitable", default=None)
+
+
+@contextlib.contextmanager
+def profitable_where(decide: IsProfitable) -> Iterator[None]:
+    """Have passes that run in the block ask a function whether each of their rewrites is worth it.
+
+    For backends that time rewrites. Elsewhere the answer is yes, and costs nothing.
+    """
+    token = _profitable.set(decide)
+    try:
+        yield
+    finally:
+        _profitable.reset(token)
+
+
+@dataclass(slots=True)
+class PassContext:
+    """What a pass may know beside the graph, and where it notes what it nearly did."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the backend. A pass has its own as fields, and does not look for another's here."""
+    near: list[NearMiss] = field(default_factory=list)
+    level: Level = "torch"
+    """Where the pass runs."""
+    decompositions: Mapping[Any, Any] = field(default_factory=dict)
+    """Of the graph's operators, where they are ATen's."""
+    detail: dict[str, Any] = field(default_factory=dict)
+    """What else it has to say: shown as it is by ``backbay explain``."""
+    inductor: dict[str, Any] = field(default_factory=dict)
+    """Settings of Inductor that the pass wants for this graph, by their names as options. They hold
+    where it runs on Dynamo's graph and Inductor is next, but for those that the user gave."""
+    alone: bool = False
+    """Whether the graph is one site, taken out to be timed: what all sites of a graph decide
+    together does not count."""
+    is_hoisted: bool = False
+    """Whether a later pass has what only parameters decide computed once, for all calls."""
+    name: str = ""
+    """Of the pass."""
+    whole: GraphModule | None = None
+    """The graph that a `Rewrite` got, also while it is at what a checkpoint of it runs."""
+    _kept: dict[Any, Any] = field(default_factory=dict)
+
+    def note(self, node: Node, reason: str) -> None:
+        """Note a near miss."""
+        self.near.append(NearMiss.at(node, self.name, reason))
+
+    @contextlib.contextmanager
+    def attempt(self, node: Node, about: str = "") -> Iterator[None]:
+        """Note `NotApplicable`, raised in the block, as a near miss of a node.
+
+        What the block put into the graph until then is erased; it must not have replaced anything.
+
+        Args:
+            node: where the near miss is.
+            about: what the reason begins with.
+        """
+        try:
+            with revocable(node.graph):
+                yield
+        except NotApplicable as error:
+            self.note(node, f"{about}{error}")
+
+    def kept(self, key: Any, make: Callable[[], _T]) -> _T:
+        """Return what is made once for a run of the pass, such as a node that many sites share.
+
+        A node that has been erased since is made anew.
+        """
+        known = self._kept.get(key)
+        if known is None or (isinstance(known, Node) and known._erased):  # noqa: SLF001 (no other)
+            known = self._kept[key] = make()
+        found: _T = known
+        return found
+
+    def check_profitable(self, nodes: Sequence[Node]) -> None:
+        """Check that the pass's rewrite of some nodes is not known to be slower.
+
+        Raises:
+            NotApplicable: it was timed, and is slower.
+        """
+        decide = _profitable.get()
+        if decide is not None and not decide(self.name, nodes):
+            raise NotApplicable("it was timed here, and is slower than what Inductor makes of it")
+
+
+Run = Callable[[GraphModule, PassContext], int]
+
+
+# 3. The two forms of a pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One rewrite of a graph, which defines ``run``."""
+
+    name: str = ""
+    """By default the class's: ``fuse_gelu`` of ``FuseGelu``. The option of its name switches it."""
+    level: Level = "torch"
+    enabled: bool = True
+    """Whether it runs where the option of its name is not given."""
+
+    summary: ClassVar[str] = ""
+    """One line for users: what it does where it is on. Default: the docstring's first."""
+    requires: ClassVar[Requires] = _ANYTHING
+    sources: ClassVar[tuple[Any, ...]] = ()
+    """Further functions, modules or texts that decide what it does: kernels, tables."""
+    hoists: ClassVar[bool] = False
+    """Whether it has what only parameters decide computed once, for all calls."""
+
+    def __post_init__(self) -> None:
+        """Name the pass."""
+        if not self.name:
+            object.__setattr__(self, "name", snake_case(type(self).__name__))
+
+    def run(self, graph_module: GraphModule, context: PassContext) -> int:
+        """Change a graph module in place; return how many changes were made.
+
+        The code of the graph module must be made anew, ``graph_module.recompile()``, where the
+        graph was changed.
+        """
+        raise NotImplementedError
+
+    def wrap_codegen(self, generate: Any) -> Any:
+        """Return the code generator for graphs that the pass has seen: by default, as it is.
+
+        A pass may so leave something in a graph that only it can compile. ``generate`` takes a
+        graph module and example inputs, and gives what runs it.
+        """
+        return generate
+
+    def at(self, level: Level) -> "Pass":
+        """Return the same pass at another level; it must be written for the graphs there."""
+        return dataclasses.replace(self, level=level)
+
+    def options(self) -> tuple[PassOption, ...]:
+        """Return what users may set: whether the pass is on, and its fields made by `option`."""
+        text = self.summary or _first_line(self.__doc__)
+        rows = [PassOption(self.name, "bool", self.enabled, (), text)]
+        for one in dataclasses.fields(self):
+            if _HELP in one.metadata:
+                value, choices = getattr(self, one.name), one.metadata["choices"]
+                kind = type(one.default).__name__
+                rows.append(PassOption(one.name, kind, value, choices, one.metadata[_HELP]))
+        return tuple(rows)
+
+    def configured(self, options: Mapping[str, Any]) -> "Pass":
+        """Return the pass with its own among a backend's options."""
+        names = [x.name for x in dataclasses.fields(self) if _HELP in x.metadata]
+        own = {x: options[x] for x in names if x in options}
+        enabled = options.get(self.name, self.enabled) is not False
+        if not own and enabled == self.enabled:
+            return self
+        return dataclasses.replace(self, enabled=enabled, **own)
+
+    def uuid(self) -> str:
+        """Return a digest of all that decides what the pass does: its source, and our version.
+
+        Inductor's caches take it into their keys: a pass that changes is never served stale.
+        """
+        fields = [getattr(self, x.name) for x in dataclasses.fields(self) if _HELP in x.metadata]
+        parts = [backbay.__version__, self.name, self.level, repr(fields)]
+        parts += [_source(x) for x in self.decisive()]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def decisive(self) -> tuple[Any, ...]:
+        """Return functions, classes, modules or texts that decide what it does."""
+        return (type(self), *self.sources)
+
+
+class Site(Protocol):
+    """Where a rewrite may fire."""
+
+    @property
+    def node(self) -> Node:
+        """What would be replaced, and where a near miss is noted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of one of a rewrite's targets."""
+
+    node: Node
+    given: dict[str, Any]
+    """Its arguments by the names in ``Rewrite.parameters``; what it leaves out is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What takes the place of more than one node."""
+
+    new: Mapping[Node, Node]
+    """Old node to new one, in the order in which they are replaced."""
+    covers: Sequence[Node]
+    """All that is replaced: it is timed as one, and erased where nobody else uses it."""
+
+
+SiteT = TypeVar("SiteT", bound=Site)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewrite(Pass, Generic[SiteT]):
+    """A pass that rewrites a graph place by place, by `replacement`.
+
+    Sites are walked in the graph's order; requirements are checked first, then `replacement` is
+    called, then the result is checked. At the first reason against it what was put in is taken
+    back, and a near miss noted. Else nodes are replaced, what is left over is erased, and the
+    code of the graph is made anew.
+    """
+
+    targets: ClassVar[tuple[Any, ...]] = ()
+    """Functions and names of methods."""
+    parameters: ClassVar[tuple[str, ...]] = ()
+    """Names of the targets' parameters, in order."""
+    in_checkpoints: ClassVar[bool] = False
+    """Whether it also looks into what activation checkpointing runs."""
+    is_timed: ClassVar[bool] = True
+    """Whether the gain depends on shapes, so that a backend that times rewrites decides."""
+    removes_dead_code: ClassVar[bool] = False
+    """Whether nodes that it leaves unused, wherever they stand, are removed."""
+
+    def replacement(self, site: SiteT, context: PassContext) -> Node | Replacement | None:
+        """Put what takes a site's place before it; return it, or None where it is left as it is.
+
+        Raises:
+            NotApplicable: the rewrite does not fit the site.
+        """
+        raise NotImplementedError
+
+    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterable[SiteT]:  # noqa: ARG002 (of those that define it)
+        """Yield where the rewrite may fire: by default, each call of one of the targets."""
+        nodes = [x for x in graph_module.graph.nodes if x.op.startswith("call")]
+        for node in nodes:
+            if node.target in self.targets and not node._erased:  # noqa: SLF001 (nothing else tells)
+                yield Call(node, bound(node, self.parameters))  # type: ignore[misc] # the default
+
+    def about(self, site: SiteT) -> str:  # noqa: ARG002 (of those that define it)
+        """Return what near misses of a site begin with."""
+        return ""
+
+    def is_alike(self, old: Node, new: Node) -> bool:
+        """Whether nobody can tell a new node's layout from the old one's."""
+        return layout(value_of(new)) == layout(value_of(old))
+
+    def run(self, graph_module: GraphModule, context: PassContext) -> int:
+        """Rewrite every site that fits; return how many did."""
+        context.name, context.whole, total = context.name or self.name, graph_module, 0
+        bodies = with_bodies(graph_module) if self.in_checkpoints else [graph_module]
+        for one in bodies:
+            count = 0
+            for site in self.sites(one, context):
+                with context.attempt(site.node, self.about(site)):
+                    count += self._replaced(site, context)
+            if count:
+                if self.removes_dead_code:
+                    erase_dead(one.graph)
+                one.recompile()
+            total += count
+        return total
+
+    def _replaced(self, site: SiteT, context: PassContext) -> bool:
+        self.requires.check(value_of(site.node))
+        found = self.replacement(site, context)
+        if found is None:
+            return False
+        if isinstance(found, Node):
+            found = Replacement({site.node: found}, [site.node])
+        if not all(self.is_alike(old, new) for old, new in found.new.items()):
+            raise NotApplicable("its result would be laid out otherwise")
+        if self.is_timed:
+            context.check_profitable(found.covers)
+        left_over = sorted((x for x in found.covers if x not in found.new), reverse=True)
+        for old, new in found.new.items():
+            replace_node(old, new)
+        for node in left_over:
+            if not node.users:
+                node.graph.erase_node(node)
+        return True
+
+
+# 4. Passes of functions, and of patterns
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FunctionPass(Pass):
+    function: Run
+    written: tuple[Any, ...]
+    """What decides what it does."""
+
+    def run(self, graph_module: GraphModule, context: PassContext) -> int:
+        return self.function(graph_module, context)
+
+    def options(self) -> tuple[PassOption, ...]:
+        text = _first_line(self.function.__doc__)
+        return (PassOption(self.name, "bool", self.enabled, (), text),)
+
+    def decisive(self) -> tuple[Any, ...]:
+        return self.written
+
+
 def graph_pass(
     *, level: Level = "torch", name: str | None = None, sources: tuple[Any, ...] = ()
 ) -> Callable[[Callable[..., int]], Pass]:
-    """Make a pass of a function of a graph module, or of a graph module and its context."""
+    """Return a decorator: a function of a graph module, or also of its context, becomes a pass.
+
+    Args:
+        level: which graphs it gets.
+        name: by default the function's.
+        sources: further functions, modules or texts that decide what it does.
+    """
     if level not in LEVELS:
         raise InputError(f"there is no level {level!r}; levels: {', '.join(LEVELS)}")
 
     def made(function: Callable[..., int]) -> Pass:
         takes_context = len(inspect.signature(function).parameters) > 1
-        run = function if takes_context else functools.wraps(function)(_without_context(function))
-        return Pass(
-            name=name or function.__name__, run=run, level=level, sources=(function, *sources)
+
+        @functools.wraps(function)
+        def run(graph_module: GraphModule, _: PassContext) -> int:
+            return function(graph_module)
+
+        return _FunctionPass(
+            name=name or function.__name__,
+            function=function if takes_context else run,
+            level=level,
+            written=(function, *sources),
         )
 
     return made
 
 
 def rewrite_pass(
-    *patterns: Pattern, name: str, level: Level = "torch", sources: tuple[Any, ...] = ()
+    *patterns: Pattern,
+    name: str,
+    level: Level = "torch",
+    sources: tuple[Any, ...] = (),
+    summary: str = "",
 ) -> Pass:
     """Make a pass of patterns, tried in order.
 
-    ``sources`` are the modules of the operators that it puts in: they decide what comes out.
+    Args:
+        patterns: what to find, and what takes its place.
+        name: of the pass.
+        level: which graphs it gets.
+        sources: the modules of the operators that it puts in: they decide what comes out.
+        summary: one line for users.
     """
 
     def run(graph_module: GraphModule, context: PassContext) -> int:
         count = 0
         for pattern in patterns:
-            done = _applied(pattern, graph_module, context)
+            if context.level in DYNAMO_GRAPHS:
+                done = apply(pattern, graph_module)
+            else:
+                done = apply_aten(pattern, graph_module, context.decompositions)
             context.near += done.near
             count += done.count
         return count
 
+    run.__doc__ = summary
     both = tuple(x for pattern in patterns for x in (pattern.match, pattern.replacement))
     conditions = tuple(x for pattern in patterns for x in pattern.conditions)
     tolerances = tuple(f"{x.title} {x.tolerance}" for x in patterns)
-    decisive = (*both, *conditions, *tolerances, *sources)
-    return Pass(name=name, run=run, level=level, sources=decisive)
+    written = (*both, *conditions, *tolerances, *sources)
+    return _FunctionPass(name=name, function=run, level=level, written=written)
 
 
-def run_passes(
-    passes: Sequence[Pass],
-    graph_module: GraphModule,
-    options: Mapping[str, Any] | None = None,
-    decompositions: Mapping[Any, Any] | None = None,
-    watch: Watch | None = None,
-) -> list[PassReport]:
-    """Run passes in order, and check the graph after each.
-
-    A pass that torch's bisector wants left out is not run, and not reported; nor is one that an
-    option of its own name switches off.
-
-    Args:
-        passes: what to run.
-        graph_module: changed in place.
-        options: of the backend; passes see them in their context.
-        decompositions: those that made the graph, where it is of ATen operators.
-        watch: who observes and whether to verify. Default: as it is in this context.
-
-    Raises:
-        GraphBroken: a pass left a graph that is not right; the error names the pass. Under
-            `verified` that is also a graph that computes something else.
-        BackbayError: a pass raised; its own exception is the cause.
-    """
-    from backbay.kit.bisect import left_out  # noqa: PLC0415 (it imports this module)
-
-    known = _NONE if decompositions is None else decompositions
-    given = PassContext(options or {}, decompositions=known)
-    watch = watch or current_watch()
-    reports, freshness = [], Freshness()
-    chosen = [x for x in passes if given.options.get(x.name, True) is not False]
-    for one in (x for x in chosen if not left_out(x)):
-        context = replace(given, level=one.level, near=[], detail={}, inductor={})
-        run = functools.partial(_run, one, graph_module, context, watch, freshness)
-        reports.append(traced(run, graph_module))
-    return reports
+def snake_case(name: str) -> str:
+    """Return the name of a class as that of a function."""
+    return "".join(f"_{x.lower()}" if x.isupper() else x for x in name).lstrip("_")
 
 
-def _run(
-    one: Pass, graph_module: GraphModule, context: PassContext, watch: Watch, freshness: Freshness
-) -> PassReport:
-    if watch.observer is None:
-        return _checked(one, graph_module, context, watch, freshness)
-    watch.observer.before(one, graph_module)
-    try:
-        report = _checked(one, graph_module, context, watch, freshness)
-    except BackbayError as error:
-        watch.observer.failed(one, graph_module, error)
-        raise
-    watch.observer.after(one, graph_module, report)
-    return report
-
-
-def _checked(
-    one: Pass, graph_module: GraphModule, context: PassContext, watch: Watch, freshness: Freshness
-) -> PassReport:
-    who = f"pass {one.name}"
-    before = Before.of(graph_module, freshness)
-    kept = copy.deepcopy(graph_module) if watch.verifying else None
-    start = time.perf_counter()
-    try:
-        with watched(graph_module, who), freshness.listening(graph_module):
-            changes = one.run(graph_module, context)
-    except BackbayError:
-        raise
-    except Exception as error:
-        raise failed(who, graph_module, error) from error
-    if not isinstance(changes, int):
-        raise BackbayError(f"{who} gives {type(changes).__name__}: give how many changes it made")
-    check(graph_module, before, who, freshness)
-    seconds = time.perf_counter() - start
-    if kept is not None:
-        verify(kept, graph_module, who)
-    return PassReport(
-        one.name, int(changes), seconds, tuple(context.near), context.detail, context.inductor
-    )
-
-
-def failed(who: str, graph_module: GraphModule, error: Exception) -> BackbayError:
-    """Give the error for code of an author that raised; Dynamo shows no more than its text."""
-    place = first_line(graph_module.graph)
-    return BackbayError(f"{who} raised {type(error).__name__}: {error} (the graph of {place})")
-
-
-def _applied(pattern: Pattern, graph_module: GraphModule, context: PassContext) -> Rewritten:
-    if context.level in DYNAMO_GRAPHS:
-        return apply(pattern, graph_module)
-    return apply_aten(pattern, graph_module, context.decompositions)
-
-
-def _without_context(function: Callable[..., int]) -> Run:
-    return lambda graph_module, _: function(graph_module)
+def _first_line(text: str | None) -> str:
+    return next(iter((text or "").strip().splitlines()), "").rstrip(".")
 
 
 def _source(thing: Any) -> str:

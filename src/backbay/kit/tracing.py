@@ -8,13 +8,11 @@ before and after.
 import logging
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from torch._logging import trace_structured  # type: ignore[attr-defined] # torch's own use it so
 from torch.fx import GraphModule
 
-if TYPE_CHECKING:
-    from backbay.kit.passes import PassReport
+from backbay.kit.passes import PassReport
 
 log = logging.getLogger(__name__)
 
@@ -22,15 +20,13 @@ _TRACE = logging.getLogger("torch.__trace")
 """Torch's logger for traces; without a handler nothing is traced."""
 
 
-def traced(run: Callable[[], "PassReport"], graph_module: GraphModule) -> "PassReport":
+def traced(run: Callable[[], PassReport], graph_module: GraphModule) -> PassReport:
     """Run one pass and say what it did; graphs are written out only where somebody reads them."""
     wanted = bool(_TRACE.handlers) or log.isEnabledFor(logging.DEBUG)
     before = _text(graph_module) if wanted else ""
     report = run()
     for near in report.near:
-        log.debug(
-            "pass %s: nearly %s at %s: %s", report.name, near.pattern, near.node.name, near.reason
-        )
+        log.debug("pass %s: nearly %s at %s: %s", report.name, near.pattern, near.node, near.reason)
     if not report.changes:
         log.debug("pass %s: no change", report.name)
         return report

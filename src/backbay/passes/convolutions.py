@@ -1,14 +1,15 @@
 """What a convolution of images or volumes in Dynamo's graph is called with."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
+from backbay.graph.rewrite import bound
 from backbay.graph.values import is_ordinary, value_of
-from backbay.passes.unfit import UnfitError
+from backbay.kit.passes import NotApplicable, PassContext
 
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _ATEN = torch.ops.aten
@@ -37,16 +38,16 @@ class Convolution:
         """Read a call.
 
         Raises:
-            UnfitError: it is another call than described above.
+            NotApplicable: it is another call than described above.
         """
         dimensions = next(n for n, targets in _TARGETS.items() if node.target in targets)
-        given: dict[str, Any] = {**dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
+        given = bound(node, _NAMES)
         x, weight, bias = given["input"], given["weight"], given.get("bias")
         for each in (node, *node.all_input_nodes):
             if not is_ordinary(value_of(each)):
-                raise UnfitError(f"{each} is not an ordinary tensor that is known")
+                raise NotApplicable(f"{each} is not an ordinary tensor that is known")
         if value_of(x).dim() != 2 + dimensions:
-            raise UnfitError("its input is no batch")
+            raise NotApplicable("its input is no batch")
         return cls(
             node=node,
             x=x,
@@ -65,18 +66,24 @@ class Convolution:
 
 
 def is_convolution(node: Node, dimensions: int = 2) -> bool:
-    """Tell whether a node convolves over so many dimensions."""
+    """Whether a node convolves over so many dimensions."""
     return node.op == "call_function" and node.target in _TARGETS[dimensions]
 
 
-def found_in(graph: Graph, *dimensions: int) -> list[Node]:
-    """Give the calls that convolve over so many dimensions, in their order."""
-    return [x for x in graph.nodes if any(is_convolution(x, n) for n in dimensions)]
+def read(graph: Graph, context: PassContext, *dimensions: int) -> Iterator[Convolution]:
+    """Yield the calls that convolve over so many dimensions; what is none as above is noted."""
+    for node in list(graph.nodes):
+        if any(is_convolution(node, n) for n in dimensions):
+            found = None
+            with context.attempt(node):
+                found = Convolution.of(node)
+            if found is not None:
+                yield found
 
 
 def _numbers(value: Any, dimensions: int) -> list[int]:
     if isinstance(value, int):
         return [value] * dimensions
     if isinstance(value, str) or not all(isinstance(x, int) for x in value):
-        raise UnfitError(f"its stride, padding or dilation is {value!r}, not in numbers")
+        raise NotApplicable(f"its stride, padding or dilation is {value!r}, not in numbers")
     return list(value) * (dimensions // len(value))

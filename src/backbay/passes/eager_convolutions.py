@@ -1,4 +1,4 @@
-"""On a CPU, a convolution with more weights than activations is called as eager calls it.
+"""Call convolutions with more weights than activations as eager does, on a CPU.
 
 ::
 
@@ -14,24 +14,25 @@ Inductor's, which turns activations from one layout to the other where they meet
 Only for inference in float32, where all sizes are known. Weights of 1 by 1 need no copy.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from torch.fx import GraphModule, Node
 
-from backbay.graph.match import NearMiss
-from backbay.graph.put import call_before, exchange
+from backbay.graph.rewrite import call_before
 from backbay.graph.values import value_of
 from backbay.kernels import convolution as kernel
-from backbay.kit.passes import PassContext, graph_pass
+from backbay.kit.passes import NotApplicable, PassContext, Requires, Rewrite
 from backbay.passes import convolutions
 from backbay.passes.convolutions import Convolution
-from backbay.passes.unfit import UnfitError, must_pay
 
 PAYS_FROM = 2**17
 """Weights from which their copy takes longer than the operator's own call, of 30 microseconds."""
 
 
-@graph_pass(level="torch", sources=(kernel, convolutions))
-def eager_convolutions(graph_module: GraphModule, context: PassContext) -> int:
+@dataclass(frozen=True, kw_only=True)
+class EagerConvolutions(Rewrite[Convolution]):
     """Call convolutions whose weights outweigh their activations as eager does; for CPUs.
 
     ::
@@ -39,43 +40,39 @@ def eager_convolutions(graph_module: GraphModule, context: PassContext) -> int:
         before:  torch.conv2d(x, weight)
         after:   torch.ops.backbay.convolution(x, weight)
     """
-    count = 0
-    for node in convolutions.found_in(graph_module.graph, 2):
-        try:
-            _rewrite(node, context)
-        except UnfitError as error:
-            context.near.append(NearMiss("eager_convolutions", node, str(error)))
-            continue
-        count += 1
-    if count:
-        graph_module.recompile()
-    return count
+
+    summary = "on a CPU, convolutions of more weights than activations are as eager's"
+    requires = Requires(
+        devices=("cpu",),
+        because="Inductor chooses layouts by use there",
+        dtypes=(torch.float32,),
+        dtypes_because="it pays in float32",
+        inference=True,
+    )
+    sources = (kernel, convolutions)
+
+    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[Convolution]:
+        """Yield convolutions of images."""
+        return convolutions.read(graph_module.graph, context, 2)
+
+    def replacement(self, site: Convolution, context: PassContext) -> Node:  # noqa: ARG002 (of those that ask)
+        """Return a call of the operator."""
+        x, weight, result = map(value_of, (site.x, site.weight, site.node))
+        if {x.dtype, weight.dtype} != {torch.float32}:
+            raise NotApplicable(f"it takes {x.dtype}, and gives {result.dtype}: it pays in float32")
+        if not all(isinstance(n, int) for n in (*x.shape, *weight.shape, *result.shape)):
+            raise NotApplicable("its size is a symbol: whether it pays is not known")
+        if not x.is_contiguous() or not weight.is_contiguous():
+            raise NotApplicable("its input or weight has not its channels first")
+        if weight.is_contiguous(memory_format=torch.channels_last):
+            raise NotApplicable("its weight has its channels last at the same time")
+        if weight.numel() < max(PAYS_FROM, x.numel() + result.numel()):
+            raise NotApplicable(
+                f"{weight.numel()} weights, {x.numel() + result.numel()} activations: the copy "
+                "that Inductor makes of the weights pays"
+            )
+        given = (site.x, site.weight, site.bias, *site.how)
+        return call_before(site.node, kernel.OPERATOR, *given)
 
 
-def _rewrite(node: Node, context: PassContext) -> None:
-    found = Convolution.of(node)
-    _check(found)
-    must_pay(context, "eager_convolutions", [node])
-    given = (found.x, found.weight, found.bias, *found.how)
-    exchange(node, call_before(node, kernel.OPERATOR, *given))
-
-
-def _check(found: Convolution) -> None:
-    x, weight, result = map(value_of, (found.x, found.weight, found.node))
-    if result.requires_grad:
-        raise UnfitError("its gradient is wanted")
-    if x.device.type != "cpu":
-        raise UnfitError(f"it runs on {x.device.type}, where Inductor chooses layouts by use")
-    if {x.dtype, weight.dtype, result.dtype} != {torch.float32}:
-        raise UnfitError(f"it takes {x.dtype}, and gives {result.dtype}: it pays in float32")
-    if not all(isinstance(n, int) for n in (*x.shape, *weight.shape, *result.shape)):
-        raise UnfitError("its size is a symbol: whether it pays is not known")
-    if not x.is_contiguous() or not weight.is_contiguous():
-        raise UnfitError("its input or weight has not its channels first")
-    if weight.is_contiguous(memory_format=torch.channels_last):
-        raise UnfitError("its weight has its channels last at the same time")
-    if weight.numel() < max(PAYS_FROM, x.numel() + result.numel()):
-        raise UnfitError(
-            f"{weight.numel()} weights, {x.numel() + result.numel()} activations: the copy that "
-            "Inductor makes of the weights pays"
-        )
+eager_convolutions = EagerConvolutions()

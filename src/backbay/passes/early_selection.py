@@ -1,4 +1,4 @@
-"""Rows that are cut away at the end are not computed: the cut moves above what works row by row.
+"""Move selections of rows above what works row by row: what is cut away is not computed.
 
 ::
 
@@ -23,12 +23,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from backbay.graph.aliases import Memory
-from backbay.graph.match import NearMiss
-from backbay.graph.put import call_before, exchange
+from backbay.graph.rewrite import call_before, erase_dead, replace_node
 from backbay.graph.values import propagate, value_of
-from backbay.kit.passes import PassContext, graph_pass
+from backbay.kit.passes import Pass, PassContext
 from backbay.passes import rowwise
-from backbay.passes.dead_code import remove_dead_code
 from backbay.passes.rowwise import WHOLE, MixedError, Needs, Part
 
 
@@ -43,8 +41,8 @@ class _Cut:
     """What is left to do with the part: 0 where a dimension is dropped."""
 
 
-@graph_pass(level="torch", sources=(rowwise,))
-def early_selection(graph_module: GraphModule, context: PassContext) -> int:
+@dataclass(frozen=True, kw_only=True)
+class EarlySelection(Pass):
     """Compute only the rows that are selected later; works on Dynamo's graph.
 
     ::
@@ -52,26 +50,35 @@ def early_selection(graph_module: GraphModule, context: PassContext) -> int:
         before:  F.linear(x, weight)[:, -1]
         after:   F.linear(x[:, -1:], weight)[:, 0]
     """
-    memory = Memory(graph_module.graph)
-    cuts = {x.node: x for x in _cuts(graph_module) if not memory.mutated(x.source)}
-    for cut in list(cuts.values()):
-        if not _can_be_laid_out(cut, memory):
-            why = "the caller gets its result, whose layout is not known or shared with another"
-            context.near.append(NearMiss("early_selection", cut.node, why))
-            del cuts[cut.node]
-    while cuts:
-        plan = _plan(graph_module, cuts, memory)
-        idle = [x for x in cuts if not plan.saves(cuts[x].source)]
-        if not idle:
-            break
-        for node in idle:
-            del cuts[node]
-    if not cuts:
-        return 0
-    _carry_out(graph_module, plan, memory)
-    remove_dead_code.run(graph_module, context)
-    graph_module.recompile()
-    return len(cuts)
+
+    summary = "rows that are cut away at the end are not computed"
+    sources = (rowwise,)
+
+    def run(self, graph_module: GraphModule, context: PassContext) -> int:
+        """Move cuts; return how many."""
+        context.name, memory = context.name or self.name, Memory(graph_module.graph)
+        cuts = {x.node: x for x in _cuts(graph_module) if not memory.mutated(x.source)}
+        for cut in list(cuts.values()):
+            if not _can_be_laid_out(cut, memory):
+                why = "the caller gets its result, whose layout is not known or shared with another"
+                context.note(cut.node, why)
+                del cuts[cut.node]
+        while cuts:
+            plan = _plan(graph_module, cuts, memory)
+            idle = [x for x in cuts if not plan.saves(cuts[x].source)]
+            if not idle:
+                break
+            for node in idle:
+                del cuts[node]
+        if not cuts:
+            return 0
+        _carry_out(graph_module, plan, memory)
+        erase_dead(graph_module.graph)
+        graph_module.recompile()
+        return len(cuts)
+
+
+early_selection = EarlySelection()
 
 
 def _cuts(graph_module: GraphModule) -> Iterator[_Cut]:
@@ -117,7 +124,7 @@ def _slice(entry: Any, size: Any) -> slice:
 
 
 def _can_be_laid_out(cut: _Cut, memory: Memory) -> bool:
-    """Tell whether what is computed alone can be laid out as the selection, or nobody sees it.
+    """Whether what is computed alone can be laid out as the selection, or nobody sees it.
 
     Of two that the caller gets of one value, he may see that they share memory.
     """
@@ -148,7 +155,7 @@ class _Plan:
     """Of those that can be computed in part."""
 
     def saves(self, source: Node) -> bool:
-        """Tell whether something is computed in part that a compiler would have computed whole."""
+        """Whether something is computed in part that a compiler would have computed whole."""
         todo, seen = [source], set()
         while todo:
             node = todo.pop()
@@ -177,7 +184,7 @@ def _plan(graph_module: GraphModule, cuts: dict[Node, _Cut], memory: Memory) -> 
 
 
 def _needed(node: Node, plan: _Plan) -> Part | None:
-    """Give the part of a node that all its readers need; None where they need all or differ."""
+    """Return the part of a node that all its readers need; None where they need all or differ."""
     found: Part | None = None
     for user in node.users:
         for part in _parts_read(user, node, plan):
@@ -217,7 +224,7 @@ def _select(cut: _Cut, part: Node, memory: Memory) -> None:
         selected = call_before(cut.node, operator.getitem, part, cut.then)
     if memory.returned(cut.node):
         selected = _laid_out(selected, cut.node)
-    exchange(cut.node, selected)
+    replace_node(cut.node, selected)
 
 
 def _laid_out(selected: Node, place: Node) -> Node:

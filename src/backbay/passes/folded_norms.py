@@ -18,7 +18,7 @@ import torch
 from torch.fx import Node
 
 from backbay.graph.order import Disturbances
-from backbay.graph.put import put_before
+from backbay.graph.rewrite import put_before
 from backbay.graph.values import computed, value_of
 from backbay.kernels import folded_batch_norm as kernel
 from backbay.passes.convolutions import Convolution

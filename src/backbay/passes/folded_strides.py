@@ -1,4 +1,4 @@
-"""A strided convolution of few channels reads blocks of pixels as channels of one pixel.
+"""Fold the strides of convolutions of few channels into channels (space to depth).
 
 ::
 
@@ -21,26 +21,19 @@ Only in 16 bits on CUDA, and where it was measured to pay.
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
 
 from backbay.graph.layouts import kind
-from backbay.graph.match import NearMiss
-from backbay.graph.put import call_before, cast_before, erase_between, exchange
+from backbay.graph.rewrite import call_before, cast_before
 from backbay.graph.values import value_of
-from backbay.kit.passes import PassContext, graph_pass
+from backbay.kit.passes import EIGHTS, NotApplicable, PassContext, Requires, Rewrite
 from backbay.passes import convolutions
 from backbay.passes.convolutions import Convolution
-from backbay.passes.unfit import UnfitError, must_pay
 
-DEVICES = ("cuda",)
-DTYPES = (torch.bfloat16, torch.float16)
-"""Of the convolution; of these bfloat16 was measured."""
-EIGHTS = 8
-"""Channels that cuDNN's fast engines take at once: who has as many needs no more."""
 OVERLAPPING = 3
 """Channels from which kernels that overlap were measured to gain: of one channel they took 0.51 to
 1.43 times as long on an H200 (``benchmarks/conditions.py stems``), of three mostly less."""
@@ -75,8 +68,8 @@ class _Axis:
     """Zeros put behind the kernel's last pixel."""
 
 
-@graph_pass(level="torch", sources=(convolutions,))
-def folded_strides(graph_module: GraphModule, context: PassContext) -> int:
+@dataclass(frozen=True, kw_only=True)
+class FoldedStrides(Rewrite[Convolution]):
     """Fold the strides of convolutions of few channels into channels; for CUDA, in 16 bits.
 
     ::
@@ -84,32 +77,36 @@ def folded_strides(graph_module: GraphModule, context: PassContext) -> int:
         before:  torch.conv2d(x, weight, stride=16)
         after:   torch.conv2d(blocks(x), blocks(weight))
     """
-    count = 0
-    for node in convolutions.found_in(graph_module.graph, 2, 3):
-        try:
-            count += _rewrite(node, context)
-        except UnfitError as error:
-            context.near.append(NearMiss("folded_strides", node, str(error)))
-    if count:
-        graph_module.recompile()
-    return count
+
+    summary = "on CUDA, strided convolutions of few channels read blocks of pixels as channels"
+    requires = Requires(
+        devices=("cuda",),
+        because="it was measured on CUDA",
+        dtypes=(torch.bfloat16, torch.float16),  # of these bfloat16 was measured
+        dtypes_because="it was measured in 16 bits",
+    )
+    sources = (convolutions,)
+
+    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[Convolution]:
+        """Yield convolutions with strides."""
+        for found in convolutions.read(graph_module.graph, context, 2, 3):
+            if any(n != 1 for n in found.stride):
+                yield found
+
+    def replacement(self, site: Convolution, context: PassContext) -> Node:  # noqa: ARG002 (of those that ask)
+        """Return the convolution, or product, of blocks."""
+        _check(site)
+        made = _put(site)
+        if self.is_alike(site.node, made):
+            return made
+        return call_before(site.node, _ATEN.contiguous.default, made)
+
+    def is_alike(self, old: Node, new: Node) -> bool:
+        """Whether nobody can tell a new node's layout from the old one's, nor its gradient."""
+        return kind(value_of(new)) == kind(value_of(old))
 
 
-def _rewrite(node: Node, context: PassContext) -> bool:
-    found = Convolution.of(node)
-    if all(n == 1 for n in found.stride):
-        return False
-    _check(found)
-    must_pay(context, "folded_strides", [node])
-    before = node.prev
-    made = _put(found)
-    if kind(value_of(made)) != kind(value_of(node)):
-        made = call_before(node, _ATEN.contiguous.default, made)
-    if kind(value_of(made)) != kind(value_of(node)):
-        erase_between(before, node)
-        raise UnfitError("its result would be laid out otherwise")
-    exchange(node, made)
-    return True
+folded_strides = FoldedStrides()
 
 
 # 1. Whether it is taken
@@ -117,19 +114,15 @@ def _rewrite(node: Node, context: PassContext) -> bool:
 
 def _check(found: Convolution) -> None:
     x, weight, result = map(value_of, (found.x, found.weight, found.node))
-    if result.device.type not in DEVICES:
-        raise UnfitError(f"it runs on {result.device.type}: it was measured on CUDA")
-    if result.dtype not in DTYPES:
-        raise UnfitError(f"it computes in {result.dtype}, and not in 16 bits")
     if not all(isinstance(n, int) for n in (*x.shape[1:], *weight.shape, *result.shape[1:])):
-        raise UnfitError("a size of its images or weight is a symbol")
+        raise NotApplicable("a size of its images or weight is a symbol")
     channels = x.shape[1]
     if channels >= EIGHTS or found.groups != 1:
-        raise UnfitError(
+        raise NotApplicable(
             f"{channels} channels in {found.groups} groups: cuDNN takes them as they are"
         )
     if any(n != 1 for n in found.dilation):
-        raise UnfitError("it is dilated")
+        raise NotApplicable("it is dilated")
     _check_size(found)
 
 
@@ -138,30 +131,30 @@ def _check_size(found: Convolution) -> None:
     patches, kernel = _are_patches(found), weight.shape[2:]
     few = RESULTS_OF_PATCHES if patches else RESULTS
     if isinstance(result.shape[0], int) and result.numel() < few:
-        raise UnfitError(f"{result.numel()} results: it pays from {few} on")
+        raise NotApplicable(f"{result.numel()} results: it pays from {few} on")
     if len(kernel) == _VOLUME:
         _check_volumes(found, patches=patches)
         return
     if patches:
         return
     if x.shape[1] < OVERLAPPING or any(map(operator.lt, kernel, found.stride)):
-        raise UnfitError(f"{x.shape[1]} channels, a kernel of {tuple(kernel)}: it does not pay")
+        raise NotApplicable(f"{x.shape[1]} channels, a kernel of {tuple(kernel)}: it does not pay")
     small = math.prod(kernel) < TAPS
     if small and not result.requires_grad and _has_channels_last(x):
-        raise UnfitError(f"a kernel of {tuple(kernel)}, and nothing is trained: it does not pay")
+        raise NotApplicable(f"a kernel of {tuple(kernel)}, and nothing is trained: it does not pay")
     only_weights = result.requires_grad and not x.requires_grad
     if not only_weights or _has_channels_last(result) or _ratio(result, x) <= COPIED:
         return
     if small or x.shape[1] > OVERLAPPING:
-        raise UnfitError("its results are copied, and the gradients of them: it does not pay")
+        raise NotApplicable("its results are copied, and the gradients of them: it does not pay")
 
 
 def _check_volumes(found: Convolution, *, patches: bool) -> None:
     numbers = math.prod(value_of(found.weight).shape[1:])
     if not patches:
-        raise UnfitError("its kernels overlap, in three dimensions: that was not measured")
+        raise NotApplicable("its kernels overlap, in three dimensions: that was not measured")
     if numbers % EIGHTS:
-        raise UnfitError(f"patches of {numbers} numbers: they are not in eights")
+        raise NotApplicable(f"patches of {numbers} numbers: they are not in eights")
 
 
 def _are_patches(found: Convolution) -> bool:

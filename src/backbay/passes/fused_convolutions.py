@@ -1,4 +1,4 @@
-"""Convolution, batch norm, a sum and ReLU become one call of cuDNN's, in inference on CUDA.
+"""Fuse convolution, batch norm, a sum and ReLU into one call of cuDNN's, in inference on CUDA.
 
 ::
 
@@ -26,22 +26,16 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.layouts import Layouts, kind
-from backbay.graph.match import NearMiss
 from backbay.graph.order import disturbed
-from backbay.graph.put import call_before, cast_before, exchange, layout, put_before
+from backbay.graph.rewrite import bound, call_before, cast_before, layout, put_before, replace_node
 from backbay.graph.values import is_ordinary, state_at, value_of
 from backbay.kernels import folded_batch_norm
 from backbay.kernels import fused_convolution as kernel
-from backbay.kit.passes import PassContext, graph_pass
+from backbay.kit.passes import EIGHTS, NotApplicable, Pass, PassContext, Requires
 from backbay.passes import convolutions, folded_norms
 from backbay.passes.convolutions import Convolution
 from backbay.passes.folded_norms import Norm, put_folded
-from backbay.passes.unfit import UnfitError, must_pay
 
-DEVICES = ("cuda",)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-EIGHTS = 8
-"""Channels that a fused engine takes at once."""
 LAUNCH = 3 * 2**20
 """Elements that a result has at least, and one whose weights are folded in every call more than its
 weights: what is not written and read again then takes longer than a kernel's launch of 3
@@ -73,7 +67,7 @@ class _Region:
     """All nodes, the last first."""
 
     @property
-    def place(self) -> Node:
+    def node(self) -> Node:
         """Where it ends, and the call will stand."""
         return self.inside[0]
 
@@ -100,8 +94,8 @@ def _convolved(
     return kernel.convolved(x.to(dtype), weight, bias, *how)
 
 
-@graph_pass(level="torch", sources=(kernel, folded_batch_norm, convolutions, folded_norms))
-def fused_convolutions(graph_module: GraphModule, context: PassContext) -> int:
+@dataclass(frozen=True, kw_only=True)
+class FusedConvolutions(Pass):
     """Call cuDNN's fused convolution for one with batch norm, sum and ReLU; for CUDA.
 
     ::
@@ -109,40 +103,75 @@ def fused_convolutions(graph_module: GraphModule, context: PassContext) -> int:
         before:  F.relu(torch.conv2d(x, weight, bias) + other)
         after:   torch.ops.backbay.convolution_relu(x, weight, bias, other)
     """
-    layouts = Layouts()
-    regions, near = _found(graph_module, context, layouts, folding=True)
-    is_free = context.alone or context.options.get("parameter_hoist")
-    if not is_free and not _folding_pays(regions):
-        regions, near = _found(graph_module, context, layouts, folding=False)
-    context.near += near
-    if regions:
-        _rewrite(regions)
-        graph_module.recompile()
-    return len(regions)
 
+    summary = "on CUDA, convolution, batch norm, sum and ReLU are one call, in inference"
+    requires = Requires(
+        devices=("cuda",),
+        because="cuDNN is for CUDA",
+        dtypes=(torch.float32, torch.bfloat16, torch.float16),
+        dtypes_because="cuDNN has no fused engine for it",
+        inference=True,
+    )
+    sources = (kernel, folded_batch_norm, convolutions, folded_norms)
+
+    def run(self, graph_module: GraphModule, context: PassContext) -> int:
+        """Replace regions; return how many."""
+        context.name, layouts = context.name or self.name, Layouts()
+        found = self._found(graph_module, context, layouts, folding=True)
+        if not context.alone and not context.is_hoisted and not _folding_pays(found):
+            context.near.clear()
+            found = self._found(graph_module, context, layouts, folding=False)
+        if found:
+            _rewrite(found)
+            graph_module.recompile()
+        return len(found)
+
+    def _found(
+        self, graph_module: GraphModule, context: PassContext, layouts: Layouts, *, folding: bool
+    ) -> list[_Region]:
+        """Return what can be taken, with batch norms or without."""
+        gone = set[Node]()  # and so writes nothing any more
+        found = list[_Region]()
+        for node in graph_module.graph.nodes:
+            with context.attempt(node):
+                region = _region(node)
+                if region is None:
+                    continue
+                if region.norm is not None and not folding:
+                    raise NotApplicable(
+                        "folding costs more than all convolutions of the graph save"
+                    )
+                self._check_values(region)
+                _check_norm(region)
+                _check_order(region, gone)
+                if _laid_out(region, layouts) != kind(value_of(region.node)):
+                    raise NotApplicable("its result would be laid out otherwise")
+                context.check_profitable(region.inside)
+                gone.update(region.inside)
+                found.append(region)
+        return found
+
+    def _check_values(self, region: _Region) -> None:
+        for node in (*region.inside, *region.reads):
+            if not is_ordinary(value_of(node)):
+                raise NotApplicable(f"{node.name} is not an ordinary tensor that is known")
+        result = value_of(region.convolution.node)
+        for value in map(value_of, region.inside):
+            if value.requires_grad or value.dtype != result.dtype:
+                raise NotApplicable("a gradient is wanted, or dtypes differ on the way")
+        self.requires.check(result)
+        _check_engine(region.convolution)
+        if all(isinstance(n, int) for n in result.shape) and result.numel() < LAUNCH:
+            raise NotApplicable(
+                f"{result.numel()} results: cuDNN's usual engines are as fast for so few"
+            )
+        if region.other is not None and layout(value_of(region.other)) != layout(result):
+            raise NotApplicable("what is added has another shape, layout or dtype")
+
+
+fused_convolutions = FusedConvolutions()
 
 # 1. What is found
-
-
-def _found(
-    graph_module: GraphModule, context: PassContext, layouts: Layouts, *, folding: bool
-) -> tuple[list[_Region], list[NearMiss]]:
-    """Give what can be taken, with batch norms or without, and why the rest can't."""
-    gone = set[Node]()  # and so writes nothing any more
-    found, near = list[_Region](), list[NearMiss]()
-    for node in graph_module.graph.nodes:
-        try:
-            region = _region(node)
-            if region is None:
-                continue
-            _check(region, gone, layouts, folding=folding)
-            must_pay(context, "fused_convolutions", region.inside)
-        except UnfitError as error:
-            near.append(NearMiss("fused_convolutions", node, str(error)))
-            continue
-        gone.update(region.inside)
-        found.append(region)
-    return found, near
 
 
 def _folding_pays(regions: Iterable[_Region]) -> bool:
@@ -155,7 +184,7 @@ def _region(relu: Node) -> _Region | None:
     """Go up from a ReLU to the convolution; None where there is none.
 
     Raises:
-        UnfitError: there is one that can't be taken.
+        NotApplicable: there is one that can't be taken.
     """
     if not relu.op.startswith("call") or relu.target not in _RELUS:
         return None
@@ -182,7 +211,7 @@ def _branch(node: Node, other: Node | None, after: tuple[Node, ...]) -> _Region 
     norm: dict[str, Any] | None = None
     inside = after
     if node.target is F.batch_norm:
-        norm = {**dict(zip(_BATCH_NORM, node.args, strict=False)), **node.kwargs}
+        norm = bound(node, _BATCH_NORM)
         inside = (*inside, node)
         node = norm["input"]
     if not isinstance(node, Node) or not convolutions.is_convolution(node):
@@ -190,59 +219,30 @@ def _branch(node: Node, other: Node | None, after: tuple[Node, ...]) -> _Region 
     inside = (*inside, node)
     for each in inside[1:]:
         if len(each.users) > 1:
-            raise UnfitError(f"{each.name}, inside it, is used elsewhere, too")
+            raise NotApplicable(f"{each.name}, inside it, is used elsewhere, too")
     return _Region(convolution=Convolution.of(node), norm=norm, other=other, inside=inside)
 
 
 # 2. Whether it is taken
 
 
-def _check(region: _Region, gone: Collection[Node], layouts: Layouts, *, folding: bool) -> None:
-    if region.norm is not None and not folding:
-        raise UnfitError("folding costs more than all convolutions of the graph save")
-    _check_values(region)
-    _check_norm(region)
-    _check_order(region, gone)
-    if _laid_out(region, layouts) != kind(value_of(region.place)):
-        raise UnfitError("its result would be laid out otherwise")
-
-
 def _laid_out(region: _Region, layouts: Layouts) -> tuple[Any, ...] | None:
-    """Give how the call's result is laid out."""
+    """Return how the call's result is laid out."""
     found, norm = region.convolution, region.norm
     bias = found.bias if norm is None else norm["running_mean"]
     given = [value_of(x) for x in (found.x, found.weight, bias)]
-    with state_at(region.place):
+    with state_at(region.node):
         return layouts.of(_convolved, *given, region.dtype, *found.how)
-
-
-def _check_values(region: _Region) -> None:
-    for node in (*region.inside, *region.reads):
-        if not is_ordinary(value_of(node)):
-            raise UnfitError(f"{node.name} is not an ordinary tensor that is known")
-    result = value_of(region.convolution.node)
-    for value in map(value_of, region.inside):
-        if value.requires_grad or value.dtype != result.dtype:
-            raise UnfitError("a gradient is wanted, or dtypes differ on the way")
-    _check_engine(region.convolution)
-    if all(isinstance(n, int) for n in result.shape) and result.numel() < LAUNCH:
-        raise UnfitError(f"{result.numel()} results: cuDNN's usual engines are as fast for so few")
-    if region.other is not None and layout(value_of(region.other)) != layout(result):
-        raise UnfitError("what is added has another shape, layout or dtype")
 
 
 def _check_engine(found: Convolution) -> None:
     result, channels = value_of(found.node), tuple(value_of(found.weight).shape[:2])
-    if result.device.type not in DEVICES:
-        raise UnfitError(f"it runs on {result.device.type}: cuDNN is for CUDA")
-    if result.dtype not in DTYPES:
-        raise UnfitError(f"cuDNN has no fused engine for {result.dtype}")
     if not all(isinstance(n, int) for n in value_of(found.weight).shape):
-        raise UnfitError("the size of its weight is a symbol")
+        raise NotApplicable("the size of its weight is a symbol")
     if found.groups != 1 or any(n % EIGHTS for n in channels):
-        raise UnfitError(f"{channels} channels in {found.groups} groups: they are not in eights")
+        raise NotApplicable(f"{channels} channels in {found.groups} groups: they are not in eights")
     if not _has_channels_last(result):
-        raise UnfitError("its channels are not last: Inductor chooses a layout by itself")
+        raise NotApplicable("its channels are not last: Inductor chooses a layout by itself")
 
 
 def _has_channels_last(value: torch.Tensor) -> bool:
@@ -255,24 +255,26 @@ def _check_norm(region: _Region) -> None:
     if norm is None:
         return
     if norm.get("training", False) is not False:
-        raise UnfitError("the batch norm is training, or may be")
+        raise NotApplicable("the batch norm is training, or may be")
     if norm.get("running_mean") is None or norm.get("running_var") is None:
-        raise UnfitError("the batch norm has no statistics")
+        raise NotApplicable("the batch norm has no statistics")
     weight, result = value_of(found.weight), value_of(found.node)
     if result.dtype == torch.float16:
-        raise UnfitError("weights that are folded with a batch norm may vanish in float16")
+        raise NotApplicable("weights that are folded with a batch norm may vanish in float16")
     if not all(isinstance(n, int | float) for n in (*result.shape, norm.get("eps", 0.0))):
-        raise UnfitError("a size or eps is a symbol: whether folding pays is not known")
+        raise NotApplicable("a size or eps is a symbol: whether folding pays is not known")
     if result.numel() < weight.numel() + LAUNCH:
-        raise UnfitError(f"{result.numel()} results, {weight.numel()} weights: folding costs more")
+        raise NotApplicable(
+            f"{result.numel()} results, {weight.numel()} weights: folding costs more"
+        )
 
 
 def _check_order(region: _Region, gone: Collection[Node]) -> None:
     """See to it that what the call reads is, at its end, what it was at its beginning."""
     inside = {*gone, *region.inside}
-    why = disturbed(region.convolution.node, region.place, region.reads, inside=inside)
+    why = disturbed(region.convolution.node, region.node, region.reads, inside=inside)
     if why is not None:
-        raise UnfitError(why)
+        raise NotApplicable(why)
 
 
 # 3. What takes its place
@@ -283,13 +285,13 @@ def _rewrite(regions: Sequence[_Region]) -> None:
     folded = iter(put_folded(norms))
     made = [_put(x, _as_they_are(x) if x.norm is None else next(folded)) for x in regions]
     for region, call in zip(regions, made, strict=True):  # once all read what is there now
-        exchange(region.place, call)
+        replace_node(region.node, call)
         for node in region.inside[1:]:
             node.graph.erase_node(node)
 
 
 def _put(region: _Region, how: tuple[Node, Node | None]) -> Node:
-    found, place = region.convolution, region.place
+    found, place = region.convolution, region.node
     x = cast_before(place, found.x, region.dtype)
     given = (x, *how, region.other, *found.how)
     # What it replaces has its layout, and memory that nothing else shares, once it is gone.
@@ -297,15 +299,15 @@ def _put(region: _Region, how: tuple[Node, Node | None]) -> Node:
 
 
 def _as_they_are(region: _Region) -> tuple[Node, Node | None]:
-    """Give the convolution's weight and bias."""
-    found, place = region.convolution, region.place
+    """Return the convolution's weight and bias."""
+    found, place = region.convolution, region.node
     weight = cast_before(place, found.weight, region.dtype)
     weight = call_before(place, _ATEN.contiguous.default, weight, memory_format=torch.channels_last)
     return weight, None if found.bias is None else cast_before(place, found.bias, region.dtype)
 
 
 def _norm(region: _Region, *, eps: float = 1e-5, **given: Any) -> Norm:
-    """Give what is folded."""
+    """Return what is folded."""
     return Norm(
         convolution=region.convolution,
         mean=given["running_mean"],
@@ -314,5 +316,5 @@ def _norm(region: _Region, *, eps: float = 1e-5, **given: Any) -> Norm:
         shift=given.get("bias"),
         eps=float(eps),
         dtype=region.dtype,
-        place=region.place,
+        place=region.node,
     )

@@ -1,4 +1,4 @@
-"""A linear layer and the GELU or ReLU after it become one call of cuBLASLt, in inference on CUDA.
+"""Fuse a linear layer and the GELU or ReLU after it into one call of cuBLASLt.
 
 ::
 
@@ -28,98 +28,44 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.graph.match import Match, NearMiss
-from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
+from backbay.graph.match import Match
 from backbay.graph.region import between
+from backbay.graph.rewrite import bound, call_before, cast_before
 from backbay.graph.values import carry, computed, is_ordinary, value_of
-from backbay.kit.passes import PassContext, graph_pass, rewrite_pass
-from backbay.passes import dropout, gelu
-from backbay.passes.unfit import UnfitError, must_pay
-
-DEVICES = ("cuda",)
-DTYPES = (torch.bfloat16, torch.float16)
-"""Of the product: measured in bfloat16, on an H200. In single precision the product takes longer,
-and what is saved is less of it."""
-
-EIGHTS = 8
-"""Of a layer's inputs, and of its results: others are padded by Inductor, or read slowly."""
+from backbay.kit.passes import (
+    EIGHTS,
+    NotApplicable,
+    PassContext,
+    Replacement,
+    Requires,
+    Rewrite,
+    rewrite_pass,
+)
+from backbay.kit.rewrites import gelu
+from backbay.passes import dropout
 
 _ATEN = torch.ops.aten
+_LAYERS = (F.linear, torch.addmm)
 _PRODUCTS = (F.linear, torch.addmm, torch.matmul, operator.matmul, torch.mm, torch.bmm, "matmul")
 _RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
 _VIEWS = ("view", "reshape")
-_LINEAR = ("input", "weight", "bias")
 _MATRIX = 2
-_IS_HIP = torch.version.hip is not None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Layer:
+class _Site:
     """A linear layer, and its activation."""
 
     product: Node
     """``F.linear``, or ``torch.addmm``."""
-    activation: Node
-    is_gelu: bool
-    x: Node
-    weight: Node
-    """As ``addmm`` takes it where the product is one, else transposed."""
-    bias: Node | None
-
-    @property
-    def nodes(self) -> list[Node]:
-        """All of it."""
-        return between(self.activation, self.product.all_input_nodes)
+    node: Node
+    """The activation."""
+    read: Node
+    """What it activates: the product, or a view of it."""
 
 
-def _is_of_a_layer(match: Match) -> str | None:
-    """Say why GELU that is spelled out is not rewritten: it is not that of a layer taken here."""
-    x = match.inputs[0]
-    product = _product_of(x)
-    if product is None or not set(x.users) <= set(match.nodes):
-        return "it is not the only reader of a linear layer"
-    if _fusing_reader(match.outputs[0]) is not None:
-        return "what reads it is computed with it"
-    return _refusal(product, value_of(match.outputs[0]))
-
-
-class _Zeros:
-    """Biases for layers that have none: one of each size, dtype and device, for a whole graph."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._made: dict[Any, Node] = {}
-
-    def bias_of(self, layer: _Layer) -> Node:
-        """Give the bias for a layer."""
-        value, size = value_of(layer.product), value_of(layer.weight).shape[0]
-        kind = size, value.dtype, value.device
-        if kind not in self._made:
-            self._made[kind] = self._put(layer.product, *kind)
-        return self._made[kind]
-
-    def _put(self, product: Node, size: int, dtype: torch.dtype, device: torch.device) -> Node:
-        how: dict[str, Any] = {"dtype": dtype, "device": device}
-        # In front of every layer, and of what switches autocast.
-        first = next(x for x in self._graph.nodes if x.op != "placeholder")
-        with self._graph.inserting_before(first):
-            made = self._graph.call_function(_ATEN.zeros.default, ([size],), how)
-        carry(made, product)
-        made.meta["example_value"] = computed(lambda x: x.new_zeros([size]), value_of(product))
-        return made
-
-    def drop_unused(self) -> None:
-        """Erase what no layer took after all."""
-        for node in self._made.values():
-            if not node.users:
-                self._graph.erase_node(node)
-
-
-_one_gelu = rewrite_pass(*gelu.approximate_gelu(_is_of_a_layer), name="rewrite_gelu")
-
-
-@graph_pass(level="torch", sources=(dropout, gelu))
-def linear_epilogues(graph_module: GraphModule, context: PassContext) -> int:
+@dataclass(frozen=True, kw_only=True)
+class LinearEpilogues(Rewrite[_Site]):
     """Compute GELU by tanh, and ReLU, in the product before it; for CUDA.
 
     ::
@@ -127,61 +73,106 @@ def linear_epilogues(graph_module: GraphModule, context: PassContext) -> int:
         before:  F.relu(F.linear(x, weight, bias))
         after:   torch.ops.aten._addmm_activation(bias, x, weight.t())
     """
-    products = [x for x in graph_module.graph.nodes if x.target in {F.linear, torch.addmm}]
-    if not any(_refusal(x, value_of(x)) is None for x in products):
-        return 0  # and spare the graph another spelling
-    if gelu.may_be_approximate(graph_module.graph):
-        _one_gelu.run(graph_module, context)
-    zeros, count = _Zeros(graph_module.graph), 0
-    for node in list(graph_module.graph.nodes):
-        try:
-            layer = _layer(node)
-            if layer is None:
-                continue
-            must_pay(context, "linear_epilogues", layer.nodes)
-            _rewrite(layer, zeros)
-        except UnfitError as error:
-            context.near.append(NearMiss("linear_epilogues", node, str(error)))
-            continue
-        count += 1
-    zeros.drop_unused()
-    if count:
-        graph_module.recompile()
-    return count
 
-
-# 1. What is found
-
-
-def _layer(activation: Node) -> _Layer | None:
-    """Read a layer from its activation; None where it is no activation, or not a layer's.
-
-    Raises:
-        UnfitError: it is one that can't be taken.
-    """
-    is_gelu = activation.target is F.gelu and _approximation(activation) == "tanh"
-    if not activation.op.startswith("call") or not (is_gelu or activation.target in _RELUS):
-        return None
-    y = activation.args[0] if activation.args else activation.kwargs.get("input")
-    product = _product_of(y)
-    if product is None or not isinstance(y, Node):
-        return None
-    if len(y.users) > 1:
-        raise UnfitError(f"{y.name}, which it activates, is used elsewhere, too")
-    reason = _refusal(product, value_of(activation))
-    if reason is not None:
-        raise UnfitError(reason)
-    reader = _fusing_reader(activation)
-    if reader is not None:
-        raise UnfitError(f"{reader.name} reads it: Inductor computes both at once")
-    x, weight, bias = _given(product)
-    return _Layer(
-        product=product, activation=activation, is_gelu=is_gelu, x=x, weight=weight, bias=bias
+    summary = "on CUDA, a linear layer with its ReLU or GELU by tanh is one call, in inference"
+    # In 16 bits as it was measured in bfloat16, on an H200. In single precision the product takes
+    # longer, and what is saved is less of it.
+    requires = Requires(
+        devices=("cuda",),
+        because="the epilogue is cuBLASLt's",
+        rocm=False,
+        dtypes=(torch.bfloat16, torch.float16),
+        dtypes_because="it pays in 16 bits",
+        inference=True,
     )
+    targets = (*_RELUS, F.gelu)
+    sources = (dropout, gelu)
+
+    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
+        """Yield layers with their activations, GELU that is spelled out among them."""
+        products = [x for x in graph_module.graph.nodes if x.target in _LAYERS]
+        if all(self._refusal(x, value_of(x)) is not None for x in products):
+            return  # and spare the graph another spelling
+        if gelu.may_be_approximate(graph_module.graph):
+            spelled = gelu.approximate_gelu(self._is_of_a_layer)
+            rewrite_pass(*spelled, name="rewrite_gelu").run(graph_module, context)
+        for node in list(graph_module.graph.nodes):
+            if not node.op.startswith("call") or node.target not in self.targets:
+                continue
+            if node.target is F.gelu and node.kwargs.get("approximate", "none") != "tanh":
+                continue
+            read = node.args[0] if node.args else node.kwargs.get("input")
+            product = _product_of(read)
+            if product is not None and isinstance(read, Node):
+                yield _Site(product=product, node=node, read=read)
+
+    def replacement(self, site: _Site, context: PassContext) -> Replacement:
+        """Return one call for product and activation; views between them stay, after both."""
+        if len(site.read.users) > 1:
+            raise NotApplicable(f"{site.read.name}, which it activates, is used elsewhere, too")
+        reason = self._refusal(site.product, value_of(site.node))
+        if reason is not None:
+            raise NotApplicable(reason)
+        reader = _fusing_reader(site.node)
+        if reader is not None:
+            raise NotApplicable(f"{reader.name} reads it: Inductor computes both at once")
+        place, (x, weight, bias) = site.product, _given(site.product)
+        source, dtype = x, value_of(place).dtype
+        covers = between(site.node, place.all_input_nodes)
+        if bias is None:
+            value, size = value_of(place), value_of(weight).shape[0]
+            key = ("zeros", size, value.dtype, value.device)
+            bias = context.kept(key, lambda: _zeros(place, size))
+        x, weight, bias = (cast_before(place, y, dtype) for y in (x, weight, bias))
+        if place.target is F.linear:
+            weight = call_before(place, _ATEN.t.default, weight)
+        if value_of(x).dim() > _MATRIX:
+            x = call_before(place, _ATEN.reshape.default, x, [-1, value_of(weight).shape[0]])
+        activate = _ATEN._addmm_activation.default  # noqa: SLF001 (its name)
+        is_gelu = site.node.target is F.gelu
+        made = call_before(place, activate, bias, x, weight, use_gelu=is_gelu)
+        if value_of(place).dim() > _MATRIX:
+            made = call_before(place, _ATEN.reshape.default, made, list(_sizes(place, source)))
+        return Replacement({site.node: site.read, place: made}, covers)
+
+    def _refusal(self, product: Node, result: Any) -> str | None:
+        """Return why a product is left as it is; None where it takes an activation."""
+        *operands, bias = _given(product)
+        given = operands if bias is None else [*operands, bias]
+        if not all(is_ordinary(value_of(x)) for x in (*given, product)):
+            return "it is a product with factors, or of no ordinary tensors"
+        x, weight, *biases = map(value_of, given)
+        value, sizes = value_of(product), [n for y in (weight, *biases) for n in y.shape]
+        try:
+            self.requires.check(value)
+        except NotApplicable as error:
+            return str(error)
+        reasons = {
+            "the activation has another dtype": result.dtype != value.dtype,
+            "its input is no matrix": x.dim() < _MATRIX,
+            "its bias is no vector": any(y.dim() != 1 for y in biases),
+            "its weight is no matrix": weight.dim() != _MATRIX,
+            "the size of its weight is a symbol": not all(isinstance(n, int) for n in sizes),
+            "its sizes are not in eights": any(isinstance(n, int) and n % EIGHTS for n in sizes),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def _is_of_a_layer(self, match: Match) -> str | None:
+        """Return why GELU that is spelled out is not rewritten: it is not of a layer taken here."""
+        x = match.inputs[0]
+        product = _product_of(x)
+        if product is None or not set(x.users) <= set(match.nodes):
+            return "it is not the only reader of a linear layer"
+        if _fusing_reader(match.outputs[0]) is not None:
+            return "what reads it is computed with it"
+        return self._refusal(product, value_of(match.outputs[0]))
+
+
+linear_epilogues = LinearEpilogues()
 
 
 def _fusing_reader(node: Node) -> Node | None:
-    """Give a reader that would have been computed with the activation; None if all are products."""
+    """Return a reader that is computed with the activation; None if all are products."""
     for user in node.users:
         if user.op == "output" or user.target in _PRODUCTS:
             continue
@@ -192,26 +183,19 @@ def _fusing_reader(node: Node) -> Node | None:
     return None
 
 
-def _approximation(node: Node) -> Any:
-    return node.kwargs.get("approximate", "none")
-
-
 def _product_of(node: Any) -> Node | None:
     """Go up through views that nothing else reads to a product; None where there is none."""
     while isinstance(node, Node) and node.op == "call_method" and node.target in _VIEWS:
         node = node.args[0]
         if isinstance(node, Node) and len(node.users) > 1:
             return None
-    return node if isinstance(node, Node) and node.target in {F.linear, torch.addmm} else None
+    return node if isinstance(node, Node) and node.target in _LAYERS else None
 
 
 def _given(product: Node) -> tuple[Any, Any, Any]:
-    """Give input, weight and bias; None for a bias that there is not, or for all, with factors."""
+    """Return input, weight and bias; None for no bias, and for all where there are factors."""
     if product.target is F.linear:
-        given: dict[str, Any] = {
-            **dict(zip(_LINEAR, product.args, strict=False)),
-            **product.kwargs,
-        }
+        given = bound(product, ("input", "weight", "bias"))
         return given["input"], given["weight"], given.get("bias")
     if len(product.args) != 3 or product.kwargs:  # noqa: PLR2004 (without factors)
         return None, None, None
@@ -219,58 +203,21 @@ def _given(product: Node) -> tuple[Any, Any, Any]:
     return x, weight, bias
 
 
-# 2. Whether it is taken
-
-
-def _refusal(product: Node, result: Any) -> str | None:
-    """Say why a product is left as it is; None where it takes an activation."""
-    *operands, bias = _given(product)
-    given = operands if bias is None else [*operands, bias]
-    if not all(is_ordinary(value_of(x)) for x in (*given, product)):
-        return "it is a product with factors, or of no ordinary tensors"
-    x, weight, *biases = map(value_of, given)
-    value, sizes = value_of(product), [n for y in (weight, *biases) for n in y.shape]
-    where = value.device.type
-    reasons = {
-        "a gradient is wanted": value.requires_grad,
-        f"it runs on {where}: the epilogue is cuBLASLt's": where not in DEVICES or _IS_HIP,
-        f"it is of {value.dtype}: it pays in 16 bits": value.dtype not in DTYPES,
-        "the activation has another dtype": result.dtype != value.dtype,
-        "its input is no matrix": x.dim() < _MATRIX,
-        "its bias is no vector": any(y.dim() != 1 for y in biases),
-        "its weight is no matrix": weight.dim() != _MATRIX,
-        "the size of its weight is a symbol": not all(isinstance(n, int) for n in sizes),
-        "its sizes are not in eights": any(isinstance(n, int) and n % EIGHTS for n in sizes),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-# 3. What takes its place
-
-
-def _rewrite(layer: _Layer, zeros: _Zeros) -> None:
-    place = layer.product
-    bias = zeros.bias_of(layer) if layer.bias is None else layer.bias
-    before, dtype = place.prev, value_of(place).dtype  # the zeros may be the last thing before it
-    x, weight, bias = (cast_before(place, y, dtype) for y in (layer.x, layer.weight, bias))
-    if place.target is F.linear:
-        weight = call_before(place, _ATEN.t.default, weight)
-    if value_of(x).dim() > _MATRIX:
-        x = call_before(place, _ATEN.reshape.default, x, [-1, value_of(weight).shape[0]])
-    operator_ = _ATEN._addmm_activation.default  # noqa: SLF001 (its name)
-    made = call_before(place, operator_, bias, x, weight, use_gelu=layer.is_gelu)
-    if value_of(place).dim() > _MATRIX:
-        made = call_before(place, _ATEN.reshape.default, made, list(_sizes(place, layer.x)))
-    if layout(value_of(made)) != layout(value_of(place)):
-        erase_between(before, place)
-        raise UnfitError("its result would be laid out otherwise")
-    activated = layer.activation.all_input_nodes[0]
-    exchange(layer.activation, activated)
-    exchange(place, made)
+def _zeros(product: Node, size: int) -> Node:
+    """Put a bias of zeros in front of every layer, and of what switches autocast."""
+    graph: Graph = product.graph
+    value = value_of(product)
+    how: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
+    first = next(x for x in graph.nodes if x.op != "placeholder")
+    with graph.inserting_before(first):
+        made = graph.call_function(_ATEN.zeros.default, ([size],), how)
+    carry(made, product)
+    made.meta["example_value"] = computed(lambda x: x.new_zeros([size]), value)
+    return made
 
 
 def _sizes(product: Node, x: Node) -> Iterator[Any]:
-    """Give the sizes of a result: numbers, or nodes where they are symbols."""
+    """Yield the sizes of a result: numbers, or nodes where they are symbols."""
     for dim, size in enumerate(value_of(product).shape):
         is_known = isinstance(size, int)
         yield size if is_known else call_before(product, _ATEN.sym_size.int, x, dim)

@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from backbay.graph.constant import NotConstantError, constant_value
 from backbay.graph.values import value_of
 from backbay.kernels import windowed_attention as kernel
+from backbay.kit.passes import NotApplicable, PassContext
 
 MOST_BYTES = 2**31
 """Of a tensor that is made to compute a mask: 32,768 queries and keys, and two sequences."""
@@ -32,7 +33,7 @@ class Window:
         return f"a window of {self.left} keys back and {self.right} ahead"
 
     def seen(self, queries: int, keys: int, device: torch.device) -> torch.Tensor:
-        """Give the mask: (queries, keys), true where a key is looked at."""
+        """Return the mask: (queries, keys), true where a key is looked at."""
         return kernel.seen(queries, keys, self.left, self.right, device=device)
 
 
@@ -44,43 +45,47 @@ class Masks:
 
     def __init__(self, graph_module: GraphModule) -> None:
         self._graph_module = graph_module
-        self._known: dict[tuple[Node, int, int], Kind | NotConstantError] = {}
+        self._known: dict[tuple[Node, int, int], Kind | NotApplicable] = {}
 
     def kind(self, given: Mapping[str, Any]) -> Kind | None:
-        """Tell what the mask is that attention is given; None where it is given none.
+        """Return what the mask is that attention is given; None where it is given none.
 
         Args:
             given: arguments of ``scaled_dot_product_attention`` by name.
 
         Raises:
-            NotConstantError: it may be another one in another call, or is of no kind.
+            NotApplicable: it may be another one in another call, or is of no kind.
         """
         mask = given.get("attn_mask")
         if mask is None:
             return None
         if not isinstance(mask, Node):
-            raise NotConstantError("the mask is no tensor of the graph")
+            raise NotApplicable("the mask is no tensor of the graph")
         queries, keys = (value_of(given[x]).shape[-2] for x in ("query", "key"))
         if not isinstance(queries, int) or not isinstance(keys, int):
-            raise NotConstantError("how many queries and keys there are is a symbol")
+            raise NotApplicable("how many queries and keys there are is a symbol")
         asked = (mask, queries, keys)
         if asked not in self._known:
-            self._known[asked] = self._found(*asked)
+            try:
+                value = constant_value(self._graph_module, mask, most_bytes=MOST_BYTES)
+                self._known[asked] = kind_of(value, queries, keys)
+            except NotConstantError as error:
+                self._known[asked] = NotApplicable(str(error))
         found = self._known[asked]
-        if isinstance(found, NotConstantError):
-            raise NotConstantError(str(found))
+        if isinstance(found, NotApplicable):
+            raise NotApplicable(str(found))
         return found
 
-    def _found(self, mask: Node, queries: int, keys: int) -> Kind | NotConstantError:
-        try:
-            value = constant_value(self._graph_module, mask, most_bytes=MOST_BYTES)
-            return kind_of(value, queries, keys)
-        except NotConstantError as error:
-            return error
+
+def masks_of(context: PassContext) -> Masks:
+    """Return the masks of the graph that a pass got."""
+    whole = context.whole
+    assert whole is not None
+    return context.kept(Masks, lambda: Masks(whole))
 
 
 def kind_of(mask: Any, queries: int, keys: int) -> Kind:
-    """Tell what a mask is: ``none`` where it hides nothing, ``causal``, or a window.
+    """Return what a mask is: ``none`` where it hides nothing, ``causal``, or a window.
 
     Args:
         mask: (..., queries, keys), or what broadcasts to it; boolean (true: is looked at) or

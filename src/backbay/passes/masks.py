@@ -1,4 +1,4 @@
-"""An attention mask that is the same in every call is not handed over: attention knows it by name.
+"""Replace attention masks that are the same in every call by what attention knows by name.
 
 ::
 
@@ -18,25 +18,21 @@ unrepeated, where the kernels take that (``enable_gqa``).
 """
 
 import contextlib
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
 
-from backbay.graph import handed
-from backbay.graph.checkpoints import with_bodies
-from backbay.graph.constant import NotConstantError, constant_graph
+from backbay.graph.constant import NotConstantError, constant_graph, forget_written, hand_over
 from backbay.graph.layouts import Layouts
-from backbay.graph.match import NearMiss
 from backbay.graph.values import value_of
-from backbay.kit.passes import PassContext, graph_pass
+from backbay.kit.passes import Call, NotApplicable, PassContext, Rewrite
 from backbay.passes import attention, grouped_heads, mask_kinds
-from backbay.passes.dead_code import remove_dead_code
-from backbay.passes.mask_kinds import Masks, Window
+from backbay.passes.mask_kinds import Window
 
 
-@graph_pass(level="torch", sources=(attention, grouped_heads, mask_kinds))
-def constant_masks(graph_module: GraphModule, context: PassContext) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ConstantMasks(Rewrite[Call]):
     """Take constant masks away from attention; works on Dynamo's graph.
 
     ::
@@ -44,55 +40,49 @@ def constant_masks(graph_module: GraphModule, context: PassContext) -> int:
         before:  F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(8, 8).tril() > 0)
         after:   F.scaled_dot_product_attention(q, k, v, is_causal=True)
     """
-    handed.forget_written(graph_module.graph)
-    masks, layouts = Masks(graph_module), Layouts()
-    total = 0
-    for one in with_bodies(graph_module):
-        count = 0
-        for node in attention.calls(one):
-            try:
-                count += _rewritten(node, masks, layouts)
-            except NotConstantError as error:
-                context.near.append(NearMiss("constant_masks", node, str(error)))
-        if count:
-            remove_dead_code.run(one, context)  # what made the masks
-            one.recompile()
-        total += count
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        _hand_over(graph_module)
-    return total
+
+    summary = "attention without masks that are causal, or hide nothing, in every call"
+    targets = attention.TARGETS
+    parameters = attention.PARAMETERS
+    sources = (attention, grouped_heads, mask_kinds)
+    in_checkpoints = True
+    is_timed = False
+    removes_dead_code = True  # what made the masks
+
+    def run(self, graph_module: GraphModule, context: PassContext) -> int:
+        """Rewrite a graph, which may be a part of a model that is cut apart."""
+        forget_written(graph_module.graph)
+        count = super().run(graph_module, context)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            for node in graph_module.graph.output_node().all_input_nodes:
+                if isinstance(value_of(node), torch.Tensor):
+                    with contextlib.suppress(NotConstantError):
+                        most = mask_kinds.MOST_BYTES
+                        made = constant_graph(graph_module, node, most_bytes=most)
+                        hand_over(value_of(node), made)
+        return count
+
+    def replacement(self, site: Call, context: PassContext) -> Node | None:
+        """Return attention without the mask, and with keys that are not repeated."""
+        node, given = site.node, dict(site.given)
+        kind = mask_kinds.masks_of(context).kind(given)
+        if isinstance(kind, Window):
+            raise NotApplicable(f"the mask is neither causal nor empty: it is {kind}")
+        given.pop("attn_mask", None)
+        if kind is not None:
+            given["is_causal"] = kind == "causal"
+        single = grouped_heads.unrepeated(node, given)
+        if single is None and kind is None:
+            return None
+        if single is not None:
+            given |= {**single, "enable_gqa": True}
+        tensors = tuple(given.pop(x) for x in ("query", "key", "value"))
+        layouts = context.kept(Layouts, Layouts)
+        return attention.call_instead(node, attention.target_of(node), tensors, given, layouts)
+
+    def is_alike(self, old: Node, new: Node) -> bool:  # noqa: ARG002 (it has been seen to)
+        """Whether a new node may stand for the old one: it may, or was not put in."""
+        return True
 
 
-def _rewritten(node: Node, masks: Masks, layouts: Layouts) -> bool:
-    given = attention.arguments(node)
-    kind = masks.kind(given)
-    if isinstance(kind, Window):
-        raise NotConstantError(f"the mask is neither causal nor empty: it is {kind}")
-    given.pop("attn_mask", None)
-    if kind is not None:
-        given["is_causal"] = kind == "causal"
-    single = grouped_heads.unrepeated(node, given)
-    if single is None and kind is None:
-        return False
-    _put(node, given if single is None else {**given, **single, "enable_gqa": True}, layouts)
-    return True
-
-
-def _hand_over(graph_module: GraphModule) -> None:
-    """Note the constants that this part of a model, which is cut apart, makes for other parts."""
-    for node in graph_module.graph.output_node().all_input_nodes:
-        if isinstance(value_of(node), torch.Tensor):
-            with contextlib.suppress(NotConstantError):
-                made = constant_graph(graph_module, node, most_bytes=mask_kinds.MOST_BYTES)
-                handed.hand_over(value_of(node), made)
-
-
-def _put(node: Node, given: dict[str, Any], layouts: Layouts) -> None:
-    """Call attention with other arguments.
-
-    Raises:
-        NotConstantError: the caller would see that.
-    """
-    tensors = tuple(given.pop(x) for x in ("query", "key", "value"))
-    if not attention.replaced(node, attention.target_of(node), tensors, given, layouts):
-        raise NotConstantError("the caller gets its result, which would be laid out otherwise")
+constant_masks = ConstantMasks()

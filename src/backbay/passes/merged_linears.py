@@ -1,4 +1,4 @@
-"""Linear layers that read the same become one, and their results slices of its result.
+"""Merge linear layers that read the same into one, and make their results slices of its result.
 
 ::
 
@@ -36,25 +36,15 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.utils import _pytree as pytree
 
-from backbay.graph import parameters
-from backbay.graph.aliases import Memory
+from backbay.graph import aliases
+from backbay.graph.aliases import Memory, is_parameter
 from backbay.graph.effects import changes_state, may_write, reads_by_index, written
-from backbay.graph.match import NearMiss
-from backbay.graph.parameters import is_parameter
-from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
+from backbay.graph.rewrite import bound, call_before, cast_before, layout, replace_node
 from backbay.graph.values import evaluated, is_ordinary, propagate, storages, value_of
 from backbay.kernels import efficient_attention, windowed_attention
-from backbay.kit.passes import PassContext, graph_pass
+from backbay.kit.passes import EIGHTS, NotApplicable, Pass, PassContext, Requires
 from backbay.passes import attention
-from backbay.passes.unfit import UnfitError
 
-EIGHTS = 8
-"""Results of a layer are a multiple of it: each slice of 16 bits is then aligned for attention."""
-
-DEVICES = ("cuda",)
-"""Where it was measured in training."""
-DTYPES = (torch.bfloat16, torch.float16)
-"""Of the product, in training; of these bfloat16 was measured."""
 LAYERS = 3
 """As many are merged in training: on an H200, forward and backward, two took 1.00 to 1.08 times as
 long as apart in each of ten sizes (``benchmarks/conditions.py``)."""
@@ -67,7 +57,6 @@ COPIED = 2**23
 of 4096 x 6144 saved as much as it took, on an H200 (``benchmarks/conditions.py``)."""
 
 _ATTENTION = (*attention.TARGETS, windowed_attention.OPERATOR, efficient_attention.OPERATOR)
-_IS_HIP = torch.version.hip is not None
 _LINEAR = ("input", "weight", "bias")
 _MATRIX = 2
 
@@ -92,72 +81,85 @@ class _Layer:
         return int(value_of(self.weight).shape[0])
 
 
-@graph_pass(level="torch", sources=(attention, parameters))
-def merged_linears(graph_module: GraphModule, context: PassContext) -> int:
+@dataclass(frozen=True, kw_only=True)
+class MergedLinears(Pass):
     """Make one linear layer of those that read the same.
 
-    In inference with `parameter_hoist`; in training on CUDA, in 16 bits, where it was faster.
+    In inference where a later pass hoists; in training on CUDA, in 16 bits, where it was faster.
 
     ::
 
         before:  F.linear(x, wq), F.linear(x, wk)
         after:   F.linear(x, torch.cat([wq, wk])).split([512, 128], -1)
     """
-    is_hoisted = context.options.get("parameter_hoist", True) is not False
-    if not torch.is_grad_enabled() and not is_hoisted:
-        return 0
-    count = 0
-    for group in _groups(graph_module, context):
-        for run in _undisturbed(group, context):
-            count += _merged(run, context)
-    if count:
-        graph_module.recompile()
-    return count
+
+    summary = (
+        "linear layers that read the same are one: in inference with parameter_hoist, in training "
+        "on CUDA"
+    )
+    requires = Requires(
+        devices=("cuda",),
+        because="with gradients it was measured on CUDA",
+        rocm=False,
+        dtypes=(torch.bfloat16, torch.float16),  # of these bfloat16 was measured
+        dtypes_because="with gradients it was measured in 16 bits",
+    )
+    """In training."""
+    sources = (attention, aliases)
+
+    def run(self, graph_module: GraphModule, context: PassContext) -> int:
+        """Merge layers; return how many that saves."""
+        if not torch.is_grad_enabled() and not context.is_hoisted:
+            return 0  # weights would be laid side by side in every call
+        context.name, count = context.name or self.name, 0
+        for group in _groups(graph_module, context):
+            for run in _undisturbed(group, context):
+                with context.attempt(run[0].node):
+                    count += _merged(_fitting(run, self.requires, context))
+        if count:
+            graph_module.recompile()
+        return count
+
+
+merged_linears = MergedLinears()
 
 
 # 1. What is found
 
 
 def _groups(graph_module: GraphModule, context: PassContext) -> Iterator[list[_Layer]]:
-    """Give layers of one input that can be one product, in their order."""
+    """Return layers of one input that can be one product, in their order."""
     graph = graph_module.graph
     memory, reached = Memory(graph), _reached(graph)
     groups: dict[Any, list[Node]] = {}
     for node in graph.find_nodes(op="call_function", target=F.linear):
-        groups.setdefault(_given(node).get("input"), []).append(node)
+        groups.setdefault(bound(node, _LINEAR).get("input"), []).append(node)
     for nodes in [x for x in groups.values() if len(x) > 1]:
         alike: dict[Any, list[_Layer]] = {}
         for node in nodes:
-            try:
+            with context.attempt(node):
                 layer = _layer(node, memory)
                 _check_gradients(layer, reached)
-            except UnfitError as error:
-                context.near.append(NearMiss("merged_linears", node, str(error)))
-                continue
-            alike.setdefault(_kind(layer), []).append(layer)
+                alike.setdefault(_kind(layer), []).append(layer)
         yield from alike.values()
 
 
-def _given(node: Node) -> dict[str, Any]:
-    return {**dict(zip(_LINEAR, node.args, strict=False)), **node.kwargs}
-
-
 def _layer(node: Node, memory: Memory) -> _Layer:
-    given = _given(node)
+    given = bound(node, _LINEAR)
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     learnt = [y for y in (weight, bias) if y is not None]
     if not all(isinstance(value_of(y), torch.Tensor) for y in (x, node)):
-        raise UnfitError("it, or its input, is no tensor that is known")
+        raise NotApplicable("it, or its input, is no tensor that is known")
     if not all(isinstance(y, Node) and is_parameter(y, memory) for y in learnt):
-        raise UnfitError("its weight or bias is no plain parameter, or is written")
+        raise NotApplicable("its weight or bias is no plain parameter, or is written")
     if value_of(weight).dim() != _MATRIX or any(value_of(y).dim() != 1 for y in learnt[1:]):
-        raise UnfitError("its weight is no matrix, or its bias no vector")
+        raise NotApplicable("its weight is no matrix, or its bias no vector")
     if value_of(weight).shape[0] % EIGHTS:
-        raise UnfitError("its results are not in eights: slices of others would not be aligned")
+        raise NotApplicable("its results are not in eights: slices of others would not be aligned")
     if memory.returned(node):
-        raise UnfitError("the caller gets its result, or a view of it")
+        raise NotApplicable("the caller gets its result, or a view of it")
     if memory.mutated(node):
-        raise UnfitError("its result, or a view of it, may be written")
+        raise NotApplicable("its result, or a view of it, may be written")
     return _Layer(node=node, x=x, weight=weight, bias=bias)
 
 
@@ -165,31 +167,33 @@ def _check_gradients(layer: _Layer, reached: set[Node]) -> None:
     """See to it that the layer is one of inference, or one all of whose parameters are trained."""
     if not value_of(layer.node).requires_grad:
         if torch.is_grad_enabled():
-            raise UnfitError("no gradient of it is wanted, and nothing is hoisted in training")
+            raise NotApplicable("no gradient of it is wanted, and nothing is hoisted in training")
         return
     tensors = [value_of(x) for x in (layer.node, layer.x, *layer.learnt)]
     if not torch.is_grad_enabled():
-        raise UnfitError("its gradient is wanted, and the graph begins where none is recorded")
+        raise NotApplicable("its gradient is wanted, and the graph begins where none is recorded")
     if not all(is_ordinary(x) for x in tensors):
-        raise UnfitError("its tensors are of a subclass")
+        raise NotApplicable("its tensors are of a subclass")
     if not all(value_of(x).requires_grad for x in layer.learnt):
-        raise UnfitError("its weight or bias is frozen: a gradient would be computed needlessly")
+        raise NotApplicable("its weight or bias is frozen: a gradient would be computed needlessly")
     if layer.node not in reached:
-        raise UnfitError("no gradient reaches it: its parameters would get zeros instead of none")
+        raise NotApplicable(
+            "no gradient reaches it: its parameters would get zeros instead of none"
+        )
     other = _other_reader(layer.node)
     if other is not None:
-        raise UnfitError(f"{other.name} reads it: with gradients, one pays where attention does")
+        raise NotApplicable(f"{other.name} reads it: with gradients, one pays where attention does")
 
 
 def _other_reader(node: Node) -> Node | None:
-    """Give what reads a result, or a view of it, and is no attention; None if nothing does."""
+    """Return what reads a result, or a view of it, and is no attention; None if nothing does."""
     views = _views(node) or {node}
     readers = sorted({y for x in views for y in x.users if y not in views})
     return next((x for x in readers if x.target not in _ATTENTION), None)
 
 
 def _reached(graph: Graph) -> set[Node]:
-    """Give the nodes that gradients of the graph's results reach."""
+    """Return the nodes that gradients of the graph's results reach."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output" or node in found:
@@ -216,7 +220,7 @@ def _undisturbed(group: Sequence[_Layer], context: PassContext) -> Iterator[list
     for layer in group:
         reason = _disturbance(run[-1], layer) if run else None
         if reason is not None:
-            context.near.append(NearMiss("merged_linears", layer.node, reason))
+            context.note(layer.node, reason)
             yield run
             run = []
         run.append(layer)
@@ -228,7 +232,7 @@ def _disturbance(one: _Layer, next_one: _Layer) -> str | None:
     while node is not next_one.node:
         if changes_state(node):
             return f"{node.name} changes a mode between it and the one before"
-        if node.target is F.linear and _given(node).get("input") is not one.x:
+        if node.target is F.linear and bound(node, _LINEAR).get("input") is not one.x:
             return f"{node.name} comes before it: the slice would be kept for long"
         if may_write(node):
             found = [storages(x) for x in written(node)]
@@ -238,47 +242,46 @@ def _disturbance(one: _Layer, next_one: _Layer) -> str | None:
     return None
 
 
-def _fitting(run: list[_Layer], context: PassContext) -> list[_Layer]:
+def _fitting(run: list[_Layer], requires: Requires, context: PassContext) -> list[_Layer]:
     """Leave out layers whose readers would not take a slice for the whole.
 
     Raises:
-        UnfitError: those that are left would be slower as one.
+        NotApplicable: those that are left would be slower as one.
     """
     while len(run) > 1:
         if value_of(run[0].node).requires_grad:
+            requires.check(value_of(run[0].node))
             _check_cost(run)
         reasons = [_refusal(x.node, part) for x, part in zip(run, _slices(run), strict=True)]
         if not any(reasons):
             return run
         for layer, reason in zip(run, reasons, strict=True):
             if reason is not None:
-                context.near.append(NearMiss("merged_linears", layer.node, reason))
+                context.note(layer.node, reason)
         run = [x for x, reason in zip(run, reasons, strict=True) if reason is None]
     return []
 
 
 def _check_cost(run: Sequence[_Layer]) -> None:
     """See to it that layers were measured to be faster as one in training."""
-    result, rows = value_of(run[0].node), value_of(run[0].x).shape[:-1]
-    where, copied = result.device.type, sum(value_of(x.weight).numel() for x in run)
-    if where not in DEVICES or _IS_HIP:
-        raise UnfitError(f"it runs on {where}: with gradients it was measured on CUDA")
-    if result.dtype not in DTYPES:
-        raise UnfitError(f"it is of {result.dtype}: with gradients it was measured in 16 bits")
+    rows = value_of(run[0].x).shape[:-1]
+    copied = sum(value_of(x.weight).numel() for x in run)
     if len(run) < LAYERS:
-        raise UnfitError(
+        raise NotApplicable(
             f"{len(run)} layers with gradients: copying their weights costs more than it saves"
         )
     if not all(type(n) is int for n in rows):
-        raise UnfitError("the number of its rows is a symbol: with gradients it depends on that")
+        raise NotApplicable("the number of its rows is a symbol: with gradients it depends on that")
     if not ROWS[0] <= math.prod(rows) <= ROWS[1]:
-        raise UnfitError(f"{math.prod(rows)} rows: with gradients it was not measured on so many")
+        raise NotApplicable(
+            f"{math.prod(rows)} rows: with gradients it was not measured on so many"
+        )
     if copied > COPIED:
-        raise UnfitError(f"weights of {copied} elements: too many to copy them in every call")
+        raise NotApplicable(f"weights of {copied} elements: too many to copy them in every call")
 
 
 def _slices(run: Sequence[_Layer]) -> Sequence[torch.Tensor]:
-    """Give what results would be like as slices of one."""
+    """Return what results would be like as slices of one."""
     first = value_of(run[0].node)
     whole = first.new_empty((*first.shape[:-1], sum(x.size for x in run)))
     whole.requires_grad_(first.requires_grad)  # attention chooses its kernel, and layout, by that
@@ -287,7 +290,7 @@ def _slices(run: Sequence[_Layer]) -> Sequence[torch.Tensor]:
 
 
 def _refusal(node: Node, part: torch.Tensor) -> str | None:
-    """Say why a slice can't stand for a result: a reader sees that; None if none does."""
+    """Return why a slice can't stand for a result: a reader sees that; None if none does."""
     views = _views(node)
     if views is None:
         return "what reads it is not known"
@@ -307,7 +310,7 @@ def _refusal(node: Node, part: torch.Tensor) -> str | None:
 
 
 def _views(node: Node) -> set[Node] | None:
-    """Give a node and what shares its memory; None where that is not known."""
+    """Return a node and what shares its memory; None where that is not known."""
     own, found, waiting = storages(node), {node}, [node]
     while waiting:
         for user in waiting.pop().users:
@@ -333,30 +336,22 @@ def _layouts(value: Any) -> list[Any]:
 # 3. What takes its place
 
 
-def _merged(run: list[_Layer], context: PassContext) -> int:
-    """Make one layer of several; give how many that saves."""
-    try:
-        run = _fitting(run, context)
-    except UnfitError as error:
-        context.near.append(NearMiss("merged_linears", run[0].node, str(error)))
-        return 0
+def _merged(run: list[_Layer]) -> int:
+    """Make one layer of several; return how many that saves."""
     if not run:
         return 0
     place, biases = run[0].node, [x.bias for x in run if x.bias is not None]
-    before, dtype = place.prev, value_of(place).dtype
     weight = _beside([x.weight for x in run], place)
     bias = _beside(biases, place) if biases else None
-    x = cast_before(place, run[0].x, dtype)
+    x = cast_before(place, run[0].x, value_of(place).dtype)
     whole = _call(place, place, F.linear, x, weight, bias)
     if layout(value_of(whole)) != layout(value_of(_slices(run)[0]._base)):  # noqa: SLF001 (the whole)
-        context.near.append(NearMiss("merged_linears", place, "they would be laid out otherwise"))
-        erase_between(before, place)
-        return 0
+        raise NotApplicable("they would be laid out otherwise")
     sizes = [x.size for x in run]
     parts = call_before(place, torch.ops.aten.split_with_sizes.default, whole, sizes, -1)
     own = [call_before(place, operator.getitem, parts, number) for number in range(len(run))]
     for layer, part in zip(run, own, strict=True):
-        exchange(layer.node, part)
+        replace_node(layer.node, part)
     return len(run) - 1
 
 

@@ -1,4 +1,4 @@
-"""A linear layer of one row is a sum over each row of its weight, which Inductor writes by itself.
+"""Compute linear layers of one row as sums, which Inductor writes and fuses by itself.
 
 ::
 
@@ -19,33 +19,27 @@ default, is turned on where all linear layers of a graph are such, and no size i
 the user says otherwise.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.graph.match import NearMiss
-from backbay.graph.put import call_before, cast_before, erase_between, exchange, layout
-from backbay.graph.region import between
+from backbay.graph.rewrite import call_before, cast_before
 from backbay.graph.values import is_ordinary, value_of
-from backbay.kit.passes import PassContext, graph_pass
-from backbay.passes.unfit import UnfitError, must_pay
+from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite
 
-DEVICES = ("cuda",)
-DTYPES = (torch.bfloat16, torch.float16)
 MOST = 2**27
 """Elements of a weight: with more of them, as in a vocabulary's head, Inductor's kernel as it
 configures it without tuning was slower than cuBLAS's, on an H200 (``benchmarks/conditions.py``)."""
 
 _ATEN = torch.ops.aten
-_IS_HIP = torch.version.hip is not None
-_LINEAR = ("input", "weight", "bias")
 _MATRIX = 2
 
 
-@graph_pass(level="torch")
-def one_row_linears(graph_module: GraphModule, context: PassContext) -> int:
+@dataclass(frozen=True, kw_only=True)
+class OneRowLinears(Rewrite[Call]):
     """Compute linear layers of one row as sums, in inference on CUDA, in 16 bits.
 
     ::
@@ -53,80 +47,69 @@ def one_row_linears(graph_module: GraphModule, context: PassContext) -> int:
         before:  F.linear(x, weight)
         after:   (x.float() * weight).sum(-1).to(x.dtype)
     """
-    count = 0
-    for node in graph_module.graph.find_nodes(op="call_function", target=F.linear):
-        given = dict(zip(_LINEAR, node.args, strict=False)) | node.kwargs
-        if not _has_one_row(given):
-            continue
-        try:
-            _check(node, given)
-            inputs = {x for x in given.values() if isinstance(x, Node)}
-            must_pay(context, "one_row_linears", between(node, inputs))
-            _rewrite(node, given)
-        except UnfitError as error:
-            context.near.append(NearMiss("one_row_linears", node, str(error)))
-            continue
-        count += 1
-    if not count:
-        return 0
-    if _is_all(graph_module.graph):
-        context.inductor["combo_kernels"] = True
-    graph_module.recompile()
-    return count
 
-
-def _is_all(graph: Graph) -> bool:
-    """Tell whether no linear layer is left, and no size a symbol, with which it was not tried."""
-    inputs = [value_of(x) for x in graph.find_nodes(op="placeholder")]
-    is_static = not any(isinstance(x, torch.SymInt) for x in inputs)
-    return is_static and not graph.find_nodes(op="call_function", target=F.linear)
-
-
-def _has_one_row(given: dict[str, Any]) -> bool:
-    x = value_of(given["input"])
-    return (
-        isinstance(x, torch.Tensor)
-        and x.dim() > 0
-        and all(type(n) is int and n == 1 for n in x.shape[:-1])
+    summary = "on CUDA, linear layers of one row are sums that Inductor fuses, in inference"
+    requires = Requires(
+        devices=("cuda",),
+        because="it was measured on CUDA",
+        rocm=False,
+        dtypes=(torch.bfloat16, torch.float16),
+        dtypes_because="it was measured in 16 bits",
+        inference=True,
     )
+    targets = (F.linear,)
+    parameters = ("input", "weight", "bias")
+
+    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[Call]:
+        """Yield linear layers of one row."""
+        for call in super().sites(graph_module, context):
+            x = value_of(call.given["input"])
+            if not isinstance(x, torch.Tensor) or x.dim() == 0:
+                continue
+            if all(type(n) is int and n == 1 for n in x.shape[:-1]):
+                yield call
+
+    def replacement(self, site: Call, context: PassContext) -> Node:  # noqa: ARG002 (of those that ask)
+        """Return the sum."""
+        node, result = site.node, value_of(site.node)
+        x, weight, bias = (site.given.get(name) for name in self.parameters)
+        _check(node, weight)
+        assert isinstance(x, Node)
+        assert isinstance(weight, Node)
+        # Under autocast all of them are rounded first. The weight itself is not cast: what only
+        # depends on a parameter may be computed beforehand, and it would be kept in single
+        # precision.
+        x, weight = (cast_before(node, y, result.dtype) for y in (x, weight))
+        row = call_before(node, _ATEN.reshape.default, x, [1, value_of(weight).shape[1]])
+        row = call_before(node, _ATEN._to_copy.default, row, dtype=torch.float32)  # noqa: SLF001 (its name)
+        made = call_before(node, _ATEN.mul.Tensor, row, weight)
+        made = call_before(node, _ATEN.sum.dim_IntList, made, [-1])
+        if isinstance(bias, Node):
+            made = call_before(node, _ATEN.add.Tensor, made, cast_before(node, bias, result.dtype))
+        made = cast_before(node, made, result.dtype)
+        return call_before(node, _ATEN.reshape.default, made, list(result.shape))
+
+    def run(self, graph_module: GraphModule, context: PassContext) -> int:
+        """Rewrite layers; where none is left, have Inductor combine kernels."""
+        count = super().run(graph_module, context)
+        inputs = [value_of(x) for x in graph_module.graph.find_nodes(op="placeholder")]
+        is_static = not any(isinstance(x, torch.SymInt) for x in inputs)  # others were not tried
+        left = graph_module.graph.find_nodes(op="call_function", target=F.linear)
+        if count and is_static and not left:
+            context.inductor["combo_kernels"] = True
+        return count
 
 
-def _check(node: Node, given: dict[str, Any]) -> None:
-    if not all(is_ordinary(value_of(x)) for x in (node, *node.all_input_nodes)):
-        raise UnfitError("its tensors are of a subclass")
-    result, weight = value_of(node), value_of(given["weight"])
-    where = result.device.type
-    if result.requires_grad:
-        raise UnfitError("a gradient is wanted")
-    if where not in DEVICES or _IS_HIP:
-        raise UnfitError(f"it runs on {where}: it was measured on CUDA")
-    if result.dtype not in DTYPES:
-        raise UnfitError(f"it is of {result.dtype}: it was measured in 16 bits")
-    if not all(isinstance(n, int) for n in (*weight.shape, *weight.stride())):
-        raise UnfitError("the size of its weight is a symbol")
-    if weight.dim() != _MATRIX or weight.stride(1) != 1:
-        raise UnfitError("the rows of its weight are not contiguous")
-    if weight.numel() > MOST:
-        raise UnfitError(f"its weight has {weight.numel()} elements: too many to pay")
+one_row_linears = OneRowLinears()
 
 
-def _rewrite(node: Node, given: dict[str, Any]) -> None:
-    before, result = node.prev, value_of(node)
-    x, weight, bias = (given.get(name) for name in _LINEAR)
-    assert isinstance(x, Node)
-    assert isinstance(weight, Node)
-    # Under autocast all of them are rounded first. The weight itself is not cast: what only depends
-    # on a parameter may be computed beforehand, and it would be kept in single precision.
-    x, weight = (cast_before(node, y, result.dtype) for y in (x, weight))
-    row = call_before(node, _ATEN.reshape.default, x, [1, value_of(weight).shape[1]])
-    row = call_before(node, _ATEN._to_copy.default, row, dtype=torch.float32)  # noqa: SLF001 (its name)
-    made = call_before(node, _ATEN.mul.Tensor, row, weight)
-    made = call_before(node, _ATEN.sum.dim_IntList, made, [-1])
-    if isinstance(bias, Node):
-        made = call_before(node, _ATEN.add.Tensor, made, cast_before(node, bias, result.dtype))
-    made = cast_before(node, made, result.dtype)
-    made = call_before(node, _ATEN.reshape.default, made, list(result.shape))
-    if layout(value_of(made)) != layout(result):
-        erase_between(before, node)
-        raise UnfitError("its result would be laid out otherwise")
-    exchange(node, made)
+def _check(node: Node, weight: Node | None) -> None:
+    if not all(is_ordinary(value_of(x)) for x in node.all_input_nodes):
+        raise NotApplicable("its tensors are of a subclass")
+    value = value_of(weight)
+    if not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+        raise NotApplicable("the size of its weight is a symbol")
+    if value.dim() != _MATRIX or value.stride(1) != 1:
+        raise NotApplicable("the rows of its weight are not contiguous")
+    if value.numel() > MOST:
+        raise NotApplicable(f"its weight has {value.numel()} elements: too many to pay")

@@ -1,32 +1,34 @@
-"""What depends on nothing but parameters and buffers is put apart, to be computed once.
+"""Compute what depends on nothing but parameters and buffers once, apart from the graph.
 
 ::
 
     before:  F.conv2d(x, (w - w.mean()) / w.std())
     after:   (standardised,) = self._hoisted(w); F.conv2d(x, standardised)
 
-A backend of the kit takes the call out of the graph, and calls it again only when a parameter has
-changed: see `kit/hoist.py`. Any other just runs it. So a model's weight standardisation, tables of
-relative positions, folded batch norms and merged weights cost a comparison a call.
+The pass has a backend of the kit take the call out of the graph, and call it again only when a
+parameter has changed: see `hoisting`. Any other backend just runs it. So a model's weight
+standardisation, tables of relative positions, folded batch norms and merged weights cost a
+comparison a call.
 
 In inference only. Views stay in the graph; so does what the caller gets or something writes, what
 is random, what stands inside autocast, and what is much larger than that it is made of.
 """
 
+import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from backbay.graph import parameters
-from backbay.graph.aliases import Memory
+from backbay.graph import aliases
+from backbay.graph.aliases import Memory, is_parameter, is_plain
 from backbay.graph.effects import changes_state, is_pure, is_uninitialised
-from backbay.graph.match import NearMiss
-from backbay.graph.parameters import is_parameter, is_plain
 from backbay.graph.values import storages, value_of
-from backbay.kit.hoist import HOISTED, put_call
-from backbay.kit.passes import PassContext, graph_pass
+from backbay.kit.codegen import Codegen
+from backbay.kit.passes import Pass, PassContext
+from backbay.passes.hoisting import HOISTED, compile_apart, put_call
 
 MOST_GROWTH = 2
 """Times the bytes of its parameters that a result may have: a cast from 16 bits to 32 has that."""
@@ -35,8 +37,8 @@ FREE_BYTES = 2**23
 microseconds that one kernel less saves."""
 
 
-@graph_pass(level="torch", sources=(parameters,))
-def parameter_hoist(graph_module: GraphModule, context: PassContext) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ParameterHoist(Pass):
     """Put what only parameters decide into a module, which is called first; in inference.
 
     ::
@@ -44,16 +46,35 @@ def parameter_hoist(graph_module: GraphModule, context: PassContext) -> int:
         before:  x * (1 + w)
         after:   (scale,) = self._hoisted(w); x * scale
     """
-    if torch.is_grad_enabled() or hasattr(graph_module, HOISTED):
-        return 0
-    search = _Search(graph_module.graph)
-    ends = search.ends(context)
-    if not ends:
-        return 0
-    put_call(graph_module, _apart(search, ends), search.sources(ends), ends)
-    _drop_unused(graph_module.graph, search.known)
-    graph_module.recompile()
-    return len(ends)
+
+    summary = (
+        "what only parameters decide is computed once, in inference, and anew when the version of "
+        "one changes; a write through .data changes none and goes unseen"
+    )
+    sources = (aliases,)
+    hoists = True
+
+    def run(self, graph_module: GraphModule, context: PassContext) -> int:
+        """Hoist; return how many results."""
+        if torch.is_grad_enabled() or hasattr(graph_module, HOISTED):
+            return 0
+        context.name, search = context.name or self.name, _Search(graph_module.graph)
+        ends = search.ends(context)
+        if not ends:
+            return 0
+        put_call(graph_module, _apart(search, ends), search.sources(ends), ends)
+        for node in reversed(search.known):
+            if not node.users and node.op != "placeholder":
+                graph_module.graph.erase_node(node)
+        graph_module.recompile()
+        return len(ends)
+
+    def wrap_codegen(self, generate: Codegen) -> Codegen:
+        """Return a code generator that computes what is hoisted beside the graph."""
+        return functools.partial(compile_apart, generate)
+
+
+parameter_hoist = ParameterHoist()
 
 
 class _Search:
@@ -94,7 +115,7 @@ class _Search:
         return all(x in self.known for x in node.all_input_nodes)
 
     def ends(self, context: PassContext) -> list[Node]:
-        """Give the nodes that are computed apart; what is behind them stays in the graph."""
+        """Return the nodes that are computed apart; what is behind them stays in the graph."""
         found = dict[Node, None]()
         waiting = [x for x in self.known if any(y not in self.known for y in x.users)]
         seen = set(waiting)
@@ -105,14 +126,14 @@ class _Search:
                 found[node] = None
                 continue
             if reason:
-                context.near.append(NearMiss("parameter_hoist", node, reason))
+                context.note(node, reason)
             further = [x for x in node.all_input_nodes if x not in seen]
             waiting += further
             seen.update(further)
         return [x for x in self.known if x in found]
 
     def _refusal(self, node: Node) -> str | None:
-        """Say why a node is not computed apart; None if it is, nothing if that is no loss."""
+        """Return why a node is not computed apart; None if it is, nothing if that is no loss."""
         value, made_of = value_of(node), self.known[node]
         if not made_of or not isinstance(value, torch.Tensor) or node in made_of:
             return ""
@@ -126,13 +147,13 @@ class _Search:
         return None
 
     def sources(self, ends: list[Node]) -> list[Node]:
-        """Give the parameters that the ends are made of, in the graph's order."""
+        """Return the parameters that the ends are made of, in the graph's order."""
         used = frozenset().union(*(self.known[x] for x in ends))
         return [x for x in self.known if x in used]
 
 
 def _outside_modes(graph: Graph) -> Iterator[Node]:
-    """Give the nodes that mean the same at the graph's beginning: outside autocast, say."""
+    """Return the nodes that mean the same at the graph's beginning: outside autocast, say."""
     open_modes = 0
     for node in graph.nodes:
         name = getattr(node.target, "__name__", "")
@@ -158,9 +179,3 @@ def _apart(search: _Search, ends: list[Node]) -> GraphModule:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[x] for x in ends))
     return GraphModule(torch.nn.Module(), graph)
-
-
-def _drop_unused(graph: Graph, known: dict[Node, frozenset[Node]]) -> None:
-    for node in reversed(known):
-        if not node.users and node.op != "placeholder":
-            graph.erase_node(node)

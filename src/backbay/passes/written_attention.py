@@ -66,7 +66,7 @@ class Written:
     """All its nodes, the last first."""
 
     @property
-    def place(self) -> Node:
+    def node(self) -> Node:
         """The product with the values."""
         return self.inside[0]
 
@@ -87,7 +87,7 @@ class Written:
 
 
 def written_out(graph_module: GraphModule) -> Iterator[Written]:
-    """Give the attention that is written out in a graph, nothing of which is read elsewhere."""
+    """Return the attention that is written out in a graph, nothing of which is read elsewhere."""
     for node in list(graph_module.graph.nodes):
         for weights, value, order in weighted_of(node):
             found = _read(node, weights, value, order)
@@ -163,7 +163,7 @@ def _product(node: Node, inside: list[Node], changes: list[Node | Fill]) -> _Abo
 
 
 def _factor(node: Node) -> float | None:
-    """Give the number that a node multiplies by; None where it is none."""
+    """Return the number that a node multiplies by; None where it is none."""
     if len(node.args) != _TERMS or node.kwargs:
         return None
     one, other = node.args
@@ -229,7 +229,7 @@ def _is(node: Any, targets: tuple[Any, ...]) -> bool:
 
 
 def _is_cast(node: Any) -> bool:
-    """Tell whether a node gives the same numbers in another floating-point dtype, or in its own."""
+    """Whether a node gives the same numbers in another floating-point dtype, or in its own."""
     if not isinstance(node, Node) or node.op != "call_method" or node.target not in _CASTS:
         return False
     one, other = value_of(node), value_of(_first(node))

@@ -8,11 +8,15 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from backbay.registry.current import current_registry
 from backbay.registry.sharing import CONTRACT
 from backbay.registry.spec import BackendSpec, CompilerFn
 from backbay.registry.target import reference_of
+
+if TYPE_CHECKING:
+    from backbay.registry.registry import Registry
 
 
 class ConfiguredBackend:
@@ -29,6 +33,7 @@ class ConfiguredBackend:
         options: dict[str, Any],
         *,
         restore: Callable[..., "ConfiguredBackend"],
+        registry: "Registry | None" = None,
     ) -> None:
         """Make one.
 
@@ -38,6 +43,7 @@ class ConfiguredBackend:
             mode: as in torch.compile.
             options: likewise.
             restore: the function of a module that unpickling calls, in another process.
+            registry: where a backend that compiles with it looks up its code generator.
         """
         self.spec = spec
         self.mode = mode
@@ -45,6 +51,7 @@ class ConfiguredBackend:
         self._compiler_fn = compiler_fn
         self._restore = restore
         self._call: CompilerFn | None = None
+        self._registry = registry
 
     @property
     def __name__(self) -> str:
@@ -72,7 +79,13 @@ class ConfiguredBackend:
 
     def __call__(self, graph_module: Any, example_inputs: Any, **given: Any) -> Any:
         """Compile a graph with the backend, as torch.compile would with this mode and options."""
-        return self._calling()(graph_module, example_inputs, **given)
+        if self._registry is None:
+            return self._calling()(graph_module, example_inputs, **given)
+        token = current_registry.set(self._registry)
+        try:
+            return self._calling()(graph_module, example_inputs, **given)
+        finally:
+            current_registry.reset(token)
 
     def __getattr__(self, name: str) -> Any:
         # Dynamo asks hasattr(backend, "reset") and the like: the backend's own answer counts.

@@ -193,7 +193,9 @@ class Registry(KnownBackends):
             ConfiguredBackend,
         )
 
-        return ConfiguredBackend(spec, compiler_fn, mode, dict(options), restore=_restored)
+        return ConfiguredBackend(
+            spec, compiler_fn, mode, dict(options), restore=_restored, registry=self
+        )
 
     def _described(self, name: str) -> BackendSpec:
         from backbay.registry.target import parse  # noqa: PLC0415 (as above)

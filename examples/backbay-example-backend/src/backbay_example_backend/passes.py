@@ -10,8 +10,7 @@ ReLU is used elsewhere too, and where something between the two writes to what t
 """
 
 import torch
-from backbay.graph.conditions import is_floating_point
-from backbay.graph.match import Pattern
+from backbay.graph.match import Pattern, is_floating_point
 from backbay.kit.passes import rewrite_pass
 from torch import Tensor
 

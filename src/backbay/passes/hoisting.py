@@ -27,7 +27,7 @@ from torch.fx import GraphModule, Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
-from backbay.graph.put import layout
+from backbay.graph.rewrite import layout
 from backbay.graph.sources import say_sources
 from backbay.graph.values import value_of
 from backbay.kit.codegen import Codegen, Compiled
@@ -97,7 +97,7 @@ def compile_apart(
 
 
 def _without_call(graph_module: GraphModule) -> GraphModule:
-    """Give a graph with the results of the call as inputs, after the others."""
+    """Return a graph with the results of the call as inputs, after the others."""
     graph = copy.deepcopy(graph_module.graph)
     call = next(x for x in graph.nodes if x.target == HOISTED)
     results = {x.args[1]: x for x in call.users}
@@ -129,7 +129,7 @@ def _of_numbers(kept: Tensors) -> Iterator[None]:
 
 
 def _is_seen_to_change(given: Sequence[Any]) -> bool:
-    """Tell whether versions of these are counted: not of tensors of inference, nor of others'."""
+    """Whether versions of these are counted: not of tensors of inference, nor of others'."""
     plain = (torch.Tensor, torch.nn.Parameter)
     return all(type(x) in plain and not x.is_inference() for x in given)
 
@@ -148,7 +148,7 @@ class _State:
         self._held = [x.cdata for x in self._memory]
 
     def holds(self, given: Tensors) -> bool:
-        """Tell whether the tensors, the same objects, are what they were."""
+        """Whether the tensors, the same objects, are what they were."""
         return (
             [x._version for x in given] == self._versions  # noqa: SLF001 (as above)
             and [x.data_ptr() for x in given] == self._addresses
@@ -182,7 +182,7 @@ class _Kept:
         self._lock = threading.Lock()
 
     def among(self, arguments: Sequence[Any]) -> Tensors:
-        """Give what is hoisted, of the parameters among a graph's arguments as they are now."""
+        """Return what is hoisted, of the parameters among a graph's arguments as they are now."""
         given = [arguments[x] for x in self._positions]
         found = self._known.get(tuple(map(id, given)))  # none has the identity of one that is gone
         if found is not None and found.state.holds(given):

@@ -1,4 +1,4 @@
-"""SiLU, spelled out, becomes one operator.
+"""Replace SiLU that is spelled out by one operator.
 
 ::
 
@@ -17,8 +17,7 @@ that of ``silu`` is right.
 import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.graph.conditions import is_floating_point
-from backbay.graph.match import Pattern
+from backbay.graph.match import Pattern, is_floating_point
 from backbay.kit.passes import rewrite_pass
 
 _SPELLINGS = {
@@ -46,6 +45,7 @@ rewrite_silu = rewrite_pass(
         for name, spelling in _SPELLINGS.items()
     ),
     name="rewrite_silu",
+    summary="SiLU that is spelled out is one operator",
 )
 """Turn SiLU that is spelled out into ``torch.nn.functional.silu``; for Dynamo's graph, and with
 ``.at("aten")`` for ATen graphs of inference. (In training the gradient uses ``sigmoid(x)`` too.)"""

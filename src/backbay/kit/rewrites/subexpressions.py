@@ -1,4 +1,4 @@
-"""Equal calls on equal arguments become one.
+"""Merge equal calls on equal arguments.
 
 ::
 
@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from backbay.graph.aliases import Memory
 from backbay.graph.canonical import canonicalise
 from backbay.graph.effects import changes_state, is_pure, is_uninitialised
-from backbay.graph.put import exchange
+from backbay.graph.rewrite import replace_node
 from backbay.graph.values import value_of
 from backbay.kit.passes import graph_pass
 
@@ -64,12 +64,12 @@ def _merged(node: Node, first: Node, memory: Memory) -> bool:
     if memory.returned(node) and memory.returned(first):
         return False
     memory.merge(node, first)
-    exchange(node, first)
+    replace_node(node, first)
     return True
 
 
 def _key(node: Node, memory: Memory) -> Hashable | None:
-    """Give what decides a node's value; nothing where more than its arguments does."""
+    """Return what decides a node's value; nothing where more than its arguments does."""
     if node.op == "get_attr":
         return ("get_attr", node.target)
     if not is_pure(node) or is_uninitialised(node):

@@ -1,4 +1,4 @@
-"""Passes whose gain depends on shapes ask of each place, and leave alone what does not pay."""
+"""Passes whose gain depends on shapes ask at each match site, and leave alone what does not pay."""
 
 import sys
 
@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.testing._internal.two_tensor import TwoTensor
 
-from backbay import passes
+from backbay.backends.optimizing import backbay
 from backbay.graph.region import between, taken_out
 from backbay.kit.passes import PassContext
-from backbay.kit.places import Places
+from backbay.passes.match_sites import MatchSites
 
 N = 8
 
@@ -77,7 +77,7 @@ def written_out():
     return program, (*torch.randn(3, 2, 2, 3, N), torch.randn(3, 3))
 
 
-PLACES = {
+SITES = {
     "eager_convolutions": (convolution, 1),
     "folded_strides": (patches, 1),
     "fused_attention": (written_out, 5),
@@ -86,56 +86,56 @@ PLACES = {
     "one_row_linears": (row, 1),
     "one_token_attention": (token, 7),
 }
-"""Rewrites, to a program with one place, and how many calls it has."""
+"""Rewrites, to a program with one site, and how many calls it has."""
+REWRITES = {x.name: x for x in backbay.passes}
 
 
 @pytest.fixture
-def _anywhere(monkeypatch):
+def _anywhere(lift):
     """Let passes for CUDA rewrite on the CPU, in single precision, and what is small."""
-    changed = {"DEVICES": ("cpu",), "DTYPES": (torch.float32,), "BLOCKS": 1}
-    changed |= {"FEWEST_BLOCKS": {"inference": 1}, "RESULTS_OF_PATCHES": 0}
+    changed = {"BLOCKS": 1, "FEWEST_BLOCKS": {"inference": 1}, "RESULTS_OF_PATCHES": 0}
     changed |= dict.fromkeys(("LAUNCH", "FOLDING"), -(2**20))
-    for name in PLACES:
-        module = sys.modules[f"backbay.passes.{name}"]
-        for constant in changed.keys() & vars(module).keys():
-            monkeypatch.setattr(module, constant, changed[constant])
+    for name in SITES:
+        known = changed.keys() & vars(sys.modules[f"backbay.passes.{name}"]).keys()
+        constants = {x: changed[x] for x in known}
+        lift(REWRITES[name], DEVICES=("cpu",), DTYPES=(torch.float32,), **constants)
 
 
 @pytest.mark.usefixtures("_anywhere")
-@pytest.mark.parametrize("name", PLACES)
-def test_a_place_alone_is_another_than_in_its_graph(look, name):
-    rewrite, (made, calls) = getattr(passes, name), PLACES[name]
+@pytest.mark.parametrize("name", SITES)
+def test_a_site_alone_is_another_than_in_its_graph(look, name):
+    rewrite, (made, calls) = REWRITES[name], SITES[name]
     program, inputs = made()
-    places = Places(keep=True)
-    with torch.no_grad(), places.asked():
+    sites = MatchSites(keep=True)
+    with torch.no_grad(), sites.asked():
         assert look(program, *inputs, passes=[rewrite]).changes[name] == 1
-    (place,) = places.found.values()
-    assert place.rewrite == name
-    assert place.name.partition("@")[0] == name
-    assert sum(n.op.startswith("call") for n in place.region.graph.nodes) == calls
+    (site,) = sites.found.values()
+    assert site.rewrite == name
+    assert site.name.partition("@")[0] == name
+    assert sum(n.op.startswith("call") for n in site.region.graph.nodes) == calls
     with torch.no_grad():
-        assert rewrite.run(place.region, PassContext()) == 1
+        assert rewrite.run(site.region, PassContext()) == 1
 
-    off = Places([place.name])
+    off = MatchSites([site.name])
     with torch.no_grad(), off.asked():
         seen = look(program, *inputs, passes=[rewrite])
     assert not seen.changes.total()
     assert seen.near == ["it was timed here, and is slower than what Inductor makes of it"]
-    with torch.no_grad(), Places([f"{name}@elsewhere"]).asked():
+    with torch.no_grad(), MatchSites([f"{name}@elsewhere"]).asked():
         assert look(program, *inputs, passes=[rewrite]).changes[name] == 1
 
 
 @pytest.mark.usefixtures("_anywhere")
-def test_a_rule_over_a_whole_graph_refuses_a_place_that_is_timed(look, monkeypatch):
+def test_a_rule_over_a_whole_graph_refuses_a_site_that_is_timed(look, monkeypatch):
     program, inputs = normed()
-    places = Places(keep=True)
-    with torch.no_grad(), places.asked():
-        look(program, *inputs, passes=[passes.fused_convolutions])
-    (place,) = places.found.values()
+    sites = MatchSites(keep=True)
+    with torch.no_grad(), sites.asked():
+        look(program, *inputs, passes=[REWRITES["fused_convolutions"]])
+    (site,) = sites.found.values()
     monkeypatch.setattr(sys.modules["backbay.passes.fused_convolutions"], "FOLDING", 2**30)
     with torch.no_grad():
-        assert passes.fused_convolutions.run(place.region, PassContext()) == 0
-        assert passes.fused_convolutions.run(place.region, PassContext(alone=True)) == 1
+        assert REWRITES["fused_convolutions"].run(site.region, PassContext()) == 0
+        assert REWRITES["fused_convolutions"].run(site.region, PassContext(alone=True)) == 1
 
 
 def test_a_part_of_a_graph_has_other_inputs_and_results():
@@ -157,12 +157,12 @@ def test_a_part_of_a_graph_has_other_inputs_and_results():
 
 
 @pytest.mark.usefixtures("_anywhere")
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", SITES)
 def test_a_subclass_is_taken_for_an_ordinary_tensor(look, name):
-    program, inputs = PLACES[name][0]()
+    program, inputs = SITES[name][0]()
     wrapped = [TwoTensor(x.clone(), x.clone()) if x.is_floating_point() else x for x in inputs]
     with torch.no_grad():
-        seen = look(program, *wrapped, passes=[getattr(passes, name)])
+        seen = look(program, *wrapped, passes=[REWRITES[name]])
         expected = program(*inputs)
     assert not seen.changes[name]
     torch.testing.assert_close(seen.result.a, expected)

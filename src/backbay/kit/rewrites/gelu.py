@@ -1,4 +1,4 @@
-"""GELU, spelled out, becomes one operator: the exact form, and the approximation by tanh.
+"""Replace GELU that is spelled out by one operator: the exact form, and the approximation by tanh.
 
 ::
 
@@ -27,8 +27,7 @@ from torch.fx import Graph
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.canonical import canonical_target
-from backbay.graph.conditions import is_floating_point
-from backbay.graph.match import Condition, Pattern
+from backbay.graph.match import Condition, Pattern, is_floating_point
 from backbay.kit.passes import rewrite_pass
 
 _TOLERANCE = 1e-6
@@ -90,7 +89,7 @@ _EXACT = _spellings(torch.erf, list(_ERRORS))
 
 
 def approximate_gelu(*conditions: Condition) -> tuple[Pattern, ...]:
-    """Give the patterns of the approximation by tanh, for where further conditions hold."""
+    """Return the patterns of the approximation by tanh, for where further conditions hold."""
     return tuple(
         Pattern(
             match=x,
@@ -104,7 +103,7 @@ def approximate_gelu(*conditions: Condition) -> tuple[Pattern, ...]:
 
 
 def may_be_approximate(graph: Graph) -> bool:
-    """Tell whether a graph may hold the approximation spelled out; much cheaper than to look."""
+    """Whether a graph may hold the approximation spelled out; much cheaper than to look."""
     return any(canonical_target(x) is torch.tanh for x in graph.nodes)
 
 
@@ -116,6 +115,9 @@ _exact_gelu = functools.partial(
     tolerance=_TOLERANCE,
 )
 rewrite_gelu = rewrite_pass(
-    *approximate_gelu(), *(_exact_gelu(match=x) for x in _EXACT), name="rewrite_gelu"
+    *approximate_gelu(),
+    *(_exact_gelu(match=x) for x in _EXACT),
+    name="rewrite_gelu",
+    summary="GELU that is spelled out is one operator",
 )
 """Turn GELU that is spelled out into ``torch.nn.functional.gelu``; for Dynamo's graph."""

@@ -1,4 +1,4 @@
-"""What only depends on constants is computed once, when the graph is compiled.
+"""Compute what depends on constants only once, when the graph is compiled.
 
 ::
 
@@ -25,9 +25,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from backbay.graph.aliases import Memory
 from backbay.graph.effects import is_pure, is_uninitialised
-from backbay.graph.put import call_before, exchange, hold
+from backbay.graph.rewrite import FROZEN, call_before, hold, replace_node
 from backbay.graph.values import storages, value_of
-from backbay.kit.freeze import FROZEN
 from backbay.kit.passes import graph_pass
 
 MOST_BYTES = 2**20
@@ -97,7 +96,7 @@ def _value(graph_module: GraphModule, node: Node, values: Mapping[Node, Any]) ->
 
 
 def _has_symbols(node: Node) -> bool:
-    """Tell whether the size of a node's value is known only when it runs."""
+    """Whether the size of a node's value is known only when it runs."""
     leaves = pytree.tree_leaves((value_of(node), node.args, node.kwargs))
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     sizes = [y for x in tensors for y in (*x.shape, *x.stride())]
@@ -116,7 +115,7 @@ def _is_small_tensor(value: torch.Tensor) -> bool:
 
 
 def _is_end(node: Node, values: Mapping[Node, Any]) -> bool:
-    """Tell whether a node is the last constant one of its chain, and not the only one."""
+    """Whether a node is the last constant one of its chain, and not the only one."""
     if node.op == "get_attr" or not isinstance(values[node], torch.Tensor):
         return False
     return bool(node.all_input_nodes) and any(user not in values for user in node.users)
@@ -132,12 +131,12 @@ def _folded(graph_module: GraphModule, node: Node, value: torch.Tensor, memory: 
         constant = graph_module.graph.get_attr(hold(graph_module, value, "_folded_"))
     constant.meta = dict(node.meta)
     clone = torch.ops.aten.clone.default if "val" in node.meta else torch.clone
-    exchange(node, call_before(node, clone, constant) if returned else constant)
+    replace_node(node, call_before(node, clone, constant) if returned else constant)
     return True
 
 
 def _is_as_promised(value: torch.Tensor, promised: Any) -> bool:
-    """Tell whether what was computed here is what the graph would give where it runs."""
+    """Whether what was computed here is what the graph would give where it runs."""
     if not isinstance(promised, torch.Tensor) or promised.requires_grad:
         return False
     both = [(x.dtype, x.device, tuple(x.shape), x.stride()) for x in (value, promised)]

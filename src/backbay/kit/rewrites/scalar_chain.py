@@ -1,4 +1,4 @@
-"""Numbers that a tensor meets one after the other are joined, and those that change nothing go.
+"""Fold chains of scalar operations.
 
 ::
 
@@ -35,12 +35,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from backbay.graph.aliases import Memory
 from backbay.graph.canonical import canonicalise, is_number
-from backbay.graph.put import call_before, exchange, same_kind
+from backbay.graph.rewrite import call_before, replace_node, same_kind
 from backbay.graph.values import value_of
-from backbay.kit.passes import PassContext, graph_pass
-
-ALLOW = "allow_reassociation"
-"""The option that permits what rounds otherwise."""
+from backbay.kit.passes import Pass, PassContext, option
 
 Number = int | float
 _ATEN = torch.ops.aten
@@ -82,25 +79,32 @@ class _Step:
     """Whether it was a division, whose reciprocal is rounded."""
 
 
-@graph_pass()
-def fold_scalar_chain(graph_module: GraphModule, context: PassContext) -> int:
+@dataclass(frozen=True, kw_only=True)
+class FoldScalarChain(Pass):
     """Join numbers that a tensor meets in a row, and drop those that change nothing.
 
     ::
 
         before:  y = x * 2; z = y * 4; w = z / 1; return w + v
         after:   z = x * 8; return z + v
-
-    Args:
-        graph_module: of Dynamo, or a functional ATen graph.
-        context: with the option ``allow_reassociation``, what rounds otherwise is folded, too.
     """
-    graph = graph_module.graph
-    respelled = canonicalise(graph)
-    count = _Folding(graph, bool(context.options.get(ALLOW, False))).run()
-    if respelled or count:
-        graph_module.recompile()
-    return count
+
+    allow_reassociation: bool = option(
+        False,  # noqa: FBT003 (the default)
+        "fold chains of numbers also where that rounds otherwise",
+    )
+
+    def run(self, graph_module: GraphModule, context: PassContext) -> int:  # noqa: ARG002 (it has no near misses)
+        """Fold a graph of Dynamo's, or a functional ATen graph."""
+        graph = graph_module.graph
+        respelled = canonicalise(graph)
+        count = _Folding(graph, self.allow_reassociation).run()
+        if respelled or count:
+            graph_module.recompile()
+        return count
+
+
+fold_scalar_chain = FoldScalarChain()
 
 
 class _Folding:
@@ -120,7 +124,7 @@ class _Folding:
         return count + self._dropped(node)
 
     def _joined(self, node: Node) -> Node | None:
-        """Give one node for a step and the step before it; nothing where they can't be joined."""
+        """Return one node for a step and the step before it; nothing where they can't be joined."""
         last = _step(node)
         first = None if last is None else _step(last.source)
         if first is None or last is None or first.kind != last.kind:
@@ -147,7 +151,7 @@ class _Folding:
             self._graph.erase_node(made)
             return None
         self._memory.merge(node, made)
-        exchange(node, made)
+        replace_node(node, made)
         self._graph.erase_node(middle)
         return made
 
@@ -160,13 +164,13 @@ class _Folding:
         if self._memory.mutated(source):
             return 0
         inner = node.args[0]
-        exchange(node, source)
+        replace_node(node, source)
         if isinstance(inner, Node) and inner is not source and not inner.users:
             self._graph.erase_node(inner)  # of two negations, the first
         return 1
 
     def _unchanged(self, node: Node) -> Node | None:
-        """Give the tensor that a node only copies."""
+        """Return the tensor that a node only copies."""
         step = _step(node)
         if step is not None:
             return step.source if self._is_neutral(step) else None
@@ -213,7 +217,7 @@ def _negated(node: Node) -> Node | None:
 
 
 def _dtype_through(*nodes: Node) -> torch.dtype | None:
-    """Give the dtype that tensors share; nothing where one is none, or is no real number."""
+    """Return the dtype that tensors share; nothing where one is none, or is no real number."""
     values = [value_of(x) for x in nodes]
     if not all(isinstance(x, torch.Tensor) for x in values):
         return None
@@ -224,7 +228,7 @@ def _dtype_through(*nodes: Node) -> torch.dtype | None:
 
 
 def _holds(dtype: torch.dtype, first: _Step, last: _Step, number: Number) -> bool:
-    """Tell whether a dtype holds all numbers of a fold, and none of them is lost in it."""
+    """Whether a dtype holds all numbers of a fold, and none of them is lost in it."""
     numbers = (first.number, last.number, number)
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
@@ -255,5 +259,5 @@ def _is_power_of_two(number: Number) -> bool:
 
 
 def _is_read_exactly(*numbers: Number) -> bool:
-    """Tell whether each number fits into a float's mantissa, which the operators compute with."""
+    """Whether each number fits into a float's mantissa, which the operators compute with."""
     return all(abs(x) <= 2**24 for x in (*numbers, math.prod(numbers)))

@@ -1,4 +1,4 @@
-"""Nodes whose value nobody uses go.
+"""Remove dead nodes.
 
 ::
 
@@ -10,9 +10,9 @@ random numbers (the generator must move on), asserts, or changes autocast, gradi
 so do custom and higher-order operators, of which nobody knows. Placeholders stay.
 """
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
-from backbay.graph.effects import is_pure
+from backbay.graph.rewrite import erase_dead
 from backbay.kit.passes import graph_pass
 
 
@@ -25,16 +25,7 @@ def remove_dead_code(graph_module: GraphModule) -> int:
         before:  a = x + 1; y = x.sigmoid(); return y
         after:   y = x.sigmoid(); return y
     """
-    # Not fx's eliminate_dead_code: by itself it takes x.add_(1), F.relu(x, True) and unknown
-    # functions for dead. Told what is not, it still enters submodules with its own notion.
-    dead = [node for node in reversed(graph_module.graph.nodes) if _erased(node)]
-    if dead:
+    count = erase_dead(graph_module.graph)
+    if count:
         graph_module.recompile()
-    return len(dead)
-
-
-def _erased(node: Node) -> bool:
-    if node.users or not is_pure(node):
-        return False
-    node.graph.erase_node(node)
-    return True
+    return count
