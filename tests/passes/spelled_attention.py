@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 import backbay.passes  # noqa: F401 (the pass's module is known by then)
+from backbay.passes.fused_attention import fused_attention
 
 MODULE = sys.modules["backbay.passes.fused_attention"]
 B, H, S, K, D = 2, 4, 8, 12, 16
@@ -14,13 +15,11 @@ INFINITY = float("inf")
 
 
 @pytest.fixture
-def anywhere(monkeypatch):
+def anywhere(lift):
     """Let the pass rewrite on the CPU, in wider dtypes too, and what is short."""
-    monkeypatch.setattr(MODULE, "DEVICES", ("cpu",))
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-    monkeypatch.setattr(MODULE, "DTYPES", dtypes)
-    monkeypatch.setattr(MODULE, "FEWEST_BLOCKS", {"inference": 1, "training": 1})
-    monkeypatch.setattr(MODULE, "BLOCK", 4)
+    fewest = {"inference": 1, "training": 1}
+    lift(fused_attention, DEVICES=("cpu",), DTYPES=dtypes, FEWEST_BLOCKS=fewest, BLOCK=4)
 
 
 def tensors(*, keys=S, dtype=torch.float32, train=False):
