@@ -3,8 +3,8 @@
     python benchmarks/branches.py [1 8 16 24 43] [--target 90]
 
 Each branch multiplies a bfloat16 weight by a factor for each channel, like what folds batch norms
-into convolutions (``backbay/passes/folded_norms.py``). It is compiled for a GPU of NVIDIA's, which
-need not be there, in an empty cache.
+into convolutions (``backbay_optimizer/passes/folded_norms.py``). It is compiled for a GPU of
+NVIDIA's, which need not be there, in an empty cache.
 """
 
 import argparse

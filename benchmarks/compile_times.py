@@ -37,10 +37,10 @@ from typing import Any
 from unittest import mock
 
 import msgspec
-from speed import arms
-from speed.surroundings import device_of, versions
 
 from backbay.timing import stats
+from speed import arms
+from speed.surroundings import device_of, versions
 
 NAMES = ("llama_1b_4l.prefill_4x2k", "bert.infer", "gpt2.train", "resnet50.infer")
 ARMS = (arms.INDUCTOR, arms.OURS)
@@ -152,11 +152,11 @@ def in_child(name: str, arm: str, when: str, folder: str, given: argparse.Namesp
 def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample:
     """Be the child: build, warm the toolchain up, and time the first step."""
     import torch  # noqa: PLC0415 (the parent needs none)
-    from speed.model_cases import built, case  # noqa: PLC0415
     from torch._dynamo.utils import calculate_time_spent, counters  # noqa: PLC0415
 
     from backbay.proof import Step  # noqa: PLC0415
     from backbay.timing.device import synchronize  # noqa: PLC0415
+    from speed.model_cases import built, case  # noqa: PLC0415
 
     model, place = case(name), torch.device(device)
     workload = built(model, size, device=place, seed=0)

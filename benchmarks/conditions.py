@@ -35,6 +35,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+
+from backbay.timing.device import device_name
 from speed.condition_tables.biases import biases
 from speed.condition_tables.caches import one_token
 from speed.condition_tables.convolutions import pointwise
@@ -43,8 +45,6 @@ from speed.condition_tables.rows import one_row
 from speed.condition_tables.stems import patches, stems
 from speed.condition_tables.windows import windows
 from speed.surroundings import versions
-
-from backbay.timing.device import device_name
 
 _ALL = (pointwise, one_token, one_row, windows, biases, stems, patches, merging)
 TABLES = {x.__name__: x for x in _ALL}

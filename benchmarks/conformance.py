@@ -22,11 +22,11 @@ from pathlib import Path
 
 import msgspec
 
-from backbay.conformance import LEVELS, Statement, conform
-from backbay.conformance.merging import brief, explained_anew, merged, renewed
-from backbay.conformance.scoreboard import read, write_page
-from backbay.conformance.statement import text, verdict
-from backbay.conformance.suite import numbered
+from backbay_conformance import LEVELS, Statement, conform
+from backbay_conformance.scoreboard import read, write_page
+from backbay_conformance.statement import text, verdict
+from backbay_conformance.suite import numbered
+from merging import brief, explained_anew, merged, renewed
 
 REFERENCES = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 OURS = (

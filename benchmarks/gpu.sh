@@ -71,7 +71,7 @@ step tests python3 -m pytest -q -n "$workers" --dist load -p no:cacheprovider te
 step sanitize env WORKERS="$workers" bash tools/sanitize_gpu.sh
 step conformance python3 benchmarks/conformance.py backbay inductor --profile quick --device cuda \
   --workers "$workers" --state "$out/conformance_state" --out "$out/conformance" "${until[@]}"
-step calibration python3 -m backbay.proof.calibration --device cuda --seeds 4 --compile inductor
+step calibration python3 benchmarks/calibrate.py --device cuda --seeds 4 --compile inductor
 step list backbay list --all
 race infer hf:llama hf:bert timm:resnet50 "${models[@]}"
 race train hf:llama --train "${models[@]}"

@@ -18,14 +18,14 @@ from typing import Any
 from unittest import mock
 
 import torch
-from speed.cuda_code import calls, code_for_cuda, seconds_to_compile
-from speed.surroundings import versions
 from torch.fx import GraphModule
 
 from backbay.kit.passes import PassContext
-from backbay.passes import folded_norms
-from backbay.passes.fused_convolutions import fused_convolutions
 from backbay.workloads import load
+from backbay_optimizer.passes import folded_norms
+from backbay_optimizer.passes.fused_convolutions import fused_convolutions
+from speed.cuda_code import calls, code_for_cuda, seconds_to_compile
+from speed.surroundings import versions
 
 NAMES = ("timm:resnet18", "timm:resnet50", "timm:mobilenetv3_large_100")
 KINDS = {"triton_": "Triton", "extern_kernels.": "PyTorch", "torch.ops.": "fused"}

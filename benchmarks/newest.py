@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
 from speed import arms, model_table
 from speed.judging import Ratio, best, latest, ratio
 from speed.record import Entry, describe

@@ -18,9 +18,9 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import startup
 import torch
 
+import startup
 from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass
 from backbay.timing import stats

@@ -29,15 +29,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from backbay.session import NoReply
+from backbay.timing import measure
 from speed import arms, judging, pattern_table, requests
 from speed.command import parser_of, write
 from speed.conduct import Conduct, Patience, Unmeasurable
 from speed.record import Entry, Run, State, Where
 from speed.surroundings import device_of, versions
 from speed.turns import Clients, Turns, leave_when_told, work_through
-
-from backbay.session import NoReply
-from backbay.timing import measure
 
 DEFAULT = (
     "eager",

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import startup
-
 from backbay.timing import stats
 
 LISTING = """

@@ -3,7 +3,7 @@
     python examples/tutorial_folding.py
 
 ``x * 2 * 3`` becomes ``x * 6``. Where that would round otherwise, as in ``x * 0.1 * 0.2``, nothing
-is changed. `backbay.passes.fold_scalar_chain` does the same with sums, quotients and more.
+is changed. `backbay.kit.rewrites.scalar_chain` does the same with sums, quotients and more.
 """
 
 import operator

@@ -3,7 +3,8 @@
     python examples/tutorial_gelu.py
 
 A pattern is a function to find and one to put in its place. Methods, operators and functions are
-the same to it, and so is the order of factors. `backbay.passes.rewrite_gelu` has more spellings.
+the same to it, and so is the order of factors. `backbay.kit.rewrites.gelu` has more
+spellings.
 """
 
 import math

@@ -35,7 +35,6 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-from backbay.backends.optimizing import Optimizing
 from backbay.kit import rewrites
 from backbay.kit.backend import Backend
 from backbay.kit.observing import collected
@@ -46,6 +45,7 @@ from backbay.registry import CompilerFn, default_registry
 from backbay.workloads import parse
 from backbay.workloads.loading import load
 from backbay.workloads.timm_models import CrossEntropy
+from backbay_optimizer.backend import Optimizing
 
 WORKLOADS = (
     "decoder",

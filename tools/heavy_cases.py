@@ -1,13 +1,13 @@
 """List the cases of which the ``quick`` profile has only a few: those that take long.
 
-    python tools/heavy_cases.py TABLE.md ... > src/backbay/conformance/heavy.txt
+    python tools/heavy_cases.py TABLE.md ... > src/backbay_conformance/heavy.txt
 
 Puts Inductor through the levels of which ``quick`` has every case, once all of them and once as
 ``quick`` draws them, each with empty caches: what another case has compiled before costs nothing.
 What takes more than a second in either is heavy: that is what compilers of C++ and of Triton take,
 once or more. Not
 in the list is the case that catches a seeded fault first, by any of the tables that
-``backbay.conformance.killing`` wrote.
+``kill_table`` wrote.
 """
 
 import argparse
@@ -16,8 +16,8 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from backbay.conformance import conform
-from backbay.conformance.suite import SHARES
+from backbay_conformance import conform
+from backbay_conformance.suite import SHARES
 
 HEAVY_S = 1.0
 FIRST = frozenset(

@@ -90,7 +90,7 @@ def _compiler(backend: str) -> Any:
     if backend == INDUCTOR:
         return INDUCTOR
     if backend == OURS:  # also where Backbay is on the path and not installed
-        from backbay.backends.optimizing import backbay  # noqa: PLC0415
+        from backbay_optimizer.backend import backbay  # noqa: PLC0415
 
         return backbay
     from backbay.registry import default_registry  # noqa: PLC0415

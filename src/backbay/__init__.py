@@ -36,7 +36,7 @@ _HOME_OF = {
     "unregister_backend": "backbay.registry",
 }
 
-_SUBPACKAGES = ("conformance", "explain", "compile_log", "proof", "race", "registry", "verify")
+_SUBPACKAGES = ("explain", "compile_log", "proof", "race", "registry", "verify")
 
 __all__ = ["__version__", *sorted(_HOME_OF), *_SUBPACKAGES]  # noqa: PLE0604 (every item is a string)
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.utils.checkpoint import checkpoint
 
-from backbay.backends.optimizing import Optimizing
+from backbay_optimizer.backend import Optimizing
 
 LENGTH, VOCABULARY = 8, 32
 

@@ -15,9 +15,9 @@ import torch._dynamo.pgo
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from backbay.backends.optimizing import backbay as optimizing
 from backbay.kit.aot import inductor_patches
-from backbay.passes.masks import constant_masks
+from backbay_optimizer.backend import backbay as optimizing
+from backbay_optimizer.passes.masks import constant_masks
 
 sys.path.insert(0, str(Path(__file__).parent))
 import ordinary

@@ -7,15 +7,17 @@ import torch
 from torch.library import Library
 
 from backbay import compile_log
-from backbay.backends import choices, place_timing, tuning
-from backbay.backends.choices import SiteTiming
-from backbay.backends.optimizing import Optimizing
 from backbay.graph.region import digest
 from backbay.graph.rewrite import call_before, replace_node
 from backbay.graph.values import value_of
 from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass
-from backbay.passes.match_sites import MatchSite, MatchSites
+from backbay_optimizer.backend import Optimizing
+from backbay_optimizer.passes.match_sites import MatchSite, MatchSites
+from backbay_optimizer.tuning import cache as choices
+from backbay_optimizer.tuning import site_timing as place_timing
+from backbay_optimizer.tuning import variants as tuning
+from backbay_optimizer.tuning.cache import SiteTiming
 
 LARGE = 100
 PAUSE_S = 0.003
@@ -214,7 +216,7 @@ def test_nothing_is_taken_out_where_nobody_asks(monkeypatch):
     def refuse(_):
         raise AssertionError("taken out")
 
-    monkeypatch.setattr("backbay.passes.match_sites.taken_out", refuse)
+    monkeypatch.setattr("backbay_optimizer.passes.match_sites.taken_out", refuse)
     with torch.no_grad():
         torch.testing.assert_close(compiled(Swapping(), "cache")(*inputs()), program(*inputs()))
 

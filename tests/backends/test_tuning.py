@@ -8,11 +8,12 @@ import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay import compile_log, explain
-from backbay.backends import choices, tuning
-from backbay.backends.optimizing import Optimizing
-from backbay.backends.optimizing import backbay as optimizing
-from backbay.backends.tuning import ALL, Choosing, chosen, key_of, unsuitable
 from backbay.proof import Workload
+from backbay_optimizer.backend import Optimizing
+from backbay_optimizer.backend import backbay as optimizing
+from backbay_optimizer.tuning import cache as choices
+from backbay_optimizer.tuning import variants as tuning
+from backbay_optimizer.tuning.variants import ALL, Choosing, chosen, key_of, unsuitable
 
 STOCK = ("constant_masks", "early_selection")
 ONE = ("constant_masks",)

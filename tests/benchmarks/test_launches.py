@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 pytest.importorskip("triton")
 
 from backbay.kit.passes import PassContext
-from backbay.passes.fused_convolutions import fused_convolutions
+from backbay_optimizer.passes.fused_convolutions import fused_convolutions
 
 FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 WIDTH = 64

@@ -360,8 +360,8 @@ def test_a_patterns_weights_are_taken_for_inputs(speed, reports):
 
 
 def optimizing_in_eager():
-    from backbay.backends.optimizing import Optimizing
     from backbay.kit.backend import Backend
+    from backbay_optimizer.backend import Optimizing
 
     return type("Eager", (Backend,), {"passes": Optimizing.passes, "codegen": "eager"})()
 

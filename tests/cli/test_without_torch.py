@@ -145,7 +145,7 @@ def test_what_needs_torch_says_in_one_line_what_to_install(run, arguments):
         "backbay.race.run()",
         "backbay.verify.run()",
         "backbay.explain.run()",
-        "backbay.conformance.conform('inductor')",
+        "backbay_conformance.conform('inductor')",
     ],
 )
 def test_python_raises_one_line_that_is_an_import_error_too(run, statement):

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from backbay.conformance.case import Collection
+from backbay_conformance.case import Collection
 
 contract = Collection("contract", "repro")
 

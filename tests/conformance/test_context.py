@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from backbay.conformance import conform
-from backbay.conformance.levels import context
+from backbay_conformance import conform
+from backbay_conformance.levels import context
 
 CASES = list(context.cases("cpu", all_samples=False))
 FEWEST = 95

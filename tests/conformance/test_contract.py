@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
-from backbay.conformance import conform
-from backbay.conformance.levels import contract
+from backbay_conformance import conform
+from backbay_conformance.levels import contract
 
 CASES = list(contract.cases("cpu", all_samples=False))
 THEMES = {
@@ -160,7 +160,7 @@ def test_a_theme_has_no_fault(theme):
 
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 def test_a_shipped_expectation_names_no_case(backend):
-    from backbay.conformance import expecting, suite
+    from backbay_conformance import expecting, suite
 
     known = suite.collected("cpu", [1, 6])
     lines = [x for x in expecting.shipped(backend) if x.startswith(("contract/", "context/"))]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from backbay.conformance import expecting
-from backbay.conformance.record import Result
 from backbay.errors import InputError
+from backbay_conformance import expecting
+from backbay_conformance.record import Result
 
 LINE = (
     '"ops/sin/float32" = {status = "fail_value", reason = "rounds twice", link = "https://x/1"}\n'

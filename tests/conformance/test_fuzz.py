@@ -13,31 +13,31 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbay.conformance.case import Case
-from backbay.conformance.fuzz import known as knowing
-from backbay.conformance.fuzz.building import built, inputs_of
-from backbay.conformance.fuzz.drawing import program as draw
-from backbay.conformance.fuzz.grammar import KINDS
-from backbay.conformance.fuzz.holding import golden_at, hold
-from backbay.conformance.fuzz.metamorphic import TWINS
-from backbay.conformance.fuzz.minimising import minimised
-from backbay.conformance.fuzz.options import choices, drawn
-from backbay.conformance.fuzz.pairing import raise_if_unlike
-from backbay.conformance.fuzz.program import Input, Program, Statement
-from backbay.conformance.fuzz.report import Find, FuzzReport, as_text
-from backbay.conformance.fuzz.repro import repro
-from backbay.conformance.fuzz.run import fuzz, same_find
-from backbay.conformance.fuzz.source import source
-from backbay.conformance.fuzz.triggers import TRIGGERS
-from backbay.conformance.levels import programs as level
-from backbay.conformance.record import FAILURES, Result
-from backbay.conformance.running import run_case
-from backbay.conformance.subject import Subject
 from backbay.errors import InputError
 from backbay.kit import rewrites
 from backbay.kit.backend import Backend
 from backbay.proof import Workload, observe
 from backbay.registry import default_registry
+from backbay_conformance.case import Case
+from backbay_conformance.fuzz import known as knowing
+from backbay_conformance.fuzz.building import built, inputs_of
+from backbay_conformance.fuzz.drawing import program as draw
+from backbay_conformance.fuzz.grammar import KINDS
+from backbay_conformance.fuzz.holding import golden_at, hold
+from backbay_conformance.fuzz.metamorphic import TWINS
+from backbay_conformance.fuzz.minimising import minimised
+from backbay_conformance.fuzz.options import choices, drawn
+from backbay_conformance.fuzz.pairing import raise_if_unlike
+from backbay_conformance.fuzz.program import Input, Program, Statement
+from backbay_conformance.fuzz.report import Find, FuzzReport, as_text
+from backbay_conformance.fuzz.repro import repro
+from backbay_conformance.fuzz.run import fuzz, same_find
+from backbay_conformance.fuzz.source import source
+from backbay_conformance.fuzz.triggers import TRIGGERS
+from backbay_conformance.levels import programs as level
+from backbay_conformance.record import FAILURES, Result
+from backbay_conformance.running import run_case
+from backbay_conformance.subject import Subject
 
 CPU = torch.device("cpu")
 program = functools.cache(draw)
@@ -65,8 +65,8 @@ def test_a_seed_is_another_program_in_another_process(run_python):
     there = run_python(
         """
         import hashlib
-        from backbay.conformance.fuzz.drawing import program
-        from backbay.conformance.fuzz.source import source
+        from backbay_conformance.fuzz.drawing import program
+        from backbay_conformance.fuzz.source import source
         for seed in range(40):
             made = program(seed)
             print(hashlib.sha256(repr((made, source(made))).encode()).hexdigest())

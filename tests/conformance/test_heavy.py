@@ -1,7 +1,7 @@
 import re
 from pathlib import Path
 
-from backbay.conformance.suite import chosen, collected, heavy
+from backbay_conformance.suite import chosen, collected, heavy
 
 TABLES = (
     "docs/faults.md",

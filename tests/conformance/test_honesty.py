@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from backbay.conformance import conform
-from backbay.conformance.levels import honesty
-from backbay.conformance.ownership import Ownership, work_of
+from backbay_conformance import conform
+from backbay_conformance.levels import honesty
+from backbay_conformance.ownership import Ownership, work_of
 
 FEWEST = 28
 OWNED = "static_graph_is_left_to_eager"
@@ -171,7 +171,7 @@ def test_half_of_the_work_counts_as_none():
 
 
 def test_a_variable_that_was_deleted_ends_the_case():
-    from backbay.conformance.watching import is_graph_itself
+    from backbay_conformance.watching import is_graph_itself
 
     def boxed_with_an_empty_cell():
         graph = object()

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from backbay.conformance import conform
-from backbay.conformance.asking import asked
-from backbay.conformance.handler import CaseHandler
-from backbay.conformance.levels import load
-from backbay.conformance.requests import Ready, Run, SuiteSetup
 from backbay.registry import Option, Registry, Traits, default_registry
 from backbay.session import NoReply
+from backbay_conformance import conform
+from backbay_conformance.asking import asked
+from backbay_conformance.handler import CaseHandler
+from backbay_conformance.levels import load
+from backbay_conformance.requests import Ready, Run, SuiteSetup
 
 FEWEST = 30
 

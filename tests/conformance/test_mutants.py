@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from backbay.conformance.mutants.catalog import MUTANTS
-from backbay.conformance.mutants.good import GOOD_TWINS
-from backbay.conformance.mutants.mutant import Mutant, drawn
-from backbay.conformance.running import ran
-from backbay.conformance.subject import Subject
 from backbay.registry.target import parse
+from backbay_conformance.running import ran
+from backbay_conformance.subject import Subject
+from mutants.catalog import MUTANTS
+from mutants.good import GOOD_TWINS
+from mutants.mutant import Mutant, drawn
 
 KILLS = "division_by_zero_kills"
 SHOWN = [x for x in MUTANTS.values() if x.shown_by is not None and x.name != KILLS]
@@ -79,7 +79,7 @@ def test_a_fault_that_is_not_there(mutant: Mutant) -> None:
 def test_a_division_by_zero_that_only_raises(run_python: Any) -> None:
     program = """
         import sys, torch
-        from backbay.conformance import mutants
+        import mutants
         function = torch.compile(lambda x: 1 // x, backend=getattr(mutants, sys.argv[-1]))
         try:
             function(torch.tensor([0, 1]))
@@ -177,14 +177,14 @@ def test_a_draw_that_leaves_a_large_family_out() -> None:
 
 
 def test_two_faults_of_one_name() -> None:
-    from backbay.conformance.mutants import catalog
+    from mutants import catalog
 
     assert len(MUTANTS) == sum(len(catalog._of(x)) for x in catalog.FILES)
 
 
 @pytest.mark.parametrize("name", [*MUTANTS, *GOOD_TWINS])
 def test_a_backend_that_other_processes_do_not_find(name: str) -> None:
-    target = parse(f"backbay.conformance.mutants:{name}")
+    target = parse(f"mutants:{name}")
     assert target is not None
     found = target.load()
     assert getattr(found, "__name__", None) == name
@@ -193,7 +193,7 @@ def test_a_backend_that_other_processes_do_not_find(name: str) -> None:
 
 
 def test_a_name_that_gives_something_else() -> None:
-    from backbay.conformance import mutants
+    import mutants
 
     with pytest.raises(AttributeError, match="no faulty backend 'no_such_fault'"):
         mutants.no_such_fault  # noqa: B018

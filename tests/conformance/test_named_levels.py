@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from backbay.conformance import suite
-from backbay.conformance.case import Case
-from backbay.conformance.fuzz.parts import of_parts, rising
-from backbay.conformance.levels import opinfo, ops, training, varying
-from backbay.conformance.levels.opinfo import Sample
-from backbay.conformance.mutants.catalog import MUTANTS
-from backbay.conformance.mutants.good import GOOD_TWINS
-from backbay.conformance.record import LEVELS
-from backbay.conformance.running import run_case
-from backbay.conformance.subject import Subject
+from backbay_conformance import suite
+from backbay_conformance.case import Case
+from backbay_conformance.fuzz.parts import of_parts, rising
+from backbay_conformance.levels import opinfo, ops, training, varying
+from backbay_conformance.levels.opinfo import Sample
+from backbay_conformance.record import LEVELS
+from backbay_conformance.running import run_case
+from backbay_conformance.subject import Subject
+from mutants.catalog import MUTANTS
+from mutants.good import GOOD_TWINS
 
 CPU = torch.device("cpu")
 CAUGHT = {

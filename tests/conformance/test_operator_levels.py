@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbay.conformance import suite
-from backbay.conformance.record import LEVELS
-from backbay.conformance.running import run_case
-from backbay.conformance.subject import Subject
 from backbay.registry import Traits
+from backbay_conformance import suite
+from backbay_conformance.record import LEVELS
+from backbay_conformance.running import run_case
+from backbay_conformance.subject import Subject
 
 sys.path.insert(0, str(Path(__file__).parent))
 import operator_faults as faults
@@ -107,8 +107,8 @@ def test_an_operator_that_eager_refuses_is_held_against_a_backend():
 
 def test_aot_eager_is_called_wrong():
     """A seeded share of every level; upstream's own faults are in the expectations."""
-    from backbay.conformance import conform
-    from backbay.conformance.record import FAILURES
+    from backbay_conformance import conform
+    from backbay_conformance.record import FAILURES
 
     said = conform(
         "aot_eager",

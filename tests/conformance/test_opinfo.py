@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from backbay.conformance import expecting, suite
-from backbay.conformance.levels import counts, floor, opinfo, sampled
-from backbay.conformance.record import LEVELS
 from backbay.errors import InputError
+from backbay_conformance import expecting, suite
+from backbay_conformance.levels import counts, floor, opinfo, sampled
+from backbay_conformance.record import LEVELS
 
 OF_OPERATORS = ("ops", "dtypes", "training", "shapes", "errors", "properties")
 
@@ -60,7 +60,7 @@ def test_levels_lost_the_greater_part_of_their_cases():
 def test_ids_differ_from_process_to_process():
     ids = "\n".join(_ids("ops", "errors", "properties"))
     program = (
-        "from backbay.conformance import suite; import hashlib;"
+        "from backbay_conformance import suite; import hashlib;"
         "ids = '\\n'.join(suite.collected('cpu', [2, 7, 8]));"
         "print(hashlib.sha256(ids.encode()).hexdigest())"
     )
@@ -114,7 +114,7 @@ def test_a_data_base_of_another_form_is_taken_for_ours(monkeypatch):
 def test_a_missing_package_is_not_named():
     program = (
         "import sys; sys.modules['expecttest'] = None\n"
-        "from backbay.conformance.levels import opinfo\n"
+        "from backbay_conformance.levels import opinfo\n"
         "from backbay.errors import InputError\n"
         "try: opinfo.operators()\n"
         "except InputError as error: print(error)"

@@ -24,7 +24,7 @@ BAD = '''
     def flushing(graph_module, example_inputs):
         return lambda *args: tuple(flushed(x) for x in graph_module(*args))
 '''
-OWN = "from backbay.conformance.test_conformance import *\n"
+OWN = "from backbay_conformance.test_conformance import *\n"
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_an_expectation_of_no_case_passes(pytest_in, tmp_path):
     ],
 )
 def test_a_mistake_is_answered_with_a_traceback(pytest_in, tmp_path, arguments, words):
-    named = ("--pyargs", "backbay.conformance")
+    named = ("--pyargs", "backbay_conformance")
     code, said = pytest_in(tmp_path, *named, *arguments)
     assert code != 0
     assert words in said
@@ -138,7 +138,7 @@ def test_a_mistake_is_answered_with_a_traceback(pytest_in, tmp_path, arguments, 
 
 
 def test_two_workers_run_a_case_twice_or_not_at_all_or_a_known_failure_fails(pytest_in, tmp_path):
-    named = ("--pyargs", "backbay.conformance", "--expectations", "known.toml")
+    named = ("--pyargs", "backbay_conformance", "--expectations", "known.toml")
     options = [f"--{name}={value}" for name, value in STATED.items()]
     chosen = ("-k", "infinity_becomes_nan or subnormal_numbers_are_flushed", "-n", "2")
     code, said = pytest_in(tmp_path, *named, *options, *chosen, lines=KNOWN)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from backbay.conformance import pool
-from backbay.conformance.record import Result
-from backbay.conformance.requests import Ran, Ready, Run, SuiteSetup
 from backbay.errors import InputError
 from backbay.session import Lost, Refused
+from backbay_conformance import pool
+from backbay_conformance.record import Result
+from backbay_conformance.requests import Ran, Ready, Run, SuiteSetup
 
 SETUP = SuiteSetup(backend="tried", device="cpu", seed=0, levels=(1,), profile="full")
 CASES = tuple((f"contract/{x}", 5.0) for x in "abcdef")

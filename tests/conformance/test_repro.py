@@ -11,11 +11,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import repro_cases
-
-from backbay.conformance.record import Result
-from backbay.conformance.repro import Limits, write
-from backbay.conformance.requests import SuiteSetup
 from backbay.session import Session
+from backbay_conformance.record import Result
+from backbay_conformance.repro import Limits, write
+from backbay_conformance.requests import SuiteSetup
 
 HERE = Path(__file__).with_name("repro_cases.py")
 
@@ -24,7 +23,7 @@ class Here:
     """Makes repros of the cases of this folder, in this process."""
 
     def ask(self, request, *, timeout_s):
-        from backbay.conformance.repro.making import made
+        from backbay_conformance.repro.making import made
 
         return made(request)
 
@@ -34,8 +33,8 @@ class Here:
 
 @pytest.fixture(autouse=True)
 def our_cases(monkeypatch):
-    from backbay.conformance import suite
-    from backbay.conformance.repro import capturing
+    from backbay_conformance import suite
+    from backbay_conformance.repro import capturing
 
     def collected(*_, **__):
         return repro_cases.CASES

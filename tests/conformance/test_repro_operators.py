@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbay.conformance.levels import sampled
-from backbay.conformance.record import LEVELS, Result
-from backbay.conformance.repro import write
-from backbay.conformance.repro.making import made
-from backbay.conformance.requests import SuiteSetup
 from backbay.session import Session
+from backbay_conformance.levels import sampled
+from backbay_conformance.record import LEVELS, Result
+from backbay_conformance.repro import write
+from backbay_conformance.repro.making import made
+from backbay_conformance.requests import SuiteSetup
 
 
 class Here:
@@ -48,7 +48,7 @@ def test_an_input_that_must_be_refused_has_no_program(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_memory_that_is_not_shared_has_no_program(tmp_path):
-    backend = "backbay.conformance.mutants:needless_contiguous_copies"
+    backend = "mutants:needless_contiguous_copies"
     repro = written("ops/contiguous/float32", backend, "fail_metadata", tmp_path)
     assert (repro.kind, repro.shown) == ("operator", True), repro.note
 

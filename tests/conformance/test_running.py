@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from backbay import compile_log
-from backbay.conformance.case import Case, Collection, EagerUnstable, Failed, NotRunnable
-from backbay.conformance.running import attributed, is_failure, run_case
-from backbay.conformance.subject import Subject
-from backbay.conformance.watching import is_graph_itself
 from backbay.registry import Traits
 from backbay.rungs import rungs_below
+from backbay_conformance.case import Case, Collection, EagerUnstable, Failed, NotRunnable
+from backbay_conformance.running import attributed, is_failure, run_case
+from backbay_conformance.subject import Subject
+from backbay_conformance.watching import is_graph_itself
 
 
 def interpreted(graph_module, example_inputs, **options):

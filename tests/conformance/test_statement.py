@@ -5,12 +5,12 @@ import json
 import msgspec
 import pytest
 
-from backbay.conformance import scoreboard
-from backbay.conformance.merging import brief, explained_anew, merged, renewed
-from backbay.conformance.record import LEVELS, LevelSummary, Result, Statement
-from backbay.conformance.statement import text, verdict
 from backbay.errors import InputError
 from backbay.race.record import Machine
+from backbay_conformance import scoreboard
+from backbay_conformance.record import LEVELS, LevelSummary, Result, Statement
+from backbay_conformance.statement import text, verdict
+from merging import brief, explained_anew, merged, renewed
 
 MACHINE = Machine(system="Linux", processor="a processor", cores=2, memory_bytes=8, device="cpu")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbay.conformance import expecting
+from backbay_conformance import expecting
 
 ROOT = Path(__file__).parents[2]
 LINES = expecting.shipped("upstream")

@@ -8,7 +8,7 @@ def _fresh(monkeypatch, tmp_path):
     """Know nothing of what an earlier test compiled, or an earlier run timed."""
     import torch
 
-    from backbay.backends.optimizing import backbay
+    from backbay_optimizer.backend import backbay
 
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
     torch.compiler.reset()

@@ -10,11 +10,11 @@ from torch import nn  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from backbay.backends import choices  # noqa: E402
-from backbay.backends.optimizing import backbay  # noqa: E402
-from backbay.kernels import fused_convolution as kernel  # noqa: E402
 from backbay.kit.observing import collected  # noqa: E402
 from backbay.proof import Workload, make_golden, observe  # noqa: E402
+from backbay_optimizer.backend import backbay  # noqa: E402
+from backbay_optimizer.kernels import fused_convolution as kernel  # noqa: E402
+from backbay_optimizer.tuning import cache as choices  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

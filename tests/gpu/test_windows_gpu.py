@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402, N812
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from backbay.backends.optimizing import backbay  # noqa: E402
+from backbay_optimizer.backend import backbay  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.kernels.folded_batch_norm import OPERATOR
+from backbay_optimizer.kernels.folded_batch_norm import OPERATOR
 
 EPS = 1e-3
 CHANNELS = (8, 24)

@@ -210,7 +210,7 @@ def test_a_direct_launch_refuses_gaps(monkeypatch):
 def test_importing_the_kernels_imports_no_triton(run_python):
     program = """
         import sys
-        import backbay.kernels
+        import backbay_optimizer.kernels
         print("torch" in sys.modules, "triton" in sys.modules)
         import backbay.kit.kernels.silu
         print("torch" in sys.modules, "triton" in sys.modules)
@@ -224,10 +224,10 @@ def test_importing_the_kernels_imports_no_triton(run_python):
 
 
 def test_what_the_package_has_not_is_an_attribute_error():
-    import backbay.kernels
+    import backbay_optimizer.kernels
 
     with pytest.raises(AttributeError, match="no attribute 'absent'"):
-        _ = backbay.kernels.absent
+        _ = backbay_optimizer.kernels.absent
     with pytest.raises(AttributeError, match="no attribute 'absent'"):
         _ = module.absent
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbay.kernels.windowed_attention import OPERATOR
+from backbay_optimizer.kernels.windowed_attention import OPERATOR
 
 FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 

@@ -180,7 +180,9 @@ def test_tune_is_taken_and_ignored(names, tmp_path, monkeypatch):
     chained = backbay.compose(*names)
     assert [x.default for x in chained.option_table() if x.name == "tune"] == ["cache"]
     asked = []
-    monkeypatch.setattr("backbay.backends.tuning.key_of", lambda *_: asked.append(1) or "key")
+    monkeypatch.setattr(
+        "backbay_optimizer.tuning.variants.key_of", lambda *_: asked.append(1) or "key"
+    )
     for tune in ("full", "off"):
         torch.compiler.reset()
         run(chained, options={"tune": tune})

@@ -12,8 +12,8 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass
-from backbay.passes import hoisting
-from backbay.passes.parameter_hoist import parameter_hoist
+from backbay_optimizer.passes import hoisting
+from backbay_optimizer.passes.parameter_hoist import parameter_hoist
 
 BUFFER = bytearray(7 * 5 * 4)
 
@@ -344,7 +344,7 @@ def test_another_process_compiles_again_or_has_other_weights(tmp_path, run_pytho
     program = """
     import torch
     from torch._dynamo.utils import counters
-    from backbay.backends.optimizing import backbay
+    from backbay_optimizer.backend import backbay
     from backbay.kit.observing import collected
 
     torch.manual_seed({seed})

@@ -6,10 +6,10 @@ import gc
 import pytest
 import torch
 
-from backbay.backends.optimizing import Optimizing
 from backbay.kit.backend import Backend
 from backbay.kit.observing import collected
 from backbay.kit.rewrites import fold_scalar_chain, rewrite_silu
+from backbay_optimizer.backend import Optimizing
 
 
 class Reports(Backend):

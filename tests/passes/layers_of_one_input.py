@@ -8,16 +8,16 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay import compile_log
-from backbay.backends import tuning
-from backbay.backends.optimizing import Optimizing
-from backbay.passes.merged_linears import merged_linears
-from backbay.passes.parameter_hoist import parameter_hoist
+from backbay_optimizer.backend import Optimizing
+from backbay_optimizer.passes.merged_linears import merged_linears
+from backbay_optimizer.passes.parameter_hoist import parameter_hoist
+from backbay_optimizer.tuning import variants as tuning
 
 BOTH = (merged_linears, parameter_hoist)
 ON = {"parameter_hoist": True}
 B, T, D, H, HD = 2, 5, 16, 4, 8
 WIDE, NARROW = H * HD, 2 * HD
-MODULE = sys.modules["backbay.passes.merged_linears"]
+MODULE = sys.modules["backbay_optimizer.passes.merged_linears"]
 OTHER_READER = MODULE._other_reader
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-import backbay.passes  # noqa: F401 (the pass's module is known by then)
-from backbay.passes.fused_attention import fused_attention
+import backbay_optimizer.passes  # noqa: F401 (the pass's module is known by then)
+from backbay_optimizer.passes.fused_attention import fused_attention
 
-MODULE = sys.modules["backbay.passes.fused_attention"]
+MODULE = sys.modules["backbay_optimizer.passes.fused_attention"]
 B, H, S, K, D = 2, 4, 8, 12, 16
 INFINITY = float("inf")
 

@@ -14,8 +14,8 @@ from backbay.graph.layouts import Layouts
 from backbay.graph.rewrite import replace_node
 from backbay.graph.values import value_of
 from backbay.kit.pipeline import run_passes
-from backbay.passes import attention
-from backbay.passes.masks import constant_masks
+from backbay_optimizer.passes import attention
+from backbay_optimizer.passes.masks import constant_masks
 
 SHAPE = (2, 4, 6, 8)
 

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from backbay import passes
 from backbay.proof import Workload
 from backbay.workloads.decoder import Decoder, DecoderConfig
 from backbay.workloads.decoder_workload import returned_loss
 from backbay.workloads.loading import load
+from backbay_optimizer import passes
 
 BOTH = ("common_subexpressions", "fold_constants", "fold_scalar_chain", "remove_dead_code")
 ALL = [

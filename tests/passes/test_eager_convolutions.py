@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.kernels.convolution import OPERATOR
-from backbay.passes.eager_convolutions import eager_convolutions
 from backbay.proof import Workload
+from backbay_optimizer.kernels.convolution import OPERATOR
+from backbay_optimizer.passes.eager_convolutions import eager_convolutions
 
 K, SIDE = 128, 4
 """A convolution of 147,456 weights and a few thousand activations."""

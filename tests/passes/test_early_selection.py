@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.kit.backend import Backend
-from backbay.passes.early_selection import early_selection
-from backbay.passes.masks import constant_masks
 from backbay.proof import Workload
+from backbay_optimizer.passes.early_selection import early_selection
+from backbay_optimizer.passes.masks import constant_masks
 
 B, S, D, V = 2, 7, 8, 12
 

@@ -9,16 +9,16 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.utils import _pytree as pytree
 
 from backbay.graph.values import evaluated, value_of
-from backbay.kernels.folded_batch_norm import OPERATOR
-from backbay.passes import folded_norms
-from backbay.passes.fused_convolutions import fused_convolutions
+from backbay_optimizer.kernels.folded_batch_norm import OPERATOR
+from backbay_optimizer.passes import folded_norms
+from backbay_optimizer.passes.fused_convolutions import fused_convolutions
 
 K = 8
 
 
 @pytest.fixture(autouse=True)
 def _anywhere(lift, monkeypatch):
-    module = sys.modules["backbay.passes.fused_convolutions"]
+    module = sys.modules["backbay_optimizer.passes.fused_convolutions"]
     lift(fused_convolutions, DEVICES=("cpu",))
     monkeypatch.setattr(module, "LAUNCH", -(2**20))
     monkeypatch.setattr(module, "FOLDING", -(2**20))

@@ -13,12 +13,12 @@ from hypothesis import given as drawn
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.passes.folded_strides import folded_strides
-from backbay.passes.fused_convolutions import fused_convolutions
-from backbay.passes.parameter_hoist import parameter_hoist
 from backbay.proof import Workload
+from backbay_optimizer.passes.folded_strides import folded_strides
+from backbay_optimizer.passes.fused_convolutions import fused_convolutions
+from backbay_optimizer.passes.parameter_hoist import parameter_hoist
 
-MODULE = sys.modules["backbay.passes.folded_strides"]
+MODULE = sys.modules["backbay_optimizer.passes.folded_strides"]
 
 
 @pytest.fixture

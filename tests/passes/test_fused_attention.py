@@ -10,10 +10,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from backbay.kit import passes
-from backbay.passes.fused_attention import fused_attention
-from backbay.passes.masks import constant_masks
-from backbay.passes.windowed_attention import windowed_attention
 from backbay.proof import Workload
+from backbay_optimizer.passes.fused_attention import fused_attention
+from backbay_optimizer.passes.masks import constant_masks
+from backbay_optimizer.passes.windowed_attention import windowed_attention
 
 sys.path.insert(0, str(Path(__file__).parent))
 from spelled_attention import (
@@ -390,7 +390,7 @@ def test_products_that_autocast_casts_are_in_another_dtype(look):
 
 @pytest.mark.usefixtures("anywhere")
 def test_the_option_does_not_switch_it_off(look, reports):
-    from backbay.backends.optimizing import backbay
+    from backbay_optimizer.backend import backbay
 
     for on in (True, False):
         torch.compiler.reset()

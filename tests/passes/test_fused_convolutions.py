@@ -15,12 +15,12 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay.graph import layouts
 from backbay.graph.rewrite import layout
 from backbay.graph.values import value_of
-from backbay.kernels import fused_convolution
-from backbay.kernels.fused_convolution import OPERATOR
 from backbay.kit.backend import Backend
-from backbay.passes.fused_convolutions import fused_convolutions
-from backbay.passes.parameter_hoist import parameter_hoist
 from backbay.proof import Workload
+from backbay_optimizer.kernels import fused_convolution
+from backbay_optimizer.kernels.fused_convolution import OPERATOR
+from backbay_optimizer.passes.fused_convolutions import fused_convolutions
+from backbay_optimizer.passes.parameter_hoist import parameter_hoist
 
 K = 16
 
@@ -28,7 +28,7 @@ K = 16
 @pytest.fixture
 def anywhere(lift, monkeypatch):
     """Let the pass fold on the CPU, and whatever the size."""
-    module = sys.modules["backbay.passes.fused_convolutions"]
+    module = sys.modules["backbay_optimizer.passes.fused_convolutions"]
     lift(fused_convolutions, DEVICES=("cpu",))
     monkeypatch.setattr(module, "LAUNCH", -(2**20))
     monkeypatch.setattr(module, "FOLDING", -(2**20))
@@ -296,7 +296,7 @@ def test_a_symbolic_batch_hinders_what_costs_nothing_or_is_folded_blindly(look, 
 
 
 def test_folding_a_small_batch_pays(look, given, lift, monkeypatch):
-    module = sys.modules["backbay.passes.fused_convolutions"]
+    module = sys.modules["backbay_optimizer.passes.fused_convolutions"]
     lift(fused_convolutions, DEVICES=("cpu",))
     monkeypatch.setattr(module, "LAUNCH", 1000)  # there are 1120 results
     seen = look(FUSED["a batch norm"], *given, passes=[fused_convolutions])
@@ -326,7 +326,7 @@ def test_the_price_of_all_foldings_is_paid_for_one(look, given, monkeypatch, nam
     x, w, *others = given
     w = channels_last(w[..., :1, :1])
     spare = x.numel() - w.numel()
-    module, hoisted = sys.modules["backbay.passes.fused_convolutions"], hoists.hoists
+    module, hoisted = sys.modules["backbay_optimizer.passes.fused_convolutions"], hoists.hoists
     monkeypatch.setattr(module, "FOLDING", spare + 1)
     passes = [fused_convolutions, hoists]
     seen = look(program, x, w, *others, passes=passes)

@@ -16,9 +16,9 @@ from backbay.kit import passes
 from backbay.kit.observing import verified
 from backbay.kit.passes import PassContext
 from backbay.kit.rewrites import gelu
-from backbay.passes.linear_epilogues import linear_epilogues
-from backbay.passes.match_sites import MatchSites
 from backbay.proof import Workload
+from backbay_optimizer.passes.linear_epilogues import linear_epilogues
+from backbay_optimizer.passes.match_sites import MatchSites
 
 B, T, D, N = 2, 3, 8, 16
 OPERATOR = torch.ops.aten._addmm_activation.default
@@ -365,7 +365,7 @@ def test_gelu_is_searched_for_in_a_graph_without_tanh(look, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("searched for")
 
-    module = sys.modules["backbay.passes.linear_epilogues"]
+    module = sys.modules["backbay_optimizer.passes.linear_epilogues"]
     monkeypatch.setattr(module, "rewrite_pass", refuse)
     seen = look(FUSED["ReLU"], *tensors(), passes=[linear_epilogues])
     assert seen.changes["linear_epilogues"] == 1

@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.testing._internal.two_tensor import TwoTensor
 
-from backbay.backends.optimizing import backbay
 from backbay.graph.region import between, taken_out
 from backbay.kit.passes import PassContext
-from backbay.passes.match_sites import MatchSites
+from backbay_optimizer.backend import backbay
+from backbay_optimizer.passes.match_sites import MatchSites
 
 N = 8
 
@@ -96,7 +96,7 @@ def _anywhere(lift):
     changed = {"BLOCKS": 1, "FEWEST_BLOCKS": {"inference": 1}, "RESULTS_OF_PATCHES": 0}
     changed |= dict.fromkeys(("LAUNCH", "FOLDING"), -(2**20))
     for name in SITES:
-        known = changed.keys() & vars(sys.modules[f"backbay.passes.{name}"]).keys()
+        known = changed.keys() & vars(sys.modules[f"backbay_optimizer.passes.{name}"]).keys()
         constants = {x: changed[x] for x in known}
         lift(REWRITES[name], DEVICES=("cpu",), DTYPES=(torch.float32,), **constants)
 
@@ -132,7 +132,9 @@ def test_a_rule_over_a_whole_graph_refuses_a_site_that_is_timed(look, monkeypatc
     with torch.no_grad(), sites.asked():
         look(program, *inputs, passes=[REWRITES["fused_convolutions"]])
     (site,) = sites.found.values()
-    monkeypatch.setattr(sys.modules["backbay.passes.fused_convolutions"], "FOLDING", 2**30)
+    monkeypatch.setattr(
+        sys.modules["backbay_optimizer.passes.fused_convolutions"], "FOLDING", 2**30
+    )
     with torch.no_grad():
         assert REWRITES["fused_convolutions"].run(site.region, PassContext()) == 0
         assert REWRITES["fused_convolutions"].run(site.region, PassContext(alone=True)) == 1

@@ -10,10 +10,10 @@ from torch._dynamo.utils import counters
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay import compile_log, explain
-from backbay.backends.optimizing import backbay as optimizing
 from backbay.kit.observing import verified
-from backbay.passes.merged_linears import merged_linears
 from backbay.proof import Workload
+from backbay_optimizer.backend import backbay as optimizing
+from backbay_optimizer.passes.merged_linears import merged_linears
 
 sys.path.insert(0, str(Path(__file__).parent))
 from layers_of_one_input import (

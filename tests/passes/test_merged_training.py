@@ -10,8 +10,8 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.testing._internal.two_tensor import TwoTensor
 
 from backbay.kit.observing import verified
-from backbay.passes.merged_linears import merged_linears
 from backbay.proof import Workload
+from backbay_optimizer.passes.merged_linears import merged_linears
 
 sys.path.insert(0, str(Path(__file__).parent))
 from layers_of_one_input import (

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.passes.early_selection import early_selection
-from backbay.passes.linear_epilogues import linear_epilogues
-from backbay.passes.one_row_linears import one_row_linears
-from backbay.passes.parameter_hoist import parameter_hoist
 from backbay.proof import Workload
+from backbay_optimizer.passes.early_selection import early_selection
+from backbay_optimizer.passes.linear_epilogues import linear_epilogues
+from backbay_optimizer.passes.one_row_linears import one_row_linears
+from backbay_optimizer.passes.parameter_hoist import parameter_hoist
 
 D, N = 24, 16
-MODULE = sys.modules["backbay.passes.one_row_linears"]
+MODULE = sys.modules["backbay_optimizer.passes.one_row_linears"]
 
 
 @pytest.fixture

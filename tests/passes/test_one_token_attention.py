@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.passes.one_token_attention import one_token_attention
 from backbay.proof import Workload
+from backbay_optimizer.passes.one_token_attention import one_token_attention
 
 B, HEADS, SHARED, S, D = 2, 6, 2, 7, 8
 
@@ -15,7 +15,7 @@ B, HEADS, SHARED, S, D = 2, 6, 2, 7, 8
 @pytest.fixture
 def anywhere(lift, monkeypatch):
     """Let the pass rewrite on the CPU, in single precision too, and few heads."""
-    module = sys.modules["backbay.passes.one_token_attention"]
+    module = sys.modules["backbay_optimizer.passes.one_token_attention"]
     lift(one_token_attention, DEVICES=("cpu",))
     lift(one_token_attention, DTYPES=(torch.float32, torch.bfloat16))
     monkeypatch.setattr(module, "BLOCKS", B * SHARED)

@@ -7,8 +7,8 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.testing._internal.two_tensor import TwoTensor
 
 from backbay.kit.observing import verified
-from backbay.passes.parameter_hoist import parameter_hoist
 from backbay.proof import Workload
+from backbay_optimizer.passes.parameter_hoist import parameter_hoist
 
 D = 7
 

@@ -10,14 +10,14 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from backbay.passes import mask_kinds
-from backbay.passes.early_selection import early_selection
-from backbay.passes.mask_kinds import Window, kind_of
-from backbay.passes.masks import constant_masks
-from backbay.passes.windowed_attention import windowed_attention
 from backbay.proof import Workload
+from backbay_optimizer.passes import mask_kinds
+from backbay_optimizer.passes.early_selection import early_selection
+from backbay_optimizer.passes.mask_kinds import Window, kind_of
+from backbay_optimizer.passes.masks import constant_masks
+from backbay_optimizer.passes.windowed_attention import windowed_attention
 
-MODULE = sys.modules["backbay.passes.windowed_attention"]
+MODULE = sys.modules["backbay_optimizer.passes.windowed_attention"]
 S, K = 8, 11
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings, strategies
 from hypothesis import given as drawn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.passes.fused_attention import fused_attention
+from backbay_optimizer.passes.fused_attention import fused_attention
 
 sys.path.insert(0, str(Path(__file__).parent))
 from spelled_attention import (

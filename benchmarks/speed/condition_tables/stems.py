@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from backbay.kit.backend import Backend
-from backbay.passes.folded_strides import folded_strides
+from backbay_optimizer.passes.folded_strides import folded_strides
 from speed.condition_tables.timing import compared, micros, normal, row, trained
 
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}

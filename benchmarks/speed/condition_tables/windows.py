@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from backbay.kernels.windowed_attention import OPERATOR as WINDOWED
-from backbay.passes.mask_kinds import Window
-from backbay.passes.windowed_attention import blocks
+from backbay_optimizer.kernels.windowed_attention import OPERATOR as WINDOWED
+from backbay_optimizer.passes.mask_kinds import Window
+from backbay_optimizer.passes.windowed_attention import blocks
 from speed.condition_tables.timing import Call, micros, normal
 from speed.pattern_cases.attention import repeated
 

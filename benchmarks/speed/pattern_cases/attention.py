@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from backbay.kernels.windowed_attention import OPERATOR as WINDOWED
+from backbay_optimizer.kernels.windowed_attention import OPERATOR as WINDOWED
 from speed.pattern_cases.program import Make, Pattern, Program, leaf, normal
 
 attention = F.scaled_dot_product_attention

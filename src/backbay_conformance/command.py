@@ -1,0 +1,194 @@
+"""``backbay conform``: is a backend right, level by level."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from backbay.cli.names import complete
+from backbay.cli.output import write
+from backbay.dependencies import check_installed
+from backbay_conformance import Profile, Result, Statement, conform
+
+if TYPE_CHECKING:
+    from backbay_conformance.fuzz.report import FuzzReport
+
+_EXAMPLES = """
+\b
+Examples:
+  backbay conform aot_eager
+  backbay conform my_backend.py:compile --level load --level contract
+  backbay conform my_backend --profile full --expectations conformance.toml --json full.json
+  backbay conform inductor --case 'ops/linalg.*' --html ops.html --beside aot_eager.json
+  backbay conform my_backend --fuzz 600 --repros finds/
+"""
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command("conform", epilog=_EXAMPLES)
+@click.argument("backend", required=False, shell_complete=complete)
+@click.option("--profile", type=click.Choice(get_args(Profile)), default="quick",
+              show_default=True, help="A share of each level, or all of it.")  # fmt: skip
+@click.option("--level", "levels", multiple=True, help="Name, number, or 0-3; may be repeated.")
+@click.option("--case", "only", multiple=True, metavar="PATTERN",
+              help="Cases by id, as in a shell; may be repeated.")  # fmt: skip
+@click.option("--all-samples", is_flag=True, help="Every sample input of each operator.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--workers", type=click.IntRange(min=1),
+              help="Processes side by side.  [default: one for each core]")  # fmt: skip
+@click.option("--expectations", type=_FILE, help="The failures that are known, and why.")
+@click.option("--collect", is_flag=True, help="Write the expectations file anew.")
+@click.option("--json", "json_path", type=_FILE,
+              help="Write the statement as JSON; - for standard output.")  # fmt: skip
+@click.option("--html", "html_path", type=_FILE, help="Write one self-contained HTML page.")
+@click.option("--beside", type=_FILE, multiple=True,
+              help="A statement's JSON, to stand on the page too; may be repeated.")  # fmt: skip
+@click.option("--repros", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+              help="Write each failure as one short file of plain torch.")  # fmt: skip
+@click.option("--fuzz", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+              help="Random programs instead of the suite; --seed is the first.")  # fmt: skip
+def command(
+    *,
+    backend: str | None,
+    profile: Profile,
+    levels: tuple[str, ...],
+    only: tuple[str, ...],
+    all_samples: bool,
+    device: str | None,
+    seed: int,
+    workers: int | None,
+    expectations: Path | None,
+    collect: bool,
+    json_path: Path | None,
+    html_path: Path | None,
+    beside: tuple[Path, ...],
+    repros: Path | None,
+    seconds: float | None,
+) -> None:
+    """Put BACKEND through graded levels of cases, each held against eager and float64 truth.
+
+    BACKEND is a registered name, module:function or file.py:function. Failures that torch's own
+    aot_eager or eager show too are called upstream, and not held against it. Without BACKEND, only
+    the page of the statements named by --beside is made.
+
+    Exit code 1: something is held against the backend.
+    """
+    check_installed("backbay conform")
+    sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
+    if collect and expectations is None:
+        raise click.UsageError("--collect writes the file that --expectations names: give one")
+    others = _read(beside)
+    if backend is None:
+        if html_path is None or not others:
+            raise click.UsageError("name a BACKEND, or statements with --beside and a page --html")
+        _page(others)(html_path)
+        return
+    if seconds is not None:
+        with _progress() as tell:
+            report = _fuzzed(
+                backend, seconds=seconds, seed=seed, device=device, workers=workers, tell=tell
+            )
+        _write_finds(report, json_path, repros)
+        return
+    with _progress() as tell:
+        statement = conform(
+            backend,
+            profile=profile,
+            levels=levels or None,
+            only=only,
+            all_samples=all_samples,
+            device=device,
+            seed=seed,
+            workers=workers,
+            expectations=expectations,
+            collect=collect,
+            tell=tell,
+        )
+    _write(statement, json_path, html_path, others)
+    if repros is not None:
+        _write_repros(statement, repros)
+    if not statement.passed:
+        sys.exit(1)
+
+
+def _read(paths: tuple[Path, ...]) -> list[Statement]:
+    from backbay_conformance.scoreboard import read  # noqa: PLC0415 (jinja2: only for a page)
+
+    return [read(x) for x in paths] if paths else []
+
+
+def _page(statements: list[Statement]) -> Callable[[Path], None]:
+    def write_it(path: Path) -> None:
+        from backbay_conformance.scoreboard import write_page  # noqa: PLC0415 (as above)
+
+        write_page(statements, path)
+
+    return write_it
+
+
+def _write(
+    statement: Statement, json_path: Path | None, html_path: Path | None, others: list[Statement]
+) -> None:
+    from rich.text import Text  # noqa: PLC0415 (rich is loaded to draw only)
+
+    from backbay_conformance.statement import text  # noqa: PLC0415 (with it)
+
+    page = (html_path, _page([statement, *others])) if html_path is not None else None
+    write(statement, Text(text(statement).rstrip()), json_path, page)
+
+
+def _write_repros(statement: Statement, folder: Path) -> None:
+    from backbay_conformance.repro import Repro, write  # noqa: PLC0415 (only where asked for)
+
+    def tell(repro: Repro) -> None:
+        said = f" ({repro.note})" if repro.note else ""
+        click.echo(f"repro: {repro.path or repro.case}{said}", err=True)
+
+    write(statement, folder, tell=tell)
+
+
+def _fuzzed(backend: str, *, seed: int, **how: Any) -> "FuzzReport":
+    from backbay_conformance.fuzz.run import FIRST, fuzz  # noqa: PLC0415 (only where asked for)
+
+    return fuzz(backend, seed=seed or FIRST, **how)
+
+
+def _write_finds(report: "FuzzReport", json_path: Path | None, folder: Path | None) -> None:
+    from rich.text import Text  # noqa: PLC0415 (rich is loaded to draw only)
+
+    from backbay_conformance.fuzz.report import as_text  # noqa: PLC0415 (only where asked for)
+
+    write(report, Text(as_text(report).rstrip()), json_path, None)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for find in report.finds:
+            path = folder / f"{find.standing}_{find.seeds[0]}.py"
+            path.write_text(find.repro, encoding="utf-8")
+            click.echo(f"repro: {path}", err=True)
+    if not report.passed:
+        sys.exit(1)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[Result], None]]:
+    """Give a function that shows each result: live on a terminal, failures alone elsewhere."""
+    from rich.console import Console  # noqa: PLC0415 (rich is loaded to draw only)
+
+    console = Console(stderr=True, highlight=False)
+    count = failed = 0
+    with contextlib.ExitStack() as stack:
+        status = stack.enter_context(console.status("starting")) if console.is_terminal else None
+
+        def tell(result: Result) -> None:
+            nonlocal count, failed
+            count, failed = count + 1, failed + result.failed
+            if status is not None:
+                status.update(f"{count} cases, {failed} failed · {result.id}")
+            elif result.failed:
+                console.print(f"{result.status}  {result.id}", markup=False)
+
+        yield tell

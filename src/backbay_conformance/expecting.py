@@ -1,0 +1,211 @@
+"""The expectations file: which failures a backend's authors know of, and why.
+
+One line a case, sorted, so that git merges it::
+
+    "ops/linalg.pinv/complex64" = {status = "upstream", reason = "...", link = "https://..."}
+
+A line may name a ``device`` and, as a specifier, the versions of ``torch`` that it is about. It is
+strict both ways: a failure that no line names is a failure, and so is a line that is not true.
+"""
+
+import json
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from backbay.errors import InputError
+from backbay_conformance.record import FAILURES, LEVELS, Result, Status
+
+_HEAD = """\
+# What `backbay conform` is expected to find: id = {status, reason, link}. A line that is no longer
+# true fails the run. `backbay conform NAME --collect` writes this file anew and keeps the reasons.
+"""
+EXPLICABLE: frozenset[Status] = FAILURES | {"upstream", "eager_unstable", "not_runnable"}
+"""Statuses that a line may name."""
+
+
+class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line."""
+
+    status: Status
+    reason: str
+    """Why; never empty."""
+    link: str = ""
+    """An issue, where there is one."""
+    repro: str = ""
+    """A program that shows it, where there is one: its path in the repository of the file."""
+    device: str | None = None
+    """The device type that the line is about; any where None."""
+    torch: str | None = None
+    """Versions of torch that it is about, as a specifier; any where None."""
+
+    def applies(self, device: str, torch: str) -> bool:
+        """Whether the line speaks of this device type and version of torch."""
+        if self.device is not None and self.device != device:
+            return False
+        return self.torch is None or SpecifierSet(self.torch).contains(torch, prereleases=True)
+
+    def __str__(self) -> str:
+        """Return the reason, with its link."""
+        return f"{self.reason} ({self.link})" if self.link else self.reason
+
+
+Expectations = Mapping[str, Expectation]
+
+
+def read(path: Path) -> dict[str, Expectation]:
+    """Read a file.
+
+    Raises:
+        InputError: there is none, or it cannot be understood; the message names the line's id.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise InputError(
+            f"the expectations file {path} cannot be read: {error.strerror}"
+        ) from error
+
+
+def parse(text: str, where: str) -> dict[str, Expectation]:
+    """Understand the text of a file; see `read`."""
+    try:
+        lines = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where} is not TOML: {error}") from error
+    return {case_id: _understood(case_id, line, where) for case_id, line in lines.items()}
+
+
+def _understood(case_id: str, line: object, where: str) -> Expectation:
+    try:
+        known = msgspec.convert(line, Expectation)
+        SpecifierSet(known.torch or "")
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where}, {case_id}: {error}") from error
+    except InvalidSpecifier as error:
+        raise InputError(f"{where}, {case_id}: torch = {error}") from error
+    if not known.reason.strip():
+        raise InputError(f"{where}, {case_id}: a reason is compulsory")
+    if known.status not in EXPLICABLE:
+        names = ", ".join(x for x in get_args(Status) if x in EXPLICABLE)
+        raise InputError(
+            f"{where}, {case_id}: status {known.status!r} needs no line; choose {names}"
+        )
+    return known
+
+
+def shipped(backend: str) -> dict[str, Expectation]:
+    """Return what is known of torch itself: of every backend's lower rungs, and of this backend."""
+    folder = files("backbay_conformance") / "expectations"
+    known: dict[str, Expectation] = {}
+    for name in ("upstream", backend):
+        file = folder / f"{name}.toml"
+        if name.isidentifier() and file.is_file():
+            known |= parse(file.read_text(encoding="utf-8"), f"expectations/{name}.toml")
+    return known
+
+
+def explained(
+    results: Iterable[Result],
+    known: Expectations,
+    *,
+    device: str,
+    torch: str,
+    is_torchs: bool = False,
+) -> list[Result]:
+    """Return the results, those that a line expects with its reason.
+
+    Args:
+        results: of a run.
+        known: lines by the case's id.
+        device: the device type.
+        torch: its version.
+        is_torchs: whether the backend is torch's own. Torch's fault is then the backend's, and a
+            line that calls it ``upstream`` explains it.
+    """
+    return [
+        msgspec.structs.replace(x, expected=str(line))
+        if (line := known.get(x.id)) is not None
+        and line.applies(device, torch)
+        and (line.status == x.status or (is_torchs and _is_torchs_fault(x, line)))
+        else x
+        for x in results
+    ]
+
+
+def _is_torchs_fault(result: Result, line: Expectation) -> bool:
+    return line.status == "upstream" and result.status in FAILURES
+
+
+def stale(
+    results: Sequence[Result],
+    lines: Expectations,
+    *,
+    known: Collection[str],
+    levels: Collection[int],
+    device: str,
+    torch: str,
+) -> list[str]:
+    """Return which lines are not true, one sentence each, which names what to do.
+
+    Args:
+        results: of the cases that were run.
+        lines: of the backend's own file.
+        known: ids of all cases of the levels that were run.
+        levels: their numbers; of others nothing is known.
+        device: the device type.
+        torch: its version.
+    """
+    got = {x.id: x for x in results}
+    wrong = []
+    for case_id, line in sorted(lines.items()):
+        if not line.applies(device, torch) or _level(case_id) not in {*levels, None}:
+            continue
+        if case_id not in known:
+            wrong.append(f"{case_id}: no case is called so; delete the line")
+        elif case_id in got and got[case_id].status != line.status:
+            status = got[case_id].status
+            todo = "delete the line" if status == "pass" else "mend it, or change the line"
+            wrong.append(f"{case_id}: expected {line.status}, is {status}; {todo}")
+    return wrong
+
+
+def _level(case_id: str) -> int | None:
+    name = case_id.partition("/")[0]
+    return LEVELS.index(name) if name in LEVELS else None
+
+
+def collected(
+    results: Sequence[Result], lines: Expectations, *, device: str, torch: str
+) -> dict[str, Expectation]:
+    """Return the lines that make a run true: of what failed, with the reasons that were there."""
+    untouched = {x: line for x, line in lines.items() if not line.applies(device, torch)}
+    ran = {x.id for x in results}
+    kept = {x: line for x, line in lines.items() if x not in ran} | untouched
+    for result in results:
+        if result.status not in FAILURES:
+            continue
+        old = lines.get(result.id)
+        same = old is not None and old.status == result.status
+        reason = result.reason or "no reason was given"
+        kept[result.id] = (
+            old if old is not None and same else Expectation(status=result.status, reason=reason)
+        )
+    return kept
+
+
+def text(lines: Expectations) -> str:
+    """Return the text of a file, its lines sorted."""
+    return _HEAD + "".join(f"{_line(x, lines[x])}\n" for x in sorted(lines))
+
+
+def _line(case_id: str, line: Expectation) -> str:
+    given = {name: getattr(line, name) for name in line.__struct_fields__ if getattr(line, name)}
+    # A JSON string is a TOML string.
+    inside = ", ".join(f"{x} = {json.dumps(value)}" for x, value in given.items())
+    return f"{json.dumps(case_id)} = {{{inside}}}"

@@ -1,0 +1,229 @@
+"""Runs random programs on a backend until the clock says stop, and makes what fails small.
+
+Programs run in child processes: a crash and a hang are finds. No torch in this process.
+"""
+
+import itertools
+import queue
+import re
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from backbay.registry import Registry, default_registry
+from backbay_conformance import pool
+from backbay_conformance.fuzz import known as knowing
+from backbay_conformance.fuzz.minimising import minimised
+from backbay_conformance.fuzz.program import Program
+from backbay_conformance.fuzz.report import Find, FuzzReport, Standing
+from backbay_conformance.fuzz.repro import repro
+from backbay_conformance.record import FAILURES, LEVELS, Result, Status
+from backbay_conformance.requests import Show, Shown, SuiteSetup
+
+FIRST = 1_000_000
+"""The first seed of a run: those of the suite's own programs begin at 0."""
+PROGRAM_S = 300.0
+"""Time for one program; what takes longer hangs."""
+MINIMISING_S = 60.0
+RUNS = 60
+"""Time and compilations that making one find small may take."""
+FINDS = 25
+"""So many different finds are made small; a backend that fails everything fails alike."""
+
+Tell = Callable[[Result], None]
+
+_DETAIL = re.compile(r" overall| Exception raised from| \(most recent call")
+"""What follows holds addresses, or depends on the machine."""
+_PARTICULAR = re.compile(r"-?\d[\d.,e+x]*|\b(?:inf|nan)x?\b|args|output|buffer \w+|[\[\](), ]")
+"""Numbers, shapes, and which tensor it was."""
+
+
+def fuzz(
+    backend: str,
+    *,
+    seconds: float,
+    seed: int = FIRST,
+    device: str | None = None,
+    workers: int | None = None,
+    tell: Tell = lambda _result: None,
+    known: Sequence[knowing.Known] | None = None,
+    registry: Registry = default_registry,
+) -> FuzzReport:
+    """Run random programs on a backend.
+
+    Args:
+        backend: a registered name, ``module:attribute`` or ``file.py:attribute``.
+        seconds: how long programs are run; making finds small comes after that.
+        seed: the first program's; the next have the next numbers. The suite's own begin at 0.
+        device: as torch spells it; default: the accelerator if there is one.
+        workers: processes side by side; default: one for each core.
+        tell: called with each result as it comes.
+        known: finds that are known, with their links; those that ship if not given.
+        registry: says which device is the default.
+
+    Raises:
+        InputError: the backend does not exist or does not run here.
+    """
+    setup = SuiteSetup(
+        backend=backend,
+        device=device or registry.environment.default_device,
+        seed=0,
+        levels=(LEVELS.index("programs"),),
+        profile="full",
+        only=("programs/fuzz/0",),
+    )
+    run = _Run(setup=setup, numbers=itertools.count(seed), tell=tell)
+    run.known = knowing.shipped() if known is None else tuple(known)
+    run.torch = str(registry.environment.torch_build["__version__"])
+    with tempfile.TemporaryDirectory(prefix="backbay-fuzz-") as caches:
+        run.caches = Path(caches)
+        spent = run.programs(seconds, workers or pool.usual_workers())
+        start = time.monotonic()
+        finds = tuple(run.finds())
+    return FuzzReport(
+        backend=backend,
+        device=setup.device,
+        torch=run.torch,
+        first_seed=seed,
+        programs=sum(run.counts.values()),
+        seconds=spent,
+        minimising_s=time.monotonic() - start,
+        counts=dict(run.counts.most_common()),
+        finds=finds,
+    )
+
+
+def same_find(result: Result) -> tuple[Status, str]:
+    """Give what two results have in common that show one fault: the reason without its numbers."""
+    reason = _DETAIL.split(result.reason)[0]
+    return result.status, _PARTICULAR.sub("", reason)
+
+
+@dataclass(kw_only=True)
+class _Run:
+    setup: SuiteSetup
+    numbers: Iterator[int]
+    tell: Tell
+    known: tuple[knowing.Known, ...] = ()
+    torch: str = ""
+    caches: Path = field(default_factory=Path)
+    counts: Counter[Status] = field(default_factory=Counter)
+    failed: dict[tuple[Status, str], list[Result]] = field(default_factory=dict)
+    error: BaseException | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def programs(self, seconds: float, workers: int) -> float:
+        """Run programs side by side for a time, and give the time that it took."""
+        first = self._session()
+        first.ready()  # a backend that does not load is an error here, not in a thread
+        start = time.monotonic()
+        todo: queue.SimpleQueue[pool.CaseSession] = queue.SimpleQueue()
+        todo.put(first)
+        for _ in range(workers - 1):
+            todo.put(self._session())
+        threads = [
+            threading.Thread(target=self._run, args=(todo.get(), start + seconds))
+            for _ in range(workers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self.error is not None:
+            raise self.error
+        return time.monotonic() - start
+
+    def _session(self) -> pool.CaseSession:
+        return pool.CaseSession(self.setup, lambda: pool.start(self.caches))
+
+    def _run(self, session: pool.CaseSession, deadline: float) -> None:
+        try:
+            with session:
+                while self.error is None and time.monotonic() < deadline:
+                    with self._lock:
+                        number = next(self.numbers)
+                    self._note(session.run(f"programs/fuzz/{number}", PROGRAM_S))
+        except BaseException as error:  # noqa: BLE001 (a thread's error belongs to who waits)
+            self.error = error
+
+    def _note(self, result: Result) -> None:
+        with self._lock:
+            self.counts[result.status] += 1
+            self.tell(result)
+            if result.status in FAILURES or result.status == "upstream":
+                self.failed.setdefault(same_find(result), []).append(result)
+
+    def finds(self) -> Iterator[Find]:
+        """Make the finds small, and say whose each is; what turns out alike is one find."""
+        found: dict[object, Find] = {}
+        with self._session() as session:
+            for results in itertools.islice(self.failed.values(), FINDS):
+                find = self._find(session, results)
+                key = same_find(find.result), _shape_of(find.program)
+                if key in found:
+                    seeds = tuple(sorted({*found[key].seeds, *find.seeds}))
+                    find = msgspec.structs.replace(found[key], seeds=seeds)
+                found[key] = find
+        order: tuple[Standing, ...] = ("new", "upstream", "known")
+        yield from sorted(found.values(), key=lambda x: order.index(x.standing))
+
+    def _find(self, session: pool.CaseSession, results: Sequence[Result]) -> Find:
+        first = results[0]
+        program = _shown(session, int(first.id.rpartition("/")[2]))
+        wanted = same_find(first)
+
+        def fails(candidate: Program) -> bool:
+            return _alike(same_find(_ran(session, candidate)), wanted)
+
+        small = minimised(program, fails, seconds=MINIMISING_S, runs=RUNS)
+        result = _ran(session, small) if small is not program else first
+        covered = next((x for x in self.known if x.covers(result, small)), None)
+        standing: Standing = "upstream" if result.status == "upstream" else "new"
+        return Find(
+            standing=standing if covered is None else "known",
+            link="" if covered is None else covered.link,
+            result=result,
+            seeds=tuple(int(x.id.rpartition("/")[2]) for x in results),
+            program=small,
+            repro=repro(
+                small,
+                result,
+                backend=_charged(result, self.setup.backend),
+                device=self.setup.device,
+                torch=self.torch,
+            ),
+        )
+
+
+def _alike(one: tuple[Status, str], other: tuple[Status, str]) -> bool:
+    """Tell whether two failures are of one kind; an exception must be the same one."""
+    if one[0] != other[0]:
+        return False
+    raised = "Error" in other[1]
+    return one[1] == other[1] if raised else "Error" not in one[1]
+
+
+def _shown(session: pool.CaseSession, seed: int) -> Program:
+    reply = session.ask(Show(seed=seed), timeout_s=PROGRAM_S)
+    assert isinstance(reply, Shown)  # it was run before
+    return reply.program
+
+
+def _ran(session: pool.CaseSession, program: Program) -> Result:
+    return session.run(program.id, PROGRAM_S, program=program)
+
+
+def _charged(result: Result, backend: str) -> str:
+    """Give the backend that a repro is written for: the first rung that fails."""
+    rung = re.match(r"(\w+) fails alike", result.reason)
+    return rung[1] if result.status == "upstream" and rung else backend
+
+
+def _shape_of(program: Program) -> tuple[object, ...]:
+    return program.train, tuple((x.kind, re.sub(r"\d+", "", x.expr)) for x in program.statements)

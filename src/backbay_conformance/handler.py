@@ -1,0 +1,155 @@
+"""Answers the suite's requests: in a child process, or in this one for an object."""
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from backbay.errors import BackbayError
+from backbay.registry import BackendSpec, CompilerFn, Registry, Traits, default_registry
+from backbay.registry.target import TargetNotFound, parse
+from backbay.rungs import rungs_below
+from backbay.session import Refused
+from backbay.timing.device import device_name
+from backbay_conformance import suite
+from backbay_conformance.requests import (
+    Ran,
+    Ready,
+    Reply,
+    Request,
+    Run,
+    Show,
+    Shown,
+    SuiteSetup,
+)
+from backbay_conformance.running import attributed, is_failure, run_case
+from backbay_conformance.subject import Subject, message_of
+
+if TYPE_CHECKING:
+    from backbay_conformance.case import Case
+
+
+class CaseHandler:
+    """The cases, and the backend that they are put to."""
+
+    requests: ClassVar[Any] = Request
+
+    def __init__(self, backend: CompilerFn | None = None, registry: Registry | None = None) -> None:
+        self._given = backend
+        self._registry = registry or default_registry
+        self._setup: SuiteSetup | None = None
+        self._cases: dict[str, Case] = {}
+        self._rungs: tuple[str, ...] = ()
+
+    def answer(self, request: Request) -> Reply:
+        """Return the reply to a request.
+
+        Raises:
+            Refused: the backend could not be loaded, or what is asked for does not exist.
+        """
+        try:
+            match request:
+                case SuiteSetup():
+                    return self.prepare(request)
+                case Run():
+                    return self._run(request)
+                case Show():
+                    return _shown(request)
+        except (BackbayError, TargetNotFound) as error:
+            raise Refused(message_of(error)) from error
+
+    def subject(self, rung: str | None = None) -> Subject:
+        """Make a subject for one run of a case: the backend under test, or a rung.
+
+        Raises:
+            BackbayError: there is no such backend.
+        """
+        assert self._setup is not None  # comes first
+        name = self._setup.backend if rung is None else rung
+        given = self._given if rung is None else None
+        compiler = self._registry.lookup_backend(name) if given is None else given
+        spec = self._spec(name, compiler)
+        return Subject(
+            compiler,
+            name=name,
+            device=torch.device(self._setup.device),
+            seed=self._setup.seed,
+            traits=Traits() if spec is None else spec.traits,
+            configure=functools.partial(self._configured, name) if given is None else None,
+            spec=spec,
+            registry=self._registry if given is None else None,
+            runs_graphs_as_they_are=spec is not None and spec.debug,
+        )
+
+    def prepare(self, setup: SuiteSetup) -> Ready:
+        """Load the backend, and collect the cases."""
+        self._setup = setup
+        if self._given is None and parse(setup.backend) is None:
+            self._registry.require(setup.backend, torch.device(setup.device).type)
+        compiler = self.subject().watched.compiler  # loads it
+        self._cases = suite.collected(
+            torch.device(setup.device).type, setup.levels, all_samples=setup.all_samples
+        )
+        cases = suite.chosen(
+            self._cases.values(), profile=setup.profile, seed=setup.seed, only=setup.only
+        )
+        codegen = getattr(compiler, "codegen", None)
+        ends_in = (codegen,) if isinstance(codegen, str) and codegen != setup.backend else ()
+        self._rungs = rungs_below(setup.backend, ends_in)
+        return Ready(
+            cases=tuple((x.id, x.timeout_s) for x in cases),
+            rungs=self._rungs,
+            known=tuple(self._cases),
+            device_name=device_name(torch.device(setup.device)),
+        )
+
+    def _run(self, request: Run) -> Ran:
+        case = self._case(request)
+        result = run_case(case, self.subject(request.rung))
+        if request.attribute and is_failure(result):
+            result = attributed(case, result, self.subject, self._rungs)
+        return Ran(result=result)
+
+    def _case(self, request: Run) -> "Case":
+        """Return a collected case, or one of the fuzzer's, which is made when it is asked for."""
+        if request.program is None and request.id in self._cases:
+            return self._cases[request.id]
+        from backbay_conformance.levels import programs  # noqa: PLC0415 (most runs have no fuzzer)
+
+        if request.program is not None:
+            return programs.case_of(request.program, request.id)
+        return programs.case_at(programs.seed_of(request.id))
+
+    def _configured(
+        self, name: str, mode: str | None, options: Mapping[str, Any] | None
+    ) -> CompilerFn:
+        return self._registry.get_backend(name, mode=mode, options=options)
+
+    def _spec(self, name: str, compiler: CompilerFn) -> BackendSpec | None:
+        found = self._registry.resolutions().get(name)
+        if found is not None:
+            return found.spec
+        return getattr(compiler, "spec", None)
+
+
+def _shown(request: Show) -> Shown:
+    from backbay_conformance.fuzz.drawing import NoProgramError, program  # noqa: PLC0415 (likewise)
+
+    try:
+        return Shown(program=program(request.seed))
+    except NoProgramError as error:
+        raise Refused(message_of(error)) from error
+
+
+def handler_of_child() -> CaseHandler:
+    """Return the handler of a child process, which keeps Dynamo from timing guards for its log.
+
+    Dynamo empties the processor's caches for that: a quarter of the suite's time, and everybody
+    else's.
+    """
+    from torch._dynamo import guards  # noqa: PLC0415 (a second, and not for this process)
+
+    if hasattr(guards, "profile_guard_manager"):
+        guards.profile_guard_manager = lambda *_: 0.0
+    return CaseHandler()

@@ -1,0 +1,81 @@
+"""Inputs of hand-written cases, and the rule for results that a case computes by itself."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from backbay.proof import compare
+from backbay_conformance.case import Failed
+from backbay_conformance.record import Status
+from backbay_conformance.subject import Subject
+
+
+def normal(
+    subject: Subject,
+    *shape: int,
+    dtype: torch.dtype = torch.float32,
+    requires_grad: bool = False,
+) -> torch.Tensor:
+    """Give normal draws on the subject's device; the case's seed decides them."""
+    drawn = torch.randn(*shape, device=subject.device, dtype=dtype)
+    return drawn.requires_grad_(requires_grad)
+
+
+def given(subject: Subject, values: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Give a tensor of these values on the subject's device."""
+    return torch.tensor(values, device=subject.device, dtype=dtype)
+
+
+def numbered(subject: Subject, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Give 0, 1, 2 and so on in a shape: every element is told from every other."""
+    count = torch.Size(shape).numel()
+    return torch.arange(count, device=subject.device, dtype=dtype).reshape(shape)
+
+
+def same_bits(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Tell whether two tensors are equal to the last bit: zeros by their sign, NaN by any NaN."""
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return False
+    if not got.is_floating_point():
+        return torch.equal(got, wanted)
+    signs = torch.signbit(got) == torch.signbit(wanted)
+    equal = (got == wanted) & signs
+    return bool((equal | (got.isnan() & wanted.isnan())).all())
+
+
+def judged(
+    got: Mapping[str, torch.Tensor],
+    eager: Mapping[str, torch.Tensor],
+    truth: Mapping[str, torch.Tensor],
+    *,
+    status: Status = "fail_value",
+) -> None:
+    """Hold what a case computed by itself against eager's and the float64 truth, by the rule.
+
+    Args:
+        got: what the backend gave, by name.
+        eager: what eager gave.
+        truth: the same computed in float64.
+        status: what a wrong number is called.
+
+    Raises:
+        Failed: the worst of what is not right.
+    """
+    for name, wanted in eager.items():
+        if name not in got:
+            raise Failed("fail_metadata", f"{name} is missing")
+        verdict = compare(got[name], wanted, truth[name], name=name)
+        if not verdict.passed:
+            kind: Status = "fail_metadata" if verdict.kind == "metadata" else status
+            raise Failed(kind, f"{name}: {verdict.reason}")
+
+
+def called(function: Callable[..., Any], batches: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Call a function on each tuple of inputs, and give all results."""
+    return [function(*batch) for batch in batches]
+
+
+def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether two tensors are views of one storage."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

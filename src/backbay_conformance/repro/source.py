@@ -1,0 +1,133 @@
+"""A case's own source as a program, where no graph alone shows what it shows."""
+
+import functools
+import inspect
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from backbay_conformance.case import Case, with_name
+from backbay_conformance.record import Status
+from backbay_conformance.repro.record import Made
+
+_SUBJECT = """
+class Subject:
+    device, seed = torch.device({device!r}), 0
+    def compile(self, function, **options):
+        return torch.compile(function, backend=BACKEND, **options)
+    def near(self, got, wanted, what=""):
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+    def must(self, status, what):
+        return contextlib.nullcontext()
+    def agrees(self, function, *args, train=False, calls=1, options=None, **kwargs):
+        call = self.compile(function, **(options or {{}}))
+        for _ in range(calls):
+            self.near(call(*args, **kwargs), function(*args, **kwargs))
+"""
+_OURS = ("backbay",)
+
+_SHOWN = """
+try:
+    {call}
+except {error} as error:
+    sys.exit(f"{{type(error).__name__}}: {{error}}")
+except Exception as error:
+    print("something else was raised:", error)
+    sys.exit(2)
+"""
+
+
+def of_source(case: Case, status: Status, why: str, device: torch.device) -> Made:
+    """Return a case as a program of plain torch, if its source can stand without the suite."""
+    try:
+        function, arguments = _function(case.run)
+        imports, parts = _parts(function)
+    except (OSError, TypeError, LookupError) as error:
+        return Made(note=f"{why}, and the case's source does not stand alone: {error}")
+    call = ", ".join(["Subject()" if x is None else repr(x) for x in arguments])
+    kind = "Exception" if status == "fail_error" else "AssertionError"
+    shown = _SHOWN.format(call=f"{function.__name__}({call})", error=kind)
+    body = "\n".join([_SUBJECT.format(device=str(device)), *parts, shown])
+    return Made(imports=tuple(imports), body=body, kind="source", note=why)
+
+
+def _function(run: Callable[..., Any]) -> tuple[types.FunctionType, list[Any]]:
+    """Return the function that a case calls, and its arguments, None being the subject.
+
+    Raises:
+        LookupError: the case is made from torch's data and has no source of its own.
+    """
+    if isinstance(run, types.FunctionType):
+        return run, [None]
+    if isinstance(run, functools.partial) and run.func is with_name:
+        function, name = run.args
+        return function, [None, name]
+    raise LookupError("it is made from torch's own operator data")
+
+
+def _parts(function: types.FunctionType) -> tuple[list[str], list[str]]:
+    """Return the lines that a function's source must import, and the sources that it takes.
+
+    Raises:
+        LookupError: it takes something that cannot be written down.
+    """
+    if function.__closure__:
+        raise LookupError(f"{function.__name__} is made by another function")
+    imports, parts, seen = ["import contextlib"], [_source(function)], {function.__name__}
+    todo = list(_named(function))
+    while todo:
+        name, value = todo.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        module = getattr(value, "__module__", "") or ""
+        if isinstance(value, types.ModuleType):
+            imports.append(_import(name, value.__name__))
+        elif isinstance(value, types.FunctionType | type) and module == function.__module__:
+            parts.insert(0, _source(value))
+            todo += _named(value)
+        elif module and not module.startswith(_OURS):
+            imports.append(f"from {module} import {value.__name__} as {name}")
+        elif isinstance(value, int | float | str | tuple | torch.dtype | None):
+            parts.insert(0, f"{name} = {value!r}")
+        else:
+            raise LookupError(f"it uses {name}")
+    return imports, parts
+
+
+def _import(name: str, module: str) -> str:
+    if module.startswith(_OURS):
+        raise LookupError(f"it uses {module}")
+    return f"import {module}" if name == module else f"import {module} as {name}"
+
+
+def _source(value: Any) -> str:
+    """Return the source of a function or class, without decorators, docstring and our names."""
+    lines = textwrap.dedent(inspect.getsource(value)).splitlines()
+    while not lines[0].startswith(("def ", "class ")):
+        lines = lines[1:]
+    text = "\n".join(lines)
+    doc = value.__doc__ if isinstance(value, types.FunctionType) else None
+    if doc and f'    """{doc}"""\n' in text:
+        text = text.replace(f'    """{doc}"""\n', "", 1)
+    return text.replace(": Subject", "")
+
+
+def _named(value: Any) -> Iterator[tuple[str, Any]]:
+    """Return the globals that a function's or class's code names."""
+    functions = vars(value).values() if isinstance(value, type) else [value]
+    for function in functions:
+        if isinstance(function, types.FunctionType):
+            for name in sorted(set(_names(function.__code__))):
+                if name in function.__globals__:
+                    yield name, function.__globals__[name]
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)

@@ -1,0 +1,126 @@
+"""Runs one case, gives its status, and charges a failure to the rung that is at fault."""
+
+import random
+import time
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+
+from backbay.registry import Traits
+from backbay.rungs import RUNGS
+from backbay_conformance.case import Case, CaseError
+from backbay_conformance.record import FAILURES, Result, Status
+from backbay_conformance.rungs import charged
+from backbay_conformance.subject import Subject, message_of
+
+MakeSubject = Callable[[str | None], Subject]
+"""Makes the subject of one run: the backend under test for None, else a rung by its name."""
+
+
+def run_case(case: Case, subject: Subject) -> Result:
+    """Put a case to a backend, once, in a process whose compiler state is clean; see `attributed`.
+
+    Whatever the case raises becomes its status.
+    """
+    lacking = lacks(subject.traits, case.needs)
+    if lacking is not None:
+        return Result(id=case.id, level=case.level, status="unsupported", reason=lacking)
+    start = time.perf_counter()
+    status, reason = _answered(case, subject)
+    seconds = time.perf_counter() - start
+    return Result(id=case.id, level=case.level, status=status, reason=reason, seconds=seconds)
+
+
+def _answered(case: Case, subject: Subject) -> tuple[Status, str]:
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            reset(subject)  # a backend's own code: it may raise as well
+            random.seed(subject.seed)
+            torch.manual_seed(subject.seed)
+            case.run(subject)
+    except CaseError as ended:
+        return ended.status, ended.reason
+    except Exception as error:  # noqa: BLE001 (whatever a backend raises is the result)
+        return "fail_error", f"{type(error).__name__}: {message_of(error)}"
+    finally:
+        restore_global_state(threads=threads, precision=precision)
+    return ran(subject) if case.compiles else ("pass", "")
+
+
+def ran(subject: Subject) -> tuple[Status, str]:
+    """Whether the backend was shown to run: a pass proves nothing otherwise."""
+    if not subject.graphs:
+        return "vacuous", "Dynamo gave the backend no graph"
+    if not any(x.runs for x in subject.graphs):
+        return "vacuous", "what the backend compiled was never run"
+    worked = [x for x in subject.graphs if x.nodes]
+    if worked and all(x.fell_back for x in worked) and not subject.runs_graphs_as_they_are:
+        where = next((x.ran_on for x in worked if x.ran_on), "eager")
+        return "vacuous", f"the backend left every graph to {where}"
+    return "pass", ""
+
+
+def attributed(case: Case, result: Result, make: MakeSubject, rungs: Sequence[str]) -> Result:
+    """Run a failed case on the rungs below, and charge the first that fails alike.
+
+    Args:
+        case: what failed.
+        result: how.
+        make: makes the subjects.
+        rungs: the backends below the one under test, the lowest first.
+
+    Returns:
+        The result with what became of each rung. ``upstream`` where a rung fails alike, or
+        ``not_runnable`` where Dynamo captures nothing for anybody.
+    """
+    if not rungs and result.status == "vacuous":  # it is Dynamo alone: nobody is below
+        return charged(result, RUNGS[0], "", {})
+    below: dict[str, Status] = {}
+    for rung in rungs:
+        one = run_case(case, make(rung))
+        below[rung] = one.status
+        if one.status == result.status:
+            return charged(result, rung, one.reason, below)
+    return charged(result, None, "", below)
+
+
+def is_failure(result: Result) -> bool:
+    """Whether a result asks for attribution."""
+    return result.status in FAILURES
+
+
+def lacks(traits: Traits, needs: frozenset[str]) -> str | None:
+    """Return which of the needed traits a backend declares that it does not have, if any."""
+    for need in sorted(needs):
+        if isinstance(getattr(torch, need, None), torch.dtype):
+            if traits.dtypes is not None and need not in traits.dtypes:
+                return f"it declares the dtypes {', '.join(traits.dtypes)}"
+        elif getattr(traits, need) is False:
+            return f"it declares that it does not take {need.replace('_', ' ')}"
+    return None
+
+
+def reset(subject: Subject) -> None:
+    """Forget what was compiled before, as a new process would."""
+    torch.compiler.reset()
+    subject.watched.reset()
+
+
+def restore_global_state(*, threads: int, precision: str) -> None:
+    """Put back what a case, or the backend in it, may have left changed for the next one.
+
+    Args:
+        threads: as many as torch had before.
+        precision: of products of float32 matrices, as before.
+    """
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+    torch.set_flush_denormal(False)
+    torch.set_grad_enabled(True)
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.use_deterministic_algorithms(mode=False)
+    torch.set_autocast_enabled("cpu", False)  # noqa: FBT003 (it takes no names)

@@ -1,0 +1,78 @@
+"""A statement as text: what a README can hold, and what a terminal shows."""
+
+from collections.abc import Iterator
+
+from backbay_conformance.record import FAILURES, LevelSummary, Result, Statement, Status
+
+_MOST = 40
+_VERSIONS = ("python", "torch", "triton", "backbay")
+
+
+def text(statement: Statement) -> str:
+    """Return the statement, its failures with their reasons, and its verdict, as plain text."""
+    return "\n".join([*_head(statement), "", *_levels(statement), "", *_findings(statement)]) + "\n"
+
+
+def verdict(statement: Statement) -> str:
+    """Return in one sentence what came of it."""
+    failed = [x for x in statement.results if x.failed]
+    upstream = sum(x.status == "upstream" for x in statement.results)
+    passed = sum(x.status == "pass" for x in statement.results)
+    said = f"{passed} of {len(statement.results)} cases pass"
+    if upstream:
+        said += f", {upstream} fail in torch itself"
+    expected = sum(bool(x.expected) for x in statement.results if x.status in FAILURES)
+    if expected:
+        said += f", {expected} failures are known"
+    if failed or statement.stale:
+        lines = len(statement.stale)
+        stale = f", and {lines} expectations are not true" if lines else ""
+        return f"{statement.backend}: NOT conforming: {len(failed)} failures{stale}; {said}"
+    if not passed:
+        return f"{statement.backend}: nothing was shown: no case passed; {said}"
+    badge = f"levels 0-{statement.badge} without a failure; " if statement.badge is not None else ""
+    return f"{statement.backend}: {badge or 'no failure; '}{said}"
+
+
+def counted(counts: dict[Status, int]) -> str:
+    """Word counts, passes first and failures last."""
+    order = sorted(counts, key=lambda x: (x != "pass", x in FAILURES, x))
+    return ", ".join(f"{counts[x]} {x}" for x in order) or "nothing was run"
+
+
+def _head(statement: Statement) -> Iterator[str]:
+    yield (
+        f"{statement.backend} ({statement.origin}): conformance suite {statement.suite_version}, "
+        f"{statement.profile}, seed {statement.seed}, {statement.samples} samples"
+    )
+    machine = statement.machine
+    yield f"{statement.created[:10]}, {machine.device}, {machine.processor}, {machine.cores} cores"
+    known = [f"{x} {statement.versions[x]}" for x in _VERSIONS if x in statement.versions]
+    yield f"{', '.join(known)}; {statement.seconds:.0f} s"
+
+
+def _levels(statement: Statement) -> Iterator[str]:
+    for summary in statement.levels:
+        yield f"level {summary.level:2}  {summary.name:10}  {_said(summary)}"
+
+
+def _said(summary: LevelSummary) -> str:
+    known = f" ({summary.expected} of them known)" if summary.expected else ""
+    return counted(summary.counts) + known
+
+
+def _findings(statement: Statement) -> Iterator[str]:
+    failed = [x for x in statement.results if x.failed]
+    for result in failed[:_MOST]:
+        yield finding(result)
+    if len(failed) > _MOST:
+        yield f"... and {len(failed) - _MOST} more; --json has all"
+    yield from (f"expectation: {x}" for x in statement.stale)
+    yield from (f"note: {x}" for x in statement.notes)
+    yield verdict(statement)
+
+
+def finding(result: Result) -> str:
+    """Return one result as a line, with what its rungs gave."""
+    rungs = ", ".join(f"{x} {status}" for x, status in result.rungs.items())
+    return f"{result.status}  {result.id}: {result.reason}" + (f"  [{rungs}]" if rungs else "")

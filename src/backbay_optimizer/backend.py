@@ -1,0 +1,176 @@
+"""``backend="backbay"``: Inductor, after rewrites of the graph that it lacks.
+
+Each rewrite is a pass that changes nothing unless it is sure to be right, and can be switched off
+by its name::
+
+    torch.compile(model, backend="backbay", options={"constant_masks": False})
+
+Passes put in operators of PyTorch's, which Inductor lowers and fuses as ever, and for convolutions
+Backbay's, which it calls as they are; its caches know both.
+Whether they pay, and where, is measured where it is asked for, and remembered::
+
+    torch.compile(model, backend="backbay", options={"tune": "full"})
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.fx import GraphModule
+
+from backbay import compile_log
+from backbay.graph.sources import say_sources
+from backbay.kit.backend import Backend, Compilation
+from backbay.kit.codegen import Compiled, nested_tracing
+from backbay.kit.observing import unobserved
+from backbay.registry import Option
+from backbay_optimizer.passes.eager_convolutions import eager_convolutions
+from backbay_optimizer.passes.early_selection import early_selection
+from backbay_optimizer.passes.folded_strides import folded_strides
+from backbay_optimizer.passes.fused_attention import fused_attention
+from backbay_optimizer.passes.fused_convolutions import fused_convolutions
+from backbay_optimizer.passes.linear_epilogues import linear_epilogues
+from backbay_optimizer.passes.masks import constant_masks
+from backbay_optimizer.passes.match_sites import MatchSites
+from backbay_optimizer.passes.merged_linears import merged_linears
+from backbay_optimizer.passes.one_row_linears import one_row_linears
+from backbay_optimizer.passes.one_token_attention import one_token_attention
+from backbay_optimizer.passes.parameter_hoist import parameter_hoist
+from backbay_optimizer.passes.windowed_attention import windowed_attention
+from backbay_optimizer.tuning import cache as choices
+from backbay_optimizer.tuning import site_timing as place_timing
+from backbay_optimizer.tuning import variants as tuning
+
+
+class Optimizing(Backend):
+    """Rewrites what Inductor leaves on the table, then Inductor."""
+
+    name = "backbay"
+    # Attention that is written out first: its mask may be a constant one. Masks before what is cut:
+    # who is causal may be; windows after that, which are not. Strides before what is fused, which
+    # wants channels in eights. Sums of one row need no merging. The hoist last: what others fold
+    # may be hoisted.
+    passes = (
+        fused_attention,
+        constant_masks,
+        early_selection,
+        windowed_attention,
+        one_token_attention,
+        eager_convolutions,
+        folded_strides,
+        fused_convolutions,
+        one_row_linears,
+        linear_epilogues,
+        merged_linears,
+        replace(parameter_hoist, enabled=False),  # it is asked for
+    )
+    options = (
+        Option(
+            name="tune",
+            type="str",
+            default="cache",
+            choices=("off", "cache", "full"),
+            help="full times a graph with and without its rewrites when it is first called, and "
+            "keeps what is faster; cache does as was found before; off asks nothing",
+        ),
+    )
+
+    def __call__(
+        self,
+        graph_module: GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> Compiled:
+        """Compile one of Dynamo's graphs; torch.compile calls this."""
+        given = dict(options or {})
+        variants = _Variants(
+            backend=self, example_inputs=example_inputs, given=given, mode=mode, name=name
+        )
+        tune = given.get("tune", "cache")
+        if tune not in {"cache", "full"}:  # also what is no value of it, which is refused there
+            return variants.compile(graph_module)
+        key = tuning.key_of(graph_module, example_inputs, self.passes, variants.settings)
+        known = choices.read(key)
+        if known is not None:
+            why = f"timed on {known.created[:10]}: {known}"
+            compile_log.note(
+                compile_log.Record(
+                    asked=name or self.__name__, ran=self.codegen, why=why, timed=True
+                )
+            )
+            return variants.compile(graph_module, known.off)
+        if tune == "cache":
+            return variants.compile(graph_module)
+        return variants.choosing(graph_module, functools.partial(choices.write, key))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Variants:
+    """One graph, compiled with all rewrites, or without some."""
+
+    backend: Optimizing
+    example_inputs: Sequence[Any]
+    given: Mapping[str, Any]
+    """Options."""
+    mode: str | None
+    name: str | None
+
+    @property
+    def settings(self) -> Any:
+        """What times depend on, beside the graph."""
+        return self.mode, sorted((k, repr(v)) for k, v in self.given.items() if k != "tune")
+
+    def compile(self, graph_module: GraphModule, off: tuple[str, ...] = tuning.ALL) -> Compiled:
+        """Compile the graph without some rewrites, or without them at some match sites."""
+        sites = MatchSites([x for x in off if choices.is_site(x)])
+        return self._compiled(graph_module, off, sites).run
+
+    def _compiled(
+        self, graph_module: GraphModule, off: tuple[str, ...], sites: MatchSites
+    ) -> Compilation:
+        everywhere = dict.fromkeys((x for x in off if not choices.is_site(x)), False)
+        with sites.asked():
+            return self.backend.compile_graph(
+                graph_module,
+                self.example_inputs,
+                mode=self.mode,
+                options={**self.given, **everywhere},
+                name=self.name,
+            )
+
+    def choosing(
+        self, graph_module: GraphModule, keep: Callable[[choices.Choice], None]
+    ) -> Compiled:
+        """Compile the graph in every variant, of which the first call takes the best."""
+        untouched, sites = _copied(graph_module), MatchSites(keep=True)
+        whole = self._compiled(graph_module, tuning.ALL, sites)
+        fired = tuple(x.name for x in whole.reports if x.changes)
+        if not fired:
+            return whole.run
+        arms = {tuning.ALL: whole.run}
+        variants = dict.fromkeys((fired, *((x,) for x in fired), self._slower(sites)))
+        for off in (x for x in variants if x not in arms):
+            with nested_tracing(self.example_inputs), unobserved():
+                arms[off] = self.compile(_copied(untouched), off)
+        return tuning.Choosing(arms, fired, self.backend.__name__, keep)
+
+    def _slower(self, sites: MatchSites) -> tuple[str, ...]:
+        mode = "max-autotune-no-cudagraphs" if self.mode == "max-autotune" else self.mode
+        mode = None if mode == "reduce-overhead" else mode  # a CUDA graph is of the whole
+        generate = self.backend.code_generator(mode, self.given)
+        found = sites.found.values()
+        return tuple(place_timing.slower(found, self.backend.passes, generate, self.settings))
+
+
+def _copied(graph_module: GraphModule) -> GraphModule:
+    copied = copy.deepcopy(graph_module)
+    say_sources(graph_module, copied)  # else a CUDA graph copies its parameters, and is timed so
+    return copied
+
+
+backbay = Optimizing()

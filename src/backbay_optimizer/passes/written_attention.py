@@ -1,0 +1,248 @@
+"""Attention that is written out in a graph, from the product of queries and keys to that of values.
+
+::
+
+    scores = torch.matmul(q, k.transpose(-2, -1)) * scale + bias
+    torch.matmul(F.softmax(scores, dim=-1), v)
+
+Between the products may stand, in this order: factors; what is added, and what is filled in where a
+mask says so; the softmax, in single precision or not; dropout.
+"""
+
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay.graph.values import value_of
+from backbay_optimizer.passes import dropout
+from backbay_optimizer.passes.products import Operand, Order, is_product, scores_of, weighted_of
+
+_SOFTMAXES = (F.softmax, torch.softmax, "softmax")
+_SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
+_FACTORS = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
+_DIVISORS = (operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div", "div_")
+_FILLS = (torch.masked_fill, "masked_fill", "masked_fill_")
+_CASTS = ("to", "float", "type", "type_as", "half", "bfloat16")
+_TERMS = 2
+
+_Above = tuple[list[Node], tuple["Node | Fill", ...], float, tuple[Operand, Operand]]
+"""Nodes, the product last; what changes scores; the factor; and the operands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fill:
+    """Scores that are set to a number."""
+
+    where: Node
+    """A mask."""
+    holds: bool
+    """What the mask is where they are."""
+    number: float
+    """As their dtype has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """Attention that is written out."""
+
+    query: Operand
+    keys: Operand
+    """Transposed, as the product takes them: (..., width, keys)."""
+    value: Operand
+    order: Order
+    """Of the result, from that of the product of weights and values."""
+    scale: float
+    changes: tuple[Node | Fill, ...]
+    """What is added to the scores, or filled in, in this order."""
+    drops: bool
+    """Whether dropout takes weights away."""
+    inside: tuple[Node, ...]
+    """All its nodes, the last first."""
+
+    @property
+    def node(self) -> Node:
+        """The product with the values."""
+        return self.inside[0]
+
+    @property
+    def scores(self) -> Node:
+        """The product of queries and keys."""
+        return self.inside[-1]
+
+    @property
+    def reads(self) -> list[Node]:
+        """What it reads."""
+        return [*(x.node for x in (self.query, self.keys, self.value)), *self.changed]
+
+    @property
+    def changed(self) -> list[Node]:
+        """What it reads to change the scores."""
+        return [x.where if isinstance(x, Fill) else x for x in self.changes]
+
+
+def written_out(graph_module: GraphModule) -> Iterator[Written]:
+    """Return the attention that is written out in a graph, nothing of which is read elsewhere."""
+    for node in list(graph_module.graph.nodes):
+        for weights, value, order in weighted_of(node):
+            found = _read(node, weights, value, order)
+            if found is not None:
+                yield found
+                break
+
+
+def _read(place: Node, weights: Node, value: Operand, order: Order) -> Written | None:
+    inside, node, drops = [place], weights, False
+    while _is_cast(node) or dropout.is_dropout(node):
+        drops = drops or (dropout.is_dropout(node) and dropout.drops(node))
+        inside.append(node)
+        node = _first(node)
+    if not _is(node, _SOFTMAXES) or not _is_over_keys(node):
+        return None
+    inside.append(node)
+    above = _scores(_first(node))
+    if above is None:
+        return None
+    rest, changes, scale, operands = above
+    inside += rest
+    if any(not x.users.keys() <= set(inside) for x in inside[1:]):
+        return None  # a cast like another node reads that, too
+    return Written(
+        query=operands[0],
+        keys=operands[1],
+        value=value,
+        order=order,
+        scale=scale,
+        changes=changes,
+        drops=drops,
+        inside=tuple(inside),
+    )
+
+
+def _scores(node: Any) -> _Above | None:
+    """Go up from a softmax to the product."""
+    inside: list[Node] = []
+    changes: list[Node | Fill] = []
+    while isinstance(node, Node):
+        inside.append(node)
+        fill = _fill(node)
+        if _is(node, _SUMS):
+            node, other = _terms(node)
+            changes.append(other)
+        elif fill is not None:
+            node = fill[0]
+            changes.append(fill[1])
+        elif _is_cast(node):
+            node = _first(node)
+        else:
+            return _product(node, inside, changes)
+    return None
+
+
+def _product(node: Node, inside: list[Node], changes: list[Node | Fill]) -> _Above | None:
+    """Go up through factors to the product."""
+    scale = 1.0
+    inside.pop()
+    while _is_cast(node) or _is(node, (*_FACTORS, *_DIVISORS)):
+        factor = 1.0 if _is_cast(node) else _factor(node)
+        if factor is None:
+            return None
+        inside.append(node)
+        scale *= factor
+        node = next(x for x in node.args if isinstance(x, Node))
+    inside.append(node)
+    operands = scores_of(node)
+    if operands is None:
+        return None
+    return inside, tuple(reversed(changes)), scale, operands
+
+
+def _factor(node: Node) -> float | None:
+    """Return the number that a node multiplies by; None where it is none."""
+    if len(node.args) != _TERMS or node.kwargs:
+        return None
+    one, other = node.args
+    if isinstance(one, int | float) and _is(node, _FACTORS):
+        one, other = other, one
+    if not isinstance(one, Node) or not isinstance(other, int | float):
+        return None
+    factor = float(other)
+    if not math.isfinite(factor) or factor == 0.0:
+        return None
+    return 1 / factor if _is(node, _DIVISORS) else factor
+
+
+def _terms(node: Node) -> tuple[Node | None, Any]:
+    """Tell the scores from what is added: they come from a product."""
+    if len(node.args) != _TERMS or node.kwargs:
+        return None, None
+    one, other = node.args
+    if not isinstance(one, Node) or not isinstance(other, Node):
+        return None, None
+    if _comes_from_product(one):
+        return one, other
+    is_in_place = node.target in {operator.iadd, "add_"}  # then the left term is written
+    return (None, None) if is_in_place else (other, one)
+
+
+def _comes_from_product(node: Any) -> bool:
+    while isinstance(node, Node):
+        if is_product(node):
+            return True
+        known = _is_cast(node) or _is(node, (*_SUMS, *_FACTORS, *_DIVISORS, *_FILLS, torch.where))
+        if not known:
+            return False
+        terms = node.args[1:] if node.target is torch.where else node.args
+        node = next((x for x in terms if isinstance(x, Node)), None)
+    return False
+
+
+def _fill(node: Node) -> tuple[Node, Fill] | None:
+    """Read what fills a number in: the scores, and how."""
+    if len(node.args) != _TERMS + 1 or node.kwargs:
+        return None
+    if _is(node, _FILLS):
+        scores, mask, number = node.args
+        holds = True
+    elif node.target is torch.where:
+        mask, scores, number = node.args
+        holds = not isinstance(scores, Node)
+        if holds:
+            scores, number = number, scores
+    else:
+        return None
+    if not isinstance(scores, Node) or not isinstance(mask, Node):
+        return None
+    if not isinstance(number, int | float) or not isinstance(value_of(node), torch.Tensor):
+        return None
+    number = torch.tensor(number, dtype=torch.float64).to(value_of(node).dtype).item()
+    return scores, Fill(where=mask, holds=holds, number=number)
+
+
+def _is(node: Any, targets: tuple[Any, ...]) -> bool:
+    return isinstance(node, Node) and node.op.startswith("call") and node.target in targets
+
+
+def _is_cast(node: Any) -> bool:
+    """Whether a node gives the same numbers in another floating-point dtype, or in its own."""
+    if not isinstance(node, Node) or node.op != "call_method" or node.target not in _CASTS:
+        return False
+    one, other = value_of(node), value_of(_first(node))
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return one.is_floating_point() and other.is_floating_point() and one.device == other.device
+
+
+def _is_over_keys(softmax: Node) -> bool:
+    dim = softmax.kwargs.get("dim", softmax.args[1] if len(softmax.args) > 1 else None)
+    value = value_of(softmax)
+    return isinstance(value, torch.Tensor) and dim in {-1, value.dim() - 1}
+
+
+def _first(node: Node) -> Any:
+    return node.args[0] if node.args else node.kwargs.get("input")

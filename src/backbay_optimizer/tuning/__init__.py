@@ -1,0 +1,1 @@
+"""Whether rewrites pay here: timed with and without them, and remembered."""

@@ -1,0 +1,218 @@
+"""Whether a graph's rewrites pay here: it is timed with and without them, when it is first called.
+
+What a rewrite gains depends on shapes and on the machine, and on what Inductor makes of the code
+around it; so the whole compiled graph is timed, forward and, where it trains, backward: with every
+rewrite, without any, without each, and without those places that are slower when each is timed
+alone (`place_timing.py`). They take turns on copies of the first call's inputs, so
+nobody's tensors change. A rewrite stays unless the graph is shown to be faster without it.
+"""
+
+import datetime as dt
+import hashlib
+import importlib.metadata
+import platform
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._prims_common import clone_preserve_strides
+from torch.fx import GraphModule
+
+import backbay
+from backbay import compile_log
+from backbay.graph.region import described
+from backbay.graph.values import value_of
+from backbay.kit.codegen import Compiled
+from backbay.kit.passes import Pass
+from backbay.timing import clock, measure, stats
+from backbay_optimizer.tuning.cache import Choice
+
+BUDGET_S = 2.0
+"""Seconds for the timing of one graph."""
+ALL: tuple[str, ...] = ()
+"""The arm that leaves nothing out."""
+Arms = Mapping[tuple[str, ...], Compiled]
+"""What is left out, to the compiled graph."""
+
+
+def key_of(
+    graph_module: GraphModule, example_inputs: Sequence[Any], passes: Sequence[Pass], settings: Any
+) -> str:
+    """Return a digest of all that a choice depends on: graph, inputs, passes, settings, machine.
+
+    Args:
+        graph_module: Dynamo's, before any pass.
+        example_inputs: its inputs.
+        passes: what may be left out.
+        settings: mode and options: anything whose ``repr`` tells them apart.
+    """
+    graphs = [x.graph for x in graph_module.modules() if isinstance(x, GraphModule)]
+    all_nodes = [node for graph in graphs for node in graph.nodes]  # branches' and loops' too
+    nodes = [x.format_node() or "" for x in all_nodes]
+    constants = [described(value_of(x)) for x in all_nodes if x.op == "get_attr"]
+    inputs = [described(x) for x in example_inputs]
+    rest = [x.uuid() for x in passes], settings, torch.is_grad_enabled(), machine(example_inputs)
+    whole = repr((nodes, constants, inputs, rest))
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def machine(example_inputs: Sequence[Any]) -> tuple[str, ...]:
+    """Return what times depend on: the processor or GPU that inputs are on, and versions."""
+    names = [platform.machine(), platform.processor(), str(torch.get_num_threads())]
+    if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
+        names = [torch.cuda.get_device_name(), str(torch.version.cuda), _version("triton")]
+    return (backbay.__version__, torch.__version__, *names)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+class Choosing:
+    """A compiled graph in several variants; the first call times them, and the best one stays."""
+
+    def __init__(
+        self, arms: Arms, fired: Sequence[str], name: str, keep: Callable[[Choice], None]
+    ) -> None:
+        """Hold the variants.
+
+        Args:
+            arms: with every rewrite, without any, and others.
+            fired: the rewrites that changed the graph.
+            name: of the backend, for the compile log.
+            keep: is given the choice, where one was made.
+        """
+        self._arms: Arms | None = arms
+        self._chosen = arms[ALL]
+        self._fired = tuple(fired)
+        self._name = name
+        self._keep = keep
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        """Autotune on the first call, then run the chosen variant."""
+        if self._arms is not None:
+            self._choose(args)
+        return self._chosen(*args)
+
+    def _choose(self, args: Sequence[Any]) -> None:
+        with self._lock:
+            arms, self._arms = self._arms, None
+        if arms is None:  # another thread is at it; until it is done, every rewrite holds
+            return
+        why = unsuitable(args)
+        if why is None:
+            try:
+                choice = chosen(timed(arms, args), self._fired)
+            except Exception as error:  # noqa: BLE001 (whatever it is, the graph itself still runs)
+                why = f"{type(error).__name__}: {error}".splitlines()[0]
+        if why is not None:
+            self._note(f"not timed, every rewrite kept: {why}")
+            return
+        self._chosen = arms[choice.off]
+        self._keep(choice)
+        self._note(f"timed: {choice}", timed=True)
+
+    def _note(self, why: str, *, timed: bool = False) -> None:
+        record = compile_log.Record(asked=self._name, ran="inductor", why=why, timed=timed)
+        compile_log.note(record)
+
+
+def unsuitable(args: Sequence[Any]) -> str | None:
+    """Return why a graph can't be timed with copies of these inputs; None if it can."""
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    odd = next((x for x in tensors if type(x) not in plain), None)
+    if odd is not None:
+        return f"an input is a {type(odd).__name__}, which is not copied"
+    memory = [x.untyped_storage().data_ptr() for x in tensors if x.numel()]
+    if len(set(memory)) < len(memory):
+        return "two inputs share memory, and copies would not"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "in a process group the others would wait, or choose otherwise"
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    return None
+
+
+def timed(
+    arms: Arms, args: Sequence[Any], budget_s: float | None = None
+) -> dict[tuple[str, ...], list[float]]:
+    """Time variants in turns on copies of their inputs.
+
+    Args:
+        arms: what is left out, to the compiled graph.
+        args: its inputs.
+        budget_s: seconds for all of it. Default: those of a whole graph.
+
+    Returns:
+        By variant, milliseconds a call, one sample a round.
+    """
+    device = next((x.device for x in args if isinstance(x, torch.Tensor)), torch.device("cpu"))
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        copies = [_copied(x) for x in args]
+        steps = {",".join(off): _step(arm, copies) for off, arm in arms.items()}
+        for step in steps.values():
+            clock.seconds(step, measure.WARMUPS + 1, device)  # CUDA graphs record in the second
+        step_s = {name: clock.seconds(step, 1, device) for name, step in steps.items()}
+        plan = measure.plan(step_s, BUDGET_S if budget_s is None else budget_s)
+        samples: dict[str, list[float]] = {name: [] for name in steps}
+        order, shuffled = list(steps), random.Random(0)  # noqa: S311 (no secret)
+        for _ in range(plan.rounds):
+            shuffled.shuffle(order)
+            for name in order:
+                taken = clock.block(steps[name], warmups=1, calls=plan.calls[name], device=device)
+                samples[name].append(1e3 * taken / plan.calls[name])
+    return {off: samples[",".join(off)] for off in arms}
+
+
+def _copied(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    copied: torch.Tensor = clone_preserve_strides(value.detach())  # type: ignore[no-untyped-call] # torch has no stub
+    return copied.requires_grad_(value.requires_grad)
+
+
+def _step(arm: Compiled, copies: Sequence[Any]) -> Callable[[], None]:
+    sources = [x for x in copies if isinstance(x, torch.Tensor) and x.requires_grad]
+
+    def step() -> None:
+        results = [x for x in arm(*copies) if isinstance(x, torch.Tensor) and x.requires_grad]
+        if torch.is_grad_enabled() and results and sources:
+            given = [torch.ones_like(x) for x in results]
+            # A thread of autograd's holds the last gradient for a moment longer. A CUDA graph that
+            # is recorded meanwhile takes that for a tensor which dies in it, and no later call fits
+            # ("graph recording observed an input tensor deallocate").
+            with torch.autograd.set_multithreading_enabled(False):
+                torch.autograd.grad(results, sources, given, allow_unused=True)
+
+    return step
+
+
+def chosen(samples: Mapping[tuple[str, ...], Sequence[float]], fired: Sequence[str]) -> Choice:
+    """Decide between variants: all rewrites, unless another variant is shown to be faster.
+
+    Args:
+        samples: by variant, one a round, as `timed` gives them.
+        fired: what the variant without rewrites leaves out.
+    """
+    medians = {off: stats.median(x)[0] for off, x in samples.items()}
+    best = min(medians, key=lambda off: medians[off])
+    _, (low, _) = stats.ratio(samples[ALL], samples[best])
+    if low <= 1.0:
+        best = ALL
+    gain, interval = stats.ratio(samples[tuple(fired)], samples[best])
+    return Choice(
+        off=best,
+        fired=tuple(fired),
+        gain=gain,
+        interval=interval,
+        milliseconds={",".join(off): x for off, x in medians.items()},
+        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+    )
