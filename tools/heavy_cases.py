@@ -1,6 +1,8 @@
 """List the cases of which the ``quick`` profile has only a few: those that take long.
 
-    python tools/heavy_cases.py TABLE.md ... > src/backbay_conformance/heavy.txt
+    python tools/heavy_cases.py TABLE.md ... > heavy.txt
+
+The list stands in the package ``backbay_conformance``.
 
 Puts Inductor through the levels of which ``quick`` has every case, once all of them and once as
 ``quick`` draws them, each with empty caches: what another case has compiled before costs nothing.

@@ -52,7 +52,8 @@ def parse_arguments() -> argparse.Namespace:
 def commands(name: str, work: Path) -> Iterator[tuple[str, Path]]:
     """Give each command with the folder that it runs in."""
     made = work / name
-    yield f"{PIP} $BACKBAY", work
+    ours = ("backbay[race,torch]", "backbay-conformance", "backbay-optimizer")
+    yield " ".join([PIP, *(f"'$BACKBAY/packages/{x}'".replace("'", '"') for x in ours)]), work
     yield f"backbay new {name}", work
     yield f"{PIP} -e '.[dev]'", made
     yield "python -m pip --disable-pip-version-check list --format freeze --exclude-editable", made

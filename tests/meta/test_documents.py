@@ -38,7 +38,7 @@ def test_the_readme_sends_a_newcomer_to_six_files():
 
 def test_there_is_no_unfinished_work_in_the_sources():
     marks = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
-    for folder in ("src", "tests", "benchmarks", "examples"):
+    for folder in ("packages", "tests", "benchmarks", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
             assert not marks.search(path.read_text()), path
 

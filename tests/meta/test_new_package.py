@@ -17,7 +17,7 @@ from backbay.new.naming import LONGEST
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+CORE = Path(__file__).parents[2] / "packages" / "backbay"
 NAME = "Acme.relu-fast_2"
 PACKAGE = "acme_relu_fast_2"
 OTHERS = ("acme-fast", "acme_faster")
@@ -73,10 +73,10 @@ def installed(wheels, tmp_path_factory) -> str:
 
 def test_backbays_own_wheel_carries_every_template(tmp_path):
     options = ("--no-build-isolation", "--no-deps", "-q", "--disable-pip-version-check")
-    run("-m", "pip", "wheel", *options, "-w", str(tmp_path), str(ROOT), cwd=tmp_path)
+    run("-m", "pip", "wheel", *options, "-w", str(tmp_path), str(CORE), cwd=tmp_path)
     (built,) = tmp_path.glob("*.whl")
-    templates = [x for x in (ROOT / "src" / "backbay" / "new").rglob("*.*") if x.suffix != ".pyc"]
-    wanted = {x.relative_to(ROOT / "src").as_posix() for x in templates if x.is_file()}
+    templates = [x for x in (CORE / "src" / "backbay" / "new").rglob("*.*") if x.suffix != ".pyc"]
+    wanted = {x.relative_to(CORE / "src").as_posix() for x in templates if x.is_file()}
     assert "backbay/new/template/.github/workflows/ci.yml.jinja" in wanted
     assert wanted <= set(zipfile.ZipFile(built).namelist())
 
