@@ -15,7 +15,7 @@ from backbay.registry import Traits, compile_catalog, default_registry
 CATALOGUED = {
     x.name: default_registry.spec(x.name)  # with the options of the manifest
     for x in compile_catalog.source_specs()
-    if x.origin.distribution == "backbay" and "alias" not in x.tags
+    if x.origin.distribution in {"backbay", "backbay-optimizer"} and "alias" not in x.tags
 }
 REASSOCIATE = {"allow_reassociation": True}
 

@@ -38,7 +38,8 @@ def test_a_wheel_holds_its_own_package_and_no_test(wheels, distribution):
     assert f"{package}/py.typed" in names
     assert any(x.endswith("/licenses/LICENSE") for x in names)
     strays = ("conftest", "__pycache__", "/tests/", "mutants", "kill_table")
-    assert not [x for x in names if any(stray in x for stray in strays)]
+    found = [x for x in names if any(stray in x for stray in strays)]
+    assert not [x for x in found if "/new/template/" not in x]  # tests of what `new` writes
 
 
 def test_all_names_every_distribution_in_exactly_this_version(wheels):
@@ -56,7 +57,7 @@ def test_all_names_every_distribution_in_exactly_this_version(wheels):
 def test_from_wheels_everything_is_found(installed):
     run = installed(*ALL)
     backend = row(run("-m", "backbay", "list", "--json"), "backbay")
-    assert backend["origin"].startswith("backbay-optimizer ")
+    assert backend["origin"].startswith("backbay_optimizer ")
     assert backend["state"] == "ready"
     assert run("-c", TORCH_KNOWS).stdout.split() == ["backbay_optimizer.backend", "True"]
     assert "graded levels" in run("-m", "backbay", "conform", "--help").stdout

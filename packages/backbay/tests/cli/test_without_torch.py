@@ -4,6 +4,7 @@ The packages that Backbay requires are linked into one folder, which is all that
 """
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ import backbay
 
 COMMAND = "import sys; sys.argv[0] = 'backbay'; from backbay.cli import main; main()"
 ABSENT = ("torch", "numpy", "matplotlib", "psutil", "triton")
+OTHERS = ("backbay-conformance", "backbay-optimizer")
 INSTALL = "pip install 'backbay[torch,race]'"
 
 
@@ -33,18 +35,22 @@ def required(name: str, found: dict[str, importlib.metadata.Distribution]) -> No
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory) -> Path:
-    """A folder with Backbay, what it requires, and nothing else."""
+    """A folder with Backbay's distributions, what the core requires, and nothing else."""
     folder = tmp_path_factory.mktemp("bare")
     found: dict[str, importlib.metadata.Distribution] = {}
     required("backbay", found)
+    for name in OTHERS:
+        found[name] = importlib.metadata.distribution(name)
     for distribution in found.values():
         tops = {x.parts[0] for x in distribution.files or () if x.parts[0] not in {"..", "bin"}}
         for top in tops:
             source = Path(str(distribution.locate_file(top)))
             if source.exists() and source.suffix != ".pth" and not (folder / top).exists():
                 (folder / top).symlink_to(source)
-    if not (folder / "backbay").exists():  # an editable installation
-        (folder / "backbay").symlink_to(Path(backbay.__file__).parent)
+    for package in ("backbay", *(x.replace("-", "_") for x in OTHERS)):
+        if not (folder / package).exists():  # an editable installation
+            source = importlib.util.find_spec(package).origin
+            (folder / package).symlink_to(Path(source).parent)
     return folder
 
 
@@ -150,7 +156,7 @@ def test_what_needs_torch_says_in_one_line_what_to_install(run, arguments):
 )
 def test_python_raises_one_line_that_is_an_import_error_too(run, statement):
     program = f"""
-import backbay
+import backbay, backbay_conformance
 from backbay.errors import BackbayError, MissingDependency
 try:
     {statement}

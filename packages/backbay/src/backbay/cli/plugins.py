@@ -3,7 +3,7 @@
 import click
 
 from backbay.dependencies import check_installed, missing_for
-from backbay.errors import InputError
+from backbay.errors import InputError, MissingDependency
 from backbay.registry import default_registry
 from backbay.registry.distributions import EntryPoint
 from backbay.registry.spec import can_be_published
@@ -55,6 +55,9 @@ def _imported(name: str, reference: str, who: str) -> click.Command:
         raise InputError(f"{broken}: {reference!r} is not of the form module:attribute")
     try:
         command = target.load_installed()
+    except MissingDependency:
+        check_installed(f"backbay {name}")  # names all that is missing, not the first alone
+        raise
     except InputError:
         raise
     except (Exception, SystemExit) as error:
