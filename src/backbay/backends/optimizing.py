@@ -31,6 +31,7 @@ from backbay.passes.early_selection import early_selection
 from backbay.passes.folded_strides import folded_strides
 from backbay.passes.fused_attention import fused_attention
 from backbay.passes.fused_convolutions import fused_convolutions
+from backbay.passes.group_norm_silu import group_norm_silu
 from backbay.passes.linear_epilogues import linear_epilogues
 from backbay.passes.masks import constant_masks
 from backbay.passes.match_sites import MatchSites
@@ -58,6 +59,7 @@ class Optimizing(Backend):
         one_token_attention,
         eager_convolutions,
         folded_strides,
+        group_norm_silu,
         fused_convolutions,
         one_row_linears,
         linear_epilogues,

@@ -29,6 +29,12 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """What the kernels take."""
 
+MEASURED = (9, 0)
+"""Compute capability of the GPU that times and plans are from: an H100."""
+
+PAYS_FROM = 2**22
+"""Elements from which the kernel takes the place of Inductor's."""
+
 LARGEST_WIDTH = 4096
 """Channels of a panel that one program can finish."""
 
@@ -467,6 +473,20 @@ def refusal(x: Tensor, groups: int) -> str | None:
         return f"no kernel for {x.dtype}"
     if x.shape[1] // groups > LARGEST_WIDTH:
         return f"groups of {x.shape[1] // groups} channels: the kernels take {LARGEST_WIDTH}"
+    return None
+
+
+def pays(x: Tensor, groups: int) -> str | None:
+    """Return why the operator should not take the place of group norm and SiLU, or None.
+
+    That is for a graph that Inductor compiles, with channels last.
+    """
+    if reason := refusal(x, groups):
+        return reason
+    if torch.cuda.get_device_capability(x.device) != MEASURED:
+        return "it was measured on GPUs of compute capability 9.0"
+    if x.numel() < PAYS_FROM:
+        return f"{x.numel()} elements: below {PAYS_FROM} it was not faster"
     return None
 
 
