@@ -246,6 +246,8 @@ INTERPRETED = """
         given_ = dy, x, weight, bias, mean, rstd, groups, silu, shift, extra
         gradients = module.launch_backward(backward, *given_, plan)
         truth = module.reference_backward(*wide(*given_[:6]), *given_[6:8], *wide(shift, extra))
+        memory = {t.untyped_storage().data_ptr() for t in gradients if t.numel()}
+        assert len(memory) == sum(1 for t in gradients if t.numel())  # an operator shares none
         assert gradients[0].stride() == x.stride() or pixels == 1 or channels == 1 or not samples
         for found, wanted in zip(gradients, truth):
             # A group of one value has no spread: what is divided by its epsilon amplifies rounding.

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph.values import computed
 from backbay.kernels import group_norm_silu as kernel
+from backbay.kit.passes import graph_pass
 from backbay.passes.group_norm_silu import group_norm_silu
 from backbay.proof import Workload
 
@@ -34,6 +36,7 @@ def anywhere(lift, monkeypatch):
     lift(group_norm_silu, DTYPES=(torch.float32, torch.bfloat16))
     lift(group_norm_silu, COPIED=0.5)
     monkeypatch.setattr(kernel, "pays", lambda x, groups: None)
+    monkeypatch.setattr(kernel, "PAYS_FROM", 1)
 
 
 @pytest.fixture(params=[False, True], ids=["first", "last"])
@@ -91,7 +94,43 @@ def test_the_rewritten_model_is_further_from_the_truth(prove, image, anywhere, d
     torch.manual_seed(0)
     model = nn.Sequential(Block(dtype=dtype), Block(dtype=dtype))
     work = Workload(model=model, args=(image.to(dtype).requires_grad_(),))
-    assert prove(work, passes=[group_norm_silu])[OPERATOR] == 4
+    options = {"group_norm_training": True}
+    assert prove(work, passes=[group_norm_silu], options=options)[OPERATOR] == 4
+
+
+def test_a_model_is_trained_with_it_though_nobody_asked(look, image, anywhere):
+    seen = look(Block(), image, passes=[group_norm_silu])
+    assert not seen.changes[OPERATOR]
+    assert set(seen.near) == {"a gradient is wanted, and group_norm_training is off"}
+
+
+@graph_pass()
+def as_on_cuda(graph_module):
+    """Say of group norms and what activates them that channels come first, as on CUDA they do."""
+    for node in graph_module.graph.nodes:
+        if node.target in {F.group_norm, F.silu}:
+            value = node.meta["example_value"]
+            node.meta["example_value"] = computed(torch.Tensor.contiguous, value)
+    return 0
+
+
+def test_eagers_layout_stays_between_the_calls_with_channels_last(look, anywhere, monkeypatch):
+    image = torch.randn(2, 8, 6, 10).contiguous(memory_format=torch.channels_last)
+    model = nn.Sequential(*(Block() for _ in range(2))).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        seen = look(model, image, passes=[as_on_cuda, group_norm_silu])
+        wanted = model(image)
+    assert seen.changes[OPERATOR] == 4
+    assert seen.calls("contiguous") == 0
+    torch.testing.assert_close(seen.result, wanted)
+    assert seen.result.stride() == wanted.stride()
+
+
+def test_small_images_alone_are_rewritten(look, anywhere, monkeypatch):
+    monkeypatch.setattr(kernel, "PAYS_FROM", 961)
+    with torch.no_grad():
+        seen = look(Block(), torch.randn(2, 8, 6, 10), passes=[group_norm_silu])
+    assert seen.near == ["960 elements: below 961 it was not faster"]
 
 
 def test_more_is_copied_than_is_won(look, anywhere, lift):

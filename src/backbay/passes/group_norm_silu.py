@@ -30,7 +30,7 @@ from backbay.graph.effects import mutates
 from backbay.graph.rewrite import bound, call_before, layout, replace_node
 from backbay.graph.values import computed, evaluated, is_ordinary, propagate, value_of
 from backbay.kernels import group_norm_silu as kernel
-from backbay.kit.passes import NotApplicable, Pass, PassContext, Requires
+from backbay.kit.passes import NotApplicable, Pass, PassContext, Requires, option
 from backbay.passes import convolutions
 from backbay.passes.convolutions import Convolution
 
@@ -103,20 +103,23 @@ class GroupNormSilu(Pass):
         dtypes_because="it was measured in 16 bits",
     )
     sources = (kernel, convolutions)
+    group_norm_training: bool = option(
+        False, "group_norm_silu also where gradients are wanted: not timed in whole models yet"
+    )
 
     def run(self, graph_module: GraphModule, context: PassContext) -> int:
         """Rewrite all sites of a graph, or none; return how many were."""
         sites = {x.node: x for x in self._sites(graph_module, context)}
         if not sites:
             return 0
-        count = 0
+        fused: list[Node] = []
         with context.attempt(next(iter(sites))):
             found = _planned(graph_module, sites)
             context.check_profitable([x for s in found.sites.values() for x in (s.norm, s.node)])
             _rewrite(found)
             graph_module.recompile()
-            count = len(found.sites)
-        return count
+            fused = [*found.sites]
+        return len(fused)
 
     def _sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
         for node in graph_module.graph.find_nodes(op="call_function", target=F.silu):
@@ -129,6 +132,8 @@ class GroupNormSilu(Pass):
         given = bound(norm, _NORM)
         x, value = given["input"], value_of(node)
         self.requires.check(value)
+        if value.requires_grad and not self.group_norm_training:
+            raise NotApplicable("a gradient is wanted, and group_norm_training is off")
         if len(norm.users) > 1:
             raise NotApplicable(f"{norm.name}, which it activates, is used elsewhere, too")
         if not is_ordinary(value_of(x)) or value_of(x).dtype != value.dtype:
@@ -173,12 +178,15 @@ def _planned(graph_module: GraphModule, sites: dict[Node, _Site]) -> _Layouts:
             _settle(found, node, computed(torch.empty_like, found.of(sites[node].x)))
         elif node in sites:
             _restore(found, sites[node].norm, inputs)
-        elif (is_first and convolutions.is_convolution(node)) or (
-            inputs and node.target in _INDIFFERENT
+        elif (inputs and node.target in _INDIFFERENT) or (
+            (inputs or is_first) and convolutions.is_convolution(node)
         ):
             _follow(found, node, inputs)
         else:
             _restore(found, node, inputs)
+    largest = max((value_of(x.x).numel() for x in found.sites.values()), default=0)
+    if found.sites and largest < kernel.PAYS_FROM:
+        raise NotApplicable(f"{largest} elements: below {kernel.PAYS_FROM} it was not faster")
     if not found.sites:
         raise NotApplicable("channels are first, and no convolution is before it")
     read = sum(value_of(x.x).numel() for x in found.sites.values())
