@@ -104,7 +104,8 @@ class GroupNormSilu(Pass):
     )
     sources = (kernel, convolutions)
     group_norm_training: bool = option(
-        False, "group_norm_silu also where gradients are wanted: not timed in whole models yet"
+        default=False,
+        help="group_norm_silu also where gradients are wanted: not timed in whole models yet",
     )
 
     def run(self, graph_module: GraphModule, context: PassContext) -> int:
