@@ -11,9 +11,10 @@ is ``span`` pixels of ``block_c`` channels; a program streams it in blocks of ``
 The parts run in one kernel in the *window* form. Programs draw tickets: ticket ``t`` measures tile
 ``t``, and then applies to tile ``t - lag``, whose panel is finished by the program that was last
 to measure one of its tiles. Where a panel is well below the size of the L2 cache, that still has
-what is applied, and memory is read once. A program waits only for tickets below its own, all of which are drawn and measured
-without waiting, so it can't deadlock however many programs the GPU runs at once. (Tickets are those
-of Merrill and Garland, Single-pass Parallel Prefix Scan with Decoupled Look-back, 2016.)
+what is applied, and memory is read once. A program waits only for tickets below its own, all of
+which are drawn and measured without waiting, so it can't deadlock however many programs the GPU
+runs at once. (Tickets are those of Merrill and Garland, Single-pass Parallel Prefix Scan with
+Decoupled Look-back, 2016.)
 
 In the *panel* form, for small panels, one program does a panel's three parts one after the other.
 
