@@ -67,7 +67,8 @@ first_calls() { # the models side by side, each on cores of its own
   return $fine
 }
 
-step tests python3 -m pytest -q -n "$workers" --dist load -p no:cacheprovider packages/backbay-optimizer/tests/gpu
+step tests python3 -m pytest -q -n "$workers" --dist load -p no:cacheprovider \
+  packages/backbay/tests/gpu packages/backbay-optimizer/tests/gpu
 step sanitize env WORKERS="$workers" bash tools/sanitize_gpu.sh
 step conformance python3 benchmarks/conformance.py backbay inductor --profile quick --device cuda \
   --workers "$workers" --state "$out/conformance_state" --out "$out/conformance" "${until[@]}"

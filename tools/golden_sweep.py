@@ -73,13 +73,14 @@ AT_BOTH = (
 INFERENCE = (
     "eager_convolutions",
     "fused_convolutions",
+    "group_norm_silu",
     "linear_epilogues",
     "merged_linears",
     "one_row_linears",
     "one_token_attention",
     "parameter_hoist",
 )
-"""Passes that leave training alone; four of them are for CUDA, and here shown to do nothing."""
+"""Passes that leave training alone; five of them are for CUDA, and here shown to do nothing."""
 DEVICE = torch.device("cpu")
 TORCHS = "TORCH'S"
 

@@ -11,5 +11,5 @@ for tool in ${TOOLS:-memcheck racecheck}; do
   echo "== $tool"
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 9 \
     --target-processes all "${1:-python3}" -m pytest -q -p no:cacheprovider -n "${WORKERS:-0}" \
-    packages/backbay-optimizer/tests/gpu/test_silu_gpu.py -k "not captured" # a capture must not allocate, and without the pool everything allocates
+    packages/backbay/tests/gpu/test_silu_gpu.py -k "not captured" # a capture must not allocate, and without the pool everything allocates
 done

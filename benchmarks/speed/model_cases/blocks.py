@@ -1,6 +1,7 @@
 """Two more kinds of model, in plain torch: a diffusion UNet's block, and a recommender."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -122,6 +123,102 @@ def unet(size: str) -> Workload:
     return Workload(model=model, args=(x.to(memory_format=torch.channels_last), time, context))
 
 
+class Block(nn.Module):
+    """A residual block of a latent diffusion model's decoder: as above, and no time step."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        sizes = ((inputs, outputs), (outputs, outputs))
+        self.norms = nn.ModuleList(nn.GroupNorm(32, n, eps=1e-6) for n, _ in sizes)
+        self.convolutions = nn.ModuleList(nn.Conv2d(*n, 3, padding=1) for n in sizes)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, H, W) to (B, outputs, H, W)."""
+        y = x
+        for norm, convolution in zip(self.norms, self.convolutions, strict=True):
+            y = convolution(F.silu(norm(y)))
+        total: Tensor = self.shortcut(x) + y
+        return total
+
+
+class Pixels(nn.Module):
+    """Attention of every pixel to every other, with one head."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(32, width, eps=1e-6)
+        self.attend = Attending(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to the same."""
+        y = self.norm(x).flatten(2).transpose(1, 2)
+        total: Tensor = x + self.attend(y, y).transpose(1, 2).reshape(x.shape)
+        return total
+
+
+class Decoder(nn.Module):
+    """The decoder of a latent diffusion model's autoencoder: latents to images of 8 times the side.
+
+    The structure is that of Rombach et al., High-Resolution Image Synthesis with Latent Diffusion
+    Models, 2021 (arXiv 2112.10752), with the widths of Stable Diffusion's.
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        first, last = widths[0], widths[-1]
+        self.begin = nn.Conv2d(4, first, 3, padding=1)
+        self.middle = nn.Sequential(Block(first, first), Pixels(first), Block(first, first))
+        levels: list[nn.Module] = []
+        for inputs, outputs in itertools.pairwise((first, *widths)):
+            levels += [Block(inputs, outputs), Block(outputs, outputs), Block(outputs, outputs)]
+            if len(levels) < 4 * len(widths) - 1:
+                larger = nn.Upsample(scale_factor=2, mode="nearest")
+                levels.append(nn.Sequential(larger, nn.Conv2d(outputs, outputs, 3, padding=1)))
+        self.levels = nn.Sequential(*levels)
+        self.norm = nn.GroupNorm(32, last, eps=1e-6)
+        self.end = nn.Conv2d(last, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 4, H, W) to (B, 3, 8H, 8W)."""
+        y = self.levels(self.middle(self.begin(x)))
+        image: Tensor = self.end(F.silu(self.norm(y)))
+        return image
+
+
+_DECODERS = {
+    "full": (4, 64, (512, 512, 256, 128)),
+    "proof": (1, 16, (512, 512, 256, 128)),
+    "tiny": (1, 4, (32, 32)),
+}
+
+
+def decoder(size: str, *, last: bool, train: bool) -> Workload:
+    """Build the decoder; ``last`` is whether channels are last in memory."""
+    batch, side, widths = _DECODERS[size]
+    if train and size == "full":
+        side //= 2
+    form = torch.channels_last if last else torch.contiguous_format
+    model = Decoder(widths).to(DTYPE).to(memory_format=form)  # type: ignore[call-overload]
+    randomise(model)
+    x = torch.randn(batch, 4, side, side, dtype=DTYPE).to(memory_format=form)
+    return Workload(model=model, args=(x,))
+
+
+def residual(size: str, *, last: bool) -> Workload:
+    """Build one block of it, which is trained."""
+    batch, channels, side = _RESIDUALS[size]
+    form = torch.channels_last if last else torch.contiguous_format
+    model = nn.Sequential(Block(channels, channels), Block(channels, channels)).to(DTYPE)
+    model = model.to(memory_format=form)  # type: ignore[call-overload]
+    randomise(model)
+    x = torch.randn(batch, channels, side, side, dtype=DTYPE).to(memory_format=form)
+    return Workload(model=model, args=(x,))
+
+
+_RESIDUALS = {"full": (4, 256, 256), "proof": (1, 256, 32), "tiny": (1, 32, 4)}
+
+
 class Recommender(nn.Module):
     """Embedding bags, dot products of all pairs, and two multi-layer perceptrons (DLRM)."""
 
@@ -177,6 +274,25 @@ def dlrm(size: str, *, train: bool) -> Workload:
 
 
 BLOCKS = (
+    *(
+        Case(
+            name=f"vae_decoder_{name}.{'train' if train else 'infer'}",
+            train=train,
+            build=lambda size, last=last, train=train: decoder(size, last=last, train=train),  # type: ignore[misc]
+            shapes={x: f"{s[0]}x4x{s[1]}x{s[1]} latents" for x, s in _DECODERS.items()},
+        )
+        for name, last in (("nchw", False), ("nhwc", True))
+        for train in (False, True)
+    ),
+    *(
+        Case(
+            name=f"vae_block_{name}.train",
+            train=True,
+            build=lambda size, last=last: residual(size, last=last),  # type: ignore[misc]
+            shapes={x: f"{s[0]}x{s[1]}x{s[2]}x{s[2]}" for x, s in _RESIDUALS.items()},
+        )
+        for name, last in (("nchw", False), ("nhwc", True))
+    ),
     Case(
         name="unet_block.infer",
         train=False,

@@ -31,6 +31,7 @@ from backbay_optimizer.passes.early_selection import early_selection
 from backbay_optimizer.passes.folded_strides import folded_strides
 from backbay_optimizer.passes.fused_attention import fused_attention
 from backbay_optimizer.passes.fused_convolutions import fused_convolutions
+from backbay_optimizer.passes.group_norm_silu import group_norm_silu
 from backbay_optimizer.passes.linear_epilogues import linear_epilogues
 from backbay_optimizer.passes.masks import constant_masks
 from backbay_optimizer.passes.match_sites import MatchSites
@@ -60,6 +61,7 @@ class Optimizing(Backend):
         one_token_attention,
         eager_convolutions,
         folded_strides,
+        group_norm_silu,
         fused_convolutions,
         one_row_linears,
         linear_epilogues,

@@ -1,0 +1,276 @@
+"""Compute group norm and SiLU in one kernel, with channels last from convolution to convolution.
+
+::
+
+    before:  F.silu(F.group_norm(torch.conv2d(x, weight, bias), groups, scale, offset))
+    after:   torch.ops.backbay.group_norm_silu(torch.conv2d(x, weight), scale, offset, groups, ...,
+                 shift=bias)[0]
+
+Inductor takes the statistics of a group norm with channels last at a tenth of the bandwidth of
+memory, and the fast engines of cuDNN want channels last. The bias of the convolution costs nothing
+in the kernel, and a pass over memory elsewhere.
+
+A kernel's layout is fixed when its graph is traced, and on CUDA eager's group norm gives channels
+first, whatever it is given. So the pass also moves the layout: what is between the norms, and does
+not care, has its channels last, and what cares, or leaves the graph, gets a copy in the layout that
+it had. In a graph with channels first, convolutions begin with channels last. Nothing is done where
+such copies move more than a quarter of what the norms read, or something is written to in place.
+"""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay.graph.effects import mutates
+from backbay.graph.rewrite import bound, call_before, layout, replace_node
+from backbay.graph.values import computed, evaluated, is_ordinary, propagate, value_of
+from backbay.kit.passes import NotApplicable, Pass, PassContext, Requires, option
+from backbay_optimizer.kernels import group_norm_silu as kernel
+from backbay_optimizer.passes import convolutions
+from backbay_optimizer.passes.convolutions import Convolution
+
+COPIED = 4
+"""Elements that norms read for each that is copied from one layout to the other, at least."""
+
+_ATEN = torch.ops.aten
+_IMAGE = 4
+_NORM = ("input", "num_groups", "weight", "bias", "eps")
+_INDIFFERENT = {
+    *(F.silu, F.relu, F.gelu, F.dropout, F.interpolate, torch.sigmoid, torch.relu, torch.nn.SiLU),
+    *(operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.mul, torch.cat),
+}
+"""What gives channels last where all that is read has them last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Site:
+    """A group norm and the SiLU that alone reads it."""
+
+    node: Node
+    """SiLU."""
+    norm: Node
+    x: Node
+    groups: int
+    weight: Node | None
+    bias: Node | None
+    eps: float
+
+
+@dataclass(kw_only=True)
+class _Layouts:
+    """What a graph's values become, and which of them need copies for whom."""
+
+    values: dict[Node, Any] = field(default_factory=dict)
+    """Values of what changes its layout, in the order of the graph."""
+    sites: dict[Node, _Site] = field(default_factory=dict)
+    copies: list[tuple[Node, Node, torch.memory_format]] = field(default_factory=list)
+    """Who reads, what, and in which layout."""
+
+    def of(self, node: Node) -> Any:
+        """Return what a node's value will be."""
+        return self.values.get(node, value_of(node))
+
+    @property
+    def copied(self) -> int:
+        """Elements of all copies."""
+        return sum(
+            value_of(x).numel()
+            for x in {(read, form): read for _, read, form in self.copies}.values()
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupNormSilu(Pass):
+    """Compute group norm and SiLU in one kernel, with channels last between convolutions.
+
+    ::
+
+        before:  F.silu(F.group_norm(x, groups, weight, bias, eps))
+        after:   torch.ops.backbay.group_norm_silu(x, weight, bias, groups, eps)[0]
+    """
+
+    summary = "on CUDA, group norm and SiLU are one kernel, with channels last around it"
+    requires = Requires(
+        devices=("cuda",),
+        because="the kernel is Triton's",
+        rocm=False,
+        dtypes=(torch.bfloat16, torch.float16),
+        dtypes_because="it was measured in 16 bits",
+    )
+    sources = (kernel, convolutions)
+    group_norm_training: bool = option(
+        default=False,
+        help="group_norm_silu also where gradients are wanted: not timed in whole models yet",
+    )
+
+    def run(self, graph_module: GraphModule, context: PassContext) -> int:
+        """Rewrite all sites of a graph, or none; return how many were."""
+        sites = {x.node: x for x in self._sites(graph_module, context)}
+        if not sites:
+            return 0
+        fused: list[Node] = []
+        with context.attempt(next(iter(sites))):
+            found = _planned(graph_module, sites)
+            context.check_profitable([x for s in found.sites.values() for x in (s.norm, s.node)])
+            _rewrite(found)
+            graph_module.recompile()
+            fused = [*found.sites]
+        return len(fused)
+
+    def _sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
+        for node in graph_module.graph.find_nodes(op="call_function", target=F.silu):
+            norm = node.args[0] if node.args else node.kwargs.get("input")
+            if isinstance(norm, Node) and norm.target is F.group_norm:
+                with context.attempt(node):
+                    yield self._site(node, norm)
+
+    def _site(self, node: Node, norm: Node) -> _Site:
+        given = bound(norm, _NORM)
+        x, value = given["input"], value_of(node)
+        self.requires.check(value)
+        if value.requires_grad and not self.group_norm_training:
+            raise NotApplicable("a gradient is wanted, and group_norm_training is off")
+        if len(norm.users) > 1:
+            raise NotApplicable(f"{norm.name}, which it activates, is used elsewhere, too")
+        if not is_ordinary(value_of(x)) or value_of(x).dtype != value.dtype:
+            raise NotApplicable("it has another dtype than what it normalises")
+        if value.dim() != _IMAGE or not all(isinstance(n, int) for n in value.shape):
+            raise NotApplicable("it is no batch of images, or its size is a symbol")
+        if reason := kernel.pays(value_of(x), given["num_groups"]):
+            raise NotApplicable(reason)
+        return _Site(
+            node=node,
+            norm=norm,
+            x=x,
+            groups=given["num_groups"],
+            weight=given.get("weight"),
+            bias=given.get("bias"),
+            eps=given.get("eps", 1e-5),
+        )
+
+
+group_norm_silu = GroupNormSilu()
+
+
+# 1. Which layouts there will be
+
+
+def _planned(graph_module: GraphModule, sites: dict[Node, _Site]) -> _Layouts:
+    """Return what all values become, by a walk over the graph that changes nothing.
+
+    Raises:
+        NotApplicable: it would not pay, or something is written to in place.
+    """
+    found, norms = _Layouts(), {x.norm for x in sites.values()}
+    is_first = any(value_of(x.x).is_contiguous() for x in sites.values())
+    for node in graph_module.graph.nodes:
+        inputs = [x for x in node.all_input_nodes if x in found.values]
+        if inputs and mutates(node):
+            raise NotApplicable(f"{node.name} writes to what would have another layout")
+        if node in norms:
+            continue
+        if node in sites and _is_last(found.of(sites[node].x)):
+            found.sites[node] = sites[node]
+            _settle(found, node, computed(torch.empty_like, found.of(sites[node].x)))
+        elif node in sites:
+            _restore(found, sites[node].norm, inputs)
+        elif (inputs and node.target in _INDIFFERENT) or (
+            (inputs or is_first) and convolutions.is_convolution(node)
+        ):
+            _follow(found, node, inputs)
+        else:
+            _restore(found, node, inputs)
+    largest = max((value_of(x.x).numel() for x in found.sites.values()), default=0)
+    if found.sites and largest < kernel.PAYS_FROM:
+        raise NotApplicable(f"{largest} elements: below {kernel.PAYS_FROM} it was not faster")
+    if not found.sites:
+        raise NotApplicable("channels are first, and no convolution is before it")
+    read = sum(value_of(x.x).numel() for x in found.sites.values())
+    if read < COPIED * found.copied:
+        raise NotApplicable(
+            f"{len(found.sites)} norms read {read} elements, and {found.copied} would be copied"
+        )
+    return found
+
+
+def _follow(found: _Layouts, node: Node, inputs: list[Node]) -> None:
+    """Have a node compute with channels last, if that is what it then gives."""
+    value, others, copies = value_of(node), {}, []
+    is_convolution = convolutions.is_convolution(node)
+    for x in node.all_input_nodes[:1] if is_convolution else node.all_input_nodes:
+        others[x] = given = found.of(x)
+        is_image = is_ordinary(given) and given.dim() == _IMAGE and given.shape[2:].numel() > 1
+        if is_image and given.is_contiguous() and not _is_last(given):
+            others[x] = computed(_laid_out_last, given)
+            copies.append((node, x, torch.channels_last))
+    given = evaluated(node, {**found.values, **others})
+    if is_ordinary(given) and is_ordinary(value) and _is_last(given):
+        found.copies += copies
+        _settle(found, node, given)
+    else:
+        _restore(found, node, inputs)
+
+
+def _settle(found: _Layouts, node: Node, value: Any) -> None:
+    if layout(value) != layout(value_of(node)):
+        found.values[node] = value
+
+
+def _restore(found: _Layouts, node: Node, inputs: list[Node]) -> None:
+    """Have a node read copies that are laid out as its inputs were."""
+    found.copies += [(node, x, torch.contiguous_format) for x in inputs]
+    for x in inputs:
+        if not value_of(x).is_contiguous():
+            raise NotApplicable(f"{node.name} reads {x.name} in a layout that can't be had again")
+
+
+def _is_last(value: Any) -> bool:
+    """Return whether an image has its channels last; one that also has them first counts."""
+    return bool(value.is_contiguous(memory_format=torch.channels_last))
+
+
+def _laid_out_last(value: torch.Tensor) -> torch.Tensor:
+    return value.contiguous(memory_format=torch.channels_last)
+
+
+# 2. What takes their place
+
+
+def _rewrite(found: _Layouts) -> None:
+    made: dict[tuple[Node, torch.memory_format], Node] = {}
+    wanted: dict[Node, list[tuple[Node, torch.memory_format]]] = {}
+    for reader, read, form in found.copies:
+        wanted.setdefault(reader, []).append((read, form))
+    order = {x: n for n, x in enumerate(next(iter(found.sites)).graph.nodes)}
+    for node in sorted({*found.values, *found.sites, *wanted}, key=order.__getitem__):
+        for read, form in wanted.get(node, []):
+            if (read, form) not in made:
+                copied = call_before(node, _ATEN.contiguous.default, read, memory_format=form)
+                made[read, form] = copied
+            node.replace_input_with(read, made[read, form])
+        if node in found.sites:
+            _fuse(found.sites[node])
+        elif node in found.values:
+            propagate(node, node)
+
+
+def _fuse(site: _Site) -> None:
+    """Put the kernel in the place of a norm and its SiLU."""
+    assert callable(kernel.group_norm_silu)  # registers it: torch.ops has it only after that
+    x, shift = bound(site.norm, _NORM)["input"], None
+    if convolutions.is_convolution(x) and len(x.users) == 1:
+        read = Convolution.of(x)
+        if read.bias is not None:
+            shift = read.bias
+            bare = call_before(x, x.target, read.x, read.weight, None, *read.how)
+            replace_node(x, bare)
+            x = bare
+    how = (site.weight, site.bias, site.groups, site.eps, True, shift)
+    call = call_before(site.node, torch.ops.backbay.group_norm_silu.default, x, *how)
+    replace_node(site.node, call_before(site.node, operator.getitem, call, 0))
+    site.norm.graph.erase_node(site.norm)

@@ -1,0 +1,164 @@
+"""Group norm and SiLU become one call, and layouts move with them; let loose on the CPU here."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay.graph.values import computed
+from backbay.kit.passes import graph_pass
+from backbay.proof import Workload
+from backbay_optimizer.kernels import group_norm_silu as kernel
+from backbay_optimizer.passes.group_norm_silu import group_norm_silu
+
+OPERATOR = "group_norm_silu"
+
+
+class Block(nn.Module):
+    """A residual block of a diffusion model's decoder."""
+
+    def __init__(self, channels=8, dtype=torch.float32):
+        super().__init__()
+        how = {"kernel_size": 3, "padding": 1, "dtype": dtype}
+        self.norms = nn.ModuleList(nn.GroupNorm(4, channels, dtype=dtype) for _ in range(2))
+        self.convs = nn.ModuleList(nn.Conv2d(channels, channels, **how) for _ in range(3))
+
+    def forward(self, x):
+        x = self.convs[0](x)
+        y = self.convs[1](F.silu(self.norms[0](x)))
+        y = self.convs[2](F.silu(self.norms[1](y)))
+        return x + y
+
+
+@pytest.fixture
+def anywhere(lift, monkeypatch):
+    lift(group_norm_silu, DEVICES=("cpu",))
+    lift(group_norm_silu, DTYPES=(torch.float32, torch.bfloat16))
+    lift(group_norm_silu, COPIED=0.5)
+    monkeypatch.setattr(kernel, "pays", lambda x, groups: None)
+    monkeypatch.setattr(kernel, "PAYS_FROM", 1)
+
+
+@pytest.fixture(params=[False, True], ids=["first", "last"])
+def image(request):
+    torch.manual_seed(0)
+    form = torch.channels_last if request.param else torch.contiguous_format
+    return torch.randn(2, 8, 6, 10).contiguous(memory_format=form)
+
+
+def test_a_block_is_left_or_its_result_is_laid_out_otherwise(look, image, anywhere):
+    torch.manual_seed(0)
+    model = Block()
+    with torch.no_grad():
+        wanted = model(image)
+        seen = look(model, image, passes=[group_norm_silu])
+    assert seen.changes[OPERATOR] == 2
+    assert seen.calls("group_norm") == seen.calls("silu") == 0
+    torch.testing.assert_close(seen.result, wanted)
+    assert seen.result.stride() == wanted.stride()
+    shifts = [n.args[6] for n in seen.nodes("group_norm_silu")]
+    assert [x is None for x in shifts] == [True, False]  # the first's bias is the residual's too
+
+
+def test_channels_come_first_between_the_calls(look, anywhere):
+    image = torch.randn(2, 8, 6, 10)
+    model = nn.Sequential(*(Block() for _ in range(4)))
+    with torch.no_grad():
+        seen = look(model, image, passes=[group_norm_silu])
+    assert seen.changes[OPERATOR] == 8
+    assert seen.calls("contiguous") == 2
+    for node in seen.nodes("group_norm_silu"):
+        assert kernel.is_channels_last(node.args[0].meta["example_value"])
+    torch.testing.assert_close(seen.result, model(image))
+
+
+def test_what_reads_views_reads_another_layout(look, image, anywhere):
+    model = nn.ModuleList(Block() for _ in range(3))
+
+    def attending(x):
+        x = model[1](model[0](x))
+        y = x.contiguous().view(2, 8, 60).transpose(1, 2)
+        y = (y @ y.transpose(1, 2)).softmax(-1) @ y
+        return model[2](x + y.transpose(1, 2).reshape(2, 8, 6, 10))
+
+    with torch.no_grad():
+        seen = look(attending, image, passes=[group_norm_silu])
+        wanted = attending(image)
+    assert seen.changes[OPERATOR] == 6
+    torch.testing.assert_close(seen.result, wanted)
+    assert seen.result.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_rewritten_model_is_further_from_the_truth(prove, image, anywhere, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(dtype=dtype), Block(dtype=dtype))
+    work = Workload(model=model, args=(image.to(dtype).requires_grad_(),))
+    options = {"group_norm_training": True}
+    assert prove(work, passes=[group_norm_silu], options=options)[OPERATOR] == 4
+
+
+def test_a_model_is_trained_with_it_though_nobody_asked(look, image, anywhere):
+    seen = look(Block(), image, passes=[group_norm_silu])
+    assert not seen.changes[OPERATOR]
+    assert set(seen.near) == {"a gradient is wanted, and group_norm_training is off"}
+
+
+@graph_pass()
+def as_on_cuda(graph_module):
+    """Say of group norms and what activates them that channels come first, as on CUDA they do."""
+    for node in graph_module.graph.nodes:
+        if node.target in {F.group_norm, F.silu}:
+            value = node.meta["example_value"]
+            node.meta["example_value"] = computed(torch.Tensor.contiguous, value)
+    return 0
+
+
+def test_eagers_layout_stays_between_the_calls_with_channels_last(look, anywhere, monkeypatch):
+    image = torch.randn(2, 8, 6, 10).contiguous(memory_format=torch.channels_last)
+    model = nn.Sequential(*(Block() for _ in range(2))).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        seen = look(model, image, passes=[as_on_cuda, group_norm_silu])
+        wanted = model(image)
+    assert seen.changes[OPERATOR] == 4
+    assert seen.calls("contiguous") == 0
+    torch.testing.assert_close(seen.result, wanted)
+    assert seen.result.stride() == wanted.stride()
+
+
+def test_small_images_alone_are_rewritten(look, anywhere, monkeypatch):
+    monkeypatch.setattr(kernel, "PAYS_FROM", 961)
+    with torch.no_grad():
+        seen = look(Block(), torch.randn(2, 8, 6, 10), passes=[group_norm_silu])
+    assert seen.near == ["960 elements: below 961 it was not faster"]
+
+
+def test_more_is_copied_than_is_won(look, anywhere, lift):
+    lift(group_norm_silu, COPIED=4)
+    with torch.no_grad():
+        seen = look(Block(), torch.randn(2, 8, 6, 10), passes=[group_norm_silu])
+    assert seen.near == ["2 norms read 1920 elements, and 1920 would be copied"]
+
+
+REFUSED = {
+    "used elsewhere": lambda x: (y := F.group_norm(x, 2)).neg() + F.silu(y),
+    "no batch of images": lambda x: F.silu(F.group_norm(x.flatten(2), 2)),
+    "writes to": lambda x: F.silu(F.group_norm(F.conv2d(x, x[:, :, :3, :3]), 2)).add_(1),
+    "no convolution": lambda x: F.silu(F.group_norm(x + 1, 2)),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_can_not_be_rewritten_is(look, anywhere, reason):
+    x = torch.randn(2, 8, 6, 10)
+    seen = look(REFUSED[reason], x, passes=[group_norm_silu])
+    assert not seen.changes[OPERATOR]
+    assert any(reason in near for near in seen.near), seen.near
+    torch.testing.assert_close(seen.result, REFUSED[reason](x))
+
+
+def test_it_fires_on_a_cpu(look):
+    x = torch.randn(2, 8, 6, 10)
+    seen = look(lambda x: F.silu(F.group_norm(x, 2)), x, passes=[group_norm_silu])
+    assert not seen.changes[OPERATOR]
+    assert "it runs on cpu: the kernel is Triton's" in seen.near
