@@ -8,7 +8,8 @@ step's embedding, is ``shift`` here, and whose residual sum is ``residual``.
 What must move, in images of the size of ``x``: forward reads ``x`` and writes ``y``, 2, and with a
 residual 4; backward reads ``dy`` and ``x`` and writes ``dx``, 3. A group that is larger than what a
 program holds has to be read twice; where it is small enough the second time is from the L2 cache
-(``group_norm_silu_device`` says how). Machine code for compute capability 9.0 has about 18 instructions for each element forward, and 40 backward.
+(``group_norm_silu_device`` says how). Machine code for compute capability 9.0 has about 18
+instructions for each element forward, and 40 backward.
 
 Channels may be last in memory, or not, in every tensor: the kernels read and write either, so that
 no copy is needed where one layout meets the other. Statistics are in float32, and returned in it.
