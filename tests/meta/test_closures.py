@@ -13,7 +13,7 @@ BARS = {
     "backbay_optimizer.backend": 75,
 }
 WITH_LATER = BARS | {"backbay_optimizer.backend": 97}
-"""Also lazily: tuning and timing with their sessions (14), the registry (7), cutting, checking (3)."""
+"""Also lazily: tuning, timing and sessions (14), the registry (7), cutting and checking (3)."""
 
 
 @pytest.mark.parametrize("module", BARS)

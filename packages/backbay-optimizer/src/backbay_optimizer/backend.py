@@ -94,8 +94,8 @@ class Optimizing(Backend):
         tune = given.get("tune", "cache")
         if tune not in {"cache", "full"}:  # also what is no value of it, which is refused there
             return variants.compile(graph_module)
-        from backbay_optimizer.tuning import cache as choices  # noqa: PLC0415 (90 ms, not with tune="off")
-        from backbay_optimizer.tuning import variants as tuning  # noqa: PLC0415 (90 ms, not with tune="off")
+        from backbay_optimizer.tuning import cache as choices  # noqa: PLC0415 (14 ms, unless "off")
+        from backbay_optimizer.tuning import variants as tuning  # noqa: PLC0415 (14 ms, unless "off")
 
         key = tuning.key_of(graph_module, example_inputs, self.passes, variants.settings)
         known = choices.read(key)
@@ -148,7 +148,7 @@ class _Variants:
 
     def choosing(self, graph_module: GraphModule, keep: "Callable[[Choice], None]") -> Compiled:
         """Compile the graph in every variant, of which the first call takes the best."""
-        from backbay_optimizer.tuning import variants as tuning  # noqa: PLC0415 (90 ms, not with tune="off")
+        from backbay_optimizer.tuning import variants as tuning  # noqa: PLC0415 (14 ms, unless "off")
 
         untouched, sites = _copied(graph_module), MatchSites(keep=True)
         whole = self._compiled(graph_module, tuning.ALL, sites)
@@ -163,7 +163,7 @@ class _Variants:
         return tuning.Choosing(arms, fired, self.backend.__name__, keep)
 
     def _slower(self, sites: MatchSites) -> tuple[str, ...]:
-        from backbay_optimizer.tuning import site_timing  # noqa: PLC0415 (only with tune="full")
+        from backbay_optimizer.tuning import site_timing  # noqa: PLC0415 (34 ms, for tune="full")
 
         mode = "max-autotune-no-cudagraphs" if self.mode == "max-autotune" else self.mode
         mode = None if mode == "reduce-overhead" else mode  # a CUDA graph is of the whole

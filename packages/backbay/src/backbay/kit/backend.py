@@ -248,7 +248,7 @@ class Backend:
         Raises:
             InputError: the backend does not say what it supports.
         """
-        from backbay.kit.partition import (  # noqa: PLC0415 (20 ms, and few backends cut graphs)
+        from backbay.kit.partition import (  # noqa: PLC0415 (11 ms, and few backends cut graphs)
             DryRun,
             survey,
             surveying,
