@@ -12,12 +12,8 @@ BARS = {
     "backbay_optimizer.passes.linear_epilogues": 20,
     "backbay_optimizer.backend": 75,
 }
-ELSEWHERE = ("backbay.race", "backbay.proof", "backbay.registry", "backbay.child")
-"""What other parts bring along, which have bars of their own."""
-
-
-def counted(modules):
-    return {x for x in modules if not x.startswith(ELSEWHERE)}
+WITH_LATER = BARS | {"backbay_optimizer.backend": 97}
+"""Also lazily: tuning, timing and sessions (14), the registry (7), cutting and checking (3)."""
 
 
 @pytest.mark.parametrize("module", BARS)
@@ -29,13 +25,13 @@ def test_an_import_takes_more_along(run_python, module):
     """
     loaded = run_python(program).stdout.split()
     assert module in loaded
-    assert len(counted(loaded)) <= BARS[module], sorted(loaded)
+    assert len(loaded) <= BARS[module], sorted(loaded)
 
 
-@pytest.mark.parametrize("module", BARS)
+@pytest.mark.parametrize("module", WITH_LATER)
 def test_it_may_take_more_along_later(module):
     found = closure(module)
-    assert len(counted(found)) <= BARS[module], sorted(found)
+    assert len(found) <= WITH_LATER[module], sorted(found)
 
 
 def test_modules_of_the_kit_and_of_passes_import_each_other():
@@ -56,7 +52,7 @@ def test_modules_of_the_kit_and_of_passes_import_each_other():
 
 
 def closure(module):
-    """Give a module, what it imports, also lazily, and the packages that those are in."""
+    """Return a module, what it imports, also lazily, and the packages that those are in."""
     found, waiting = set(), {module}
     while waiting:
         one = waiting.pop()
@@ -77,7 +73,7 @@ def names():
 
 @cache
 def imports(module):
-    """Give the modules of ours that one names in an import anywhere, but for types alone."""
+    """Return the modules of ours that one names in an import anywhere, but for types alone."""
     path = importlib.util.find_spec(module).origin
     tree, found = ast.parse(Path(path).read_text()), set()
     for node in (x for x in ast.walk(tree) if isinstance(x, ast.If)):

@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(f"backbay_conformance.{_HOME_OF[name]}")
     except ModuleNotFoundError as error:
-        from backbay.dependencies import missing_for  # noqa: PLC0415 (only a failure needs it)
+        from backbay.errors import missing_for  # noqa: PLC0415 (only a failure needs it)
 
         raise (missing_for(f"backbay_conformance.{name}", error) or error) from error
     return getattr(module, name)

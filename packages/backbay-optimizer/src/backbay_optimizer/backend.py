@@ -16,12 +16,12 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
 from backbay import compile_log
-from backbay.graph.sources import say_sources
+from backbay.graph.values import say_sources
 from backbay.kit.backend import Backend, Compilation
 from backbay.kit.codegen import Compiled, nested_tracing
 from backbay.kit.observing import unobserved
@@ -34,15 +34,15 @@ from backbay_optimizer.passes.fused_convolutions import fused_convolutions
 from backbay_optimizer.passes.group_norm_silu import group_norm_silu
 from backbay_optimizer.passes.linear_epilogues import linear_epilogues
 from backbay_optimizer.passes.masks import constant_masks
-from backbay_optimizer.passes.match_sites import MatchSites
+from backbay_optimizer.passes.match_sites import MatchSites, is_site
 from backbay_optimizer.passes.merged_linears import merged_linears
 from backbay_optimizer.passes.one_row_linears import one_row_linears
 from backbay_optimizer.passes.one_token_attention import one_token_attention
 from backbay_optimizer.passes.parameter_hoist import parameter_hoist
 from backbay_optimizer.passes.windowed_attention import windowed_attention
-from backbay_optimizer.tuning import cache as choices
-from backbay_optimizer.tuning import site_timing as place_timing
-from backbay_optimizer.tuning import variants as tuning
+
+if TYPE_CHECKING:
+    from backbay_optimizer.tuning.cache import Choice
 
 
 class Optimizing(Backend):
@@ -96,6 +96,9 @@ class Optimizing(Backend):
         tune = given.get("tune", "cache")
         if tune not in {"cache", "full"}:  # also what is no value of it, which is refused there
             return variants.compile(graph_module)
+        from backbay_optimizer.tuning import cache as choices  # noqa: PLC0415 (14 ms, unless "off")
+        from backbay_optimizer.tuning import variants as tuning  # noqa: PLC0415 (14 ms, unless "off")
+
         key = tuning.key_of(graph_module, example_inputs, self.passes, variants.settings)
         known = choices.read(key)
         if known is not None:
@@ -127,15 +130,15 @@ class _Variants:
         """What times depend on, beside the graph."""
         return self.mode, sorted((k, repr(v)) for k, v in self.given.items() if k != "tune")
 
-    def compile(self, graph_module: GraphModule, off: tuple[str, ...] = tuning.ALL) -> Compiled:
+    def compile(self, graph_module: GraphModule, off: tuple[str, ...] = ()) -> Compiled:
         """Compile the graph without some rewrites, or without them at some match sites."""
-        sites = MatchSites([x for x in off if choices.is_site(x)])
+        sites = MatchSites([x for x in off if is_site(x)])
         return self._compiled(graph_module, off, sites).run
 
     def _compiled(
         self, graph_module: GraphModule, off: tuple[str, ...], sites: MatchSites
     ) -> Compilation:
-        everywhere = dict.fromkeys((x for x in off if not choices.is_site(x)), False)
+        everywhere = dict.fromkeys((x for x in off if not is_site(x)), False)
         with sites.asked():
             return self.backend.compile_graph(
                 graph_module,
@@ -145,10 +148,10 @@ class _Variants:
                 name=self.name,
             )
 
-    def choosing(
-        self, graph_module: GraphModule, keep: Callable[[choices.Choice], None]
-    ) -> Compiled:
+    def choosing(self, graph_module: GraphModule, keep: "Callable[[Choice], None]") -> Compiled:
         """Compile the graph in every variant, of which the first call takes the best."""
+        from backbay_optimizer.tuning import variants as tuning  # noqa: PLC0415 (14 ms, unless "off")
+
         untouched, sites = _copied(graph_module), MatchSites(keep=True)
         whole = self._compiled(graph_module, tuning.ALL, sites)
         fired = tuple(x.name for x in whole.reports if x.changes)
@@ -162,11 +165,13 @@ class _Variants:
         return tuning.Choosing(arms, fired, self.backend.__name__, keep)
 
     def _slower(self, sites: MatchSites) -> tuple[str, ...]:
+        from backbay_optimizer.tuning import site_timing  # noqa: PLC0415 (34 ms, for tune="full")
+
         mode = "max-autotune-no-cudagraphs" if self.mode == "max-autotune" else self.mode
         mode = None if mode == "reduce-overhead" else mode  # a CUDA graph is of the whole
         generate = self.backend.code_generator(mode, self.given)
         found = sites.found.values()
-        return tuple(place_timing.slower(found, self.backend.passes, generate, self.settings))
+        return tuple(site_timing.slower(found, self.backend.passes, generate, self.settings))
 
 
 def _copied(graph_module: GraphModule) -> GraphModule:

@@ -1,16 +1,18 @@
 import pytest
 import torch
 
+from backbay.kit import rewrites
 from backbay.proof import Workload
 from backbay.workloads.decoder import Decoder, DecoderConfig
 from backbay.workloads.decoder_workload import returned_loss
 from backbay.workloads.loading import load
-from backbay_optimizer import passes
+from backbay_optimizer.backend import Optimizing
 
 BOTH = ("common_subexpressions", "fold_constants", "fold_scalar_chain", "remove_dead_code")
 ALL = [
-    *(getattr(passes, name) for name in passes.__all__),
-    *(getattr(passes, name).at("aten") for name in BOTH),
+    *(getattr(rewrites, name) for name in rewrites.__all__),
+    *Optimizing.passes,
+    *(getattr(rewrites, name).at("aten") for name in BOTH),
 ]
 
 

@@ -75,7 +75,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(_HOME_OF.get(name, f"backbay.{name}"))
     except ModuleNotFoundError as error:
-        from backbay.dependencies import missing_for  # noqa: PLC0415 (only a failure needs it)
+        from backbay.errors import missing_for  # noqa: PLC0415 (only a failure needs it)
 
         raise (missing_for(f"backbay.{name}", error) or error) from error
     return module if name in _SUBPACKAGES else getattr(module, name)

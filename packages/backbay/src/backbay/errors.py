@@ -160,3 +160,24 @@ class StaleCode(GraphBroken):
 
 class EndlessPass(GraphBroken):
     """A pass goes on adding nodes: it changes the graph while it walks over it."""
+
+
+PACKAGES = {"torch": ("torch",), "race": ("numpy", "matplotlib", "psutil")}
+"""Modules that each extra brings."""
+
+
+def missing_for(what: str, error: ModuleNotFoundError) -> MissingDependency | None:
+    """Return what to raise for an import that failed; nothing if an extra does not bring it."""
+    module = (error.name or "").partition(".")[0]
+    known = {x for modules in PACKAGES.values() for x in modules}
+    return missing(what, [module]) if module in known else None
+
+
+def missing(what: str, modules: list[str]) -> MissingDependency:
+    """Return the error for modules that are not installed, with what to install."""
+    extras = [extra for extra, brought in PACKAGES.items() if set(brought) & set(modules)]
+    verb = "is" if len(modules) == 1 else "are"
+    return MissingDependency(
+        f"{what} needs {', '.join(modules)}, which {verb} not installed: "
+        f"pip install 'backbay[{','.join(extras)}]'"
+    )

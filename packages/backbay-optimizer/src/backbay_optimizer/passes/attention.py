@@ -1,13 +1,20 @@
-"""Calls of ``scaled_dot_product_attention`` in a graph, and what they are given, by name."""
+"""Calls of ``scaled_dot_product_attention`` in a graph, and what they are given, by name.
 
-from collections.abc import Callable
+Also how keys and values are recognised that are repeated, one head for a group of queries::
+
+    k[:, :, None].expand(b, heads, n, t, d).reshape(b, heads * n, t, d)
+    torch.repeat_interleave(k, n, dim=1)
+"""
+
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.graph.aliases import Memory
+from backbay.graph.aliases import Memory, disturbed
 from backbay.graph.layouts import Layouts, kind
 from backbay.graph.values import adopt, propagate, state_at, value_of
 from backbay.kit.passes import NotApplicable
@@ -28,6 +35,9 @@ PARAMETERS = (
     "enable_gqa",
 )
 """Of it, in order."""
+
+_RANK = 4
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def target_of(node: Node) -> Callable[..., Any]:
@@ -59,3 +69,93 @@ def call_instead(
     if value_of(made).stride() != value_of(node).stride() and Memory(node.graph).returned(node):
         raise NotApplicable("the caller gets its result, which would be laid out otherwise")
     return made
+
+
+def unrepeated(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
+    """Give the key and value of an attention before they were repeated, if kernels take groups.
+
+    Args:
+        node: the call of attention.
+        given: arguments of ``scaled_dot_product_attention`` by name.
+    """
+    if given.get("attn_mask") is not None or not _taken(value_of(given["query"])):
+        return None
+    return sources(node, given)
+
+
+def sources(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
+    """Give the key and value of an attention before they were repeated.
+
+    None where they were not, or where something is written after that: what is repeated is a copy.
+
+    Args:
+        node: the call of attention.
+        given: arguments of ``scaled_dot_product_attention`` by name.
+    """
+    if given.get("enable_gqa"):
+        return None
+    found = {x: _source(given[x]) for x in ("key", "value")}
+    key, value = found["key"], found["value"]
+    if key is None or value is None:
+        return None
+    heads = [value_of(given[x]).shape[1] for x in ("query", "key", "value")]
+    same = value_of(key).shape[1] == value_of(value).shape[1] and len(set(heads)) == 1
+    pairs = (given["key"], key), (given["value"], value)
+    if not same or any(disturbed(copy, node, [source]) for copy, source in pairs):
+        return None
+    return {"key": key, "value": value}
+
+
+def _taken(query: torch.Tensor) -> bool:
+    """Tell whether a fused kernel takes groups: in single precision, CUDA's do not."""
+    return query.device.type == "cpu" or query.dtype in _HALF
+
+
+def _source(node: Any) -> Node | None:
+    if not isinstance(node, Node):
+        return None
+    if _is_call(node, "repeat_interleave"):
+        return _interleaved(node)
+    if not _is_call(node, "reshape"):
+        return None
+    wide = node.args[0]
+    if not isinstance(wide, Node) or not _is_call(wide, "expand"):
+        return None
+    thin = wide.args[0]
+    if not isinstance(thin, Node) or not _adds_a_dimension(thin):
+        return None
+    source = thin.args[0]
+    return source if isinstance(source, Node) and _fits(source, thin, wide, node) else None
+
+
+def _is_call(node: Node, name: str) -> bool:
+    if node.op == "call_method":
+        return node.target == name
+    return node.op == "call_function" and node.target is getattr(torch, name, None)
+
+
+def _adds_a_dimension(node: Node) -> bool:
+    if _is_call(node, "unsqueeze"):
+        return True
+    if node.target is not operator.getitem or not isinstance(node.args[1], tuple):
+        return False
+    return all(x is None or x == slice(None) for x in node.args[1])
+
+
+def _fits(source: Node, thin: Node, wide: Node, repeated: Node) -> bool:
+    one, two, three, four = (value_of(x).shape for x in (source, thin, wide, repeated))
+    if len(one) != _RANK or len(four) != _RANK or len(three) != _RANK + 1:
+        return False
+    batch, heads, length, width = one
+    times = three[2]
+    if two != (batch, heads, 1, length, width) or three != (batch, heads, times, length, width):
+        return False
+    return bool(four == (batch, heads * times, length, width))
+
+
+def _interleaved(node: Node) -> Node | None:
+    source, times = node.args[0], node.args[1] if len(node.args) > 1 else None
+    dim = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else None)  # noqa: PLR2004
+    if dim not in {1, 1 - _RANK} or not isinstance(source, Node) or not isinstance(times, int):
+        return None
+    return source if value_of(source).dim() == _RANK == value_of(node).dim() else None

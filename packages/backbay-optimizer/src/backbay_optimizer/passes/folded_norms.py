@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from backbay.graph.order import Disturbances
+from backbay.graph.aliases import Disturbances
 from backbay.graph.rewrite import put_before
 from backbay.graph.values import computed, value_of
 from backbay_optimizer.kernels import folded_batch_norm as kernel

@@ -31,8 +31,8 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
+from backbay.graph.aliases import disturbed
 from backbay.graph.constant import NotConstantError, constant_value
-from backbay.graph.order import disturbed
 from backbay.graph.rewrite import call_before, cast_before, layout
 from backbay.graph.values import is_ordinary, value_of
 from backbay.kit.passes import (
@@ -44,9 +44,8 @@ from backbay.kit.passes import (
     Rewrite,
 )
 from backbay_optimizer.kernels import efficient_attention as kernel
-from backbay_optimizer.passes import dropout, mask_kinds, products, written_attention
-from backbay_optimizer.passes.products import Order
-from backbay_optimizer.passes.written_attention import Fill, Written, written_out
+from backbay_optimizer.passes import dropout, mask_kinds, written_attention
+from backbay_optimizer.passes.written_attention import Fill, Order, Written, written_out
 
 BLOCK = 128
 """Queries, and keys, of a block of cuDNN's kernel. Of fewer keys it computes as many."""
@@ -78,7 +77,7 @@ class FusedAttention(Rewrite[Written]):
         dtypes=(torch.bfloat16, torch.float16),
         dtypes_because="kernels take 16 bits",
     )
-    sources = (dropout, mask_kinds, products, written_attention, kernel)
+    sources = (dropout, mask_kinds, written_attention, kernel)
     in_checkpoints = True
     removes_dead_code = True
 

@@ -25,8 +25,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph.aliases import disturbed
 from backbay.graph.layouts import Layouts, kind
-from backbay.graph.order import disturbed
 from backbay.graph.rewrite import bound, call_before, cast_before, layout, put_before, replace_node
 from backbay.graph.values import is_ordinary, state_at, value_of
 from backbay.kit.passes import EIGHTS, NotApplicable, Pass, PassContext, Requires

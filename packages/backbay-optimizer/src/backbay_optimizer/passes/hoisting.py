@@ -28,8 +28,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backbay.graph.rewrite import layout
-from backbay.graph.sources import say_sources
-from backbay.graph.values import value_of
+from backbay.graph.values import say_sources, value_of
 from backbay.kit.codegen import Codegen, Compiled
 
 HOISTED = "_hoisted"

@@ -27,7 +27,7 @@ from backbay.graph.constant import NotConstantError, constant_graph, forget_writ
 from backbay.graph.layouts import Layouts
 from backbay.graph.values import value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Rewrite
-from backbay_optimizer.passes import attention, grouped_heads, mask_kinds
+from backbay_optimizer.passes import attention, mask_kinds
 from backbay_optimizer.passes.mask_kinds import Window
 
 
@@ -44,7 +44,7 @@ class ConstantMasks(Rewrite[Call]):
     summary = "attention without masks that are causal, or hide nothing, in every call"
     targets = attention.TARGETS
     parameters = attention.PARAMETERS
-    sources = (attention, grouped_heads, mask_kinds)
+    sources = (attention, mask_kinds)
     in_checkpoints = True
     is_timed = False
     removes_dead_code = True  # what made the masks
@@ -71,7 +71,7 @@ class ConstantMasks(Rewrite[Call]):
         given.pop("attn_mask", None)
         if kind is not None:
             given["is_causal"] = kind == "causal"
-        single = grouped_heads.unrepeated(node, given)
+        single = attention.unrepeated(node, given)
         if single is None and kind is None:
             return None
         if single is not None:

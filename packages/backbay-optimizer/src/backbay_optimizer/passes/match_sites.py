@@ -25,6 +25,11 @@ class MatchSite:
     """What would be rewritten, as a graph of its own."""
 
 
+def is_site(name: str) -> bool:
+    """Whether what is left out is a match site, and not a rewrite everywhere."""
+    return "@" in name
+
+
 class MatchSites:
     """What is known of match sites."""
 

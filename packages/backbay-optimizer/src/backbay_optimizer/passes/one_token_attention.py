@@ -26,7 +26,7 @@ from backbay.graph.region import between
 from backbay.graph.rewrite import bound, call_before, layout
 from backbay.graph.values import is_ordinary, value_of
 from backbay.kit.passes import NotApplicable, PassContext, Replacement, Requires, Rewrite
-from backbay_optimizer.passes import attention, grouped_heads
+from backbay_optimizer.passes import attention
 
 BLOCKS = 64
 """Heads of keys, of all sequences together, from which it is faster. Measured on an H200."""
@@ -62,7 +62,7 @@ class OneTokenAttention(Rewrite[_Site]):
         dtypes_because="it was measured in 16 bits",
     )
     targets = attention.TARGETS
-    sources = (attention, grouped_heads)
+    sources = (attention,)
     removes_dead_code = True  # what repeated
 
     def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:  # noqa: ARG002 (the base's)
@@ -106,7 +106,7 @@ def _one_for_a_group(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | 
     if query.dim() != _RANK or type(query.shape[2]) is not int or query.shape[2] != 1:
         return None
     if not given.get("enable_gqa"):
-        return grouped_heads.sources(node, given)
+        return attention.sources(node, given)
     grouped = value_of(given["key"]).shape[1] != query.shape[1]
     return {x: given[x] for x in ("key", "value")} if grouped else None
 

@@ -29,7 +29,7 @@ from backbay.graph.layouts import Layouts
 from backbay.graph.values import is_ordinary, value_of
 from backbay.kit.passes import EIGHTS, Call, NotApplicable, PassContext, Requires, Rewrite
 from backbay_optimizer.kernels import windowed_attention as kernel
-from backbay_optimizer.passes import attention, grouped_heads, mask_kinds
+from backbay_optimizer.passes import attention, mask_kinds
 from backbay_optimizer.passes.mask_kinds import Window
 
 BLOCK = 128
@@ -70,7 +70,7 @@ class WindowedAttention(Rewrite[_Site]):
     )
     targets = attention.TARGETS
     parameters = attention.PARAMETERS
-    sources = (attention, grouped_heads, mask_kinds, kernel)
+    sources = (attention, mask_kinds, kernel)
     in_checkpoints = True
     is_timed = False
     removes_dead_code = True  # what made the masks
@@ -95,7 +95,7 @@ class WindowedAttention(Rewrite[_Site]):
         if value_of(given["query"]).dim() != _RANK:
             raise NotApplicable("its tensors have not four dimensions")
         named = {x: given[x] for x in ("query", "key", "value")}
-        named |= grouped_heads.sources(node, given) or {}
+        named |= attention.sources(node, given) or {}
         self._check([value_of(x) for x in named.values()], window)
         scale = {} if given.get("scale") is None else {"scale": given["scale"]}
         arguments = (*named.values(), window.left, window.right)

@@ -1,8 +1,7 @@
 """What was measured of a graph before: which rewrites it is better off without, kept on disk.
 
 A file for each graph, and for each place that was timed alone, under ``$BACKBAY_CACHE/choices`` or
-the user's cache folder. One that cannot be read is as good as none: it is measured again. No torch
-here.
+the user's cache folder. One that cannot be read is as good as none: it is measured again.
 """
 
 import os
@@ -15,6 +14,7 @@ import msgspec
 import platformdirs
 
 from backbay import compile_log
+from backbay_optimizer.passes.match_sites import is_site
 
 
 class SiteTiming(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +60,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         places = Counter(x.partition("@")[0] for x in self.off if is_site(x))
         kinds = (f"{x} at {n} kind{'s' * (n > 1)} of place" for x, n in places.items())
         return [*whole, *kinds]
-
-
-def is_site(name: str) -> bool:
-    """Whether what is left out is a place, and not a rewrite everywhere."""
-    return "@" in name
 
 
 _Kept = TypeVar("_Kept", Choice, SiteTiming)

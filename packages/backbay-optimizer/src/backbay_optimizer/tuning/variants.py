@@ -3,7 +3,7 @@
 What a rewrite gains depends on shapes and on the machine, and on what Inductor makes of the code
 around it; so the whole compiled graph is timed, forward and, where it trains, backward: with every
 rewrite, without any, without each, and without those places that are slower when each is timed
-alone (`place_timing.py`). They take turns on copies of the first call's inputs, so
+alone (`site_timing.py`). They take turns on copies of the first call's inputs, so
 nobody's tensors change. A rewrite stays unless the graph is shown to be faster without it.
 """
 
@@ -26,7 +26,6 @@ from backbay.graph.region import described
 from backbay.graph.values import value_of
 from backbay.kit.codegen import Compiled
 from backbay.kit.passes import Pass
-from backbay.timing import clock, measure, stats
 from backbay_optimizer.tuning.cache import Choice
 
 BUDGET_S = 2.0
@@ -153,6 +152,8 @@ def timed(
     Returns:
         By variant, milliseconds a call, one sample a round.
     """
+    from backbay.timing import clock, measure  # noqa: PLC0415 (34 ms, with tune="full")
+
     device = next((x.device for x in args if isinstance(x, torch.Tensor)), torch.device("cpu"))
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -202,6 +203,8 @@ def chosen(samples: Mapping[tuple[str, ...], Sequence[float]], fired: Sequence[s
         samples: by variant, one a round, as `timed` gives them.
         fired: what the variant without rewrites leaves out.
     """
+    from backbay.timing import stats  # noqa: PLC0415 (as above)
+
     medians = {off: stats.median(x)[0] for off, x in samples.items()}
     best = min(medians, key=lambda off: medians[off])
     _, (low, _) = stats.ratio(samples[ALL], samples[best])

@@ -2,8 +2,8 @@
 
 import click
 
-from backbay.dependencies import check_installed, missing_for
-from backbay.errors import InputError, MissingDependency
+from backbay.dependencies import check_installed
+from backbay.errors import InputError, MissingDependency, missing_for
 from backbay.registry import default_registry
 from backbay.registry.distributions import EntryPoint
 from backbay.registry.spec import can_be_published

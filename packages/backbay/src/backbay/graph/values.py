@@ -12,7 +12,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 CARRIED = ("stack_trace", "source_fn_stack", "nn_module_stack", "original_aten", "from_node")
@@ -165,3 +165,22 @@ def _fake_mode(leaves: list[Any]) -> FakeTensorMode | None:
     # Not torch's detect_fake_mode: while a backend runs, Dynamo has a new mode ready for it, and
     # the values in its graph are of the one before.
     return next((x.fake_mode for x in leaves if isinstance(x, FakeTensor)), None)
+
+
+_SOURCES = "_param_name_to_source"
+
+
+def say_sources(old: GraphModule, new: GraphModule) -> None:
+    """Tell of a copy where Dynamo's graph has its inputs from; inputs that are new have no source.
+
+    Nothing that copies a graph copies that. Without it a graph is taken for an exported one, of
+    which no input stays where it is: CUDA graphs then copy every parameter in every call.
+    """
+    new.meta = dict(old.meta)
+    if not hasattr(old, _SOURCES):
+        return
+    setattr(new, _SOURCES, getattr(old, _SOURCES))
+    known = {n.target: n for n in old.graph.nodes if n.op == "placeholder"}
+    for node in new.graph.nodes:
+        if node.op == "placeholder":
+            node._dynamo_source = getattr(known.get(node.target), "_dynamo_source", None)  # noqa: SLF001 (torch's own)

@@ -5,7 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.fx import GraphModule, Node
@@ -13,7 +13,6 @@ from torch.fx import GraphModule, Node
 from backbay import compile_log
 from backbay.errors import BackbayError, InputError
 from backbay.graph.effects import may_write
-from backbay.graph.partition import supports_operators
 from backbay.graph.rewrite import FROZEN, hold
 from backbay.kit.aot import aot_compile, inductor_patches
 from backbay.kit.codegen import (
@@ -25,12 +24,14 @@ from backbay.kit.codegen import (
     registry_in_use,
     torch_level,
 )
-from backbay.kit.partition import DryRun, Partition, partitioned, survey, surveying
 from backbay.kit.passes import Pass, PassReport, snake_case
 from backbay.kit.pipeline import failed, run_passes
 from backbay.registry import Registry
 from backbay.registry.options import option_problems
 from backbay.registry.spec import BackendSpec, Option, Origin, Traits
+
+if TYPE_CHECKING:
+    from backbay.kit.partition import DryRun, Partition
 
 INDUCTOR = "inductor"
 LEVELS = ("torch", "aten")
@@ -232,7 +233,7 @@ class Backend:
             torch_level(self.codegen, mode, rest or None, self._registry), self._enabled(own)
         )
 
-    def dry_run(self, model: Any, *args: Any, train: bool = False, **keywords: Any) -> DryRun:
+    def dry_run(self, model: Any, *args: Any, train: bool = False, **keywords: Any) -> "DryRun":
         """Return what of a model would be compiled by this backend, without compiling anything.
 
         Dynamo and AOTAutograd trace it, passes run, and the graphs are run as they are, once, on a
@@ -247,6 +248,12 @@ class Backend:
         Raises:
             InputError: the backend does not say what it supports.
         """
+        from backbay.kit.partition import (  # noqa: PLC0415 (11 ms, and few backends cut graphs)
+            DryRun,
+            survey,
+            surveying,
+        )
+
         partition = self._partition()
         if partition is None:
             raise InputError(
@@ -275,10 +282,13 @@ class Backend:
         configured = [x.configured(own) for x in self.passes]
         return [x for x in configured if x.enabled]
 
-    def _partition(self) -> Partition | None:
+    def _partition(self) -> "Partition | None":
         declared = self.supports
         if declared is None:
             return None
+        from backbay.graph.partition import supports_operators  # noqa: PLC0415 (as above)
+        from backbay.kit.partition import Partition  # noqa: PLC0415 (as above)
+
         supports = declared if callable(declared) else supports_operators(declared)
         return Partition(supports=supports, fallback=self.fallback, minimum=self.minimum_region)
 
@@ -288,6 +298,8 @@ class Backend:
             return aten_level(self.codegen, self._registry)
         if partition is None:
             return own_compile
+        from backbay.kit.partition import partitioned  # noqa: PLC0415 (as above)
+
         return partitioned(partition, own_compile, self._registry)
 
     def _own_compile(self, own: Mapping[str, Any]) -> Codegen | None:

@@ -11,7 +11,6 @@ from torch.fx import GraphModule
 from backbay.errors import BackbayError
 from backbay.graph.check import Before, Freshness, check, watched
 from backbay.graph.report import first_line
-from backbay.graph.verify import verify
 from backbay.kit.bisect import left_out
 from backbay.kit.observing import Watch, current_watch
 from backbay.kit.passes import Pass, PassContext, PassReport
@@ -101,6 +100,8 @@ def _checked(
     check(graph_module, before, who, freshness)
     seconds = time.perf_counter() - start
     if kept is not None:
+        from backbay.graph.verify import verify  # noqa: PLC0415 (3 ms, for who asks to verify)
+
         verify(kept, graph_module, who)
     near = tuple(context.near[:MOST_NEAR])
     return PassReport(one.name, int(changes), seconds, near, context.detail, context.inductor)
