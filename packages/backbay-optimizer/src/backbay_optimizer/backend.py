@@ -165,7 +165,7 @@ class _Variants:
         return tuning.Choosing(arms, fired, self.backend.__name__, keep)
 
     def _slower(self, sites: MatchSites) -> tuple[str, ...]:
-        from backbay_optimizer.tuning import site_timing  # noqa: PLC0415 (34 ms, for tune="full")
+        from backbay_optimizer.tuning import site_timing  # noqa: PLC0415 (only tune="full" asks)
 
         mode = "max-autotune-no-cudagraphs" if self.mode == "max-autotune" else self.mode
         mode = None if mode == "reduce-overhead" else mode  # a CUDA graph is of the whole

@@ -240,7 +240,7 @@ def test_places_are_timed_wrongly_or_change_results(tmp_path, monkeypatch):
     model, x = Stack(64, 3), channels_last(samples(torch.bfloat16, 32, 64, 64, 64))
     assert_right(model, x, options={"tune": "full"})
     (place,) = tmp_path.glob("choices/places/*.json")
-    assert choices.read_place(place.stem).ratio > 0
+    assert choices.read_site(place.stem).ratio > 0
     assert len(list(tmp_path.glob("choices/*.json"))) == 1
 
 

@@ -64,11 +64,12 @@ class HookedPasses(CustomGraphPass):
         return self  # AOTInductor copies the configuration, and runs the copy
 
     def __eq__(self, other: object) -> bool:
-        # Equal configurations are made once and kept: who observes must be part of what is equal,
-        # or the reports of a second backend of these passes went to the first one's observer.
+        # Equal configurations are made once and kept. So the passes themselves must be equal, since
+        # two closures of one source are not the same pass; and so must who observes, or the reports
+        # of a second backend of these passes went to the first one's observer.
         if not isinstance(other, HookedPasses) or self.uuid() != other.uuid():
             return False
-        return self._watch == other._watch
+        return self._passes == other._passes and self._watch == other._watch
 
     def __hash__(self) -> int:
         return hash(self.uuid())
