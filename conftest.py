@@ -71,7 +71,7 @@ def install(tmp_path: Path) -> Install:
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """Give a registry that sees torch 2.13 for CPUs, and what `install` wrote; looked at lazily."""
+    """A registry that sees torch 2.13 for CPUs, and what `install` wrote; looked at lazily."""
     _forget_what_torch_loaded(monkeypatch)
 
     class LazyRegistry(Registry):
@@ -152,7 +152,7 @@ class Seen:
     inductor: dict[str, Any] = field(default_factory=dict)
 
     def nodes(self, name: str) -> list[Any]:
-        """Give the calls of what has a name, over all graphs."""
+        """Return the calls of what has a name, over all graphs."""
         found = [n for g in self.graphs for n in g.graph.nodes if n.op.startswith("call")]
         return [x for x in found if _name(x) == name]
 

@@ -105,7 +105,7 @@ def parsed() -> argparse.Namespace:
 
 
 def read(state: Path) -> list[Sample]:
-    """Give what was measured so far."""
+    """Return what was measured so far."""
     if not state.exists():
         return []
     return [msgspec.json.decode(x, type=Sample) for x in state.read_bytes().splitlines()]
@@ -192,7 +192,7 @@ def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample
 
 @contextlib.contextmanager
 def tunings() -> Iterator[list[str]]:
-    """Give a list that gets the name of each of Triton's kernels that Inductor times."""
+    """Return a list that gets the name of each of Triton's kernels that Inductor times."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner  # noqa: PLC0415
 
     names: list[str] = []
@@ -226,7 +226,7 @@ def surroundings(device: str, size: str) -> str:
 
 
 def header(samples: Sequence[Sample]) -> str:
-    """Say where the samples are from, and name the columns."""
+    """Return where the samples are from, and name the columns."""
     return (
         f"{' | '.join(dict.fromkeys(x.where for x in samples))}. "
         "Ratios are backbay's time over Inductor's.\n\n"
@@ -238,7 +238,7 @@ def header(samples: Sequence[Sample]) -> str:
 
 
 def row(name: str, when: str, samples: Sequence[Sample]) -> tuple[str, bool]:
-    """Give a row, and whether its bar is missed for certain."""
+    """Return a row, and whether its bar is missed for certain."""
     by_arm = {
         arm: [x for x in samples if (x.name, x.arm, x.when) == (name, arm, when)] for arm in ARMS
     }
@@ -256,13 +256,13 @@ def row(name: str, when: str, samples: Sequence[Sample]) -> tuple[str, bool]:
 
 
 def _tuned(both: Mapping[str, Sequence[Sample]]) -> str:
-    """Give the most that a process of each arm tuned."""
+    """Return the most that a process of each arm tuned."""
     counted = [[x.tuned for x in both[arm] if x.tuned is not None] for arm in ARMS]
     return ", ".join(str(max(x)) if x else "-" for x in counted)
 
 
 def _compared(both: Mapping[str, Sequence[float]]) -> tuple[list[str], float]:
-    """Give medians and their ratio as texts, and the lower end of the ratio's interval."""
+    """Return medians and their ratio as texts, and the lower end of the ratio's interval."""
     texts = []
     for values in both.values():
         median, (low, high) = stats.median(values)

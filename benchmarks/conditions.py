@@ -22,9 +22,9 @@ biases
     ``fused_attention`` chooses from.
 stems, patches
     Strided convolutions as networks for images and volumes begin with, whose kernels overlap or do
-    not, as Inductor runs them, beside what ``folded_strides`` makes of them.
+    not, as Inductor runs them, beside what ``space_to_depth`` makes of them.
 merging
-    Linear layers that read the same, forward and backward, one by one and as ``merged_linears``
+    Linear layers that read the same, forward and backward, one by one and as ``horizontal_fusion``
     makes one of them, where their weights are copied in every call.
 """
 
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def table(name: str) -> Iterator[str]:
-    """Give a table and what is above it."""
+    """Yield a table and what is above it."""
     yield from ("", f"{name}:", "")
     yield from TABLES[name]()
 

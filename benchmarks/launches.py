@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def table(names: Sequence[str], batch: int) -> Iterator[str]:
-    """Give a table of calls; two rows for each network."""
+    """Yield a table of calls; two rows for each network."""
     known = ", ".join(f"{k} {v}" for k, v in versions().items())
     today, most = dt.datetime.now(dt.UTC).date(), folded_norms.MOST
     yield f"{today}; counted, not run; {known}; batch {batch}; at most {most} folded by one call."
@@ -68,7 +68,7 @@ def table(names: Sequence[str], batch: int) -> Iterator[str]:
 
 
 def codes(name: str, batch: int) -> dict[int, str]:
-    """Give the code for a network: by how many convolutions are fused, none and all that can."""
+    """Return the code for a network: by how many convolutions are fused, none and all that can."""
     written: dict[int, str] = {}
 
     def compile_(graph_module: GraphModule, inputs: Sequence[Any]) -> Any:

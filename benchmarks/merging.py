@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from backbay.errors import InputError
-from backbay.rungs import TORCHS
+from backbay.reference_backends import TORCH_BACKENDS
 from backbay_conformance import expecting
 from backbay_conformance.record import FAILURES, LevelSummary, Statement
 
@@ -88,7 +88,7 @@ def explained_anew(statement: Statement) -> Statement:
         expecting.shipped(name),
         device=statement.device.partition(":")[0],
         torch=statement.versions["torch"],
-        is_torchs=name in TORCHS,
+        is_torchs=name in TORCH_BACKENDS,
     )
     known = [x.level for x in results if x.expected and x.status in FAILURES]
     levels = (msgspec.structs.replace(x, expected=known.count(x.level)) for x in statement.levels)

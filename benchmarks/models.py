@@ -88,7 +88,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def missing(
     case: "model_table.Listed", state: State, given: argparse.Namespace
 ) -> tuple[list[str], list[str]]:
-    """Give the arms to run, and those to prove."""
+    """Return the arms to run, and those to prove."""
     chosen = given.arms.split(",") if given.arms else QUICK if given.quick else DEFAULT
     wanted = [x for x in chosen if x != arms.HAND or case.masked]
     entry = state.read(case.name)

@@ -59,7 +59,7 @@ def read(path: Path) -> Run:
 
 
 def chosen(runs: Sequence[Run]) -> Mapping[str, Newest]:
-    """Give the newest of each workload, in the order of the table."""
+    """Return the newest of each workload, in the order of the table."""
     found: dict[str, Newest] = {}
     for run in runs:
         for entry in run.entries:

@@ -151,7 +151,7 @@ def table(what: str, x: torch.Tensor, *, rounds: int, calls: int) -> bool:
 def interleaved(
     ready: Mapping[str, Call], x: torch.Tensor, *, rounds: int, calls: int
 ) -> dict[str, list[float]]:
-    """Give microseconds a call, one sample a round."""
+    """Return microseconds a call, one sample a round."""
     samples: dict[str, list[float]] = {name: [] for name in ready}
     order = list(ready)
     for call in ready.values():

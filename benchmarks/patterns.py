@@ -88,7 +88,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def missing(row: "pattern_table.Listed", state: State, given: argparse.Namespace) -> list[str]:
-    """Give the arms that are to be run."""
+    """Return the arms that are to be run."""
     chosen = given.arms.split(",") if given.arms else QUICK if given.quick else DEFAULT
     wanted = [x for x in chosen if x != arms.ALT or row.alternative]
     entry = state.read(row.name)

@@ -81,7 +81,7 @@ class Row:
         return self.value >= self.bar if self.at_least else self.value <= self.bar
 
     def line(self) -> str:
-        """Give the row of the table."""
+        """Return the row of the table."""
         shown = f"{self.value:.3g}"
         if self.interval is not None:
             shown += f" [{self.interval[0]:.3g}, {self.interval[1]:.3g}]"
@@ -176,7 +176,7 @@ def looking_up() -> Iterator[Row]:
 
 
 def per_call_us(call: Callable[[], object], calls: int = 200_000) -> float:
-    """Give the time of one call in microseconds, the lambda's own taken off; best of seven."""
+    """Return the time of one call in microseconds, the lambda's own taken off; best of seven."""
     call()
     best = min(timeit.repeat(call, number=calls, repeat=7))
     empty = min(timeit.repeat(lambda: None, number=calls, repeat=7))

@@ -92,7 +92,7 @@ def header() -> str:
 
 
 def contenders(task: str, dtype: torch.dtype, size: int) -> dict[str, Call]:
-    """Give what to call, by name; everything is compiled when this returns."""
+    """Return what to call, by name; everything is compiled when this returns."""
     x, y = (torch.randn(size, device="cuda", dtype=dtype) for _ in range(2))
     out = torch.empty_like(x)
     if task == "silu(x) * y":
@@ -110,7 +110,7 @@ def contenders(task: str, dtype: torch.dtype, size: int) -> dict[str, Call]:
 
 
 def silus() -> dict[str, Callable[..., Tensor]]:
-    """Give every SiLU; a second argument is left alone."""
+    """Return every SiLU; a second argument is left alone."""
     return {
         OURS[0]: lambda x, _: module.silu(x),
         OURS[1]: torch.compile(lambda x, _: module.silu(x), fullgraph=True, dynamic=False),
@@ -123,7 +123,7 @@ def silus() -> dict[str, Callable[..., Tensor]]:
 
 
 def products() -> dict[str, Callable[..., Tensor]]:
-    """Give SwiGLU's product (Shazeer, GLU Variants Improve Transformer, 2020)."""
+    """Return SwiGLU's product (Shazeer, GLU Variants Improve Transformer, 2020)."""
     return {
         OURS[0]: lambda x, y: module.silu(x) * y,
         OURS[1]: torch.compile(lambda x, y: module.silu(x) * y, fullgraph=True, dynamic=False),
@@ -135,7 +135,7 @@ def products() -> dict[str, Callable[..., Tensor]]:
 
 
 def bound(function: Callable[..., Tensor], x: Tensor, y: Tensor) -> Call:
-    """Give the forward call, without gradients."""
+    """Return the forward call, without gradients."""
 
     def call() -> Tensor:
         with torch.no_grad():
@@ -145,13 +145,13 @@ def bound(function: Callable[..., Tensor], x: Tensor, y: Tensor) -> Call:
 
 
 def backward_of(function: Callable[..., Tensor], x: Tensor, dy: Tensor) -> Call:
-    """Give the backward call alone."""
+    """Return the backward call alone."""
     result = function(x, dy)
     return lambda: torch.autograd.grad(result, x, dy, retain_graph=True)
 
 
 def measure(calls: Mapping[str, Call], rounds: int) -> Samples:
-    """Give every contender's seconds a call, one sample a round."""
+    """Return every contender's seconds a call, one sample a round."""
     order = list(calls)
     repeats = {name: max(3, min(100, int(BLOCK_S / timed(calls[name], 10)))) for name in order}
     samples: dict[str, list[float]] = {name: [] for name in order}
@@ -164,7 +164,7 @@ def measure(calls: Mapping[str, Call], rounds: int) -> Samples:
 
 
 def timed(call: Call, repeats: int) -> float:
-    """Give the seconds of a call, over a block of them."""
+    """Return the seconds of a call, over a block of them."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     start.record()
@@ -176,7 +176,7 @@ def timed(call: Call, repeats: int) -> float:
 
 
 def rows_of(task: str, dtype: torch.dtype, size: int, samples: Samples) -> list[str]:
-    """Give a row for each contender, the fastest marked, with all that can't be told from it."""
+    """Return a row for each contender, the fastest marked, with all that can't be told from it."""
     cells = f"| {task} | {str(dtype).removeprefix('torch.')} | {size} |"
     ranked = sorted((name for name in samples if name != COPY), key=lambda n: middle(samples[n]))
     marks = dict.fromkeys(ranked, "") | {n: "tie" for n in ranked if tied(samples, n, ranked[0])}
@@ -201,13 +201,13 @@ def count(won: dict[str, int], samples: Samples) -> None:
 
 
 def tied(samples: Samples, name: str, best: str) -> bool:
-    """Say whether the interval of the ratio to the fastest holds 1."""
+    """Return whether the interval of the ratio to the fastest holds 1."""
     low, high = stats.ratio(samples[name], samples[best])[1]
     return low <= 1 <= high
 
 
 def middle(values: list[float]) -> float:
-    """Give the median."""
+    """Return the median."""
     return stats.median(values)[0]
 
 
@@ -218,7 +218,7 @@ def microseconds(values: list[float]) -> str:
 
 
 def tuning(rounds: int) -> list[str]:
-    """Give a row for each block size and number of warps; the kernels are launched directly."""
+    """Return a row for each block size and number of warps; the kernels are launched directly."""
     rows = []
     for dtype in DTYPES:
         for size in (2**28, 2**28 - 1):
@@ -232,7 +232,7 @@ def tuning(rounds: int) -> list[str]:
 
 
 def launches(name: str, tensors: tuple[Tensor, ...]) -> dict[str, Call]:
-    """Give the direct launches, by ``block | warps``."""
+    """Return the direct launches, by ``block | warps``."""
     kernel, n = getattr(module.kernels(), name), tensors[0].numel()
 
     def launch(block: int, warps: int) -> Call:

@@ -63,7 +63,7 @@ def wall_ms(command: list[str]) -> float:
 
 
 def import_alone_ms() -> float:
-    """Give the time of the import statement, in milliseconds, in a fresh process."""
+    """Return the time of the import statement, in milliseconds, in a fresh process."""
     done = subprocess.run([*PYTHON, IMPORT_ALONE], check=True, capture_output=True, text=True)
     return 1e3 * float(done.stdout)
 

@@ -36,7 +36,7 @@ def read(path: Path) -> Report:
 
 
 def row(result: Result) -> str:
-    """Give one row; a backend without a time shows its status."""
+    """Return one row; a backend without a time shows its status."""
     cells = [result.workload, result.mode, result.backend]
     if result.median_ms is None or result.ci_ms is None:
         return f"| {' | '.join(cells)} | {result.status} | | | |"

@@ -29,7 +29,7 @@ class Gates(torch.nn.Module):
 
 
 def gates() -> tuple[torch.nn.Module, tuple[torch.Tensor, torch.Tensor]]:
-    """Give the model and its inputs."""
+    """Return the model and its inputs."""
     return Gates(), (torch.randn(4, 8), torch.arange(64).reshape(4, 16))
 
 

@@ -6,13 +6,13 @@ import backbay
 
 
 def mlp() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """Give the model and its inputs; device and dtype are the race's to choose."""
+    """Return the model and its inputs; device and dtype are the race's to choose."""
     layers = (torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
     return torch.nn.Sequential(*layers), (torch.randn(32, 64),)
 
 
 def classifier() -> backbay.Workload:
-    """Give a workload that says what its training minimises."""
+    """Return a workload that says what its training minimises."""
     model, args = mlp()
     labels = torch.arange(32) % 8
 

@@ -21,7 +21,7 @@ from backbay.proof import Workload, make_golden, observe
 
 
 def factor(node: Node) -> float | None:
-    """Give the number that a node multiplies a floating-point tensor by."""
+    """Return the number that a node multiplies a floating-point tensor by."""
     if node.target is not operator.mul or not is_number(node.args[1]):
         return None
     value = value_of(node.args[0])
@@ -29,7 +29,7 @@ def factor(node: Node) -> float | None:
 
 
 def is_exact(one: float, other: float) -> bool:
-    """Tell whether one product rounds as two do: of whole numbers, where one is a power of two."""
+    """Whether one product rounds as two do: of whole numbers, where one is a power of two."""
     whole = all(float(x).is_integer() and 0 < abs(x) < 2**12 for x in (one, other))
     return whole and any(abs(int(x)).bit_count() == 1 for x in (one, other))
 
@@ -68,7 +68,7 @@ class Model(torch.nn.Module):
     """A chain to fold, one that would round otherwise, and one whose middle is used twice."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give what has the shape of x."""
+        """Return what has the shape of x."""
         shared = x * 2
         return 4 * (x * 2).mul(3) + x * 0.1 * 0.2 + shared * 8 + shared
 

@@ -21,7 +21,7 @@ from backbay.proof import Workload, make_golden, observe
 
 
 def spelled_out(x: torch.Tensor) -> torch.Tensor:
-    """Give GELU by tanh, as GPT-2 has it."""
+    """Return GELU by tanh, as GPT-2 has it."""
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -56,7 +56,7 @@ class Model(torch.nn.Module):
         self.a, self.b, self.c = (torch.nn.Linear(16, 16) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give what has the shape of x."""
+        """Return what has the shape of x."""
         h = self.b(spelled_out(self.a(x)))
         h = (torch.tanh((h.pow(3).mul(0.044715) + h) * 0.7978845608) + 1) * (h * 0.5)
         h = self.c(h)

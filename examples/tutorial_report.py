@@ -40,7 +40,7 @@ class Model(torch.nn.Module):
         self.a, self.b, self.c = (torch.nn.Linear(8, 8) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give a number for a batch of vectors."""
+        """Return a number for a batch of vectors."""
         h = torch.relu(self.a(x) + 1)
         h = self.b(h).sigmoid() * 2
         h = self.c(h)

@@ -40,7 +40,7 @@ class Model(torch.nn.Module):
 
 
 def model() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
-    """Give the model and its inputs."""
+    """Return the model and its inputs."""
     return Model(), (torch.randn(8, 16),)
 
 

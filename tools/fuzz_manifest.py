@@ -201,7 +201,7 @@ def report(tally: Tally) -> str:
 
 
 def manifests() -> list[bytes]:
-    """Give the texts that inputs are made from: a few entries of the catalogue each, and more."""
+    """Return the texts that inputs are made from: a few entries of the catalogue each, and more."""
     catalogue = compile_catalog.SOURCE.read_bytes()
     head, *entries = catalogue.split(b"[[backend]]")
     texts = [b"schema = 1\n", WHOLE.encode(), WHOLE.encode()]
@@ -323,7 +323,7 @@ def write(folder: Path | None, name: str, data: bytes) -> None:
 
 
 def peak_mb() -> float:
-    """Give the most memory that this process has had."""
+    """Return the most memory that this process has had."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 

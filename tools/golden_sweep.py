@@ -75,14 +75,14 @@ INFERENCE = (
     "fused_convolutions",
     "group_norm_silu",
     "linear_epilogues",
-    "merged_linears",
+    "horizontal_fusion",
     "one_row_linears",
     "one_token_attention",
     "parameter_hoist",
 )
 """Passes that leave training alone; five of them are for CUDA, and here shown to do nothing."""
 DEVICE = torch.device("cpu")
-TORCHS = "TORCH'S"
+TORCH_BACKENDS = "TORCH'S"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class Row:
     """By pass."""
 
     def __str__(self) -> str:
-        """Give the line of the table."""
+        """Return the line of the table."""
         cells = (
             self.case.name,
             self.subject.name,
@@ -204,21 +204,21 @@ def main() -> int:
 
 
 def exit_code(rows: Sequence[Row]) -> int:
-    """Give 0 if something of ours was proven and all of it is right, else 1."""
+    """Return 0 if something of ours was proven and all of it is right, else 1."""
     ours = [x for x in rows if not x.subject.is_control and not _is_shown_elsewhere(x, rows)]
     return 0 if ours and all(x.verdict == "right" for x in ours) else 1
 
 
 def _is_shown_elsewhere(row: Row, rows: Sequence[Row]) -> bool:
-    """Tell whether what torch's own failure hid was proven right with the batch size alone."""
+    """Return whether what torch's own failure hid was proven right with the batch size alone."""
     case = dataclasses.replace(row.case, dynamic=None, goldens=())
     others = (x for x in rows if x.case.dynamic is None and x.subject.name == row.subject.name)
     same = [x for x in others if dataclasses.replace(x.case, goldens=()) == case]
-    return row.verdict == TORCHS and any(x.verdict == "right" for x in same)
+    return row.verdict == TORCH_BACKENDS and any(x.verdict == "right" for x in same)
 
 
 def subjects() -> Iterator[Subject]:
-    """Give torch's own backends, then each backend that ships, then each pass alone."""
+    """Yield torch's own backends, then each backend that ships, then each pass alone."""
     for name in CONTROLS:
         compiler = default_registry.lookup_backend(name)
         yield Subject(name=name, compiler=compiler, is_control=True, is_aten=name == "aot_eager")
@@ -231,7 +231,7 @@ def subjects() -> Iterator[Subject]:
 
 
 def shipped() -> list[str]:
-    """Give the names of Backbay's backends; one that only chooses another is none of its own."""
+    """Return the names of Backbay's backends; one that only chooses another is none of its own."""
     names = default_registry.list_backends(exclude_tags=("alias",))
     ours = (default_registry.spec(name) for name in names)
     return [x.name for x in ours if x.origin.distribution == "backbay"]
@@ -255,7 +255,7 @@ def cases(reference: str) -> Iterator[Case]:
 
 
 def one_more(workload: Workload) -> Workload:
-    """Give the workload with a batch that has one row more, like none of the others."""
+    """Return the workload with a batch that has one row more, like none of the others."""
     loss = workload.loss
     if isinstance(loss, CrossEntropy):
         loss = CrossEntropy(_longer(loss.labels))
@@ -273,7 +273,7 @@ def _longer(batch: Any) -> Any:
 
 
 def by_batch(case: Case) -> Case:
-    """Give the case with a third batch size, the sizes being found out by Dynamo itself."""
+    """Return the case with a third batch size, the sizes being found out by Dynamo itself."""
     workload = one_more(case.goldens[-1][0])
     third = (workload, make_golden(workload, train=case.train))
     return dataclasses.replace(case, dynamic=None, goldens=(*case.goldens, third))
@@ -284,7 +284,7 @@ def swept_until_shown(case: Case, chosen: Sequence[Subject]) -> Iterator[Row]:
     hidden = []
     for row in swept(case, chosen):
         yield row
-        if row.verdict == TORCHS:
+        if row.verdict == TORCH_BACKENDS:
             hidden.append(row.subject)
     if hidden:
         yield from swept(by_batch(case), [x for x in chosen if x.is_control or x in hidden])
@@ -300,7 +300,7 @@ def swept(case: Case, chosen: Sequence[Subject]) -> Iterator[Row]:
         if subject.is_control and row.verdict == "FAILED":
             torchs.add(_words(row.reason))
         elif row.verdict == "FAILED" and _words(row.reason) in torchs:
-            row = dataclasses.replace(row, verdict=TORCHS)
+            row = dataclasses.replace(row, verdict=TORCH_BACKENDS)
         elif not subject.is_control and row.verdict == "right" and anew:
             reason = f"torch's own compiled {usual}: it made a size a constant"
             row = dataclasses.replace(row, verdict="ANEW", reason=reason)
@@ -309,7 +309,7 @@ def swept(case: Case, chosen: Sequence[Subject]) -> Iterator[Row]:
 
 
 def _words(reason: str) -> str:
-    """Give a reason without its numbers: those of symbols and nodes differ from graph to graph."""
+    """A reason without its numbers: those of symbols and nodes differ from graph to graph."""
     return re.sub(r"\d+", "", reason)
 
 
@@ -362,7 +362,7 @@ class Spelled(torch.nn.Module):
         self.lift, self.drop = torch.nn.Linear(24, 48), torch.nn.Linear(48, 24)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give (B, T, 24) for (B, T, 24)."""
+        """Return (B, T, 24) for (B, T, 24)."""
         self.lift(x).exp()
         h = self.lift(x)
         h = h * torch.sigmoid(h) + h / (1 + torch.exp(-h))
@@ -374,7 +374,7 @@ class Spelled(torch.nn.Module):
 
 
 def spelled() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """Give the workload that has something for every pass."""
+    """Return the workload that has something for every pass."""
     return Spelled(), (torch.randn(2, 16, 24),)
 
 
@@ -392,7 +392,7 @@ def print_head() -> None:
 
 
 def line(cells: Iterable[str]) -> str:
-    """Give a line of the table."""
+    """Return a line of the table."""
     padded = (cell.ljust(width) for cell, width in zip(cells, COLUMNS.values(), strict=True))
     return "  ".join(padded).rstrip()
 

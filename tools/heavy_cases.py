@@ -53,12 +53,12 @@ def main() -> int:
 
 
 def first_catches(tables: Iterable[str]) -> set[str]:
-    """Give the cases that the tables name as the first to catch a fault."""
+    """Return the cases that the tables name as the first to catch a fault."""
     return {case for table in tables for case in _CATCHES.findall(table)}
 
 
 def listed(seconds: Mapping[str, float], kept: Collection[str]) -> str:
-    """Give the list's text.
+    """Return the list's text.
 
     Args:
         seconds: what each case took.

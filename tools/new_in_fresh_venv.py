@@ -50,7 +50,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def commands(name: str, work: Path) -> Iterator[tuple[str, Path]]:
-    """Give each command with the folder that it runs in."""
+    """Yield each command with the folder that it runs in."""
     made = work / name
     ours = ("backbay[race,torch]", "backbay-conformance", "backbay-optimizer")
     yield " ".join([PIP, *(f"'$BACKBAY/packages/{x}'".replace("'", '"') for x in ours)]), work

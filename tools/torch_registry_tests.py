@@ -152,7 +152,7 @@ def put_tests(folder: Path, tests: Path | None, tag: str | None) -> str:
 
 
 def installed_tag() -> str:
-    """Give the tag of the installed torch's release: ``v2.13.0`` for 2.13.0+cpu."""
+    """Return the tag of the installed torch's release: ``v2.13.0`` for 2.13.0+cpu."""
     return "v" + importlib.metadata.version("torch").split("+")[0]
 
 
@@ -183,7 +183,7 @@ def run_tests(folder: Path, *, backbay: bool, limit: int) -> dict[str, Result]:
 
 
 def child_environment() -> dict[str, str]:
-    """Give an environment in which pytest finds this plugin, and no others of its own accord."""
+    """Return an environment in which pytest finds this plugin, and no others of its own accord."""
     here = str(Path(__file__).resolve().parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     kept = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
@@ -238,7 +238,7 @@ def print_report(origin: str, torchs: Mapping[str, Result], backbays: Mapping[st
 
 
 def outcome(results: Mapping[str, Result], name: str) -> str:
-    """Give what a test did in one run."""
+    """Return what a test did in one run."""
     return results.get(name, NOT_RUN).outcome
 
 
@@ -250,7 +250,7 @@ def print_reasons(heading: str, results: Mapping[str, Result]) -> None:
 
 
 def counted(results: Mapping[str, Result]) -> str:
-    """Give how many tests had each outcome, as a phrase."""
+    """Return how many tests had each outcome, as a phrase."""
     counts = Counter(result.outcome for result in results.values())
     return ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
 
@@ -258,7 +258,7 @@ def counted(results: Mapping[str, Result]) -> str:
 def as_record(
     origin: str, torchs: Mapping[str, Result], backbays: Mapping[str, Result]
 ) -> dict[str, Any]:
-    """Give everything that was found, to be written as JSON."""
+    """Return everything that was found, to be written as JSON."""
     return {
         "tests": origin,
         "torch": importlib.metadata.version("torch"),
@@ -329,12 +329,12 @@ class Recorder:
 
 
 def short(nodeid: str) -> str:
-    """Give ``Class::test`` of pytest's ``file::Class::test``."""
+    """Return ``Class::test`` of pytest's ``file::Class::test``."""
     return nodeid.partition("::")[2]
 
 
 def remarks_on(item: "pytest.Item") -> list[str]:
-    """Give why a test may say little about another registry, from its source."""
+    """Return why a test may say little about another registry, from its source."""
     try:
         source = inspect.getsource(getattr(item, "obj"))  # noqa: B009 (not every item has it)
     except (AttributeError, OSError, TypeError):
@@ -343,7 +343,7 @@ def remarks_on(item: "pytest.Item") -> list[str]:
 
 
 def reason_of(longrepr: object) -> str:
-    """Give the first line of pytest's account of a failure or a skip, and more after a colon."""
+    """Return the first line of pytest's account of a failure or a skip, and more after a colon."""
     if longrepr is None:
         return ""
     if isinstance(longrepr, tuple):
@@ -372,7 +372,7 @@ def stand_in(calls: Counter[str]) -> None:
 
 
 def backbays_own(name: str) -> Callable[..., Any]:
-    """Give Backbay's function; before it has the short forms of ``register_backend``, those too."""
+    """Backbay's function; before it has the short forms of ``register_backend``, those too."""
     backbay: Any = importlib.import_module("backbay")
     if name in TAG_OF and not hasattr(backbay, name):
         return functools.partial(backbay.register_backend, tags=(TAG_OF[name],))
@@ -383,7 +383,7 @@ def backbays_own(name: str) -> Callable[..., Any]:
 def routed(
     backbays: Callable[..., Any], torchs: Callable[..., Any], name: str, calls: Counter[str]
 ) -> Callable[..., Any]:
-    """Give a function that is Backbay's to everyone but Backbay itself and torch's registry.
+    """Return a function that is Backbay's to everyone but Backbay itself and torch's registry.
 
     Backbay loads torch's backends through torch's functions: those calls must not come back.
     """

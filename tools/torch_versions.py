@@ -94,7 +94,7 @@ def verdict(release: str, folder: Path, index: str) -> tuple[str, bool]:
 
 
 def set_up(release: str, folder: Path, index: str) -> Path:
-    """Give the interpreter of an environment with this torch and this package.
+    """Return the interpreter of an environment with this torch and this package.
 
     Raises:
         CannotSetUp: torch could not be installed, or does not compile once it is.
@@ -122,7 +122,7 @@ def install_torch(release: str, python: Path, index: str) -> None:
 
 
 def torchs_requirements(python: Path) -> Iterator[str]:
-    """Give what the installed torch asks for, less what no test needs."""
+    """Yield what the installed torch asks for, less what no test needs."""
     found = next(site_packages(python).glob("torch-*.dist-info"))
     for requirement in importlib.metadata.Distribution.at(found).requires or ():
         name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
@@ -167,14 +167,14 @@ def pip(python: Path, *arguments: str) -> None:
 
 
 def complaint(release: str, python: Path) -> str:
-    """Give what keeps an environment from compiling with this torch; empty if it does."""
+    """Return what keeps an environment from compiling with this torch; empty if it does."""
     command: list[str | Path] = [python, "-c", PROBE.format(release=release)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if ended.returncode == 0 else last_line(ended.stderr)
 
 
 def last_line(text: str) -> str:
-    """Give the last line of what a command said."""
+    """Return the last line of what a command said."""
     return text.strip().rpartition("\n")[2] or "no message"
 
 

@@ -74,7 +74,7 @@ class Atomics(Arithmetic):
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
-    """Give a value in the precision that kernels add up in: float32 at least."""
+    """Return a value in the precision that kernels add up in: float32 at least."""
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 

@@ -30,13 +30,13 @@ class Case:
     """The tensors that may differ from eager's."""
 
     def of(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Give one tensor's result, eager and truth."""
+        """Return one tensor's result, eager and truth."""
         outcomes = (self.outcome, self.golden.eager, self.golden.truth)
         result, eager, truth = (tensors_of(x)[name] for x in outcomes)
         return result, eager, truth
 
     def is_visible(self) -> bool:
-        """Tell whether an element is further from the truth than one unit in the last place.
+        """Return whether an element is further from the truth than one unit in the last place.
 
         A result within one unit everywhere is faithfully rounded: no arithmetic of this precision
         promises better. The unit is the working precision's (a bfloat16 model may give a float32
@@ -53,7 +53,7 @@ def cases(
     device: torch.device,
     backends: tuple[str, ...] = (),
 ) -> Iterator[Case]:
-    """Give every case of one program, in one precision, from one seed."""
+    """Yield every case of one program, in one precision, from one seed."""
     workload = workload_of(program, dtype=dtype, seed=seed, device=device)
     golden = make_golden(workload, train=program.train, seed=seed)
     cut = _Cut(program=program, workload=workload, golden=golden, seed=seed)
@@ -85,7 +85,7 @@ class _Cut:
             )
 
     def structural(self) -> Iterator[Case]:
-        """Give the faults of the program itself, in output and gradients."""
+        """Yield the faults of the program itself, in output and gradients."""
         for fault in self.program.faults:
             wrong = self._observed(Model(self.program, Arithmetic(), fault))
             eager, given = tensors_of(self.golden.eager), tensors_of(wrong)
@@ -93,7 +93,7 @@ class _Cut:
                 yield self._case(fault, wrong, touched=tuple(given))
 
     def planted(self) -> Iterator[Case]:
-        """Give the faults of any program, in the output and then in each gradient in turn."""
+        """Yield the faults of any program, in the output and then in each gradient in turn."""
         generator = torch.Generator().manual_seed(self.seed)
         truth = tensors_of(self.golden.truth)
         # A tensor whose truth is zero (the bias before a batch norm) is all noise: it has nothing
@@ -108,7 +108,7 @@ class _Cut:
                     yield self._case(f"{name} in {target}", wrong, touched=(target,))
 
     def non_finite(self) -> Iterator[Case]:
-        """Give the faults of a result that holds NaN and infinities."""
+        """Yield the faults of a result that holds NaN and infinities."""
         if self.golden.truth.tensors["output"].numel() < len(_SPECIAL):
             return
         special = dataclasses.replace(
@@ -206,7 +206,7 @@ def _compiled(workload: Workload, backend: str) -> Callable[..., Any]:
 
 
 def tensors_of(outcome: Outcome) -> dict[str, torch.Tensor]:
-    """Give outputs and gradients together, by name."""
+    """Return outputs and gradients together, by name."""
     gradients = {name: x for name, x in outcome.gradients.items() if x is not None}
     return outcome.tensors | gradients
 

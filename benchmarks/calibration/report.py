@@ -40,19 +40,19 @@ class Tally:
     """Honest results that our rule rejected."""
 
     def rules(self) -> list[str]:
-        """Give the rules' names, ours last."""
+        """Return the rules' names, ours last."""
         return [*others(), OURS]
 
     def share(self, rule: str, dtype: torch.dtype) -> float:
-        """Give the share of all faults that a rule caught."""
+        """Return the share of all faults that a rule caught."""
         return self.caught_faults[rule, dtype] / max(1, self.faults[dtype])
 
     def visible_share(self, rule: str, dtype: torch.dtype) -> float:
-        """Give the share of visible faults that a rule caught."""
+        """Return the share of visible faults that a rule caught."""
         return self.caught_visible[rule, dtype] / max(1, self.visible[dtype])
 
     def missed_bars(self) -> list[str]:
-        """Give the bars that our rule misses."""
+        """Return the bars that our rule misses."""
         held = {
             EVERY_FLOAT32: self.share(OURS, torch.float32) >= FULL_BAR,
             VISIBLE_BFLOAT16: self.visible_share(OURS, torch.bfloat16) >= VISIBLE_BAR,
@@ -124,7 +124,7 @@ def _accepted(case: Case, rule: Rule) -> bool:
 
 
 def _rejected_by_us(case: Case) -> str | None:
-    """Say why our rule rejects a case, if it does."""
+    """Return why our rule rejects a case, if it does."""
     for name in case.touched:
         verdict = compare(
             *case.of(name),

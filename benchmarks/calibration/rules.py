@@ -78,7 +78,7 @@ def _rms(value: torch.Tensor) -> float:
 
 
 def others() -> dict[str, Rule]:
-    """Give the rules in use elsewhere, by name."""
+    """Return the rules in use elsewhere, by name."""
     return {
         "sum, 5 % and 1.0 (torchfuzz)": _sum,
         "cosine >= 0.99": _cosine,

@@ -132,7 +132,7 @@ class ModelBench:
         return [*found, *([torch.cat(gradients)] if gradients else [])]
 
     def _peak(self, call: Callable[..., Any], before: int) -> int | None:
-        """Give what a step takes beside the other arms: the model, its inputs, and its own peak."""
+        """What a step takes beside the other arms: the model, its inputs, and its own peak."""
         step = self._step
         assert step is not None
         reset_peak(self._device)

@@ -39,7 +39,7 @@ class Layer(nn.Module):
 
 
 def code_of(cuda_code, monkeypatch, layers, *, fused):
-    """Give the code for a stack of layers."""
+    """Return the code for a stack of layers."""
     requires = dataclasses.replace(fused_convolutions.requires, devices=("cpu",))
     monkeypatch.setattr(type(fused_convolutions), "requires", requires)
     written = []

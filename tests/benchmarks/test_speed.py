@@ -23,7 +23,7 @@ OURS = {"speed", "models", "patterns", "newest", "compile_times"}
 
 @pytest.fixture(scope="module")
 def speed():
-    """Give the benchmarks' modules by name; their folder is on the path as a script's is."""
+    """Return the benchmarks' modules by name; their folder is on the path as a script's is."""
     sys.path.insert(0, FOLDER)
     yield lambda name: importlib.import_module(name)
     sys.path.remove(FOLDER)
@@ -65,7 +65,7 @@ def in_process(speed, monkeypatch):
 
 
 def entry(speed, *runs, **more):
-    """Give an entry whose runs are arms' milliseconds."""
+    """Return an entry whose runs are arms' milliseconds."""
     record = speed("speed.record")
     made = []
     for run in runs:
@@ -356,7 +356,7 @@ def test_a_patterns_weights_are_taken_for_inputs(speed, reports):
     backend = optimizing_in_eager()
     with torch.no_grad():
         torch.compile(made._program.function, backend=backend)(*made._program.inputs)
-    assert [x.changes for x in reports if x.name == "merged_linears"] == [1]
+    assert [x.changes for x in reports if x.name == "horizontal_fusion"] == [1]
 
 
 def optimizing_in_eager():

@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "verify.md").read_text()
 
 @pytest.fixture
 def backbay(here, monkeypatch):
-    """Give the command, run in this process and from where the page says."""
+    """Return the command, run in this process and from where the page says."""
     monkeypatch.chdir(ROOT)
     return lambda arguments: CliRunner().invoke(main, shlex.split(arguments))
 

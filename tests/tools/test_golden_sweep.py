@@ -64,7 +64,7 @@ def test_a_case_is_missing(cases):
 
 
 def without_inductor(subject):
-    """Give the same backend with its graph run as it is: all that is ours, and ten times faster."""
+    """The same backend with its graph run as it is: all that is ours, and ten times faster."""
     if subject.name not in INDUCTOR:
         return subject
     made = type("Eager", (type(subject.compiler),), {"codegen": "eager"})()
@@ -142,7 +142,7 @@ def test_every_pass_has_something_to_do_on_the_spelled_workload(sweep):
     idle = {row.subject.name for row in rows if not any(row.changes.values())}
     # A GPU, attention, and inference: `tests/passes` has that.
     attention = {"constant_masks", "fused_attention", "windowed_attention"}
-    assert idle == {"silu_to_kernel", "folded_strides", *attention, *sweep.INFERENCE}
+    assert idle == {"silu_to_kernel", "space_to_depth", *attention, *sweep.INFERENCE}
 
 
 def test_what_is_for_inference_is_proven_in_training_alone(sweep):
@@ -188,7 +188,7 @@ def test_the_sweep_calls_a_bad_pass_right(sweep, cases, dynamic_case, bad, verdi
 
 
 def refusing(name, words):
-    """Give a compiler that refuses graphs in which every size is a symbol, as Inductor did."""
+    """Return a compiler that refuses graphs in which every size is a symbol, as Inductor did."""
 
     def compiler(graph_module, example_inputs):
         symbols = {str(x) for x in example_inputs if isinstance(x, torch.SymInt)}

@@ -41,7 +41,7 @@ def biases() -> Iterator[str]:
 
 
 def times(shape: list[int], bias: tuple[int, ...], gradients: str) -> Iterator[float]:
-    """Give the time written out, and of each kernel; NaN of one that does not take it."""
+    """Yield the time written out, and of each kernel; NaN of one that does not take it."""
     batch, heads, queries, keys, width = shape
     inputs = [
         normal(batch, n, heads, width, train=gradients != "none").transpose(1, 2)

@@ -27,7 +27,7 @@ def one_token() -> Iterator[str]:
 
 
 def steps(batch: int, length: int, width: int) -> Iterator[Call]:
-    """Give the two ways."""
+    """Yield the two ways."""
     query, position = normal(batch, HEADS, 1, width), torch.tensor(length - 2, device="cuda")
     key, value = (normal(batch, SHARED, length, width) for _ in range(2))
     times = HEADS // SHARED

@@ -32,7 +32,7 @@ def pointwise() -> Iterator[str]:
 
 
 def fused(x: Tensor, w: Tensor, bias: Tensor, rows: Tensor) -> tuple[Call, Call]:
-    """Give the two ways."""
+    """Return the two ways."""
     kernel = w[:, :, None, None].contiguous(memory_format=torch.channels_last)
     how = ([1, 1], [0, 0], [1, 1], 1)
     return (

@@ -49,7 +49,7 @@ def merged(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 
 
 def gated(layers: Split) -> Callable[..., Tensor]:
-    """Give the first half of a SwiGLU."""
+    """Return the first half of a SwiGLU."""
 
     def way(x: Tensor, *weights: Tensor) -> Tensor:
         gate, up = layers(x, *weights)
@@ -59,7 +59,7 @@ def gated(layers: Split) -> Callable[..., Tensor]:
 
 
 def attention(layers: Split) -> Callable[..., Tensor]:
-    """Give causal attention of one sequence."""
+    """Return causal attention of one sequence."""
 
     def way(x: Tensor, *weights: Tensor) -> Tensor:
         q, k, v = (y.view(1, len(x), -1, WIDTH).transpose(1, 2) for y in layers(x, *weights))

@@ -1,4 +1,4 @@
-"""Strided convolutions as Inductor runs them, beside what ``folded_strides`` makes of them."""
+"""Strided convolutions as Inductor runs them, beside what ``space_to_depth`` makes of them."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from backbay.kit.backend import Backend
-from backbay_optimizer.passes.folded_strides import folded_strides
+from backbay_optimizer.passes.space_to_depth import space_to_depth
 from speed.condition_tables.timing import compared, micros, normal, row, trained
 
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -44,7 +44,7 @@ def _times(numbers: tuple[int, ...]) -> str:
 
 
 def square(images: int, channels: int, side: int, results: int, *how: int) -> Stem:
-    """Give a convolution of square images: kernel, stride and padding."""
+    """Return a convolution of square images: kernel, stride and padding."""
     kernel, stride, padding = how
     sides = ((side, side), (kernel, kernel), (stride, stride))
     return Stem(images, channels, sides[0], results, *sides[1:], padding)
@@ -77,7 +77,7 @@ PATCHES = (
 class Folding(Backend):
     """Inductor, after one pass."""
 
-    passes = (folded_strides,)
+    passes = (space_to_depth,)
 
 
 def stems() -> Iterator[str]:
@@ -109,6 +109,6 @@ def times(stem: Stem, inputs: list[Tensor]) -> list[float]:
     def program(x: Tensor, w: Tensor) -> Tensor:
         return F.relu(stem(x, w))
 
-    with mock.patch.object(sys.modules[folded_strides.run.__module__], "_check"):
+    with mock.patch.object(sys.modules[space_to_depth.run.__module__], "_check"):
         calls = (trained(program, inputs, backend=x) for x in ("inductor", Folding()))
         return [micros(call) for call in calls]

@@ -25,7 +25,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def inductors(ways: Sequence[Call]) -> Iterator[Call]:
-    """Give each way as Inductor compiles it."""
+    """Yield each way as Inductor compiles it."""
     for way in ways:
         torch.compiler.reset()
         yield torch.compile(way, dynamic=False)
@@ -34,7 +34,7 @@ def inductors(ways: Sequence[Call]) -> Iterator[Call]:
 def trained(
     way: Callable[..., Tensor], inputs: Sequence[Tensor], backend: Any = "inductor"
 ) -> Call:
-    """Give the call of a way as a backend compiles it, with the gradients that inputs want."""
+    """Return the call of a way as a backend compiles it, with the gradients that inputs want."""
     torch.compiler.reset()
     compiled = torch.compile(way, backend=backend, dynamic=False)
     wanted = [x for x in inputs if x.requires_grad]
@@ -48,10 +48,10 @@ def trained(
 
 
 def row(*cells: object) -> str:
-    """Give a line of a table."""
+    """Return a line of a table."""
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def compared(times: Sequence[float]) -> list[str]:
-    """Give times, and of all but the first the ratio to the first, as cells."""
+    """Return times, and of all but the first the ratio to the first, as cells."""
     return [f"{x:.1f}" for x in times] + [f"{x / times[0]:.2f}" for x in times[1:]]

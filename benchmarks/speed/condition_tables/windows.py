@@ -38,7 +38,7 @@ def windows() -> Iterator[str]:
 
 
 def attending(shape: Sequence[int], window: Window, *, train: bool) -> tuple[Call, Call]:
-    """Give the two ways; in training with their gradients."""
+    """Return the two ways; in training with their gradients."""
     batch, heads, shared, length, width = shape
     query, key, value = (
         normal(batch, length, n, width).transpose(1, 2).requires_grad_(train)

@@ -15,5 +15,5 @@ CASES: tuple[Case, ...] = (*LANGUAGE, *VISION, *BLOCKS)
 
 
 def case(name: str) -> Case:
-    """Give a case by its name."""
+    """Return a case by its name."""
     return next(x for x in CASES if x.name == name)

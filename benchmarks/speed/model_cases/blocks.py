@@ -255,7 +255,7 @@ class Clicks:
         self.labels = labels
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """Give the mean loss."""
+        """Return the mean loss."""
         return F.binary_cross_entropy_with_logits(scores.float(), self.labels)
 
 

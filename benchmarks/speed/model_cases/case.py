@@ -32,7 +32,7 @@ class Case:
     """Whether a proof is possible; a cache that a step writes to can't be had in float64."""
 
     def about(self, size: str) -> str:
-        """Give the inputs of a size in words."""
+        """Return the inputs of a size in words."""
         return self.shapes[size]
 
 
@@ -51,5 +51,5 @@ def words(vocabulary: int, *shape: int) -> torch.Tensor:
 
 
 def mapping(**values: Any) -> Mapping[str, Any]:
-    """Give keyword arguments as a mapping."""
+    """Return keyword arguments as a mapping."""
     return values

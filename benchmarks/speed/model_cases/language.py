@@ -43,7 +43,7 @@ class Text:
     """What is smaller in the configuration when it is proven: layers are alike."""
 
     def sized(self, size: str) -> "Text":
-        """Give it with the inputs and the configuration of a size."""
+        """Return it with the inputs and the configuration of a size."""
         if size == "full":
             return self
         if size == "proof":
@@ -77,7 +77,7 @@ class LastLogits(torch.nn.Module):
         self.model = model
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Give the logits of each sequence's last token."""
+        """Return the logits of each sequence's last token."""
         logits: torch.Tensor = self.model(input_ids=tokens).logits
         return logits[:, -1]
 
@@ -91,7 +91,7 @@ class Decoding(torch.nn.Module):
         self.cache = cache
 
     def forward(self, tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Give the next logits; the step is taken at the same position each time."""
+        """Return the next logits; the step is taken at the same position each time."""
         further = {}
         for layer in self.cache.layers:
             if hasattr(layer, "cumulative_length"):

@@ -13,5 +13,5 @@ PATTERNS: tuple[Pattern, ...] = (*ATTENTION, *NORMS, *IMAGES, *LOSSES, *PRODUCTS
 
 
 def pattern(name: str) -> Pattern:
-    """Give a pattern by its name."""
+    """Return a pattern by its name."""
     return next(x for x in PATTERNS if x.name == name)

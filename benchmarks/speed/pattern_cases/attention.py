@@ -38,7 +38,7 @@ def plain_causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def causal(*, train: bool) -> Make:
-    """Give what makes causal attention with grouped queries, 32 heads on 8, 64 wide."""
+    """Return what makes causal attention with grouped queries, 32 heads on 8, 64 wide."""
     draw = leaf if train else normal
 
     def make(batch: int, length: int, heads: int, shared: int, width: int) -> Program:
@@ -160,7 +160,7 @@ def called(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 def biased(*, train: bool) -> Make:
-    """Give what makes attention with a bias that is not trained."""
+    """Return what makes attention with a bias that is not trained."""
     draw = leaf if train else normal
 
     def make(batch: int, length: int, heads: int, width: int) -> Program:

@@ -49,7 +49,7 @@ class Pattern:
     """Whether torch has something ready that could stand in its place."""
 
     def sizes(self, *, tiny: bool) -> list[str]:
-        """Give the names of the shapes to run."""
+        """Return the names of the shapes to run."""
         return [TINY] if tiny else list(self.shapes)
 
 
@@ -96,7 +96,7 @@ def around_one(width: int) -> Tensor:
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """Give a tensor that stays where it is, as a module's do.
+    """Return a tensor that stays where it is, as a module's do.
 
     CUDA graphs do not copy it, and what is made of it can be hoisted.
     """
@@ -105,5 +105,5 @@ def kept(tensor: Tensor) -> Tensor:
 
 
 def on_cuda() -> bool:
-    """Tell whether programs are built for a GPU; some of torch's operators are only there."""
+    """Return whether programs are built for a GPU; some of torch's operators are only there."""
     return torch.get_default_device().type == "cuda"

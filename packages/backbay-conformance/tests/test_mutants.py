@@ -35,7 +35,7 @@ def clean() -> Iterator[None]:
 
 
 def seen(mutant: Mutant, backend: Any) -> Any:
-    """Give what an onlooker sees of a demonstration with some backend."""
+    """Return what an onlooker sees of a demonstration with some backend."""
 
     def compiled(function: Any, **options: Any) -> Any:
         return torch.compile(function, backend=backend, **options)
@@ -54,7 +54,7 @@ def seen(mutant: Mutant, backend: Any) -> Any:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Tell whether two onlookers saw the same, layout and dtype included."""
+    """Return whether two onlookers saw the same, layout and dtype included."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         try:
             torch.testing.assert_close(one, other, equal_nan=True, check_stride=True)

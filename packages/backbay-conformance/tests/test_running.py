@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from backbay import compile_log
+from backbay.reference_backends import references_below
 from backbay.registry import Traits
-from backbay.rungs import rungs_below
 from backbay_conformance.case import Case, Collection, EagerUnstable, Failed, NotRunnable
 from backbay_conformance.running import attributed, is_failure, run_case
 from backbay_conformance.subject import Subject
@@ -229,11 +229,11 @@ def test_what_dynamo_captures_for_nobody_is_held_against_a_backend():
 
 
 def test_a_backend_stands_on_other_rungs():
-    assert rungs_below("eager") == ()
-    assert rungs_below("aot_eager_decomp_partition") == ("eager", "aot_eager")
-    assert rungs_below("mine")[-1] == "aot_eager_decomp_partition"
-    assert rungs_below("mine", ["inductor"])[-1] == "inductor"
-    assert rungs_below("mine", ["eager"])[-1] == "aot_eager_decomp_partition"
+    assert references_below("eager") == ()
+    assert references_below("aot_eager_decomp_partition") == ("eager", "aot_eager")
+    assert references_below("mine")[-1] == "aot_eager_decomp_partition"
+    assert references_below("mine", ["inductor"])[-1] == "inductor"
+    assert references_below("mine", ["eager"])[-1] == "aot_eager_decomp_partition"
 
 
 def test_two_cases_share_a_name():

@@ -81,7 +81,7 @@ def tokens(batch=2, length=LENGTH):
 
 
 def changes(backend):
-    """Give how often each rewrite changed a graph."""
+    """Return how often each rewrite changed a graph."""
     found = Counter()
     for report in backend.reports:
         found[report.name] += report.changes
@@ -89,7 +89,7 @@ def changes(backend):
 
 
 def trained(call, model, *args):
-    """Give the result of a call, and the gradients of a loss of it."""
+    """Return the result of a call, and the gradients of a loss of it."""
     model.zero_grad()
     result = call(*args)
     result.float().square().mean().backward()

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import ordinary
 from ordinary import Decoder, Kept, assert_trains_as_eager, changes, tokens
 
-BOTH = {"constant_masks": 2, "early_selection": 1}
+BOTH = {"constant_masks": 2, "slice_pushdown": 1}
 """Of one graph of the decoder."""
 
 
@@ -76,7 +76,7 @@ class Attends(torch.nn.Module):
         return functional.layer_norm(y, (8,))[:, :, -1].exp()
 
 
-BOTH_ONCE = {"constant_masks": 1, "early_selection": 1}
+BOTH_ONCE = {"constant_masks": 1, "slice_pushdown": 1}
 """Of one graph of that."""
 
 
@@ -113,7 +113,7 @@ def test_a_length_that_is_a_symbol_is_taken_for_the_first_one():
     for shape in ((3, 11), (5, 4)):
         assert_trains_as_eager(compiled, model, tokens(*shape))
     assert graphs(backend) == first
-    assert set(changes(backend)) == {"early_selection"}
+    assert set(changes(backend)) == {"slice_pushdown"}
 
 
 def test_a_batch_that_is_a_symbol_keeps_the_mask():
@@ -215,7 +215,7 @@ def test_two_processes_train_otherwise_than_one(two_processes, kind):
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
-    """Give what each of two processes says that train the decoder in both ways."""
+    """Return what each of two processes says that train the decoder in both ways."""
     store = str(tmp_path_factory.mktemp("ranks") / "store")
     command = [sys.executable, ordinary.__file__, store, "2"]
     ranks = [subprocess.Popen([*command, x], stdout=subprocess.PIPE, text=True) for x in "01"]

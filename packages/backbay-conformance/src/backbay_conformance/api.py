@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbay.dependencies import check_installed
+from backbay.reference_backends import TORCH_BACKENDS
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.reporting import machine
-from backbay.rungs import TORCHS
 from backbay.session import LocalClient
 from backbay_conformance import expecting, pool
 from backbay_conformance.record import LEVELS, LevelSummary, Profile, Result, Statement
@@ -82,7 +82,7 @@ def conform(
     )
     kind, torch = device.partition(":")[0], str(registry.environment.torch_build["__version__"])
     explained = functools.partial(
-        expecting.explained, device=kind, torch=torch, is_torchs=name in TORCHS
+        expecting.explained, device=kind, torch=torch, is_torchs=name in TORCH_BACKENDS
     )
     known = expecting.shipped(name) | lines
 

@@ -175,7 +175,7 @@ def _write_finds(report: "FuzzReport", json_path: Path | None, folder: Path | No
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[Result], None]]:
-    """Give a function that shows each result: live on a terminal, failures alone elsewhere."""
+    """Return a function that shows each result: live on a terminal, failures alone elsewhere."""
     from rich.console import Console  # noqa: PLC0415 (rich is loaded to draw only)
 
     console = Console(stderr=True, highlight=False)

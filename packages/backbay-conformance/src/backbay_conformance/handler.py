@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from backbay.errors import BackbayError
+from backbay.reference_backends import references_below
 from backbay.registry import BackendSpec, CompilerFn, Registry, Traits, default_registry
 from backbay.registry.target import TargetNotFound, parse
-from backbay.rungs import rungs_below
 from backbay.session import Refused
 from backbay.timing.device import device_name
 from backbay_conformance import suite
@@ -96,7 +96,7 @@ class CaseHandler:
         )
         codegen = getattr(compiler, "codegen", None)
         ends_in = (codegen,) if isinstance(codegen, str) and codegen != setup.backend else ()
-        self._rungs = rungs_below(setup.backend, ends_in)
+        self._rungs = references_below(setup.backend, ends_in)
         return Ready(
             cases=tuple((x.id, x.timeout_s) for x in cases),
             rungs=self._rungs,

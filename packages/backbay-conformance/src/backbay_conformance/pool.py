@@ -9,10 +9,10 @@ from pathlib import Path
 
 from backbay.errors import InputError
 from backbay.session import Client, NoReply, Refused, Session
+from backbay_conformance.attribution import with_attribution
 from backbay_conformance.fuzz.program import Program
 from backbay_conformance.record import FAILURES, LEVELS, Result, Status
 from backbay_conformance.requests import SERVICE, Ran, Ready, Reply, Request, Run, SuiteSetup
-from backbay_conformance.rungs import charged
 
 START_S = 300.0
 """Time for a child to import torch, load the backend and collect the cases."""
@@ -81,8 +81,8 @@ class CaseSession(Session[Request, Reply]):
             )
             below[rung] = one.status
             if one.status == result.status:
-                return charged(result, rung, one.reason, below)
-        return charged(result, None, "", below)
+                return with_attribution(result, rung, one.reason, below)
+        return with_attribution(result, None, "", below)
 
     def _once(self, request: Run, timeout_s: float) -> Result:
         try:

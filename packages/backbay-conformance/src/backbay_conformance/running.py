@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from backbay.reference_backends import REFERENCE_BACKENDS
 from backbay.registry import Traits
-from backbay.rungs import RUNGS
+from backbay_conformance.attribution import with_attribution
 from backbay_conformance.case import Case, CaseError
 from backbay_conformance.record import FAILURES, Result, Status
-from backbay_conformance.rungs import charged
 from backbay_conformance.subject import Subject, message_of
 
 MakeSubject = Callable[[str | None], Subject]
@@ -77,14 +77,14 @@ def attributed(case: Case, result: Result, make: MakeSubject, rungs: Sequence[st
         ``not_runnable`` where Dynamo captures nothing for anybody.
     """
     if not rungs and result.status == "vacuous":  # it is Dynamo alone: nobody is below
-        return charged(result, RUNGS[0], "", {})
+        return with_attribution(result, REFERENCE_BACKENDS[0], "", {})
     below: dict[str, Status] = {}
     for rung in rungs:
         one = run_case(case, make(rung))
         below[rung] = one.status
         if one.status == result.status:
-            return charged(result, rung, one.reason, below)
-    return charged(result, None, "", below)
+            return with_attribution(result, rung, one.reason, below)
+    return with_attribution(result, None, "", below)
 
 
 def is_failure(result: Result) -> bool:

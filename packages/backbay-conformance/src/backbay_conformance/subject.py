@@ -142,7 +142,7 @@ class Subject:
 
     @contextlib.contextmanager
     def must(self, status: Status, what: str) -> Iterator[None]:
-        """Give a plain assertion its status: ``with subject.must("fail_metadata", "stride"): ...``.
+        """A plain assertion its status: ``with subject.must("fail_metadata", "stride"): ...``.
 
         Raises:
             Failed: the block raised AssertionError.

@@ -8,7 +8,7 @@ _WRITERS = {"setitem", "iadd", "isub", "imul", "itruediv"}
 
 
 def writes_to(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Give what a node of Dynamo's graph writes to, if anything."""
+    """Return what a node of Dynamo's graph writes to, if anything."""
     name = str(getattr(node.target, "__name__", node.target))
     in_place = name.endswith("_") and not name.endswith("__")
     if not node.op.startswith("call_") or not (in_place or name in _WRITERS):
@@ -18,18 +18,18 @@ def writes_to(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def draws(node: torch.fx.Node) -> bool:
-    """Tell whether a node of AOTAutograd's graph draws random numbers."""
+    """Return whether a node of AOTAutograd's graph draws random numbers."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
 
 
 def same_call(node: torch.fx.Node) -> tuple[Any, ...]:
-    """Give what two nodes that compute the same have in common."""
+    """Return what two nodes that compute the same have in common."""
     return node.op, node.target, repr(node.args), repr(node.kwargs)
 
 
 def follows(node: torch.fx.Node) -> set[torch.fx.Node]:
-    """Give a node with everything computed from it."""
+    """Return a node with everything computed from it."""
     found, todo = {node}, [node]
     while todo:
         for user in todo.pop().users:

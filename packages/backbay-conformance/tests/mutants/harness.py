@@ -48,7 +48,7 @@ class Running(torch.fx.Interpreter):
 
 
 def no_faults() -> Faults:
-    """Give what finds nothing wrong with any target."""
+    """Return what finds nothing wrong with any target."""
     return lambda _target: None
 
 
@@ -132,7 +132,7 @@ def aot(forward: Plan = GOOD, backward: Plan = GOOD, **options: Any) -> Compile:
 
 
 def runner(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], plan: Plan) -> Run:
-    """Give what runs a graph by a plan; the graph module that it was given stays as it is."""
+    """Return what runs a graph by a plan; the graph module that it was given stays as it is."""
     module = copied(graph_module)
     if plan.rewrite is not None:
         plan.rewrite(module)
@@ -158,36 +158,36 @@ def boxed(run: Run) -> Run:
 
 
 def copied(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Give a graph module of our own, with the same parameters, constants and submodules."""
+    """Return a graph module of our own, with the same parameters, constants and submodules."""
     module = torch.fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
     module.meta.update(graph_module.meta)
     return module
 
 
 def instead_of(table: Mapping[Any, Wrong]) -> Callable[[], Faults]:
-    """Give the faults of a table from operators (aten ones by their packet) to what goes wrong."""
+    """The faults of a table from operators (aten ones by their packet) to what goes wrong."""
     return lambda: lambda target: table.get(packet(target))
 
 
 def of_pointwise(wrong: Wrong) -> Callable[[], Faults]:
-    """Give the faults in which every pointwise operator goes wrong."""
+    """Return the faults in which every pointwise operator goes wrong."""
     return lambda: lambda target: wrong if is_pointwise(target) else None
 
 
 def packet(target: Any) -> Any:
-    """Give an aten operator without its overload, and any other target as it is."""
+    """Return an aten operator without its overload, and any other target as it is."""
     return getattr(target, "overloadpacket", target)
 
 
 def is_pointwise(target: Any) -> bool:
-    """Tell whether a target is a pointwise aten operator that writes to none of its arguments."""
+    """Return whether a target is a pointwise aten operator that writes to none of its arguments."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
     return torch.Tag.pointwise in target.tags and not target._schema.is_mutable
 
 
 def kept(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
-    """Give wrong numbers in a tensor that is in every other way as the right one."""
+    """Return wrong numbers in a tensor that is in every other way as the right one."""
     return torch.empty_like(right).copy_(wrong)
 
 
@@ -217,7 +217,7 @@ def on_inputs(change: Callable[[torch.Tensor], torch.Tensor]) -> Around:
 
 
 def storage(value: torch.Tensor) -> int:
-    """Give what tensors that share memory have in common, and others have not."""
+    """Return what tensors that share memory have in common, and others have not."""
     try:
         return int(value.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # sparse tensors and subclasses have none

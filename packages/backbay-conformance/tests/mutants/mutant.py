@@ -63,7 +63,7 @@ class Mutant:
 
 
 def drawn(mutants: Iterable[Mutant]) -> frozenset[str]:
-    """Give the names that are set aside: of each family a fifth, by a draw that anyone can repeat.
+    """The names that are set aside: of each family a fifth, by a draw that anyone can repeat.
 
     The draw knows names and families only. What rounding leaves over goes to the families that lose
     most by it, so that a fifth of all is set aside.

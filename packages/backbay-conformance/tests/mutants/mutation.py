@@ -24,7 +24,7 @@ _READS = {aten.select: aten.select_scatter, aten.slice: aten.slice_scatter}
 
 
 def after(function: Any, *inputs: torch.Tensor) -> Demonstration:
-    """Give the demonstration that shows a call's result and its inputs afterwards."""
+    """Return the demonstration that shows a call's result and its inputs afterwards."""
 
     def shown(compiled: Compiled) -> Any:
         own = [x.clone() for x in inputs]

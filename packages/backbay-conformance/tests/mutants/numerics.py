@@ -22,12 +22,12 @@ _VECTOR = 8
 
 
 def matmuls(wrong: Wrong) -> Plan:
-    """Give the plan in which every product of matrices goes wrong."""
+    """Return the plan in which every product of matrices goes wrong."""
     return Plan(faults=instead_of(dict.fromkeys(MATMULS, wrong)))
 
 
 def once(function: Any, *args: Any) -> Demonstration:
-    """Give the demonstration that one compiled function is called once."""
+    """Return the demonstration that one compiled function is called once."""
     return lambda compiled: compiled(function)(*args)
 
 

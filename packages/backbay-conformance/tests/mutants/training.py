@@ -19,7 +19,7 @@ from mutants.numerics import aten
 
 
 def on_gradients(change: Any) -> Plan:
-    """Give the plan in which what backward returns is changed: ``change(gradient, position)``."""
+    """Return the plan in which what backward returns is changed: ``change(gradient, position)``."""
 
     def around(run: Run, _graph: Any, _inputs: Any) -> Run:
         def call(*args: Any) -> Any:
@@ -33,7 +33,7 @@ def on_gradients(change: Any) -> Plan:
 
 
 def gradients(function: Any, *inputs: torch.Tensor) -> Demonstration:
-    """Give the demonstration that shows the gradients of a sum."""
+    """Return the demonstration that shows the gradients of a sum."""
 
     def shown(compiled: Compiled) -> Any:
         leaves = [x.clone().requires_grad_() for x in inputs]

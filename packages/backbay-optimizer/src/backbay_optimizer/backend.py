@@ -27,18 +27,18 @@ from backbay.kit.codegen import Compiled, nested_tracing
 from backbay.kit.observing import unobserved
 from backbay.registry import Option
 from backbay_optimizer.passes.eager_convolutions import eager_convolutions
-from backbay_optimizer.passes.early_selection import early_selection
-from backbay_optimizer.passes.folded_strides import folded_strides
 from backbay_optimizer.passes.fused_attention import fused_attention
 from backbay_optimizer.passes.fused_convolutions import fused_convolutions
 from backbay_optimizer.passes.group_norm_silu import group_norm_silu
+from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
 from backbay_optimizer.passes.linear_epilogues import linear_epilogues
 from backbay_optimizer.passes.masks import constant_masks
 from backbay_optimizer.passes.match_sites import MatchSites, is_site
-from backbay_optimizer.passes.merged_linears import merged_linears
 from backbay_optimizer.passes.one_row_linears import one_row_linears
 from backbay_optimizer.passes.one_token_attention import one_token_attention
 from backbay_optimizer.passes.parameter_hoist import parameter_hoist
+from backbay_optimizer.passes.slice_pushdown import slice_pushdown
+from backbay_optimizer.passes.space_to_depth import space_to_depth
 from backbay_optimizer.passes.windowed_attention import windowed_attention
 
 if TYPE_CHECKING:
@@ -56,16 +56,16 @@ class Optimizing(Backend):
     passes = (
         fused_attention,
         constant_masks,
-        early_selection,
+        slice_pushdown,
         windowed_attention,
         one_token_attention,
         eager_convolutions,
-        folded_strides,
+        space_to_depth,
         group_norm_silu,
         fused_convolutions,
         one_row_linears,
         linear_epilogues,
-        merged_linears,
+        horizontal_fusion,
         replace(parameter_hoist, enabled=False),  # it is asked for
     )
     options = (

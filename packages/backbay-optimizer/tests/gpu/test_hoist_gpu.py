@@ -63,7 +63,7 @@ def test_a_changed_parameter_is_not_seen(model, options, reports):
         changed(model)
     assert_right(call(x).clone(), model, x)
     fired = {y.name: y.changes for y in reports if y.changes}
-    assert fired == {"merged_linears": 1, "parameter_hoist": 2}
+    assert fired == {"horizontal_fusion": 1, "parameter_hoist": 2}
     assert not counters["inductor"]["cudagraph_skips"]
 
 

@@ -40,7 +40,7 @@ def made(sizes, dtype, *, bias, shape=(2, 1024)):
 
 
 def results(call, model, x):
-    """Give the result and every gradient."""
+    """Return the result and every gradient."""
     result, wanted = call(x), [x, *model.parameters()]
     torch.manual_seed(0)
     cotangent = torch.randint(-8, 9, result.shape, device="cuda") / 8  # the same in each dtype
@@ -48,7 +48,7 @@ def results(call, model, x):
 
 
 def merged(reports):
-    return sum(x.changes for x in reports if x.name == "merged_linears")
+    return sum(x.changes for x in reports if x.name == "horizontal_fusion")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

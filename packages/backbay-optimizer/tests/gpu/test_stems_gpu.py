@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-FOLDED = "folded_strides"
+FOLDED = "space_to_depth"
 
 
 class Stem(nn.Module):

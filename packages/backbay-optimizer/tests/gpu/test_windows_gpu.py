@@ -20,7 +20,7 @@ def changes(reports):
 
 
 def tensors(shape, dtype, *, train=False):
-    """Give query, key and value as layers make them: heads beside their width in memory."""
+    """Return query, key and value as layers make them: heads beside their width in memory."""
     batch, heads, shared, queries, keys, width = shape
     generator = torch.Generator("cuda").manual_seed(0)
     shapes = (batch, queries, heads, width), *((batch, keys, shared, width),) * 2
@@ -43,7 +43,7 @@ def near(left, right):
 
 
 def results(call, given, cotangent):
-    """Give the result, and gradients where they are recorded."""
+    """Return the result, and gradients where they are recorded."""
     result = call(*given)
     if not given[0].requires_grad:
         return [result]

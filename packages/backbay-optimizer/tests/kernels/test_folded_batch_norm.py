@@ -15,7 +15,7 @@ NAMES = ("biases", "scales", "shifts")
 
 
 def lists(dtype, *, absent=(), norms_dtype=None):
-    """Give the operator's arguments: weights of 3 by 3 and 1 by 1."""
+    """Return the operator's arguments: weights of 3 by 3 and 1 by 1."""
     torch.manual_seed(0)
     weights = [torch.randn(n, 5, k, k).to(dtype) for n, k in zip(CHANNELS, (3, 1), strict=True)]
     biases = [torch.randn(n).to(dtype) for n in CHANNELS]

@@ -13,7 +13,7 @@ FOLDER = str(Path(__file__).parents[4] / "benchmarks")
 
 
 def tensors(queries, keys, *, shared=4):
-    """Give query (2, 4, queries, 8), key and value with heads and a length of their own."""
+    """Return query (2, 4, queries, 8), key and value with heads and a length of their own."""
     generator = torch.Generator().manual_seed(0)
     shapes = (2, 4, queries, 8), (2, shared, keys, 8), (2, shared, keys, 8)
     return [torch.randn(x, dtype=torch.float64, generator=generator) for x in shapes]

@@ -22,5 +22,5 @@ class Hoists(Idle):
 
 @pytest.fixture
 def hoists(request) -> Any:
-    """Give a pass that says so, or, for False, one that does not."""
+    """Return a pass that says so, or, for False, one that does not."""
     return Hoists() if getattr(request, "param", True) else Idle()

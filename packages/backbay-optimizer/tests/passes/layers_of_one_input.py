@@ -9,24 +9,24 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay import compile_log
 from backbay_optimizer.backend import Optimizing
-from backbay_optimizer.passes.merged_linears import merged_linears
+from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
 from backbay_optimizer.passes.parameter_hoist import parameter_hoist
 from backbay_optimizer.tuning import variants as tuning
 
-BOTH = (merged_linears, parameter_hoist)
+BOTH = (horizontal_fusion, parameter_hoist)
 ON = {"parameter_hoist": True}
 B, T, D, H, HD = 2, 5, 16, 4, 8
 WIDE, NARROW = H * HD, 2 * HD
-MODULE = sys.modules["backbay_optimizer.passes.merged_linears"]
+MODULE = sys.modules["backbay_optimizer.passes.horizontal_fusion"]
 OTHER_READER = MODULE._other_reader
 
 
 @pytest.fixture
 def anywhere(lift, monkeypatch):
     """Let training merge what `attention` has here, on the CPU, in every dtype, for any reader."""
-    lift(merged_linears, DEVICES=("cpu",))
+    lift(horizontal_fusion, DEVICES=("cpu",))
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-    lift(merged_linears, DTYPES=dtypes)
+    lift(horizontal_fusion, DTYPES=dtypes)
     monkeypatch.setattr(MODULE, "ROWS", (B * T, B * T))
     monkeypatch.setattr(MODULE, "COPIED", (WIDE + 2 * NARROW) * D)
     monkeypatch.setattr(MODULE, "_other_reader", lambda node: None)

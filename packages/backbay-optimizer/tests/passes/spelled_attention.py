@@ -23,7 +23,7 @@ def anywhere(lift):
 
 
 def tensors(*, keys=S, dtype=torch.float32, train=False):
-    """Give query (2, 4, 8, 16), key and value, as models lay them out, and a bias for each pair."""
+    """Query (2, 4, 8, 16), key and value, as models lay them out, and a bias for each pair."""
     torch.manual_seed(0)
     made = [torch.randn(B, n, H, D, dtype=dtype).transpose(1, 2) for n in (S, keys, keys)]
     made.append(torch.randn(1, H, S, keys, dtype=dtype))

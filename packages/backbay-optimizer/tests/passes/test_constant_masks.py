@@ -21,7 +21,7 @@ SHAPE = (2, 4, 6, 8)
 
 
 def tensors(*, heads=4, keys=6, dtype=torch.float32, train=False):
-    """Give query, key and value: (2, 4, 6, 8), and the others with their own heads and length."""
+    """Return query, key and value: (2, 4, 6, 8), and the others with their own heads and length."""
     torch.manual_seed(0)
     shapes = (SHAPE, (2, heads, keys, 8), (2, heads, keys, 8))
     return [torch.randn(x, dtype=dtype).requires_grad_(train) for x in shapes]

@@ -44,7 +44,7 @@ def given():
 
 
 def tensors(dtype):
-    """Give x, weight, another of the result's shape, and the mean, variance, scale and shift."""
+    """Return x, weight, another of the result's shape, and the mean, variance, scale and shift."""
     torch.manual_seed(0)
     shapes = (2, K, 5, 7), (K, K, 3, 3), (2, K, 5, 7)
     large = [channels_last(torch.randn(x).to(dtype)) for x in shapes]
@@ -121,7 +121,7 @@ def test_a_result_is_laid_out_otherwise_than_its_node_says(look, given, program)
 
 
 def inputs_of(graph, given):
-    """Give those that a graph was compiled with, by their sizes."""
+    """Return those that a graph was compiled with, by their sizes."""
     values = [value_of(n) for n in graph.graph.find_nodes(op="placeholder")]
     return [next(x for x in given if layout(x) == layout(value)) for value in values]
 
@@ -132,7 +132,7 @@ def alike(x, w, z, *n):
 
 
 def widened(x):
-    """Give the same with gaps between its pixels."""
+    """Return the same with gaps between its pixels."""
     return channels_last(torch.cat([x, x], 1))[:, :K]
 
 
@@ -368,7 +368,7 @@ class Block(nn.Module):
 
 
 def marked(dtype, batch):
-    """Give who runs it with Inductor, which takes seconds: CI has each dtype with one batch."""
+    """Return who runs it with Inductor, which takes seconds: CI has each dtype with one batch."""
     return pytest.mark.slow if (dtype, batch) in WITH_INDUCTOR else pytest.mark.sweep
 
 

@@ -362,7 +362,7 @@ def test_another_process_compiles_again_or_has_other_weights(tmp_path, run_pytho
     print(changes, dict(counters["aot_autograd"]))
     """
     first, second = (run_python(program.format(seed=x)).stdout for x in (0, 1))
-    assert "'merged_linears': 1, 'parameter_hoist': 2" in first
+    assert "'horizontal_fusion': 1, 'parameter_hoist': 2" in first
     assert "'autograd_cache_miss': 1" in first
-    assert "'merged_linears': 1, 'parameter_hoist': 2" in second
+    assert "'horizontal_fusion': 1, 'parameter_hoist': 2" in second
     assert "'autograd_cache_hit': 1" in second

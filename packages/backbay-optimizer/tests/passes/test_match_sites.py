@@ -79,7 +79,7 @@ def written_out():
 
 SITES = {
     "eager_convolutions": (convolution, 1),
-    "folded_strides": (patches, 1),
+    "space_to_depth": (patches, 1),
     "fused_attention": (written_out, 5),
     "fused_convolutions": (normed, 4),
     "linear_epilogues": (linear, 3),

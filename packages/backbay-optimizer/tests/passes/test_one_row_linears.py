@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.proof import Workload
-from backbay_optimizer.passes.early_selection import early_selection
 from backbay_optimizer.passes.linear_epilogues import linear_epilogues
 from backbay_optimizer.passes.one_row_linears import one_row_linears
 from backbay_optimizer.passes.parameter_hoist import parameter_hoist
+from backbay_optimizer.passes.slice_pushdown import slice_pushdown
 
 D, N = 24, 16
 MODULE = sys.modules["backbay_optimizer.passes.one_row_linears"]
@@ -188,7 +188,7 @@ def test_a_row_that_is_left_of_many_is_missed(look):
     model, x = nn.Linear(D, N), torch.randn(1, 5, D)
     call = nn.Sequential(model, nn.SiLU())
     seen = look(
-        lambda x: call(x)[:, -1] * 2, x, passes=[early_selection, one_row_linears, linear_epilogues]
+        lambda x: call(x)[:, -1] * 2, x, passes=[slice_pushdown, one_row_linears, linear_epilogues]
     )
-    assert seen.changes == {"early_selection": 1, "one_row_linears": 1, "linear_epilogues": 0}
+    assert seen.changes == {"slice_pushdown": 1, "one_row_linears": 1, "linear_epilogues": 0}
     torch.testing.assert_close(seen.result, call(x)[:, -1] * 2)

@@ -22,7 +22,7 @@ def anywhere(lift, monkeypatch):
 
 
 def tensors(*, queries=1, dtype=torch.float32, train=False, batch=B):
-    """Give query (B, 6, 1, 8), key and value (B, 2, 7, 8), and where the cache ends."""
+    """Return query (B, 6, 1, 8), key and value (B, 2, 7, 8), and where the cache ends."""
     torch.manual_seed(0)
     shapes = (batch, HEADS, queries, D), (batch, SHARED, S, D), (batch, SHARED, S, D)
     made = [torch.randn(x, dtype=dtype).requires_grad_(train) for x in shapes]

@@ -30,7 +30,7 @@ class Model(nn.Module):
 
 
 def kept(seen):
-    """Give the names of what is hoisted."""
+    """Return the names of what is hoisted."""
     inputs = [n for g in seen.graphs for n in g.graph.nodes if n.op == "placeholder"]
     return [n.name for n in inputs if n.name.startswith("_hoisted")]
 

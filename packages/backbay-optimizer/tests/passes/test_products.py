@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings, strategies
 from hypothesis import given as drawn
 from torch.fx import Graph
 
-from backbay_optimizer.passes.written_attention import scores_of, weighted_of
+from backbay_optimizer.passes.decomposed_attention import scores_of, weighted_of
 
 SIZES = dict(zip("abcdef", (2, 3, 4, 5, 6, 7), strict=True))
 

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from backbay.proof import Workload
 from backbay_optimizer.passes import mask_kinds
-from backbay_optimizer.passes.early_selection import early_selection
 from backbay_optimizer.passes.mask_kinds import Window, kind_of
 from backbay_optimizer.passes.masks import constant_masks
+from backbay_optimizer.passes.slice_pushdown import slice_pushdown
 from backbay_optimizer.passes.windowed_attention import windowed_attention
 
 MODULE = sys.modules["backbay_optimizer.passes.windowed_attention"]
@@ -30,14 +30,14 @@ def anywhere(lift, monkeypatch):
 
 
 def tensors(*, heads=4, keys=S, dtype=torch.float32, train=False):
-    """Give query (2, 4, 8, 8), key and value with heads and a length of their own."""
+    """Return query (2, 4, 8, 8), key and value with heads and a length of their own."""
     torch.manual_seed(0)
     shapes = (2, 4, S, 8), (2, heads, keys, 8), (2, heads, keys, 8)
     return [torch.randn(x, dtype=dtype).requires_grad_(train) for x in shapes]
 
 
 def back(queries=S, keys=S):
-    """Give how far back each key is."""
+    """Return how far back each key is."""
     return torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
 
 
@@ -272,9 +272,9 @@ def test_the_last_row_is_looked_for_in_the_wrong_place(look):
     seen = look(
         lambda *x: call(*x)[:, :, -1] * 2,
         *given,
-        passes=[constant_masks, early_selection, windowed_attention],
+        passes=[constant_masks, slice_pushdown, windowed_attention],
     )
-    assert seen.changes == {"constant_masks": 0, "early_selection": 1, "windowed_attention": 1}
+    assert seen.changes == {"constant_masks": 0, "slice_pushdown": 1, "windowed_attention": 1}
     (node,) = seen.nodes("windowed_attention")
     assert node.args[0].meta["example_value"].shape[2] == 1
     torch.testing.assert_close(seen.result, call(*given)[:, :, -1] * 2)

@@ -15,7 +15,7 @@ from backbay_optimizer.tuning import cache as choices
 from backbay_optimizer.tuning import variants as tuning
 from backbay_optimizer.tuning.variants import ALL, Choosing, chosen, key_of, unsuitable
 
-STOCK = ("constant_masks", "early_selection")
+STOCK = ("constant_masks", "slice_pushdown")
 ONE = ("constant_masks",)
 
 
@@ -38,7 +38,7 @@ def test_a_rewrite_that_costs_is_kept():
     assert choice.off == ONE
     assert choice.gain == pytest.approx(1.25, rel=0.01)
     assert choice.interval[0] > 1
-    assert "early_selection kept; constant_masks left out: 1.25" in str(choice)
+    assert "slice_pushdown kept; constant_masks left out: 1.25" in str(choice)
 
 
 def test_noise_throws_a_rewrite_out():

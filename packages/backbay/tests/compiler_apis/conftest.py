@@ -31,7 +31,7 @@ def _fresh():
     params=[*FAST, *(pytest.param(f"{x}+inductor", marks=pytest.mark.slow) for x in FAST)]
 )
 def backend(request, monkeypatch):
-    """Give a shipped backend by its object: torch's registry would keep the name."""
+    """Return a shipped backend by its object: torch's registry would keep the name."""
     name, _, with_inductor = request.param.partition("+")
     found = backbay.lookup_backend(name)
     if name == "backbay.default":

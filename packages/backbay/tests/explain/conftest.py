@@ -16,7 +16,7 @@ def reference():
 
 @pytest.fixture
 def line():
-    """Give a line of models.py as reports do, found by its code."""
+    """Return a line of models.py as reports do, found by its code."""
 
     def found(code: str) -> str:
         lines = MODELS.read_text().splitlines()

@@ -24,7 +24,7 @@ from backbay.kit.pipeline import run_passes
 
 @pytest.fixture
 def graph_module():
-    """Give Dynamo's graph of a small function, with its metadata."""
+    """Return Dynamo's graph of a small function, with its metadata."""
     seen = []
 
     def keep(module, _):
@@ -40,7 +40,7 @@ def graph_module():
 
 @pytest.fixture
 def waiting():
-    """Give such a graph whose code is not written yet: nobody has called it."""
+    """Return such a graph whose code is not written yet: nobody has called it."""
     seen = []
 
     def keep(module, _):

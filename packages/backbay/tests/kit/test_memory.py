@@ -37,7 +37,7 @@ def program(x):
 
 @pytest.fixture
 def graph():
-    """Give a graph as Dynamo hands it over, with its inputs."""
+    """Return a graph as Dynamo hands it over, with its inputs."""
     torch.compiler.reset()
     given = []
 

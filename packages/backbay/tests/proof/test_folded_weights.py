@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from backbay.proof import Workload, make_golden, observe
-from backbay.proof.tremble import Reweighed
+from backbay.proof.monte_carlo import Reweighed
 
 
 def network():
@@ -32,7 +32,7 @@ def folded(model):
 
 
 def judged(seed, change):
-    """Give what the proof says of the network in bfloat16, folded after a change."""
+    """Return what the proof says of the network in bfloat16, folded after a change."""
     torch.manual_seed(seed)
     model = network().eval().bfloat16().to(memory_format=torch.channels_last)
     x = torch.randn(16, 8, 96, 96).bfloat16().to(memory_format=torch.channels_last)

@@ -29,7 +29,7 @@ CHILD = """
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Give a module that a child can import too, as one that is on PYTHONPATH."""
+    """Return a module that a child can import too, as one that is on PYTHONPATH."""
     (tmp_path / "handed_down.py").write_text(
         "def compiler(gm, inputs):\n    return gm.forward\n\ndef ask(queue):\n"
         "    import backbay\n    queue.put('inherited' in backbay.list_backends())\n"

@@ -371,7 +371,7 @@ good_entries = st.fixed_dictionaries(
 
 
 def places(data, at=()):
-    """Give the way to every place in a document."""
+    """Return the way to every place in a document."""
     yield at
     below = dict(enumerate(data)) if isinstance(data, list) else data
     for key, value in below.items() if isinstance(below, dict) else ():
@@ -379,7 +379,7 @@ def places(data, at=()):
 
 
 def put(data, at, value):
-    """Give a document with another value in a place, or without the place."""
+    """Return a document with another value in a place, or without the place."""
     changed, last = copy.copy(data), len(at) == 1
     if last and value is GONE:
         del changed[at[0]]
@@ -409,7 +409,7 @@ def documents(draw):
 
 
 def beyond_a_schema(data):
-    """Tell what JSON schema has no words for: names given twice, and how deep a default is."""
+    """Return what JSON schema has no words for: names given twice, and how deep a default is."""
     found = reading(data)
     said = ("a second time", "must not be deeper")
     return found.problems and all(any(x in problem for x in said) for problem in found.problems)

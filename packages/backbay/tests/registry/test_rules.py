@@ -26,23 +26,23 @@ from backbay.errors import BackendConflict, BackendNotFound, BackendUnavailable
 from backbay.registry import Environment, Policy, Registry
 from backbay.registry.distributions import scan
 
-TORCHS = "eager"
+TORCH_BACKENDS = "eager"
 PUBLISHED = {
     "one": ("shared", "alone"),
-    "two": ("shared", TORCHS),
-    "three": ("shared", "alone", TORCHS),
+    "two": ("shared", TORCH_BACKENDS),
+    "three": ("shared", "alone", TORCH_BACKENDS),
 }
-NAMES = ("shared", "alone", "own", TORCHS)
+NAMES = ("shared", "alone", "own", TORCH_BACKENDS)
 DISTRIBUTIONS = tuple(PUBLISHED)
 
 names = st.sampled_from(NAMES)
-registered_names = st.sampled_from(["own", "shared", "own", "shared", "alone", TORCHS])
+registered_names = st.sampled_from(["own", "shared", "own", "shared", "alone", TORCH_BACKENDS])
 some_distributions = st.sets(st.sampled_from(DISTRIBUTIONS))
 pins = st.dictionaries(names, st.sampled_from([*DISTRIBUTIONS, "process", "torch"]), max_size=2)
 
 
 def backends():
-    """Give a few functions, new ones in each run: a registry remembers them."""
+    """Return a few functions, new ones in each run: a registry remembers them."""
 
     def first(gm, inputs):
         return gm.forward
@@ -77,7 +77,7 @@ class Model:
 
     def claimants(self, name):
         """Every claimant, in no order."""
-        own = {"torch"} if name == TORCHS else set()
+        own = {"torch"} if name == TORCH_BACKENDS else set()
         own |= {"process"} if name in self.registered else set()
         return own | {x for x in self.seen if name in PUBLISHED[x]}
 
@@ -87,7 +87,7 @@ class Model:
         if not claimants:
             return BackendNotFound
         free = {x for x in claimants if x in {"torch", "process"} or not self.blocked(x)}
-        if name == TORCHS:
+        if name == TORCH_BACKENDS:
             return "torch" if pin in {None, "torch"} else BackendConflict
         if pin is not None:
             return pin if pin in free else BackendConflict
@@ -176,7 +176,7 @@ class Rules(RuleBasedStateMachine):
         held = self.model.registered.get(name)
         if held is not None and held["given"] is backend:
             return None
-        if name == TORCHS or (self.model.is_taken(name) and not replace):
+        if name == TORCH_BACKENDS or (self.model.is_taken(name) and not replace):
             return BackendConflict
         return None
 
@@ -296,7 +296,7 @@ class Rules(RuleBasedStateMachine):
             resolution = resolutions[name]
             assert resolution == self.registry.resolution(name)
             assert self.outcome_of(resolution) == expected
-            if name == TORCHS:
+            if name == TORCH_BACKENDS:
                 assert resolution.spec.origin.kind == "torch"
             assert (expected is BackendConflict) == (resolution.conflict is not None)
 

@@ -123,7 +123,7 @@ def cell():  # of a notebook, run again
     return mine
 """
 
-TORCHS = """
+TORCH_BACKENDS = """
 import torch, torch._dynamo
 from torch._dynamo.backends import registry
 
@@ -350,7 +350,7 @@ def outcomes(program, site):
 
 @pytest.fixture(scope="module")
 def torchs(tmp_path_factory):
-    return outcomes(TORCHS, tmp_path_factory.mktemp("torchs"))
+    return outcomes(TORCH_BACKENDS, tmp_path_factory.mktemp("torchs"))
 
 
 @pytest.fixture(scope="module")

@@ -173,7 +173,7 @@ CALLS = {
 
 
 def leave_dead(level):
-    """Give a pass that adds two nodes without users: Dynamo and AOTAutograd leave none."""
+    """Return a pass that adds two nodes without users: Dynamo and AOTAutograd leave none."""
 
     @graph_pass(level=level)
     def leave(graph_module):

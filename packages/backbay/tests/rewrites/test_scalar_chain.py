@@ -20,7 +20,7 @@ SPECIAL = [
 
 
 def hard(dtype=torch.float32):
-    """Give numbers among which a wrong fold shows."""
+    """Return numbers among which a wrong fold shows."""
     return torch.tensor(SPECIAL).to(dtype)
 
 

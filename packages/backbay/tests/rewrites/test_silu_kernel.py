@@ -17,7 +17,7 @@ TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 6e-4, tor
 
 
 def layouts():
-    """Give one tensor of each layout; name to tensor."""
+    """Return one tensor of each layout; name to tensor."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(2, 6, 5, 7, generator=generator)
     return {

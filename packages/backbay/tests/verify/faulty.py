@@ -73,7 +73,7 @@ def mean_square(output):
 
 
 def bent():
-    """Give the least model in which a module other than the first has a tanh."""
+    """Return the least model in which a module other than the first has a tanh."""
     return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()), (torch.randn(3, 4),)
 
 

@@ -154,7 +154,7 @@ class _Drawing:
         return Input(name=self._name(), expr=expr), facts
 
     def _alias_input(self) -> Iterator[tuple[Input, Facts]]:
-        """Give an input again, or a view of one; leaves that are trained share no memory.
+        """Yield an input again, or a view of one; leaves that are trained share no memory.
 
         Not as another dtype: AOTAutograd says that it does not take what is then written to.
         """
@@ -211,7 +211,7 @@ class _Drawing:
 
 
 def accepted(program: Program) -> bool:
-    """Tell whether a program runs on ``meta`` at every size, and has gradients if it is trained."""
+    """Whether a program runs on ``meta`` at every size, and has gradients if it is trained."""
     from backbay_conformance.fuzz.building import built, inputs_of  # noqa: PLC0415 (it is above)
 
     with warnings.catch_warnings(), torch.device("meta"):

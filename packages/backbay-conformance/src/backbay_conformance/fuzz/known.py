@@ -38,7 +38,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     note: str = ""
 
     def covers(self, result: Result, program: Program) -> bool:
-        """Tell whether a find is this one."""
+        """Return whether a find is this one."""
         if self.status is not None and self.status != _told(result):
             return False
         found = re.search(self.reason, result.reason)
@@ -77,7 +77,7 @@ def _check(known: Known, where: str) -> None:
 
 
 def _told(result: Result) -> str:
-    """Give the status that the backend had; of a charged find it stands in the reason."""
+    """Return the status that the backend had; of a charged find it stands in the reason."""
     if result.status != "upstream":
         return result.status
     return next((x for x in STATUSES if f"({x})" in result.reason), result.status)
@@ -85,5 +85,5 @@ def _told(result: Result) -> str:
 
 @functools.cache
 def shipped() -> tuple[Known, ...]:
-    """Give the finds that are known to Backbay."""
+    """Return the finds that are known to Backbay."""
     return read()

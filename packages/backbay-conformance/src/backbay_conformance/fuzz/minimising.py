@@ -17,7 +17,7 @@ Fails = Callable[[Program], bool]
 
 
 def minimised(program: Program, fails: Fails, *, seconds: float, runs: int) -> Program:
-    """Give the smallest program that was found to fail alike within the limits."""
+    """Return the smallest program that was found to fail alike within the limits."""
     search = _Search(program, fails, deadline=time.monotonic() + seconds, runs=runs)
     while search.improved():
         pass

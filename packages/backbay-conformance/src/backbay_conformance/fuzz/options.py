@@ -60,7 +60,7 @@ _SOME = range(1, 6)
 
 
 def choices(spec: BackendSpec | None, device: str) -> dict[str, tuple[Any, ...]]:
-    """Give the options that may be drawn for a backend, with their values.
+    """Return the options that may be drawn for a backend, with their values.
 
     Of what somebody else's options do to results nothing is known, except that their defaults,
     given by name, must change nothing.

@@ -22,7 +22,7 @@ _LOW = {"bfloat16", "float16"}
 
 
 def pair_at(name: str, number: int) -> tuple[Program, Program]:
-    """Give the first program from a number on that has a twin of a kind, and the twin.
+    """Return the first program from a number on that has a twin of a kind, and the twin.
 
     Raises:
         NotRunnable: none is near.

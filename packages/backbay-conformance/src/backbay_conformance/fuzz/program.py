@@ -89,7 +89,7 @@ def without_unused(program: Program) -> Program:
 
 
 def with_statements(program: Program, statements: Iterable[Statement]) -> Program | None:
-    """Give the program with other statements; None where one uses what is not there any more.
+    """Return the program with other statements; None where one uses what is not there any more.
 
     Outputs that are gone are left out.
     """

@@ -49,7 +49,7 @@ class FuzzReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.programs / self.seconds * 3600 if self.seconds else 0.0
 
     def of(self, standing: Standing) -> tuple[Find, ...]:
-        """Give the finds of one kind."""
+        """Return the finds of one kind."""
         return tuple(x for x in self.finds if x.standing == standing)
 
     @property

@@ -36,7 +36,7 @@ def rowwise(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
 def in_halves(
     program: Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Give the same program, run on the two halves of its rows."""
+    """Return the same program, run on the two halves of its rows."""
 
     def halves(x: torch.Tensor) -> torch.Tensor:
         middle = x.shape[0] // 2

@@ -100,7 +100,7 @@ def fuzz(
 
 
 def same_find(result: Result) -> tuple[Status, str]:
-    """Give what two results have in common that show one fault: the reason without its numbers."""
+    """What two results have in common that show one fault: the reason without its numbers."""
     reason = _DETAIL.split(result.reason)[0]
     return result.status, _PARTICULAR.sub("", reason)
 
@@ -194,7 +194,7 @@ class _Run:
             repro=repro(
                 small,
                 result,
-                backend=_charged(result, self.setup.backend),
+                backend=_attributed(result, self.setup.backend),
                 device=self.setup.device,
                 torch=self.torch,
             ),
@@ -202,7 +202,7 @@ class _Run:
 
 
 def _alike(one: tuple[Status, str], other: tuple[Status, str]) -> bool:
-    """Tell whether two failures are of one kind; an exception must be the same one."""
+    """Return whether two failures are of one kind; an exception must be the same one."""
     if one[0] != other[0]:
         return False
     raised = "Error" in other[1]
@@ -219,8 +219,8 @@ def _ran(session: pool.CaseSession, program: Program) -> Result:
     return session.run(program.id, PROGRAM_S, program=program)
 
 
-def _charged(result: Result, backend: str) -> str:
-    """Give the backend that a repro is written for: the first rung that fails."""
+def _attributed(result: Result, backend: str) -> str:
+    """Return the backend that a repro is written for: the first rung that fails."""
     rung = re.match(r"(\w+) fails alike", result.reason)
     return rung[1] if result.status == "upstream" and rung else backend
 

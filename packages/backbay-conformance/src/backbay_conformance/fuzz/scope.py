@@ -44,7 +44,7 @@ EXACT = Facts(exact=True)
 
 
 def joined(*facts: Facts) -> Facts:
-    """Give what is known of memory that holds numbers from several."""
+    """Return what is known of memory that holds numbers from several."""
     return Facts(
         bound=max((x.bound for x in facts), default=1.0),
         exact=all(x.exact for x in facts),
@@ -97,7 +97,7 @@ class Value:
         return self.memory.facts
 
     def least(self, dim: int) -> int:
-        """Give a dimension's smallest size."""
+        """Return a dimension's smallest size."""
         return min(x.shape[dim] for x in self.metas)
 
     @property
@@ -127,7 +127,7 @@ class Value:
 
 
 def overlaps(meta: torch.Tensor) -> bool:
-    """Tell whether two elements may share memory."""
+    """Return whether two elements may share memory."""
     reach = 0
     steps = sorted(zip(meta.stride(), meta.shape, strict=True))
     for stride, size in steps:
@@ -201,7 +201,7 @@ class Scope:
         return True
 
     def _would_need_gradients(self, proposal: Proposal) -> bool:
-        """Tell whether what outlives the call would become part of one call's backward."""
+        """Return whether what outlives the call would become part of one call's backward."""
         memory = proposal.args[0].memory
         outlives = any(x.given and x.memory is memory for x in self.values)
         return outlives and any(x.meta.requires_grad for x in proposal.args[1:])
@@ -251,7 +251,7 @@ def _dtype_of(memory: Memory) -> torch.dtype:
 
 
 def _read_otherwise(facts: Facts, dtype: torch.dtype) -> Facts:
-    """Give what is left to know of memory that is read as two dtypes."""
+    """Return what is left to know of memory that is read as two dtypes."""
     whole = not (dtype.is_floating_point or dtype.is_complex)
     return Facts(bound=LARGEST if whole else facts.bound, exact=facts.exact)
 

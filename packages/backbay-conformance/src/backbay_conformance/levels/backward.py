@@ -61,7 +61,7 @@ _checkpointing = Collection("training", "checkpointing")
 
 
 def cases(device: str) -> Cases:
-    """Give these cases."""
+    """Return these cases."""
     for operator in sampled.known():
         if operator.name in TWICE and operator.trains_twice(device, "float32"):
             yield sampled.case(

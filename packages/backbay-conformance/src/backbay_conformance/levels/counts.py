@@ -49,7 +49,7 @@ def counted(device: str = "cpu") -> Counts:
 
 
 def drift() -> str | None:
-    """Say how torch's data bases differ from what was counted, if they do, or were not counted."""
+    """How torch's data bases differ from what was counted, if they do, or were not counted."""
     version = minor(torch.__version__)
     if version not in COUNTS:
         return f"nobody has counted what torch {version} has: add {counted()}"
@@ -59,7 +59,7 @@ def drift() -> str | None:
 
 
 def minor(version: str) -> str:
-    """Give ``2.13`` of ``2.13.0+cpu``."""
+    """Return ``2.13`` of ``2.13.0+cpu``."""
     return ".".join(version.split(".")[:2])
 
 

@@ -14,7 +14,7 @@ from backbay_conformance.levels.opinfo import Operator
 
 
 def cases(device: str, *, all_samples: bool) -> Cases:
-    """Give the cases of this level."""
+    """Return the cases of this level."""
     yield from sampled.drift("dtypes")
     for operator in sampled.known():
         for dtype in operator.dtypes(device):

@@ -17,7 +17,7 @@ from backbay_conformance.subject import Subject, message_of
 
 
 def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (all mistakes, always)
-    """Give a case for each input that an operator must refuse."""
+    """Return a case for each input that an operator must refuse."""
     yield from sampled.drift("errors")
     for operator in sampled.known():
         # They are made here to be counted: all of them take a hundredth of a second.

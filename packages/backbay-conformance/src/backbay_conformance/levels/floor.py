@@ -38,11 +38,11 @@ class Info:
     error_inputs_func: None = None
 
     def supported_dtypes(self, device: str) -> tuple[torch.dtype, ...]:  # noqa: ARG002 (everywhere)
-        """Give the dtypes that it takes."""
+        """Return the dtypes that it takes."""
         return self.types
 
     def supported_backward_dtypes(self, device: str) -> tuple[torch.dtype, ...]:  # noqa: ARG002
-        """Give the dtypes in which it has a gradient."""
+        """Return the dtypes in which it has a gradient."""
         return tuple(x for x in self.types if x.is_floating_point)
 
     @staticmethod
@@ -74,16 +74,16 @@ class Made:
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Give its keyword arguments: none."""
+        """Return its keyword arguments: none."""
         return {}
 
     @property
     def output_process_fn_grad(self) -> Callable[[Any], Any]:
-        """Give what brings its result into a form that is unique: nothing has to."""
+        """Return what brings its result into a form that is unique: nothing has to."""
         return _identity
 
     def noncontiguous(self) -> "Made":
-        """Give it with every tensor laid out with gaps."""
+        """Return it with every tensor laid out with gaps."""
         args = tuple(_with_gaps(x) if isinstance(x, torch.Tensor) else x for x in self.args)
         return Made(input=_with_gaps(self.input), args=args)
 

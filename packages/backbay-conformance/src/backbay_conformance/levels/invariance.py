@@ -61,7 +61,7 @@ OVER_ROWS: Mapping[str, Program] = {
 
 
 def cases() -> Cases:
-    """Give these cases."""
+    """Return these cases."""
     for name, program in BY_ROW.items():
         case_id = f"properties/batch-invariance/{name}"
         run = functools.partial(row_depends_on_batch, case_id, program)

@@ -17,24 +17,24 @@ def normal(
     dtype: torch.dtype = torch.float32,
     requires_grad: bool = False,
 ) -> torch.Tensor:
-    """Give normal draws on the subject's device; the case's seed decides them."""
+    """Return normal draws on the subject's device; the case's seed decides them."""
     drawn = torch.randn(*shape, device=subject.device, dtype=dtype)
     return drawn.requires_grad_(requires_grad)
 
 
 def given(subject: Subject, values: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Give a tensor of these values on the subject's device."""
+    """Return a tensor of these values on the subject's device."""
     return torch.tensor(values, device=subject.device, dtype=dtype)
 
 
 def numbered(subject: Subject, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Give 0, 1, 2 and so on in a shape: every element is told from every other."""
+    """Return 0, 1, 2 and so on in a shape: every element is told from every other."""
     count = torch.Size(shape).numel()
     return torch.arange(count, device=subject.device, dtype=dtype).reshape(shape)
 
 
 def same_bits(got: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Tell whether two tensors are equal to the last bit: zeros by their sign, NaN by any NaN."""
+    """Return whether two tensors are equal to the last bit: zeros by their sign, NaN by any NaN."""
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return False
     if not got.is_floating_point():
@@ -77,5 +77,5 @@ def called(function: Callable[..., Any], batches: Iterable[tuple[Any, ...]]) -> 
 
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether two tensors are views of one storage."""
+    """Return whether two tensors are views of one storage."""
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -57,7 +57,7 @@ class Sample:
     kwargs: dict[str, Any]
 
     def workload(self) -> Workload:
-        """Give it as what is proven; only the inputs that require grad are given one."""
+        """Return it as what is proven; only the inputs that require grad are given one."""
         module = as_module(self.function)
         return Workload(module, self.args, self.kwargs, grad_as_given=True)
 
@@ -72,17 +72,17 @@ class Operator:
     """Torch's OpInfo, or what has as much of its interface as is used here."""
 
     def dtypes(self, device: str) -> list[str]:
-        """Give the names of the dtypes that it takes on a device type."""
+        """Return the names of the dtypes that it takes on a device type."""
         return sorted(_name(x) for x in self.info.supported_dtypes(device))
 
     def trains(self, device: str, dtype: str) -> bool:
-        """Tell whether it has a gradient in a dtype on a device type."""
+        """Return whether it has a gradient in a dtype on a device type."""
         if not self.info.supports_autograd:
             return False
         return dtype in {_name(x) for x in self.info.supported_backward_dtypes(device)}
 
     def trains_twice(self, device: str, dtype: str) -> bool:
-        """Tell whether its gradient has one."""
+        """Return whether its gradient has one."""
         return self.trains(device, dtype) and bool(self.info.supports_gradgrad)
 
     @property
@@ -169,7 +169,7 @@ def _then(finish: Callable[[Any], Any], function: Callable[..., Any]) -> Callabl
 
 
 def _unseeded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a function of the data base without the seeding that torch's tests put around it.
+    """Return a function of the data base without the seeding that torch's tests put around it.
 
     Dynamo captures nothing of a function that seeds, and the suite repeats random draws itself.
     """
@@ -200,7 +200,7 @@ def _is_identity(finish: Callable[[Any], Any]) -> bool:
 
 @functools.cache
 def operators(source: Source = "operators") -> Mapping[str, Operator]:
-    """Give the operators of one of torch's data bases by name, in its order.
+    """Return the operators of one of torch's data bases by name, in its order.
 
     Raises:
         InputError: a package that torch's data bases need is not installed.
@@ -213,14 +213,14 @@ def operators(source: Source = "operators") -> Mapping[str, Operator]:
 
 
 def modules() -> Sequence["ModuleEntry"]:
-    """Give torch's modules; raises as `operators` does."""
+    """Return torch's modules; raises as `operators` does."""
     found = _read("common_modules", "module_db")
     _check_interface(found, ("module_inputs_func", "module_cls", "dtypes"), "module_db")
     return [ModuleEntry(name=x.name, info=x) for x in found]
 
 
 def optimizers() -> Sequence["OptimizerEntry"]:
-    """Give torch's optimizers; raises as `operators` does."""
+    """Return torch's optimizers; raises as `operators` does."""
     found = _read("common_optimizers", "optim_db")
     _check_interface(found, ("optim_cls", "optim_inputs_func", "supported_impls"), "optim_db")
     return [OptimizerEntry(name=x.optim_cls.__name__, info=x) for x in found]
@@ -277,7 +277,7 @@ class OptimizerEntry:
         return "foreach" in self.info.supported_impls
 
     def settings(self, device: str) -> dict[str, dict[str, Any]]:
-        """Give keyword arguments to make it with on a device type, by a name for them."""
+        """Return keyword arguments to make it with on a device type, by a name for them."""
         found = self.info.optim_inputs_func(device=torch.device(device))
         return {re.sub(r"[^A-Za-z0-9._]+", "-", x.desc) or "default": x.kwargs for x in found}
 

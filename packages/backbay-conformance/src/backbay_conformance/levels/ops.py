@@ -69,7 +69,7 @@ PLACED = frozenset(
 
 
 def cases(device: str, *, all_samples: bool) -> Cases:
-    """Give the cases of this level."""
+    """Return the cases of this level."""
     yield from sampled.drift("ops")
     for operator in sampled.known():
         if DTYPE not in operator.dtypes(device):

@@ -26,7 +26,7 @@ Step = Callable[..., Any]
 
 
 def cases(device: str) -> Cases:
-    """Give a case for each setting of each optimizer that torch tests, and one on lists."""
+    """Return a case for each setting of each optimizer that torch tests, and one on lists."""
     for entry in _entries():
         settings = entry.settings(device)
         if entry.takes_lists:  # left to itself, torch takes parameters one by one on a CPU

@@ -36,7 +36,7 @@ _PREFIX = "programs/fuzz/"
 
 
 def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (the same everywhere)
-    """Give the cases of this level."""
+    """Return the cases of this level."""
     for name, trigger in TRIGGERS.items():
         run = functools.partial(_triggered, trigger)
         yield Case(id=f"programs/triggers/{name}", run=run, share=0.25)
@@ -76,19 +76,19 @@ def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (the same
 
 
 def case_at(seed: int) -> Case:
-    """Give the case that runs the program of a seed."""
+    """Return the case that runs the program of a seed."""
     return Case(
         id=f"{_PREFIX}{seed}", run=functools.partial(_fuzzed, seed), share=0.02, timeout_s=TIMEOUT_S
     )
 
 
 def case_of(program: Program, name: str) -> Case:
-    """Give a case that runs a given program."""
+    """Return a case that runs a given program."""
     return Case(id=name, run=functools.partial(_held, program), timeout_s=TIMEOUT_S)
 
 
 def seed_of(name: str) -> int:
-    """Give the seed of a case that is named after one.
+    """Return the seed of a case that is named after one.
 
     Raises:
         InputError: there is no such case.
@@ -111,7 +111,7 @@ def _held(program: Program, subject: Subject, options: Mapping[str, Any] | None 
 
 
 def needs_of(program: Program) -> frozenset[str]:
-    """Give the traits without which a backend need not take a program."""
+    """Return the traits without which a backend need not take a program."""
     needs = {"mutation", *program.dtypes}
     if program.train:
         needs.add("training")

@@ -23,7 +23,7 @@ RUNS = 3
 
 
 def cases(device: str, *, all_samples: bool) -> Cases:
-    """Give the cases of this level."""
+    """Return the cases of this level."""
     yield from sampled.drift("properties")
     asks = {"run-to-run": two_runs_differ, "recompiled": another_compile_differs}
     for operator in sampled.known():

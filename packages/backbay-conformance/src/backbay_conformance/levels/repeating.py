@@ -39,7 +39,7 @@ def check_eager_repeats(workload: Workload, *, train: bool, seed: int) -> None:
 
 
 def difference(one: Outcome, other: Outcome) -> str | None:
-    """Say what of two outcomes is not the same to the bit, if anything."""
+    """Return what of two outcomes is not the same to the bit, if anything."""
     for name, ours, theirs in _pairs(one, other):
         if ours is None or theirs is None:
             if ours is not theirs:

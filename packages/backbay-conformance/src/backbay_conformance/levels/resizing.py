@@ -24,7 +24,7 @@ Grow = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 def resizable(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Give those of the first samples of an operator that eager takes at three sizes."""
+    """Yield those of the first samples of an operator that eager takes at three sizes."""
     for sample in itertools.islice(samples, TRIED):
         with contextlib.suppress(NotRunnable):
             series(sample)
@@ -32,7 +32,7 @@ def resizable(samples: Iterable[Sample]) -> Iterator[Sample]:
 
 
 def series(sample: Sample) -> list[Sample]:
-    """Give the sample at three sizes, all of which eager takes.
+    """Return the sample at three sizes, all of which eager takes.
 
     Raises:
         NotRunnable: eager takes it at this size only.
@@ -92,7 +92,7 @@ def _resized(sample: Sample, grow: Grow, extra: int) -> Sample:
 
 
 def _taken(sample: Sample) -> bool:
-    """Tell whether eager takes it, on copies: an operator may write to its inputs."""
+    """Return whether eager takes it, on copies: an operator may write to its inputs."""
     args, kwargs = mapped(_copy, (sample.args, sample.kwargs))
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):

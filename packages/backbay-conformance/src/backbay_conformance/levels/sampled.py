@@ -24,7 +24,7 @@ _NO_SAMPLE = "torch's data base has no sample of it for this device and dtype"
 
 @functools.cache
 def known(source: Source = "operators") -> tuple[Operator, ...]:
-    """Give the operators of a data base; the suite's own where torch's cannot be read.
+    """Return the operators of a data base; the suite's own where torch's cannot be read.
 
     Raises:
         InputError: a package that torch's data base needs is not installed.
@@ -36,7 +36,7 @@ def known(source: Source = "operators") -> tuple[Operator, ...]:
 
 
 def drift(level: str) -> Iterator[Case]:
-    """Give a case that says that torch's data base could not be read, where that is so."""
+    """Yield a case that says that torch's data base could not be read, where that is so."""
     try:
         opinfo.operators()
     except opinfo.DriftError as error:
@@ -105,7 +105,7 @@ def all_asked(subject: Subject, samples: Sequence[Sample], ask: Ask) -> None:
 
 
 def first(samples: Iterable[Sample]) -> Sample:
-    """Give the first sample.
+    """Return the first sample.
 
     Raises:
         NotRunnable: there is none.
@@ -124,7 +124,7 @@ def seed(case_id: str, suite_seed: int) -> None:
 
 
 def seed_of(case_id: str, suite_seed: int) -> int:
-    """Give the number that a case's random state is made from."""
+    """Return the number that a case's random state is made from."""
     digest = hashlib.sha256(f"{suite_seed} {case_id}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
 

@@ -22,7 +22,7 @@ DTYPE = "float32"
 
 
 def cases(device: str, *, all_samples: bool) -> Cases:
-    """Give the cases of this level."""
+    """Return the cases of this level."""
     yield from sampled.drift("shapes")
     for operator in sampled.known():
         if DTYPE in operator.dtypes(device):
@@ -67,7 +67,7 @@ def three_sizes(subject: Subject, sample: Sample) -> None:
 
 
 def _graphs(rung: str, subject: Subject, workloads: Sequence[Workload]) -> int:
-    """Give how many graphs one of torch's own backends needs."""
+    """Return how many graphs one of torch's own backends needs."""
     reset(subject)
     watched = Watched(torch._dynamo.lookup_backend(rung), name=rung)  # noqa: SLF001 (its documented name)
     call = torch.compile(workloads[0].model, backend=watched, dynamic=True)

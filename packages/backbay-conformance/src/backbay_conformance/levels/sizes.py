@@ -22,7 +22,7 @@ _LARGE = 2**31
 
 
 def cases() -> Cases:
-    """Give these cases."""
+    """Return these cases."""
     yield from _dynamic
     yield from _unbacked
     yield from _layout
@@ -60,7 +60,7 @@ def used(watched: Watched) -> int:
 
 
 def _some(subject: Subject, *shapes: tuple[int, ...]) -> list[tuple[Any, ...]]:
-    """Give one input for each shape."""
+    """Return one input for each shape."""
     return [(torch.randn(x, device=subject.device),) for x in shapes]
 
 

@@ -46,7 +46,7 @@ _EXPANDED_SHARE = 0.1
 
 
 def cases(device: str, *, all_samples: bool) -> Cases:
-    """Give the cases of this level."""
+    """Return the cases of this level."""
     yield from sampled.drift("training")
     for operator in sampled.known():
         yield from _of_operator("training", operator, device, all_samples=all_samples)

@@ -16,7 +16,7 @@ Vary = Callable[[Sample], Sample | None]
 
 
 def varied(samples: Iterable[Sample], vary: Vary) -> Iterator[Sample]:
-    """Give the variants of those samples that have one."""
+    """Yield the variants of those samples that have one."""
     for sample in samples:
         variant = vary(sample)
         if variant is not None:

@@ -53,12 +53,12 @@ def _floats(tensors: Tensors) -> list[Tensor]:
 
 
 def weight_like(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Give memory for a folded weight: it has its channels last."""
+    """Return memory for a folded weight: it has its channels last."""
     return torch.empty_like(weight, dtype=dtype, memory_format=torch.channels_last)
 
 
 def bias_like(mean: Tensor, dtype: torch.dtype) -> Tensor:
-    """Give memory for a folded bias."""
+    """Return memory for a folded bias."""
     return torch.empty_like(mean, dtype=dtype, memory_format=torch.contiguous_format)
 
 

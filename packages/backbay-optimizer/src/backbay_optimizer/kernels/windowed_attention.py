@@ -25,7 +25,7 @@ _library.define(
 
 
 def seen(queries: int, keys: int, left: int, right: int, *, device: torch.device) -> Tensor:
-    """Give a window as a mask: (queries, keys), true where a key is looked at."""
+    """Return a window as a mask: (queries, keys), true where a key is looked at."""
     own = keys - queries
     whole = torch.ones(queries, keys, dtype=torch.bool, device=device)
     return whole.tril(own + right).triu(own - left)

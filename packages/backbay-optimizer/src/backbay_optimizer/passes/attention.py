@@ -72,7 +72,7 @@ def call_instead(
 
 
 def unrepeated(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
-    """Give the key and value of an attention before they were repeated, if kernels take groups.
+    """Return the key and value of an attention before they were repeated, if kernels take groups.
 
     Args:
         node: the call of attention.
@@ -84,7 +84,7 @@ def unrepeated(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
 
 
 def sources(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
-    """Give the key and value of an attention before they were repeated.
+    """Return the key and value of an attention before they were repeated.
 
     None where they were not, or where something is written after that: what is repeated is a copy.
 
@@ -107,7 +107,7 @@ def sources(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
 
 
 def _taken(query: torch.Tensor) -> bool:
-    """Tell whether a fused kernel takes groups: in single precision, CUDA's do not."""
+    """Return whether a fused kernel takes groups: in single precision, CUDA's do not."""
     return query.device.type == "cpu" or query.dtype in _HALF
 
 

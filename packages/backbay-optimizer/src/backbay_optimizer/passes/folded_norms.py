@@ -69,7 +69,7 @@ class _Group:
         self._between = Disturbances(first.place)
 
     def is_fit(self, norm: Norm) -> bool:
-        """Tell whether there is room for a norm, and what it reads is the same here."""
+        """Return whether there is room for a norm, and what it reads is the same here."""
         read, start = [x for x in norm.reads if x is not None], norm.convolution.node
         if (
             len(self.norms) == MOST

@@ -44,8 +44,8 @@ from backbay.kit.passes import (
     Rewrite,
 )
 from backbay_optimizer.kernels import efficient_attention as kernel
-from backbay_optimizer.passes import dropout, mask_kinds, written_attention
-from backbay_optimizer.passes.written_attention import Fill, Order, Written, written_out
+from backbay_optimizer.passes import decomposed_attention, dropout, mask_kinds
+from backbay_optimizer.passes.decomposed_attention import Fill, Order, Written, written_out
 
 BLOCK = 128
 """Queries, and keys, of a block of cuDNN's kernel. Of fewer keys it computes as many."""
@@ -77,7 +77,7 @@ class FusedAttention(Rewrite[Written]):
         dtypes=(torch.bfloat16, torch.float16),
         dtypes_because="kernels take 16 bits",
     )
-    sources = (dropout, mask_kinds, written_attention, kernel)
+    sources = (dropout, mask_kinds, decomposed_attention, kernel)
     in_checkpoints = True
     removes_dead_code = True
 

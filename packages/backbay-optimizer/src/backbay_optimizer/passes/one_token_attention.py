@@ -99,7 +99,7 @@ one_token_attention = OneTokenAttention()
 
 
 def _one_for_a_group(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
-    """Give key and value of one query with a mask, one for a group; None where it is another."""
+    """Return key and value of one query with a mask, one for a group; None where it is another."""
     query, mask = (value_of(given.get(x)) for x in ("query", "attn_mask"))
     if not all(is_ordinary(value_of(x)) for x in node.all_input_nodes) or mask is None:
         return None

@@ -53,7 +53,7 @@ class Operator:
 
 
 def needs(node: Node, part: Part) -> Needs:
-    """Give what a node needs for a part of its result.
+    """Return what a node needs for a part of its result.
 
     Raises:
         MixedError: more than a part of something, or that is not known.
@@ -70,7 +70,7 @@ def needs(node: Node, part: Part) -> Needs:
 
 
 def arguments(node: Node, operator: Operator | None = None) -> dict[str, Any]:
-    """Give a node's arguments by name.
+    """Return a node's arguments by name.
 
     Raises:
         MixedError: there are more than are known.
@@ -88,7 +88,7 @@ def arguments(node: Node, operator: Operator | None = None) -> dict[str, Any]:
 
 
 def called(given: dict[str, Any], node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give arguments by name as a node has them: by position as far as its own were."""
+    """Return arguments by name as a node has them: by position as far as its own were."""
     operator = _operator(node)
     assert operator is not None
     given, names = dict(given), operator.names
@@ -107,7 +107,7 @@ def _name(node: Node) -> str:
 
 
 def multiplies(node: Node) -> bool:
-    """Tell whether a node is a product of matrices."""
+    """Return whether a node is a product of matrices."""
     return _operator(node) in {_BY_NAME["linear"], _BY_NAME["matmul"]}
 
 
@@ -155,7 +155,7 @@ def _check_broadcast(result: Any, given: dict[str, Any]) -> None:
 
 
 def _broadcast(tensor: torch.Tensor, part: Part) -> Part:
-    """Give the part of a tensor that is broadcast to a shape, for a part of that shape."""
+    """Return the part of a tensor that is broadcast to a shape, for a part of that shape."""
     if tensor.dim() > len(part):
         raise MixedError("its result has fewer dimensions than an input")
     along = part[len(part) - tensor.dim() :]
@@ -232,7 +232,7 @@ def _reshape(given: dict[str, Any], part: Part) -> Needs:
 
 
 def _sizes(shape: Any, before: torch.Size) -> tuple[Any, ...]:
-    """Give the sizes that a reshape asks for; -1 is left where others are symbols."""
+    """Return the sizes that a reshape asks for; -1 is left where others are symbols."""
     only = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
     sizes = tuple(only)
     if sizes.count(-1) != 1 or not all(isinstance(x, int) for x in (*sizes, *before)):

@@ -64,7 +64,7 @@ class Default:
 
 
 def device_type(example_inputs: Sequence[Any]) -> str:
-    """Give the type of the first accelerator that an input is on; ``cpu`` if none is."""
+    """Return the type of the first accelerator that an input is on; ``cpu`` if none is."""
     import torch  # noqa: PLC0415 (a graph is being compiled)
 
     types = [x.device.type for x in example_inputs if isinstance(x, torch.Tensor)]

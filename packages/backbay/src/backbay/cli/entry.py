@@ -8,7 +8,7 @@ from backbay.registry import HIDDEN_TAGS, Availability, Resolution
 
 
 def entry(resolution: Resolution, availability: Availability) -> dict[str, Any]:
-    """Give a backend as ``--json`` prints it."""
+    """Return a backend as ``--json`` prints it."""
     spec = resolution.spec
     return {
         "name": resolution.name,
@@ -23,7 +23,7 @@ def entry(resolution: Resolution, availability: Availability) -> dict[str, Any]:
 
 
 def is_here(resolution: Resolution, asked_tag: str | None = None) -> bool:
-    """Tell whether a list shows a backend unasked: it is provided here, and not a hidden one."""
+    """Return whether a list shows a backend unasked: it is provided here, and not a hidden one."""
     if resolution.candidates[0].standing == "absent":
         return False
     return not (set(HIDDEN_TAGS) - {asked_tag}).intersection(resolution.spec.tags)
@@ -37,5 +37,5 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def coloured(state: str) -> str:
-    """Give a state as rich draws it."""
+    """Return a state as rich draws it."""
     return f"[green]{state}[/green]" if state == "ready" else f"[yellow]{state}[/yellow]"

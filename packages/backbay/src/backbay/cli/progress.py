@@ -11,7 +11,7 @@ from backbay.race.workload_race import Tell
 
 @contextlib.contextmanager
 def progress() -> Iterator[Tell]:
-    """Give a function that shows what is going on, until the block ends."""
+    """Return a function that shows what is going on, until the block ends."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _PlainLines(console).tell

@@ -38,7 +38,7 @@ def assembled(
     kit: Backend | None,
     notes: Sequence[str],
 ) -> Explanation:
-    """Give the explanation.
+    """Return the explanation.
 
     Args:
         watch: what was seen.
@@ -93,18 +93,18 @@ class _Seen:
         return f"{name} ({file}:{number})"
 
     def dynamic(self, compile_id: str) -> dict[str, str]:
-        """Give the symbols of one version, and what each stands for."""
+        """Return the symbols of one version, and what each stands for."""
         return {symbol: source for source, symbol in self._sources.get(compile_id, {}).items()}
 
     def newly_dynamic(self, compile_id: str) -> dict[str, str]:
-        """Give the symbols of which no earlier version of the function had the size dynamic."""
+        """Return the symbols of which no earlier version of the function had the size dynamic."""
         frame, _, version = compile_id.partition("/")
         earlier = (f"{frame}/{n}" for n in range(int(version) if version.isdecimal() else 0))
         known = {source for x in earlier for source in self._sources.get(x, {})}
         return {k: v for k, v in self.dynamic(compile_id).items() if v not in known}
 
     def whole(self, line: str) -> str:
-        """Give a line with its file's whole path, of which torch writes the end only."""
+        """Return a line with its file's whole path, of which torch writes the end only."""
         end = line.partition(":")[0]
         found = [x for x in self._files if end and x.endswith(f"/{end}")]
         return f"{found[0]}{line[len(end) :]}" if len(found) == 1 else line
@@ -151,7 +151,7 @@ def _stage(stage: Stage) -> StageRecord:
 
 
 def _breaks(events: Iterable[Event], seen: _Seen) -> tuple[BreakRecord, ...]:
-    """Give each break once; tracing meets many of them again: in a resumed or inner function."""
+    """Return each break once; tracing meets many of them again: in a resumed or inner function."""
     found: dict[tuple[str, str], BreakRecord] = {}
     told = set[str]()
     for event in events:

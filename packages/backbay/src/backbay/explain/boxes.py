@@ -82,7 +82,7 @@ def picture(
 def marks(
     before: Iterable[NodeRecord], after: Iterable[NodeRecord]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Say which nodes passes removed, added and changed: for the graph before, and for it after."""
+    """Which nodes passes removed, added and changed: for the graph before, and for it after."""
     old, new = {x.name: x for x in before}, {x.name: x for x in after}
     gone = {name: "removed" for name in old if name not in new}
     made = {name: "added" for name in new if name not in old}

@@ -59,7 +59,7 @@ def parse(text: str) -> Break:
 
 
 def parse_failure(reason: str, file: str | None, number: int | None) -> Break:
-    """Give a break of which torch tells only in its metrics: a function that runs eagerly."""
+    """Return a break of which torch tells only in its metrics: a function that runs eagerly."""
     what, explanation, hints, context, url = _message(reason)
     line = f"{file}:{number}" if file else ""
     return Break(

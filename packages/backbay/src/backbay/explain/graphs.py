@@ -30,7 +30,7 @@ def nodes(graph: Graph) -> tuple[NodeRecord, ...]:
 
 
 def module_path(node: Node) -> str:
-    """Give the path of the innermost module that a node was traced in; empty outside of all."""
+    """Return the path of the innermost module that a node was traced in; empty outside of all."""
     stack: dict[str, Any] = node.meta.get("nn_module_stack") or {}
     paths = [x[0] for x in stack.values() if isinstance(x, tuple) and x]
     return _ROOT.sub("", str(paths[-1])) if paths else ""

@@ -81,7 +81,7 @@ _GROUP_OF = {
 
 
 def parse(tree: str) -> tuple[GuardRecord, ...]:
-    """Give the guards of a tree, in groups, the groups in the order of `GROUPS`."""
+    """Return the guards of a tree, in groups, the groups in the order of `GROUPS`."""
     found = list(dict.fromkeys(_guards(tree)))
     return tuple(sorted(found, key=lambda x: GROUPS.index(x.group)))
 

@@ -28,7 +28,7 @@ def write_page(explanation: Explanation, path: str | Path) -> None:
 
 
 def page(explanation: Explanation) -> str:
-    """Give an explanation's page; the same explanation always gives the same text."""
+    """Return an explanation's page; the same explanation always gives the same text."""
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -79,7 +79,7 @@ def _sheets(graphs: Sequence[GraphRecord]) -> list[Sheet]:
 
 
 def _outline(graph: GraphRecord) -> tuple[object, ...]:
-    """Give what a drawing shows of a graph, without sizes; symbols are inputs of their own."""
+    """Return what a drawing shows of a graph, without sizes; symbols are inputs of their own."""
     taken = {x.name for x in graph.nodes if x.op == "placeholder" and not x.dtype}
     parts = ((x.name, x.target, tuple(y for y in x.inputs if y not in taken)) for x in graph.nodes)
     stages = tuple(

@@ -76,7 +76,7 @@ class WatchedRun:
         )
 
     def _timed(self) -> list[str]:
-        """Give what was measured of rewrites, of each graph whose rewrites were."""
+        """Return what was measured of rewrites, of each graph whose rewrites were."""
         return [f"rewrites {x.why}" for x in compile_log.records()[self._known :] if x.timed]
 
     def _compiled(self, *, again: bool) -> None:
@@ -131,7 +131,7 @@ class WatchedRun:
 
 
 def problem_of(error: BaseException, stage: Literal["eager", "compiled"]) -> ProblemRecord:
-    """Say what was raised, and at which of the user's lines.
+    """Return what was raised, and at which of the user's lines.
 
     Dynamo wraps what a backend or a traced line raised; what it raised is what a reader needs.
     """
@@ -155,7 +155,7 @@ def _as_it_is(graph_module: torch.fx.GraphModule, _: Any) -> Any:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Give Dynamo an empty state, and leave it empty; caches are not read, counters are kept."""
+    """Return Dynamo an empty state, and leave it empty; caches are not read, counters are kept."""
     counted = {key: value.copy() for key, value in counters.items()}
     torch._dynamo.reset()  # noqa: SLF001 (torch.compiler.reset is this, since 2.1)
     with contextlib.ExitStack() as stack:

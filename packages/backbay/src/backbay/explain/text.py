@@ -167,7 +167,7 @@ def _guards(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
 
 
 def _is_state(guard: GuardRecord) -> bool:
-    """Tell whether a guard is of a parameter or buffer, which change less than inputs do."""
+    """Return whether a guard is of a parameter or buffer, which change less than inputs do."""
     return "_parameters[" in guard.source or "_buffers[" in guard.source
 
 

@@ -92,7 +92,7 @@ class Watch:
             logger.removeHandler(handler)
 
     def capturing(self, compiler_fn: CompilerFn) -> "Capturing":
-        """Give a backend that notes each graph, then compiles it with another."""
+        """Return a backend that notes each graph, then compiles it with another."""
         return Capturing(compiler_fn, self)
 
     def captured(self, graph_module: GraphModule) -> Captured:
@@ -225,7 +225,7 @@ def _compile_id() -> str:
 
 
 def _which(one: Pass) -> str:
-    """Give the graph that a pass runs on; after AOTAutograd, that is torch's name for it."""
+    """Return the graph that a pass runs on; after AOTAutograd, that is torch's name for it."""
     if one.level in {"torch", "inductor.pre_grad"}:
         return "dynamo"
     from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name  # noqa: PLC0415 (it is running)

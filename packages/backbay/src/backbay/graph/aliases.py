@@ -28,11 +28,11 @@ class Memory:
         self._returned = _union(output.all_input_nodes)
 
     def mutated(self, node: Any) -> bool:
-        """Tell whether the memory of a node is written somewhere; what is not known, may be."""
+        """Return whether the memory of a node is written somewhere; what is not known, may be."""
         return _meets(storages(node), self._mutated)
 
     def returned(self, node: Any) -> bool:
-        """Tell whether the caller gets the memory of a node, or of a view of it."""
+        """Return whether the caller gets the memory of a node, or of a view of it."""
         return _meets(storages(node), self._returned)
 
     def merge(self, node: Any, first: Any) -> None:
@@ -44,7 +44,7 @@ class Memory:
 
 
 def _may_write(node: Node) -> bool:
-    """Tell whether a node may write to an argument; leaving autocast does not."""
+    """Return whether a node may write to an argument; leaving autocast does not."""
     return may_write(node) and (mutates(node) or not changes_state(node))
 
 
@@ -59,7 +59,7 @@ def _union(nodes: list[Node]) -> Storages | None:
 
 
 def _is_plain(node: Node) -> bool:
-    """Tell whether a node is a submodule, which has no memory that others see."""
+    """Return whether a node is a submodule, which has no memory that others see."""
     module = node.graph.owning_module
     if node.op != "get_attr" or module is None:
         return False
@@ -75,7 +75,7 @@ def _meets(some: Storages | None, others: Storages | None) -> bool:
 
 
 def is_parameter(node: Node, memory: Memory) -> bool:
-    """Tell whether a node is a parameter or buffer that the graph does not write.
+    """Return whether a node is a parameter or buffer that the graph does not write.
 
     A plain tensor, that is, whose sizes are numbers: no distributed one, no other subclass.
     """
@@ -87,7 +87,7 @@ def is_parameter(node: Node, memory: Memory) -> bool:
 
 
 def is_plain(value: object) -> bool:
-    """Tell whether a fake value is a tensor with memory of its own kind, in sizes known by now."""
+    """Whether a fake value is a tensor with memory of its own kind, in sizes known by now."""
     if type(value) is not FakeTensor or value.layout != torch.strided:
         return False
     return all(isinstance(x, int) for x in (*value.shape, *value.stride(), value.storage_offset()))
@@ -96,7 +96,7 @@ def is_plain(value: object) -> bool:
 def disturbed(
     start: Node, end: Node, read: Iterable[Node], *, inside: Collection[Node] = ()
 ) -> str | None:
-    """Say what stands between two places and forbids to read at the other; None if nothing does.
+    """Return what stands between two places and forbids to read at the other; None if nothing does.
 
     Args:
         start: the earlier place.
@@ -123,7 +123,7 @@ class Disturbances:
         self._writes: list[tuple[Node, list[frozenset[int] | None]]] = []
 
     def until(self, end: Node, read: Iterable[Node]) -> str | None:
-        """Say what forbids to read values at ``end`` in place of the beginning, or the other way.
+        """What forbids to read values at ``end`` in place of the beginning, or the other way.
 
         Args:
             end: a place behind the beginning; what was asked for further behind counts, too.

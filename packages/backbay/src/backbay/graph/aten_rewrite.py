@@ -95,7 +95,7 @@ class _Matcher:
 
     @classmethod
     def of(cls, pattern: Pattern, decompositions: Mapping[Any, Any]) -> "_Matcher":
-        """Give the matcher of a pattern, made once for each table of decompositions."""
+        """Return the matcher of a pattern, made once for each table of decompositions."""
         return cls._cached(pattern, _Table(decompositions))
 
     def _traced(self, function: Any, inputs: Sequence[Any]) -> GraphModule:
@@ -119,7 +119,7 @@ class _Matcher:
         return graph_module
 
     def _holds(self, found: Any) -> bool:
-        """Tell whether every condition holds, and note the first that does not."""
+        """Return whether every condition holds, and note the first that does not."""
         nodes = tuple(x for x in found.output_nodes() if x is not None)
         inputs = tuple(found.kwargs[x] for x in inspect.signature(self._pattern.match).parameters)
         match = Match(inputs, nodes, tuple(found.nodes), found)

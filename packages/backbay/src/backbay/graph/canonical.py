@@ -79,7 +79,7 @@ number stands second."""
 
 
 def canonicalise(graph: Graph) -> int:
-    """Give every call of a torch-level graph its canonical spelling; give how many changed.
+    """Return every call of a torch-level graph its canonical spelling; give how many changed.
 
     Metadata stays: the nodes are the same. The graph module's code is not made anew.
     """
@@ -87,7 +87,7 @@ def canonicalise(graph: Graph) -> int:
 
 
 def canonical_target(node: Node) -> Any:
-    """Give what a node would call in its canonical spelling."""
+    """Return what a node would call in its canonical spelling."""
     found = _target_of(node)
     return node.target if found is None else found[0]
 
@@ -127,7 +127,7 @@ def _method(name: str, arguments: tuple[Any, ...]) -> tuple[Target, tuple[Any, .
 
 
 def _positional(node: Node) -> tuple[Any, ...] | None:
-    """Give a call's arguments by position; nothing where a keyword means more than that."""
+    """Return a call's arguments by position; nothing where a keyword means more than that."""
     given = {name: x for name, x in node.kwargs.items() if (name, x) != ("inplace", False)}
     if not given:
         return node.args
@@ -136,14 +136,14 @@ def _positional(node: Node) -> tuple[Any, ...] | None:
 
 
 def _takes(target: Target, arguments: tuple[Any, ...]) -> bool:
-    """Tell whether a function of tensors gets no size: ``abs(x.shape[0])`` is Python's."""
+    """Return whether a function of tensors gets no size: ``abs(x.shape[0])`` is Python's."""
     first = arguments[0]
     known = first.meta.get("example_value") if isinstance(first, Node) else first
     return target is not torch.abs or known is None or isinstance(known, torch.Tensor)
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether an argument of a node is a Python number; a truth value is none."""
+    """Return whether an argument of a node is a Python number; a truth value is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

@@ -223,7 +223,7 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def _looked_at(graph_module: GraphModule) -> list[Any]:
-    """Give the objects that a graph and its code are made of; a node's arguments never change."""
+    """Return the objects that a graph and its code are made of; a node's arguments never change."""
     code = None if _is_waiting(graph_module) else graph_module.code
     seen = [code, graph_module.graph]
     for node in graph_module.graph.nodes:
@@ -232,5 +232,5 @@ def _looked_at(graph_module: GraphModule) -> list[Any]:
 
 
 def _is_waiting(graph_module: GraphModule) -> bool:
-    """Tell whether a graph's code is made only when somebody calls it or asks for it."""
+    """Return whether a graph's code is made only when somebody calls it or asks for it."""
     return isinstance(graph_module, _LazyGraphModule) and graph_module._needs_recompile()  # noqa: SLF001 (no other)

@@ -18,7 +18,7 @@ from backbay.graph.values import value_of
 
 
 def with_bodies(graph_module: GraphModule) -> Iterator[GraphModule]:
-    """Give a graph, and those that its checkpoints run, inner ones after outer ones."""
+    """Yield a graph, and those that its checkpoints run, inner ones after outer ones."""
     yield graph_module
     for node in graph_module.graph.nodes:
         body = body_of(node)
@@ -27,7 +27,7 @@ def with_bodies(graph_module: GraphModule) -> Iterator[GraphModule]:
 
 
 def as_run(graph: Graph) -> Iterator[Node]:
-    """Give a graph's nodes in the order in which they run, a body's instead of its checkpoint."""
+    """Yield a graph's nodes in the order in which they run, a body's instead of its checkpoint."""
     for node in graph.nodes:
         body = body_of(node)
         if body is None:
@@ -37,13 +37,13 @@ def as_run(graph: Graph) -> Iterator[Node]:
 
 
 def arguments(graph_module: GraphModule) -> dict[Node, Node]:
-    """Give the argument outside for each placeholder of its checkpoints' bodies."""
+    """Return the argument outside for each placeholder of its checkpoints' bodies."""
     nodes = [node for one in with_bodies(graph_module) for node in one.graph.nodes]
     return {inside: outside for node in nodes for inside, outside in _pairs(node, body_of(node))}
 
 
 def body_of(node: Node) -> GraphModule | None:
-    """Give what a node runs as a checkpoint; None of other nodes."""
+    """Return what a node runs as a checkpoint; None of other nodes."""
     owner = node.graph.owning_module
     if not isinstance(node.target, HigherOrderOperator) or owner is None:
         return None

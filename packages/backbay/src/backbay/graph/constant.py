@@ -68,7 +68,7 @@ def constant_graph(graph_module: GraphModule, node: Node, *, most_bytes: int) ->
 
 
 def _needed(node: Node, outside: Mapping[Node, Node], memory: Memory, most_bytes: int) -> set[Node]:
-    """Give a node and all that it depends on."""
+    """Return a node and all that it depends on."""
     found: set[Node] = set()
     waiting = [node]
     while waiting:
@@ -131,7 +131,7 @@ def hand_over(value: Tensor, made: Graph) -> None:
 
 
 def how_made(node: object) -> Graph | None:
-    """Give how a graph's input was made by another graph, if that is known and still true."""
+    """Return how a graph's input was made by another graph, if that is known and still true."""
     value = value_of(node)
     return _MADE.get(value) if isinstance(value, Tensor) else None
 

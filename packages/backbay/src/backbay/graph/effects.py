@@ -53,7 +53,7 @@ _PURE = _ATEN | {"backbay"}
 
 
 def mutates(node: Node) -> bool:
-    """Tell whether a node changes one of its arguments in place."""
+    """Return whether a node changes one of its arguments in place."""
     if node.op == "call_method":
         name = str(node.target)
         return _ends_in_place(name) or name in _IN_PLACE_METHODS
@@ -80,13 +80,13 @@ def _is_pythons(target: Any) -> bool:
 
 
 def may_write(node: Node) -> bool:
-    """Tell whether a node changes an argument in place, or is something that nobody knows."""
+    """Return whether a node changes an argument in place, or is something that nobody knows."""
     unknown = node.op == "call_module" or (node.op == "call_function" and not _is_known(node))
     return unknown or mutates(node)
 
 
 def written(node: Node) -> list[Node]:
-    """Give what a node that may write writes to: all that it is given, where no name says which."""
+    """What a node that may write writes to: all that it is given, where no name says which."""
     first = node.args[0] if node.args else None
     if node.op == "call_method" and mutates(node) and str(node.target) != "set_":
         return [first] if isinstance(first, Node) else node.all_input_nodes
@@ -96,7 +96,7 @@ def written(node: Node) -> list[Node]:
 
 
 def reads_by_index(node: Node) -> bool:
-    """Tell whether a node reads elements of tensors, wherever they lie: what PyTorch has does.
+    """Return whether a node reads elements of tensors, wherever they lie: what PyTorch has does.
 
     What is not PyTorch's may be written for tensors without gaps.
     """
@@ -110,13 +110,13 @@ def reads_by_index(node: Node) -> bool:
 
 
 def changes_state(node: Node) -> bool:
-    """Tell whether what follows a node may mean something else than what is before it."""
+    """Return whether what follows a node may mean something else than what is before it."""
     name = getattr(node.target, "__name__", "")
     return node.op == "call_function" and name.startswith(_STATE)
 
 
 def is_random(node: Node) -> bool:
-    """Tell whether a node draws from a generator, and so moves it on."""
+    """Return whether a node draws from a generator, and so moves it on."""
     if isinstance(node.target, OpOverload):
         return _draws(node.target)
     if isinstance(node.target, OpOverloadPacket):
@@ -126,13 +126,13 @@ def is_random(node: Node) -> bool:
 
 
 def is_uninitialised(node: Node) -> bool:
-    """Tell whether a node gives memory with whatever is in it."""
+    """Return whether a node gives memory with whatever is in it."""
     name = str(node.target) if node.op == "call_method" else _base_name(node)
     return name.startswith(_UNINITIALISED)
 
 
 def is_pure(node: Node) -> bool:
-    """Tell whether a node does nothing but compute a value from its arguments, always the same.
+    """Return whether a node does nothing but compute a value from its arguments, always the same.
 
     Only operators of PyTorch, of Backbay, and of Python's ``operator`` and ``math`` are known to be
     pure: not custom operators, not higher-order ones, not what ``allow_in_graph`` let in.
@@ -152,7 +152,7 @@ def is_pure(node: Node) -> bool:
 
 
 def _is_known(node: Node) -> bool:
-    """Tell whether it is known what a function writes."""
+    """Return whether it is known what a function writes."""
     return isinstance(node.target, (OpOverload, OpOverloadPacket)) or (
         node.target in _known_functions()
     )
@@ -169,7 +169,7 @@ def _base_name(node: Node) -> str:
 
 
 def _argument(node: Node, name: str) -> Any:
-    """Give an argument of a Python function by its name, however it was passed."""
+    """Return an argument of a Python function by its name, however it was passed."""
     if name in node.kwargs:
         return node.kwargs[name]
     names = _parameters(node.target) if callable(node.target) else ()
@@ -211,7 +211,7 @@ def _draws(overload: OpOverload) -> bool:
 
 @functools.cache
 def _named_after_a_writer(name: str) -> bool:
-    """Tell whether the operator of a torch function writes an argument, ``out`` apart."""
+    """Return whether the operator of a torch function writes an argument, ``out`` apart."""
     packet = getattr(torch.ops.aten, name, None) if name else None
     if not isinstance(packet, OpOverloadPacket):
         return False

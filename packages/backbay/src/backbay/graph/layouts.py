@@ -23,7 +23,7 @@ class Layouts:
     def of(
         self, function: Callable[..., torch.Tensor], *arguments: Any, **keywords: Any
     ) -> tuple[Any, ...] | None:
-        """Give the layout of what a function would give, and whether it has a gradient.
+        """Return the layout of what a function would give, and whether it has a gradient.
 
         None where that is not known: a tensor among the arguments is of a subclass, or none is.
 
@@ -50,7 +50,7 @@ def _called(function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
 
 
 def kind(value: torch.Tensor) -> tuple[Any, ...]:
-    """Give a tensor's layout, and whether it has a gradient."""
+    """Return a tensor's layout, and whether it has a gradient."""
     return *layout(value), value.requires_grad
 
 

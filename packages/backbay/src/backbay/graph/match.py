@@ -190,7 +190,7 @@ class _Matcher(SubgraphMatcher):
 
 @functools.lru_cache(maxsize=512)
 def orders(function: Callable[..., Any]) -> tuple[Graph, ...]:
-    """Give a pattern's graph, canonical, with its commutative operands in every order.
+    """Return a pattern's graph, canonical, with its commutative operands in every order.
 
     Raises:
         ValueError: it has more commutative operators than can be tried.

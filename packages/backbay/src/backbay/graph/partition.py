@@ -93,7 +93,7 @@ def supports_operators(operators: Collection[Any]) -> Supports:
 
 
 def coverage(graph_module: GraphModule, supports: Supports, *, minimum: int = 1) -> Coverage:
-    """Tell what `split` would do, without doing it.
+    """Return what `split` would do, without doing it.
 
     Args:
         graph_module: a functional graph.
@@ -150,7 +150,7 @@ def split(
 
 
 def _refused(graph_module: GraphModule, supports: Supports) -> dict[Node, str]:
-    """Give each node that the compiler does not take, with the reason."""
+    """Return each node that the compiler does not take, with the reason."""
     refused = dict[Node, str]()
     for node in graph_module.graph.nodes:
         if node.op in {"placeholder", "output"} or _follows(node):
@@ -255,7 +255,7 @@ def _is_operator(node: Node) -> bool:
 
 
 def _follows(node: Node) -> bool:
-    """Tell whether a node computes no tensor: it reads a tuple, or counts with sizes."""
+    """Return whether a node computes no tensor: it reads a tuple, or counts with sizes."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:

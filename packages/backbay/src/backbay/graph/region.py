@@ -12,7 +12,7 @@ from backbay.graph.values import value_of
 
 
 def between(end: Node, sources: Collection[Node]) -> list[Node]:
-    """Give a node and the calls that it is made of, as far as some sources, without them."""
+    """Return a node and the calls that it is made of, as far as some sources, without them."""
     found, waiting = {end}, [end]
     while waiting:
         known = found.union(sources)
@@ -27,7 +27,7 @@ def _is_call(node: Node) -> bool:
 
 
 def taken_out(nodes: Iterable[Node]) -> GraphModule:
-    """Give a graph of some nodes of another: it takes what they read, and gives what others read.
+    """Return a graph of some nodes of another: it takes what they read, and gives what others read.
 
     Args:
         nodes: calls; values that they need and that are not among them become inputs.
@@ -46,7 +46,7 @@ def taken_out(nodes: Iterable[Node]) -> GraphModule:
 
 
 def digest(graph: Graph) -> str:
-    """Give a text that two graphs share where they compute the same on inputs of the same kind.
+    """Return a text that two graphs share where they compute the same on inputs of the same kind.
 
     The kind of an input is dtype, device, sizes and strides. What nodes are called does not count.
     """
@@ -63,7 +63,7 @@ def digest(graph: Graph) -> str:
 
 
 def described(value: Any) -> Any:
-    """Give what a compiled graph depends on of an input."""
+    """Return what a compiled graph depends on of an input."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     sizes = [_size(x) for x in (*value.shape, *value.stride())]

@@ -66,7 +66,7 @@ def rows(graph: Graph) -> Iterator[Row]:
 
 
 def table(graph: Graph) -> str:
-    """Give a graph as a table of text."""
+    """Return a graph as a table of text."""
     lines = [("op", "name", "target", "shape", "dtype", "line")]
     lines += [(r.op, r.name, r.target, r.shape, r.dtype, r.line) for r in rows(graph)]
     widths = [max(len(line[column]) for line in lines) for column in range(6)]
@@ -75,7 +75,7 @@ def table(graph: Graph) -> str:
 
 
 def listing(graph: Graph) -> list[str]:
-    """Give a graph as lines of text that say what it computes, and no more: for a diff.
+    """Return a graph as lines of text that say what it computes, and no more: for a diff.
 
     A node's users are not in it: what a pass did not change has the same line before and after.
     """
@@ -90,7 +90,7 @@ def summary(graph: Graph) -> Summary:
 
 
 def target_name(node: Node) -> str:
-    """Give what a node calls, as a reader would write it."""
+    """Return what a node calls, as a reader would write it."""
     if isinstance(node.target, str):
         return node.target
     if isinstance(node.target, OpOverload):
@@ -117,13 +117,13 @@ def line_of(trace: str) -> str:
 
 
 def first_line(graph: Graph) -> str:
-    """Give the first of the user's lines that a graph comes from, for an error."""
+    """Return the first of the user's lines that a graph comes from, for an error."""
     lines = (user_line(node) for node in graph.nodes)
     return next((x for x in lines if x), "code that nobody knows")
 
 
 def is_pointwise(node: Node) -> bool:
-    """Tell whether a node computes each element from the same element of its inputs."""
+    """Return whether a node computes each element from the same element of its inputs."""
     if node.op == "call_method":
         return str(node.target).rstrip("_") in _POINTWISE
     if node.op != "call_function":

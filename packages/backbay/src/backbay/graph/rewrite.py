@@ -70,7 +70,7 @@ def replace_node(old: Node, new: Node) -> None:
 
 
 def same_kind(one: Any, other: Any) -> bool:
-    """Tell whether two nodes' values can stand for each other, to autograd and to views, too."""
+    """Return whether two nodes' values can stand for each other, to autograd and to views, too."""
     a, b = value_of(one), value_of(other)
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False

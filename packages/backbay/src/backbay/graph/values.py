@@ -20,14 +20,14 @@ CARRIED = ("stack_trace", "source_fn_stack", "nn_module_stack", "original_aten",
 
 
 def value_of(node: Any) -> Any:
-    """Give the fake value that a node has, at either level; a constant is its own."""
+    """Return the fake value that a node has, at either level; a constant is its own."""
     if not isinstance(node, Node):
         return node
     return node.meta.get("example_value", node.meta.get("val"))
 
 
 def is_ordinary(value: Any) -> bool:
-    """Tell whether a value is a tensor of no subclass: not distributed, quantised or wrapped.
+    """Return whether a value is a tensor of no subclass: not distributed, quantised or wrapped.
 
     What computes a subclass has operators of its own, and knows few of those that a pass puts in.
     """
@@ -35,7 +35,7 @@ def is_ordinary(value: Any) -> bool:
 
 
 def propagate(node: Node, like: Node) -> None:
-    """Give a new node the value that it would have, and the place of what it replaces."""
+    """Return a new node the value that it would have, and the place of what it replaces."""
     carry(node, like)
     if node.op not in {"call_function", "call_method"}:
         return
@@ -46,7 +46,7 @@ def propagate(node: Node, like: Node) -> None:
 
 
 def adopt(node: Node, like: Node) -> None:
-    """Give a new node the value and the place of what it replaces, which is laid out alike."""
+    """Return a new node the value and the place of what it replaces, which is laid out alike."""
     carry(node, like)
     node.meta[_key(like)] = value_of(like)
 
@@ -83,14 +83,14 @@ def _key(node: Node) -> str:
 
 
 def carry(node: Node, like: Node) -> None:
-    """Give a new node the place of what it replaces."""
+    """Return a new node the place of what it replaces."""
     for name in CARRIED:
         if name in like.meta:
             node.meta[name] = like.meta[name]
 
 
 def evaluated(node: Node, others: Mapping[Node, Any] | None = None) -> Any:
-    """Give the value that a call would have, if others had other values than they have.
+    """Return the value that a call would have, if others had other values than they have.
 
     None where the values are not known.
     """
@@ -115,7 +115,7 @@ def computed(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def refresh(old: Node, new: Node) -> None:
-    """Give what views a node, which has taken another's place, values that view its value.
+    """Return what views a node, which has taken another's place, values that view its value.
 
     Otherwise a later pass sees two memories where there is one: of ``new``, and of the views.
     """
@@ -126,7 +126,7 @@ def refresh(old: Node, new: Node) -> None:
 
 
 def storages(node: Any) -> frozenset[int] | None:
-    """Give the storages of a node's tensors; ``None`` where its value is not known."""
+    """Return the storages of a node's tensors; ``None`` where its value is not known."""
     value = value_of(node)
     if value is None:
         return None
@@ -137,7 +137,7 @@ def storages(node: Any) -> frozenset[int] | None:
 
 
 def _is_wrapped(value: torch.Tensor) -> bool:
-    """Tell whether it is a tensor of torch.func, inside vmap or grad: it has no memory to ask."""
+    """Return whether it is a tensor of torch.func, inside vmap or grad: it has no memory to ask."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))  # noqa: SLF001 (no other)
 
 

@@ -75,7 +75,7 @@ def verify(before: GraphModule, after: GraphModule, who: str) -> None:
 
 
 def _is_trained(module: GraphModule) -> bool:
-    """Tell whether a result wants a gradient; ATen's values do not say, and may."""
+    """Return whether a result wants a gradient; ATen's values do not say, and may."""
     results = (value_of(x) for x in module.graph.output_node().all_input_nodes)
     inputs = (n for n in module.graph.nodes if n.op == "placeholder")
     if any("val" in n.meta for n in inputs):
@@ -84,7 +84,7 @@ def _is_trained(module: GraphModule) -> bool:
 
 
 def _run(module: GraphModule, inputs: Sequence[Any], *, trained: bool) -> dict[str, Sequence[Any]]:
-    """Give the results, the inputs afterwards, and the inputs' gradients where they are wanted."""
+    """The results, the inputs afterwards, and the inputs' gradients where they are wanted."""
     given = [_own(x) for x in inputs]
     # A graph may write its inputs, and a leaf that needs a gradient can't be written.
     passed = [x.clone() if _needs_gradient(x) else x for x in given]
@@ -108,18 +108,18 @@ def _gradients(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) 
 
 
 def _distances(was: Sequence[Any], now: Sequence[Any]) -> list[float]:
-    """Give by how much of its size each differs."""
+    """Return by how much of its size each differs."""
     return [_distance(*pair) for pair in itertools.zip_longest(was, now)]
 
 
 def _beyond(distances: Sequence[float], own: Sequence[float], allowed: float) -> int | None:
-    """Give the position of the first distance that rounding does not explain."""
+    """Return the position of the first distance that rounding does not explain."""
     pairs = enumerate(itertools.zip_longest(distances, own, fillvalue=0.0))
     return next((n for n, (x, o) in pairs if x > max(allowed, _TIMES_NUDGED * o)), None)
 
 
 def _nudged(value: Any) -> Any:
-    """Give other numbers, of which each differs by a few of its units in the last place."""
+    """Return other numbers, of which each differs by a few of its units in the last place."""
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return value
     with torch.random.fork_rng():
@@ -129,7 +129,7 @@ def _nudged(value: Any) -> Any:
 
 
 def _distance(old: torch.Tensor | None, new: torch.Tensor | None) -> float:
-    """Give the difference over the size; nothing where both are as infinite, or as absent."""
+    """Return the difference over the size; nothing where both are as infinite, or as absent."""
     if old is None and new is None:
         return 0.0
     # No gradient is a gradient of zero.
@@ -145,7 +145,7 @@ def _distance(old: torch.Tensor | None, new: torch.Tensor | None) -> float:
 
 
 def _precision(*modules: GraphModule) -> float:
-    """Give the largest epsilon that a graph asks for by name: its casts stay when it is widened."""
+    """The largest epsilon that a graph asks for by name: its casts stay when it is widened."""
     named = (
         x
         for module in modules
@@ -174,7 +174,7 @@ def _inputs(module: GraphModule, fill: Fill) -> list[Any]:
 
 
 def _real(value: Any, fill: Fill) -> Any:
-    """Give something real of a fake value's kind; integers are zeros, which are valid indices."""
+    """Return something real of a fake value's kind; integers are zeros, which are valid indices."""
     if isinstance(value, torch.SymInt):
         return _hint(value)
     if not isinstance(value, torch.Tensor):

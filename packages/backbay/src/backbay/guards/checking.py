@@ -82,7 +82,7 @@ class Watch:
 
 
 def watched(compiled: Callable[..., Any], filters: str, action: Action) -> Callable[..., Any]:
-    """Give compiled code that checks before it runs; `take` tells it what."""
+    """Return compiled code that checks before it runs; `take` tells it what."""
     watch = Watch(filters, action)
     waiting = getattr(_pending, "watches", None)
     if waiting is None:
@@ -138,7 +138,7 @@ def _dynamo_frame(frame: FrameType | None) -> dict[str, Any]:
 
 
 def _caller(code: CodeType) -> FrameType:
-    """Give the frame, outwards from here, that runs what Dynamo made of a code object."""
+    """Return the frame, outwards from here, that runs what Dynamo made of a code object."""
     wanted = (code.co_name, code.co_filename, code.co_firstlineno)
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (the only way to a caller's locals)
     while frame is not None:
@@ -150,7 +150,7 @@ def _caller(code: CodeType) -> FrameType:
 
 
 def _said(parts: Sequence[str], lines: dict[str, str]) -> str:
-    """Give what failed, with the user's line; a tensor's guard says none itself."""
+    """Return what failed, with the user's line; a tensor's guard says none itself."""
     said = re.sub(r"\s{2,}", "  ", "; ".join(parts))
     if "  # " in said:
         return said

@@ -51,7 +51,7 @@ class Filters:
 
 
 def known() -> dict[str, GuardFilter]:
-    """Give the filters that this torch has, by name."""
+    """Return the filters that this torch has, by name."""
     import torch  # noqa: PLC0415 (only a compilation with filters needs it)
 
     prefixes = ("skip_", "keep_")
@@ -73,7 +73,7 @@ def filters_of(given: GuardFilters) -> Filters:
 
 
 def filter_problems(given: GuardFilters) -> Iterator[str]:
-    """Say what of ``guard_filter`` can't be used; nothing where all can."""
+    """Yield what of ``guard_filter`` can't be used; nothing where all can."""
     each = _each(given)
     if not each:
         yield "guard_filter is empty: name a filter, or leave it out"
@@ -120,7 +120,7 @@ def _name(one: Any) -> str:
 
 
 def _identity(one: Any) -> Any:
-    """Give what two filters are compared by; a partial is equal to no other, and is taken apart."""
+    """What two filters are compared by; a partial is equal to no other, and is taken apart."""
     if isinstance(one, functools.partial):
         return _identity(one.func), one.args, one.keywords
     return one

@@ -18,7 +18,7 @@ _OPERATORS = frozenset({"aten", "higher_order", "prim", "prims"})
 
 
 def package_of(name: str, registry: Registry) -> str:
-    """Give the Python package of a backend that is to be called so, if nothing else is.
+    """Return the Python package of a backend that is to be called so, if nothing else is.
 
     The name is what ``torch.compile(backend=...)`` is given and what pip installs; the package is
     what Python imports.
@@ -60,7 +60,7 @@ def _why_no_package(package: str) -> str | None:
 
 
 def _backend(name: str, registry: Registry) -> str | None:
-    """Say which backend has a name, or one that differs from it in case and separators only."""
+    """Return which backend has a name, or one that differs from it in case and separators only."""
     for known, resolution in registry.resolutions().items():
         if normalise(known) == normalise(name):
             return _holder(resolution.candidates[0].spec)

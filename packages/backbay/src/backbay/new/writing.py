@@ -85,7 +85,7 @@ def _put(path: Path, text: str) -> None:
 
 
 def _texts(*, name: str, package: str, license_: str, author: Author | None) -> dict[str, str]:
-    """Give every file's text, by its path in the package."""
+    """Return every file's text, by its path in the package."""
     holder = author.name if author is not None else f"the authors of {name}"
     values: dict[str, Any] = {
         "name": name,

@@ -24,14 +24,14 @@ def copied(value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tenso
 
 
 def _is_plain(value: torch.Tensor) -> bool:
-    """Tell whether a tensor's elements are what stands in its memory."""
+    """Return whether a tensor's elements are what stands in its memory."""
     if type(value) is not torch.Tensor or value.layout != torch.strided:
         return False
     return not (value.is_conj() or value.is_neg() or value.is_quantized or value.is_mkldnn)
 
 
 def _is_whole(value: torch.Tensor) -> bool:
-    """Tell whether `clone` lays it out alike."""
+    """Return whether `clone` lays it out alike."""
     dense: bool = torch.ops.aten.is_non_overlapping_and_dense(value)
     return not value.numel() or (dense and value.storage_offset() == 0)
 

@@ -37,12 +37,12 @@ class Draw:
 
 
 def is_random(operator: Any) -> bool:
-    """Tell whether an operator may draw from a generator."""
+    """Return whether an operator may draw from a generator."""
     return torch.Tag.nondeterministic_seeded in operator.tags
 
 
 def is_fused(name: str) -> bool:
-    """Tell whether an operator of this name draws inside a kernel and hides what it drew."""
+    """Return whether an operator of this name draws inside a kernel and hides what it drew."""
     return name.removeprefix("aten::").startswith(_FUSED)
 
 

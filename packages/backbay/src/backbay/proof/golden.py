@@ -47,7 +47,7 @@ class Golden:
         return reference.judge(outcome)
 
     def at(self, workload: Workload) -> Workload:
-        """Give the workload on the inputs that the proof was made on; the model is the same."""
+        """Return the workload on the inputs that the proof was made on; the model is the same."""
         return shrunk(workload, train=self.train) if self.reduced else workload
 
     @contextlib.contextmanager
@@ -98,6 +98,6 @@ def draws_in_the_open() -> Iterator[None]:
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
-    """Give an outcome as containers that torch.load reads without running code."""
+    """Return an outcome as containers that torch.load reads without running code."""
     content = {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome)}
     return content | {"aliases": [list(pair) for pair in sorted(outcome.aliases)]}

@@ -13,12 +13,12 @@ from backbay.errors import ProofImpossible
 from backbay.proof.decompose import Decomposing
 from backbay.proof.draws import Draw, Recording, Replay
 from backbay.proof.golden import Golden, draws_in_the_open
+from backbay.proof.monte_carlo import MonteCarloArithmetic, Reweighed
 from backbay.proof.noise import Noise, moderated, noise_of
 from backbay.proof.outcome import Outcome, outcome_of
 from backbay.proof.shrink import shrunk
 from backbay.proof.step import Cotangents, Step
 from backbay.proof.tree import leaves
-from backbay.proof.tremble import Reweighed, Trembling
 from backbay.proof.truth import in_float64, raised
 from backbay.workloads.workload import Workload
 
@@ -176,7 +176,7 @@ class _Maker:
     def _noise(self, workload: Workload, eager: _Eager, truth: Outcome) -> dict[str, Noise]:
         noise = self._shifted(workload, eager, truth, _scatter(eager.outcome, truth))
         for draw in range(TREMBLES):
-            during = _nested(Trembling(self.seed + 1 + draw), Replay(eager.draws))
+            during = _nested(MonteCarloArithmetic(self.seed + 1 + draw), Replay(eager.draws))
             try:
                 other = _scatter(self._repeated(workload, eager, during), truth)
             except ProofImpossible:
@@ -225,7 +225,7 @@ class _Maker:
 
 
 def _constants(workload: Workload, outcome: Outcome) -> list[torch.Tensor]:
-    """Give the parameters and buffers that a run leaves as they are."""
+    """Return the parameters and buffers that a run leaves as they are."""
     model = workload.model
     buffers = [x for name, x in model.named_buffers() if f"buffer {name}" not in outcome.changed]
     kept = (x for x in (*model.parameters(), *buffers) if x.is_floating_point())
@@ -233,7 +233,7 @@ def _constants(workload: Workload, outcome: Outcome) -> list[torch.Tensor]:
 
 
 def device_of(workload: Workload) -> torch.device:
-    """Give the device that a workload runs on."""
+    """Return the device that a workload runs on."""
     inputs = [x for _, x in leaves((workload.args, dict(workload.kwargs)), "inputs")]
     for value in [*workload.model.parameters(), *workload.model.buffers(), *inputs]:
         if isinstance(value, torch.Tensor):
@@ -255,7 +255,7 @@ def _rounds(workload: Workload, outcome: Outcome) -> bool:
 
 
 def _widened(truth: Outcome) -> Outcome:
-    """Give float8 results in float64: they are quantised in truth, too, and exact in it."""
+    """Return float8 results in float64: they are quantised in truth, too, and exact in it."""
 
     def wide(x: torch.Tensor | None) -> Any:
         return x.double() if x is not None and x.dtype in _FLOAT8 else x
@@ -300,7 +300,7 @@ def _comparable(value: torch.Tensor, truth: torch.Tensor) -> bool:
 
 
 def _working(workload: Workload, computed: set[torch.dtype]) -> torch.dtype:
-    """Give the coarsest precision that anything is computed in, float8 storage apart."""
+    """Return the coarsest precision that anything is computed in, float8 storage apart."""
     state = [*workload.model.parameters(), *workload.model.buffers()]
     dtypes = computed | {x.dtype for x in state if x.is_floating_point()}
     known = [x for x in dtypes if x.itemsize > 1]

@@ -2,8 +2,8 @@
 
 Eager's own error is one draw of rounding noise. One draw is a poor measure where a tensor has few
 elements, where its true value is zero and all that is left is cancellation, or where rounding flips
-a discrete choice. So several draws are taken (see ``tremble.py``), and what they say of one tensor
-is moderated by what they say of all tensors of the same proof, as moderated variance does
+a discrete choice. So several draws are taken (see ``monte_carlo.py``), and what they say of one
+tensor is moderated by what they say of all tensors of the same proof, as moderated variance does
 (G. K. Smyth, 2004, "Linear models and empirical Bayes methods").
 """
 
@@ -59,7 +59,7 @@ class Noise:
         )
 
     def halved(self) -> "Noise":
-        """Give the noise of half the variance. Peaks stay: a flipped choice is no variance."""
+        """Return the noise of half the variance. Peaks stay: a flipped choice is no variance."""
         half = math.sqrt(0.5)
         return replace(
             self,
@@ -117,7 +117,7 @@ class _Pooled:
 
 
 def _chance(noise: Noise) -> float:
-    """Give the mean error that independent errors would have."""
+    """Return the mean error that independent errors would have."""
     return noise.rms / math.sqrt(noise.elements)
 
 
@@ -145,7 +145,7 @@ def along(error: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def middle(error: torch.Tensor, truth: torch.Tensor) -> float:
-    """Give the median size of the errors where the truth is not zero.
+    """Return the median size of the errors where the truth is not zero.
 
     Of very many, an evenly spaced part is looked at. (Most of an embedding's gradient is zero.)
     """
@@ -160,7 +160,7 @@ def rms(values: torch.Tensor) -> float:
 
 
 def dense(value: torch.Tensor) -> torch.Tensor:
-    """Give a sparse or otherwise packed tensor as the numbers that it stands for."""
+    """Return a sparse or otherwise packed tensor as the numbers that it stands for."""
     return value if value.layout == torch.strided else value.detach().to_dense()
 
 

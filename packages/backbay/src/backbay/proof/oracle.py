@@ -137,7 +137,7 @@ def _check_reference(eager: torch.Tensor, truth: torch.Tensor, working: torch.dt
 
 
 def _unlike(result: torch.Tensor, eager: torch.Tensor, *, strides: bool) -> str | None:
-    """Say how a result is not even the same kind of tensor, if so."""
+    """Return how a result is not even the same kind of tensor, if so."""
     if result.shape != eager.shape:
         return f"shape is {tuple(result.shape)}, and eager's is {tuple(eager.shape)}"
     if result.dtype != eager.dtype:
@@ -253,7 +253,7 @@ class _Comparison:
 
     @property
     def _slack(self) -> float:
-        """Give by how much bounds are wider than strict."""
+        """Return by how much bounds are wider than strict."""
         noise, size = self.noise.rms, self.noise.size
         if not self._is_full:
             return 1.0
@@ -302,7 +302,7 @@ class _Comparison:
         return self._least(truth) / math.sqrt(truth.numel())
 
     def _least(self, truth: torch.Tensor) -> float:
-        """Give the noise's size, never below a share of one rounding."""
+        """Return the noise's size, never below a share of one rounding."""
         return max(self.noise.rms, self._floor(truth))
 
     def _floor(self, truth: torch.Tensor) -> float:
@@ -323,7 +323,7 @@ def _kind(value: torch.Tensor) -> torch.Tensor:
 
 
 def _over(error: torch.Tensor, allowed: torch.Tensor) -> float:
-    """Give the largest error over what is allowed; an exact element needs no allowance."""
+    """Return the largest error over what is allowed; an exact element needs no allowance."""
     ratio = torch.where(error == 0, 0.0, error / allowed)
     return float(ratio.max())
 

@@ -152,7 +152,7 @@ def _equal(value: torch.Tensor, other: torch.Tensor) -> bool:
 
 @contextmanager
 def _restored(state: Named) -> Iterator[list[torch.Tensor]]:
-    """Give copies of tensors, and write them back in place afterwards where they were changed."""
+    """Return copies of tensors, and write them back in place afterwards where they were changed."""
     before = [x.detach().clone() for _, x in state]
     try:
         yield before

@@ -10,7 +10,7 @@ from backbay.workloads.workload import Workload
 
 
 def shrunk(workload: Workload, *, train: bool) -> Workload:
-    """Give the workload on smaller inputs: its own ``reduced``, or a slice of the batch.
+    """Return the workload on smaller inputs: its own ``reduced``, or a slice of the batch.
 
     A batch is cut to one, or in training to two, since the statistics of batch norm need two.
 
@@ -41,7 +41,7 @@ def shrunk(workload: Workload, *, train: bool) -> Workload:
 
 
 def _batch(workload: Workload) -> int | None:
-    """Give the size of the leading dimension that all tensor inputs share."""
+    """Return the size of the leading dimension that all tensor inputs share."""
     named = leaves((workload.args, dict(workload.kwargs)), "inputs")
     sizes = {x.shape[0] if x.dim() else None for _, x in named if isinstance(x, torch.Tensor)}
     return next(iter(sizes)) if len(sizes) == 1 else None

@@ -12,7 +12,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def leaves(value: Any, name: str) -> list[tuple[str, Any]]:
-    """Give every leaf with its name, such as ``output[0].logits``.
+    """Return every leaf with its name, such as ``output[0].logits``.
 
     Dataclasses that are not registered with torch's pytree are opened too.
     """
@@ -28,7 +28,7 @@ def leaves(value: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def structure(value: Any) -> str:
-    """Say how a value is nested, in a form that is equal where the nesting is."""
+    """Return how a value is nested, in a form that is equal where the nesting is."""
     return str(pytree.tree_structure(value))
 
 
@@ -38,7 +38,7 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def plain(leaf: Any) -> Any:
-    """Give a leaf that is no tensor as something that can be compared and stored."""
+    """Return a leaf that is no tensor as something that can be compared and stored."""
     if isinstance(leaf, PLAIN):
         return leaf
     if isinstance(leaf, torch.dtype | torch.device | torch.Size):
@@ -47,7 +47,7 @@ def plain(leaf: Any) -> Any:
 
 
 def is_opaque(leaf: Any) -> bool:
-    """Tell whether a leaf's content is out of sight: neither tensor nor plain value."""
+    """Return whether a leaf's content is out of sight: neither tensor nor plain value."""
     known = (torch.Tensor, torch.dtype, torch.device, torch.Size, *PLAIN)
     return not isinstance(leaf, known)
 

@@ -171,7 +171,7 @@ def _memory(value: torch.Tensor) -> int:
 
 
 def _reads_bits(source: torch.Tensor, target: torch.dtype) -> bool:
-    """Tell whether a view of a dtype takes floating-point numbers apart, or makes them."""
+    """Return whether a view of a dtype takes floating-point numbers apart, or makes them."""
     whole = not (source.is_floating_point() or source.is_complex())
     return not whole or target.is_floating_point or target.is_complex
 

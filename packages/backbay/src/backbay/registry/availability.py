@@ -37,7 +37,7 @@ class Availability:
 def of_resolution(
     resolution: Resolution, environment: Environment, device: str | None = None
 ) -> Availability:
-    """Say whether what a name resolves to runs here."""
+    """Return whether what a name resolves to runs here."""
     first = resolution.candidates[0]
     if resolution.conflict is not None:
         conflict = resolution.conflict
@@ -78,7 +78,7 @@ def check(spec: BackendSpec, environment: Environment, device: str | None = None
 
 
 def is_absent(spec: BackendSpec, environment: Environment) -> bool:
-    """Tell whether there is nothing to load: what provides it, or what it needs, is not installed.
+    """Whether there is nothing to load: what provides it, or what it needs, is not installed.
 
     What is there and would not run (no device, no compiler, known to be broken) can be loaded.
     """
@@ -253,7 +253,7 @@ class _Asked:
 def matching(
     faults: tuple[KnownFault, ...], spec: BackendSpec, environment: Environment
 ) -> Iterator[KnownFault]:
-    """Give the known faults that concern the versions installed here."""
+    """Yield the known faults that concern the versions installed here."""
     torch = environment.torch_build.get("__version__")
     for fault in faults:
         version = _provider_version(spec, environment)

@@ -21,7 +21,7 @@ TORCH_REGISTRY = "torch._dynamo.backends.registry"
 
 
 def load_from_torch(name: str) -> CompilerFn:
-    """Give the compiler function that torch's registry has under a name.
+    """Return the compiler function that torch's registry has under a name.
 
     Raises:
         BackendLoadError: torch's registry raised.
@@ -52,7 +52,7 @@ def load_by_import(module: str, name: str) -> CompilerFn:
 
 
 def registered_in_torch() -> Iterator[BackendSpec]:
-    """Give what this process registered with torch; nothing where its registry is not loaded."""
+    """Yield what this process registered with torch; nothing where its registry is not loaded."""
     module = _loaded()
     for name, compiler_fn in _table(module).items():
         origin = Origin(kind="process", location=location_of(compiler_fn))
@@ -61,12 +61,12 @@ def registered_in_torch() -> Iterator[BackendSpec]:
 
 
 def held_by_torch(name: str) -> CompilerFn | None:
-    """Give what torch's registry holds under a name, if it is loaded."""
+    """Return what torch's registry holds under a name, if it is loaded."""
     return _table(_loaded()).get(name)
 
 
 def names_in_torch() -> list[str]:
-    """Give the names in torch's registry, if it is loaded."""
+    """Return the names in torch's registry, if it is loaded."""
     return list(_table(_loaded()))
 
 
@@ -103,7 +103,7 @@ def take_back_of_failed(before: frozenset[str]) -> None:
 
 
 def not_found(message: str) -> BackendNotFound:
-    """Give the error for an unknown name; where torch is loaded, one of its ``InvalidBackend`` too.
+    """The error for an unknown name; where torch is loaded, one of its ``InvalidBackend`` too.
 
     Code that was written for torch's registry catches that.
     """
@@ -115,7 +115,7 @@ def not_found(message: str) -> BackendNotFound:
 
 
 def imported(target: str) -> Any:
-    """Give what ``module:attribute`` is by now; nothing if its module is not imported that far."""
+    """What ``module:attribute`` is by now; nothing if its module is not imported that far."""
     module, _, attribute = target.partition(":")
     first, *rest = attribute.split(".")
     found = getattr(sys.modules.get(module), "__dict__", {}).get(first)  # runs no __getattr__ of it
@@ -125,7 +125,7 @@ def imported(target: str) -> Any:
 
 
 def location_of(compiler_fn: object) -> str | None:
-    """Give ``file:line`` of a function's definition, or its module where it has no code."""
+    """Return ``file:line`` of a function's definition, or its module where it has no code."""
     code = getattr(compiler_fn, "__code__", None)
     if isinstance(code, CodeType):
         return f"{code.co_filename}:{code.co_firstlineno}"
@@ -134,14 +134,14 @@ def location_of(compiler_fn: object) -> str | None:
 
 
 def unwrapped(compiler_fn: Any) -> Any:
-    """Give what partials of it call in the end."""
+    """Return what partials of it call in the end."""
     while isinstance(compiler_fn, functools.partial):
         compiler_fn = compiler_fn.func
     return compiler_fn
 
 
 def module_of(compiler_fn: object) -> str | None:
-    """Give the name of the module that defines a compiler function."""
+    """Return the name of the module that defines a compiler function."""
     module = getattr(compiler_fn, "__module__", None)
     return module if isinstance(module, str) else None
 

@@ -49,7 +49,7 @@ def source_specs() -> list[BackendSpec]:
 
 
 def code(specs: list[BackendSpec]) -> str:
-    """Give the made module's text."""
+    """Return the made module's text."""
     return _HEAD + "".join(f"    {_expression(spec)},\n" for spec in specs) + ")\n"
 
 

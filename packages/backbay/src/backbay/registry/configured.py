@@ -141,7 +141,7 @@ def inductor(
     dynamic: bool | None = None,
     name: str | None = None,
 ) -> CompilerFn:
-    """Give Inductor with a mode and options, torch.compile's own way; equal for the same."""
+    """Return Inductor with a mode and options, torch.compile's own way; equal for the same."""
     import torch  # noqa: PLC0415 (a backend is being compiled with)
 
     named = {} if name is None else {"name": name}  # from 2.13 on

@@ -82,7 +82,7 @@ def discover(
 def _published(
     installed: Installed, group: str, problems: list[str], most: int
 ) -> Iterator[EntryPoint]:
-    """Give the entry points of a group that can be what they say; of the others, say why not."""
+    """Yield the entry points of a group that can be what they say; of the others, say why not."""
     for distribution, lines in itertools.groupby(
         installed.entry_points(group), key=lambda entry_point: entry_point.distribution
     ):
@@ -125,7 +125,7 @@ def _provider(spec: BackendSpec) -> str:
 
 
 def _described(spec: BackendSpec, described: Mapping[tuple[str, str], BackendSpec]) -> BackendSpec:
-    """Give an entry point's backend what its distribution, or the catalogue, says of it."""
+    """Return an entry point's backend what its distribution, or the catalogue, says of it."""
     known = described.get((_provider(spec), spec.name))
     if known is None:
         return spec
@@ -150,7 +150,7 @@ def _origin(distribution: Distribution, entry_point: str | None = None) -> Origi
 
 
 def _catalogue(environment: Environment) -> list[BackendSpec]:
-    """Give the catalogue's entries, those of installed distributions as theirs."""
+    """Return the catalogue's entries, those of installed distributions as theirs."""
     from backbay.registry._catalog import SPECS  # noqa: PLC0415 (made from catalog.toml)
 
     version = environment.torch_build.get("__version__")
@@ -234,7 +234,7 @@ def with_options(spec: BackendSpec, installed: Installed) -> BackendSpec:
 
 
 def manifest_path(entry_point: EntryPoint) -> str | None:
-    """Give the file that a ``backbay.backends`` entry point names, without importing its module."""
+    """The file that a ``backbay.backends`` entry point names, without importing its module."""
     module, colon, filename = entry_point.value.partition(":")
     if not colon or not filename.endswith(".toml") or "/" in filename or "\\" in filename:
         return None

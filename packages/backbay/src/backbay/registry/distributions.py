@@ -66,11 +66,11 @@ class Installed:
         return (*self.skipped, *self._read().problems)
 
     def find(self, name: str) -> Distribution | None:
-        """Give the distribution of this name, in any spelling, if it is installed."""
+        """Return the distribution of this name, in any spelling, if it is installed."""
         return self.distributions.get(normalise(name))
 
     def entry_points(self, group: str) -> Iterator[EntryPoint]:
-        """Give every entry point of a group, in the order of ``sys.path``."""
+        """Yield every entry point of a group, in the order of ``sys.path``."""
         for distribution, text in self._read().texts:
             if group not in text:
                 continue
@@ -130,17 +130,17 @@ def read_text(path: str, largest: int = LARGEST) -> str:
 
 
 def normalise(name: str) -> str:
-    """Give a distribution's name in the form that compares equal (PEP 503)."""
+    """Return a distribution's name in the form that compares equal (PEP 503)."""
     return _SEPARATORS.sub("-", name).lower()
 
 
 def is_distribution_name(name: str) -> bool:
-    """Tell whether a distribution can have this name (PEP 508)."""
+    """Return whether a distribution can have this name (PEP 508)."""
     return _NAME.fullmatch(name) is not None
 
 
 def required_name(requirement: str) -> str:
-    """Give the distribution that a PEP 508 requirement names; nothing if it names none."""
+    """Return the distribution that a PEP 508 requirement names; nothing if it names none."""
     match = _REQUIRED_NAME.match(requirement)
     return match[1] if match else ""
 
@@ -169,7 +169,7 @@ def _metadata_folders(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _distribution(entry: os.DirEntry[str]) -> Distribution | str | None:
-    """Give the distribution of a metadata folder; a text says why it is left out."""
+    """Return the distribution of a metadata folder; a text says why it is left out."""
     usual = _USUAL_FOLDER.fullmatch(entry.name)  # all that follows, in one match: a third of a scan
     if usual is not None:
         return Distribution(usual[1], usual[2], entry.path)

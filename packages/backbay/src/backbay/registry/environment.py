@@ -43,11 +43,11 @@ class Environment:
         return cls(installed=scan(), torch_build=build, devices=devices(build))
 
     def variable(self, name: str) -> str | None:
-        """Give an environment variable, if it is set to anything."""
+        """Return an environment variable, if it is set to anything."""
         return os.environ.get(name) or None
 
     def missing_tool(self, tool: str) -> tuple[str, str] | None:
-        """Give (what is missing, how to get it), or ``None`` where the tool is here."""
+        """Return (what is missing, how to get it), or ``None`` where the tool is here."""
         if tool == "triton":
             return _missing_triton(self.installed)
         return _missing_compiler(tool)
@@ -70,7 +70,7 @@ def torch_build() -> dict[str, str | None]:
 
 
 def devices(build: Mapping[str, str | None]) -> dict[str, str]:
-    """Give torch's device types, each with why it cannot be used here, or an empty reason."""
+    """Return torch's device types, each with why it cannot be used here, or an empty reason."""
     return {
         "cpu": "",
         "cuda": _why_no_cuda(build),

@@ -67,7 +67,7 @@ class KnownBackends:
         return {name: resolve(name, by_name[name], here) for name in sorted(by_name)}
 
     def resolution(self, name: str) -> Resolution:
-        """Give what became of one name: every claimant, and which won by which rule.
+        """Return what became of one name: every claimant, and which won by which rule.
 
         Raises:
             BackendNotFound: nobody knows the name; the message gives the nearest one.
@@ -78,7 +78,7 @@ class KnownBackends:
         return resolve(name, claimants, self.policy)
 
     def candidates(self, name: str) -> tuple[BackendSpec, ...]:
-        """Give everything that claims a name, winner first; nothing where nobody does."""
+        """Return everything that claims a name, winner first; nothing where nobody does."""
         claimants = self._claimants_of(name)
         if not claimants:
             return ()
@@ -89,7 +89,7 @@ class KnownBackends:
         return {name: self._with_options(x.spec) for name, x in self.resolutions().items()}
 
     def spec(self, name: str) -> BackendSpec:
-        """Give the spec of what a name resolves to, runnable here or not.
+        """Return the spec of what a name resolves to, runnable here or not.
 
         Raises:
             BackendNotFound: nobody knows the name; the message gives the nearest one.
@@ -121,7 +121,7 @@ class KnownBackends:
         ]
 
     def availability(self, name: str, device: str | None = None) -> Availability:
-        """Say whether a backend runs here, and if not why and what to do.
+        """Return whether a backend runs here, and if not why and what to do.
 
         Args:
             name: the backend.
@@ -133,7 +133,7 @@ class KnownBackends:
         return of_resolution(self.resolution(name), self.environment, device)
 
     def collect(self, what: Collected) -> frozenset[str]:
-        """Give the union of one piece of metadata over all known backends, without loading any.
+        """Return the union of one piece of metadata over all known backends, without loading any.
 
         Args:
             what: ``reserved_launch_param_names`` (which a kernel that is to be portable must not
@@ -142,7 +142,7 @@ class KnownBackends:
         return frozenset(value for spec in self.specs().values() for value in _pieces(spec, what))
 
     def require(self, name: str, device: str | None = None) -> BackendSpec:
-        """Give a backend's spec, if it runs here.
+        """Return a backend's spec, if it runs here.
 
         Raises:
             BackendNotFound: nobody knows the name.

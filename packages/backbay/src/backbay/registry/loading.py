@@ -54,7 +54,7 @@ class Transaction:
 
 
 def _stack() -> list[FrameType]:
-    """Give this thread's frames, the innermost first."""
+    """Return this thread's frames, the innermost first."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (inspect's own way, without inspect)
     frames = []
     while frame is not None:
@@ -77,7 +77,7 @@ _open = _OpenTransactions()
 
 
 def current_transaction() -> Transaction | None:
-    """Give the load that this thread is in the middle of, if any."""
+    """Return the load that this thread is in the middle of, if any."""
     return _open.stack[-1] if _open.stack else None
 
 
@@ -96,7 +96,7 @@ def transaction() -> Iterator[None]:
 
 
 def source_of(spec: BackendSpec) -> Hashable:
-    """Give what is loaded for a spec; two specs of one source have one compiler function."""
+    """Return what is loaded for a spec; two specs of one source have one compiler function."""
     origin = spec.origin
     return (
         *(spec.alias_of or spec.name, spec.loading, spec.target, spec.factory),
@@ -133,7 +133,7 @@ class Loader:
             self._loaded = {source: x for source, x in self._loaded.items() if source in all_but}
 
     def load(self, spec: BackendSpec, make: Callable[[], CompilerFn]) -> CompilerFn:
-        """Give a spec's compiler function, loading it if nobody has.
+        """Return a spec's compiler function, loading it if nobody has.
 
         Raises:
             BackendLoadError: it cannot be loaded. The next call tries again.
@@ -174,7 +174,7 @@ class Loader:
         return claim
 
     def _leads_to(self, claim: _Claim | None, thread: int) -> bool:
-        """Tell whether waiting for a claim would be waiting for this thread itself."""
+        """Return whether waiting for a claim would be waiting for this thread itself."""
         while claim is not None and not claim.done.is_set():
             if claim.owner == thread:
                 return True
@@ -222,5 +222,5 @@ class Loader:
 
 
 def _is_importing() -> bool:
-    """Tell whether this thread is in the middle of an import."""
+    """Return whether this thread is in the middle of an import."""
     return any((x.f_code.co_filename, x.f_code.co_name) == _IMPORT for x in _stack())

@@ -44,7 +44,7 @@ def lock_text(registry: Registry) -> str:
 
 
 def drift(registry: Registry, path: Path) -> list[str]:
-    """Say how what is installed differs from a lock file; nothing where it does not.
+    """Return how what is installed differs from a lock file; nothing where it does not.
 
     Raises:
         InputError: the file is not there, or is not a lock file.
@@ -64,7 +64,7 @@ def drift(registry: Registry, path: Path) -> list[str]:
 
 
 def manifest_digest(spec: BackendSpec) -> str:
-    """Give SHA-256 over all that is declared of a backend, wherever the files lie."""
+    """Return SHA-256 over all that is declared of a backend, wherever the files lie."""
     declared = replace(spec, origin=Origin(kind=spec.origin.kind), declared_by=None)
     text = json.dumps(as_data(declared), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -409,7 +409,7 @@ def _near(key: Any, known: list[str]) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Give the manifest's JSON schema (draft 2020-12), for editors and other tools."""
+    """Return the manifest's JSON schema (draft 2020-12), for editors and other tools."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Backbay backend manifest",

@@ -14,7 +14,7 @@ from backbay.registry.spec import BackendSpec, CompilerFn, Option
 
 
 def mode_problems(spec: BackendSpec, mode: str | None) -> Iterator[str]:
-    """Say why a backend cannot take a mode; nothing where it can, or where nobody knows."""
+    """Yield why a backend cannot take a mode; nothing where it can, or where nobody knows."""
     if mode is None or mode == "default":
         return
     if "inductor" in {spec.options, spec.further_options}:
@@ -26,7 +26,7 @@ def mode_problems(spec: BackendSpec, mode: str | None) -> Iterator[str]:
 
 
 def option_problems(spec: BackendSpec, options: Mapping[str, Any] | None) -> Iterator[str]:
-    """Say why a backend cannot take some options; nothing where it can, or where nobody knows."""
+    """Yield why a backend cannot take some options; nothing where it can, or where nobody knows."""
     if not options:
         return
     if spec.options == "inductor":
@@ -51,7 +51,7 @@ def option_problems(spec: BackendSpec, options: Mapping[str, Any] | None) -> Ite
 def signature_problems(
     spec: BackendSpec, compiler_fn: CompilerFn, given: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Say which of the keywords that torch would pass a compiler function does not take.
+    """Yield which of the keywords that torch would pass a compiler function does not take.
 
     Torch hands ``mode``, ``options`` and ``name`` to a backend as keywords, each where it was
     given; a function of two parameters then fails at the first call.
@@ -82,7 +82,7 @@ def _problems(backend: str, name: str, value: Any, known: Mapping[str, Option]) 
 
 
 def default_problems(option: Option) -> Iterator[str]:
-    """Say how an option's own default and choices contradict its type."""
+    """Yield how an option's own default and choices contradict its type."""
     plain = Option(name=option.name, type=option.type)
     for choice in option.choices:
         yield from (

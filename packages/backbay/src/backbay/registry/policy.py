@@ -54,7 +54,7 @@ class Policy:
     layers: tuple[Layer, ...] = ()
 
     def why_blocked(self, distribution: str) -> str | None:
-        """Say which setting blocks a distribution, if one does."""
+        """Return which setting blocks a distribution, if one does."""
         name = normalise(distribution)
         for layer in reversed(self.layers):
             if name in layer.block:
@@ -66,14 +66,14 @@ class Policy:
         return None
 
     def pinned(self, name: str) -> tuple[str, str] | None:
-        """Give the distribution to which a name is pinned, and by which source."""
+        """Return the distribution to which a name is pinned, and by which source."""
         for layer in reversed(self.layers):
             if name in layer.pin:
                 return layer.pin[name], layer.source
         return None
 
     def default_for(self, device: str) -> tuple[str, str] | None:
-        """Give the backend that is the default for a device type, and by which source."""
+        """Return the backend that is the default for a device type, and by which source."""
         for layer in reversed(self.layers):
             if device in layer.default:
                 return layer.default[device], layer.source
@@ -81,11 +81,11 @@ class Policy:
 
     @property
     def required(self) -> dict[str, str]:
-        """Give the backends that must be ready, each with the source that says so."""
+        """Return the backends that must be ready, each with the source that says so."""
         return {name: layer.source for layer in self.layers for name in layer.require}
 
     def with_layers(self, layers: tuple[Layer, ...]) -> "Policy":
-        """Give this policy with further layers on top."""
+        """Return this policy with further layers on top."""
         return Policy((*self.layers, *layers)) if layers else self
 
 
@@ -139,7 +139,7 @@ def standing_policy() -> Policy:
 
 
 def configuration_file() -> str | None:
-    """Give the path of the configuration file that holds here, if there is one.
+    """Return the path of the configuration file that holds here, if there is one.
 
     ``BACKBAY_CONFIG`` names it, or turns it off; otherwise it is the ``backbay.toml``, or the
     ``pyproject.toml`` with a ``[tool.backbay]`` table, nearest above the current directory.

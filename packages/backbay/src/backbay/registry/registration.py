@@ -71,16 +71,16 @@ class Registrations:
         self._lock = threading.RLock()
 
     def specs(self) -> list[BackendSpec]:
-        """Give the specs of all that is registered."""
+        """Return the specs of all that is registered."""
         return [registration.spec for registration in list(self._by_name.values())]
 
     def everything(self) -> tuple[list[BackendSpec], list[BackendSpec]]:
-        """Give what is registered here, and what is in torch's registry, as of one moment."""
+        """Return what is registered here, and what is in torch's registry, as of one moment."""
         with self._lock:
             return self.specs(), list(bridge.registered_in_torch())
 
     def get(self, name: str) -> Registration | None:
-        """Give what is registered under a name."""
+        """Return what is registered under a name."""
         return self._by_name.get(name)
 
     def add(
@@ -196,7 +196,7 @@ class Registrations:
         return any(reference() is given for reference in self._taken_back)
 
     def _is_tagged_otherwise(self, spec: BackendSpec, given: CompilerFn) -> bool:
-        """Tell whether it has another name, with other tags: up to 2.14.0 torch has one set."""
+        """Return whether it has another name, with other tags: up to 2.14.0 torch has one set."""
         tags = [x.spec.tags for x in self._by_name.values() if x.resolved is given]
         return any(x != spec.tags for x in [*tags, getattr(given, "_tags", spec.tags)])
 
@@ -256,7 +256,7 @@ def described(
 
 
 def _own_details(compiler_fn: Any) -> dict[str, Any]:
-    """Give what a compiler function says of itself; asked of its class, as Python asks."""
+    """Return what a compiler function says of itself; asked of its class, as Python asks."""
     say = getattr(type(compiler_fn), "__backbay_details__", None)
     return dict(say(compiler_fn)) if say is not None else {}
 
@@ -280,12 +280,12 @@ def _name_of(compiler_fn: Any) -> str | None:
 
 
 def _same(one: CompilerFn, other: CompilerFn) -> bool:
-    """Tell whether two are the same backend: one object, or methods of one object."""
+    """Return whether two are the same backend: one object, or methods of one object."""
     return one is other or (type(one) is type(other) and hasattr(one, "__self__") and one == other)
 
 
 def _is_published(spec: BackendSpec, compiler_fn: CompilerFn) -> bool:
-    """Tell whether a distribution's entry point leads to this, as far as that is known by now."""
+    """Return whether a distribution's entry point leads to this, as far as that is known by now."""
     if spec.origin.kind != "distribution" or spec.target is None:
         return False
     published = bridge.imported(spec.target)
@@ -297,7 +297,7 @@ def _is_published(spec: BackendSpec, compiler_fn: CompilerFn) -> bool:
 
 
 def _defined(compiler_fn: Any) -> tuple[Any, Any] | object:
-    """Give where a function is defined, which stays when its module is run again."""
+    """Return where a function is defined, which stays when its module is run again."""
     name = getattr(compiler_fn, "__qualname__", None)
     return (bridge.module_of(compiler_fn), name) if name is not None else object()
 

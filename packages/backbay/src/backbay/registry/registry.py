@@ -78,7 +78,7 @@ class Registry(KnownBackends):
             return self._registered
 
     def registered_specs(self) -> list[BackendSpec]:
-        """Give the specs of what this process registered here."""
+        """Return the specs of what this process registered here."""
         return self._registered.specs() if self._registered is not None else []
 
     # -- looking up
@@ -119,7 +119,7 @@ class Registry(KnownBackends):
         return loaded
 
     def _settled(self, name: str) -> tuple[BackendSpec, CompilerFn, int]:
-        """Give what a name resolves to, loaded; and when that was so."""
+        """Return what a name resolves to, loaded; and when that was so."""
         while True:
             generation = self._generation
             spec = self._loadable(name)
@@ -146,14 +146,14 @@ class Registry(KnownBackends):
         return self._loader.load(spec, functools.partial(materialise, spec))
 
     def _registered_as(self, spec: BackendSpec) -> CompilerFn | None:
-        """Give what is registered, here or with torch; nothing if it has been taken back since."""
+        """What is registered, here or with torch; nothing if it has been taken back since."""
         if spec.loading == "torch":
             return bridge.held_by_torch(spec.name)
         registration = self._registered.get(spec.name) if self._registered is not None else None
         return registration.resolved if registration and registration.spec == spec else None
 
     def resolve(self, name: str) -> str | CompilerFn:
-        """Give what to hand to ``torch.compile(backend=...)`` for a name.
+        """Return what to hand to ``torch.compile(backend=...)`` for a name.
 
         Torch's own stay names: torch.compile gives some of them more than a call (mode, options).
 
@@ -169,7 +169,7 @@ class Registry(KnownBackends):
     def get_backend(
         self, name: str, *, mode: str | None = None, options: Mapping[str, Any] | None = None
     ) -> "ConfiguredBackend":
-        """Give a backend with its mode and options as one callable for ``torch.compile(backend=)``.
+        """A backend with its mode and options as one callable for ``torch.compile(backend=)``.
 
         The same request gives the same object every time, and an equal one after pickling: Dynamo
         recompiles for a new one. It has a ``digest`` for caches.
@@ -369,7 +369,7 @@ class Registry(KnownBackends):
             share_default(backend)
 
     def get_default_backend(self) -> str | CompilerFn:
-        """Give what is compiled with where nobody names a backend."""
+        """Return what is compiled with where nobody names a backend."""
         return self._default or "inductor"
 
     # -- inside

@@ -46,7 +46,7 @@ class Resolution:
 
     @property
     def winner(self) -> BackendSpec | None:
-        """Give what the name resolves to, runnable or not; nothing where claimants contend."""
+        """Return what the name resolves to, runnable or not; nothing where claimants contend."""
         first = self.candidates[0]
         return None if first.standing == "contends" else first.spec
 
@@ -57,7 +57,7 @@ class Resolution:
 
     @property
     def spec(self) -> BackendSpec:
-        """Give the winner; where there is none, the first claimant, to have something to show."""
+        """Return the winner; where there is none, the first claimant, to have something to show."""
         return self.candidates[0].spec
 
 

@@ -35,7 +35,7 @@ _lock = threading.RLock()
 
 
 def stand_in(compiler_fn: CompilerFn, name: str) -> CompilerFn:
-    """Give a new object that calls a compiler function, and that torch can register."""
+    """Return a new object that calls a compiler function, and that torch can register."""
     standing = functools.partial(compiler_fn)
     standing.__name__ = name  # type: ignore[attr-defined] # a partial takes any attribute
     for attribute in CONTRACT:
@@ -45,7 +45,7 @@ def stand_in(compiler_fn: CompilerFn, name: str) -> CompilerFn:
 
 
 def shareable(compiler_fn: CompilerFn, name: str) -> CompilerFn:
-    """Give what torch can register: the function itself, or a stand-in that calls it.
+    """Return what torch can register: the function itself, or a stand-in that calls it.
 
     Up to 2.13 torch sets an attribute on what it registers, and Dynamo shows its ``__name__``: a
     bound method, a frozen dataclass or an object with slots refuses the one or lacks the other.

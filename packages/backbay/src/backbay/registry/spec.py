@@ -217,23 +217,23 @@ class BackendSpec:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Give the device types that it is known to compile for; empty where unknown."""
+        """Return the device types that it is known to compile for; empty where unknown."""
         return self.traits.devices or self.requires.devices
 
 
 def can_be_published(name: str) -> bool:
-    """Tell whether a distribution can publish a backend under a name."""
+    """Return whether a distribution can publish a backend under a name."""
     return len(name) <= LONGEST_NAME and re.search(BACKEND_NAME_PATTERN, name) is not None
 
 
 def names_an_attribute(target: str) -> bool:
-    """Tell whether a text is of the form ``module:attribute``, either of them dotted or not."""
+    """Return whether a text is of the form ``module:attribute``, either of them dotted or not."""
     dotted = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
     return re.fullmatch(f"{dotted}:{dotted}", target) is not None
 
 
 def as_data(value: Any) -> Any:
-    """Give a spec, or a part of one, as plain data for JSON; what is unknown is left out."""
+    """Return a spec, or a part of one, as plain data for JSON; what is unknown is left out."""
     if isinstance(value, (tuple, list)):
         return [as_data(x) for x in value]
     if isinstance(value, Mapping):

@@ -36,7 +36,7 @@ BackendName: TypeAlias = BuiltinName | PluginName
 
 
 def names_here(registry: Registry) -> list[str]:
-    """Give the built-in names, and every name that resolves here to something installed, sorted.
+    """Return the built-in names, and every name that resolves here to something installed, sorted.
 
     What is blocked, or claimed by several without a rule that decides, does not resolve.
     """
@@ -47,7 +47,7 @@ def names_here(registry: Registry) -> list[str]:
 
 
 def stub_text(names: Iterable[str]) -> str:
-    """Give the stub of `backbay.registry.names` in which these names are built in."""
+    """Return the stub of `backbay.registry.names` in which these names are built in."""
     # ascii: a distribution may publish any text as a name, and it must not end the string.
     return _STUB.format(names="".join(f"    {name!a},\n" for name in names))
 

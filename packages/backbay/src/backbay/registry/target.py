@@ -114,7 +114,7 @@ def reference_of(function: Callable[..., object]) -> str | None:
 
 
 def functions_in(path: str) -> list[str]:
-    """Give the names of a file's public top-level functions, without running it."""
+    """Return the names of a file's public top-level functions, without running it."""
     import ast  # noqa: PLC0415 (only a mistake needs it)
 
     try:
@@ -206,7 +206,7 @@ def _first_on_path(directory: Path) -> Iterator[None]:
 
 
 def _module_name(path: Path) -> str:
-    """Give the same file the same name in every process, and no installed module's name."""
+    """Return the same file the same name in every process, and no installed module's name."""
     import hashlib  # noqa: PLC0415 (OpenSSL is loaded for it, and listing needs none)
 
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from backbay.reference_backends import references_below
 from backbay.reporting.wording import counted
-from backbay.rungs import rungs_below
 from backbay.session import NoReply
 from backbay.verify.blaming import Search
 from backbay.verify.record import (
@@ -189,7 +189,7 @@ class BackendVerification:
         further = (how.hands_on_to,) if how.hands_on_to not in {"", self.backend} else ()
         below: dict[str, Status] = {}
         charged = ""
-        for rung in rungs_below(self.backend, further):
+        for rung in references_below(self.backend, further):
             self._say(course, f"{course.mode}: {situation.name} with {rung}")
             one = self._judged(session, course, rung, situation)
             below[rung] = _status(one)

@@ -11,7 +11,7 @@ _SHORTEST = 8
 
 
 def reduced_batch(workload: Workload) -> Workload:
-    """Give the workload a ``reduced`` form: a quarter of the batch, and of the tokens' length.
+    """Return the workload a ``reduced`` form: a quarter of the batch, and of the tokens' length.
 
     All tensor inputs have the batch first; those of integers and two dimensions are sequences.
     """

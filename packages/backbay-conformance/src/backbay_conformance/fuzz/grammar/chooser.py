@@ -66,13 +66,13 @@ class Chooser:
 
 
 def goes_with(left: Value, right: Value) -> bool:
-    """Tell whether two values broadcast at every size."""
+    """Return whether two values broadcast at every size."""
     pairs = zip(left.shapes, right.shapes, strict=True)
     return all(_broadcasts(a, b) for a, b in pairs)
 
 
 def fits_into(small: Value, shapes: Sequence[torch.Size]) -> bool:
-    """Tell whether a value can be written into memory of some shapes."""
+    """Return whether a value can be written into memory of some shapes."""
     pairs = zip(small.shapes, shapes, strict=True)
     return all(len(a) <= len(b) and _expands(a, b) for a, b in pairs)
 

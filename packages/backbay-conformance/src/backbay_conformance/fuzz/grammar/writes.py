@@ -35,7 +35,7 @@ def _target(c: Chooser, *, floating: bool | None = None) -> Value | None:
 
 
 def _has_other_names(c: Chooser, value: Value) -> bool:
-    """Tell whether anything else would see it written: there lie the bugs."""
+    """Return whether anything else would see it written: there lie the bugs."""
     others = [x for x in c.scope.values if x.memory is value.memory]
     return len(others) > 1 or value.given
 

@@ -16,7 +16,7 @@ from backbay_conformance.levels.context import (
 
 
 def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (there are no samples)
-    """Give the cases of this level; streams are CUDA's."""
+    """Return the cases of this level; streams are CUDA's."""
     for theme in (modes, transforms, subclasses, higher_order, extensions, functions):
         yield from theme.theme
     for theme in (modules, autograd, directives):

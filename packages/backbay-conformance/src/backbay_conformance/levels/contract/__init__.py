@@ -25,6 +25,6 @@ _THEMES = (
 
 
 def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (the same everywhere)
-    """Give the cases of this level."""
+    """Return the cases of this level."""
     for theme in _THEMES:
         yield from theme.theme

@@ -172,7 +172,7 @@ def memory_of_training_is_never_freed(subject: Subject) -> None:
 
 
 def _left_alive(call: Callable[[torch.Tensor], torch.Tensor], *inputs: torch.Tensor) -> str:
-    """Say what is not freed by counting references alone; the collector may come late."""
+    """Return what is not freed by counting references alone; the collector may come late."""
     collects = gc.isenabled()
     gc.disable()
     try:

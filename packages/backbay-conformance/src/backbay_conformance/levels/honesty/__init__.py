@@ -5,7 +5,7 @@ from backbay_conformance.levels.honesty import compiling, ownership, speed
 
 
 def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (there are no samples)
-    """Give the cases of this level; what measures times needs CUDA's events."""
+    """Return the cases of this level; what measures times needs CUDA's events."""
     yield from ownership.theme
     yield from compiling.theme
     if device == "cuda":

@@ -235,7 +235,7 @@ def another_compiler_does_the_work(subject: Subject) -> None:
 
 
 def declared(subject: Subject) -> set[str]:
-    """Give the names of the compilers that a backend says it uses, its own among them."""
+    """Return the names of the compilers that a backend says it uses, its own among them."""
     compiler, spec = subject.watched.compiler, subject.spec
     names = {subject.name, getattr(compiler, "codegen", None)}
     if spec is not None:

@@ -5,7 +5,7 @@ from backbay_conformance.levels.load import declared, loaded, metadata
 
 
 def cases(device: str, *, all_samples: bool) -> Cases:  # noqa: ARG001 (the same everywhere)
-    """Give the cases of this level."""
+    """Return the cases of this level."""
     yield from metadata.theme
     yield from loaded.theme
     yield from declared.theme

@@ -193,7 +193,7 @@ def keyword_name_is_refused(subject: Subject) -> None:
 
 
 def signature_problems_of(subject: Subject, keywords: dict[str, Any]) -> list[str]:
-    """Say which keywords the compiler function does not take."""
+    """Return which keywords the compiler function does not take."""
     if subject.spec is None:
         raise NotRunnable("nothing is declared of it")
     return list(signature_problems(subject.spec, subject.watched.compiler, keywords))

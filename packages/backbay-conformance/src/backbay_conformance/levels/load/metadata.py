@@ -19,7 +19,7 @@ _DEVICES_ELSEWHERE = {"tpu", "neuron", "ipu", "npu", "hpu", "xla", "xpu", "mps",
 
 
 def registry_of(subject: Subject) -> tuple[Registry, BackendSpec]:
-    """Give where the backend's name is registered, and as what.
+    """Return where the backend's name is registered, and as what.
 
     Raises:
         NotRunnable: it has no name.

@@ -36,7 +36,7 @@ with its launch: on an H200, bfloat16 and float32. Eager's ``F.silu`` beats it a
 
 
 def reference(x: Tensor) -> Tensor:
-    """Give ``x * sigmoid(x)``, in the dtype, shape and layout of ``x``.
+    """Return ``x * sigmoid(x)``, in the dtype, shape and layout of ``x``.
 
     Types of 16 bits are computed in float32 and rounded once.
     """
@@ -45,7 +45,7 @@ def reference(x: Tensor) -> Tensor:
 
 
 def reference_backward(dy: Tensor, x: Tensor) -> Tensor:
-    """Give ``dy * s * (1 + x * (1 - s))`` with ``s = sigmoid(x)``: the gradient by ``x``.
+    """Return ``dy * s * (1 + x * (1 - s))`` with ``s = sigmoid(x)``: the gradient by ``x``.
 
     ``dy`` has the shape and dtype of ``x``; so does the result, in the layout of ``x``.
     """
@@ -55,7 +55,7 @@ def reference_backward(dy: Tensor, x: Tensor) -> Tensor:
 
 
 def _second_derivative(g: Tensor, dy: Tensor, x: Tensor) -> Tensor:
-    """Give ``g * dy * s * (1 - s) * (2 + x * (1 - 2 * s))``, in operations that torch derives."""
+    """Return ``g * dy * s * (1 - s) * (2 + x * (1 - 2 * s))``, in operations that torch derives."""
     wide = _widened(x)
     s = torch.sigmoid(wide)
     return (_widened(g) * _widened(dy) * s * (1 - s) * (2 + wide * (1 - 2 * s))).to(x.dtype)
@@ -167,7 +167,7 @@ def _flattened(x: Tensor) -> Tensor:
 
 
 def _memory_order(x: Tensor) -> list[int] | None:
-    """Give the dimensions, slowest first; ``None`` if elements overlap or leave gaps."""
+    """Return the dimensions, slowest first; ``None`` if elements overlap or leave gaps."""
     if x.is_contiguous():
         return list(range(x.dim()))
     order = sorted(range(x.dim()), key=x.stride, reverse=True)
@@ -182,7 +182,7 @@ def _laid_out_like(x: Tensor, dy: Tensor) -> Tensor:
 
 
 def refusal(x: Tensor) -> str | None:
-    """Say why the kernels can't take ``x``; ``None`` if they can. Then the reference runs."""
+    """Return why the kernels can't take ``x``; ``None`` if they can. Then the reference runs."""
     if x.device.type != "cuda":
         return f"the tensor is on {x.device.type}, not on cuda"
     if not has_triton():
@@ -195,7 +195,7 @@ def refusal(x: Tensor) -> str | None:
 
 
 def pays(x: Tensor) -> str | None:
-    """Say why the operator should not take the place of ``sigmoid(x) * x``; ``None`` if it may.
+    """Return why the operator should not take the place of ``sigmoid(x) * x``; ``None`` if it may.
 
     That is for a graph that runs as it stands. Where a compiler fuses, leave it the two operations:
     it reaches the same bandwidth, and takes the neighbours along (``benchmarks/silu_gpu.py``).
@@ -209,7 +209,7 @@ def pays(x: Tensor) -> str | None:
 
 @functools.cache
 def has_triton() -> bool:
-    """Say whether Triton is installed, without importing it."""
+    """Return whether Triton is installed, without importing it."""
     return importlib.util.find_spec("triton") is not None
 
 

@@ -7,8 +7,8 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.kit.backend import Backend
 from backbay.proof import Workload
-from backbay_optimizer.passes.early_selection import early_selection
 from backbay_optimizer.passes.masks import constant_masks
+from backbay_optimizer.passes.slice_pushdown import slice_pushdown
 
 B, S, D, V = 2, 7, 8, 12
 
@@ -60,8 +60,8 @@ HEADS = {
 @pytest.mark.parametrize(("head", "rows"), HEADS.values(), ids=HEADS)
 def test_rows_that_nobody_reads_are_computed(look, weights, head, rows, train):
     v, w, x = (y.clone().requires_grad_(train) for y in weights)
-    seen = look(lambda x: head(x, v, w), x, passes=[early_selection])
-    assert seen.changes["early_selection"] == 1
+    seen = look(lambda x: head(x, v, w), x, passes=[slice_pushdown])
+    assert seen.changes["slice_pushdown"] == 1
     products = shapes(seen, "linear") + shapes(seen, "matmul")
     assert products
     assert all(shape[1] == rows for shape in products), products
@@ -95,8 +95,8 @@ MIXED = {
 @pytest.mark.parametrize("program", MIXED.values(), ids=MIXED)
 def test_rows_that_somebody_reads_are_not_computed(look, weights, program):
     v, w, x = weights
-    seen = look(lambda x: program(x, v, w), x, passes=[early_selection])
-    assert not seen.changes["early_selection"]
+    seen = look(lambda x: program(x, v, w), x, passes=[slice_pushdown])
+    assert not seen.changes["slice_pushdown"]
     torch.testing.assert_close(seen.result, program(x, v, w))
 
 
@@ -117,8 +117,8 @@ def test_a_last_block_attends_for_every_token(look, weights, causal):
         y = x + attending(x, v, w, is_causal=causal)
         return F.linear(block(y, w), v)[:, -1] * 2
 
-    seen = look(program, x, passes=[early_selection])
-    assert seen.changes["early_selection"] == 1
+    seen = look(program, x, passes=[slice_pushdown])
+    assert seen.changes["slice_pushdown"] == 1
     assert shapes(seen, "scaled_dot_product_attention") == [(B, 2, 1, D // 2)]
     rows = [shape[1] for shape in shapes(seen, "linear")]
     assert sorted(rows) == [1, 1, 1, 1, 1, S, S]  # but for keys and values
@@ -128,7 +128,7 @@ def test_a_last_block_attends_for_every_token(look, weights, causal):
 def test_a_causal_token_before_the_last_looks_too_far(look, weights):
     v, w, x = weights
     program = lambda x: attending(x, v, w, is_causal=True)[:, 3] * 2  # noqa: E731
-    seen = look(program, x, passes=[early_selection])
+    seen = look(program, x, passes=[slice_pushdown])
     assert shapes(seen, "scaled_dot_product_attention") == [(B, 2, S, D // 2)]
     torch.testing.assert_close(seen.result, program(x))
 
@@ -138,7 +138,7 @@ def test_a_mask_is_not_cut_with_its_queries(look, weights):
     torch.manual_seed(1)
     mask = torch.rand(B, 1, S, S) > 0.3
     program = lambda x, mask: attending(x, v, w, attn_mask=mask)[:, 2:4] * 2  # noqa: E731
-    seen = look(program, x, mask, passes=[early_selection])
+    seen = look(program, x, mask, passes=[slice_pushdown])
     assert shapes(seen, "scaled_dot_product_attention") == [(B, 2, 2, D // 2)]
     torch.testing.assert_close(seen.result, program(x, mask))
 
@@ -151,7 +151,7 @@ def test_a_constant_mask_keeps_the_last_token_from_being_alone(look, weights):
         mask = torch.arange(S)[:, None] >= torch.arange(S)
         return attending(x, v, w, attn_mask=mask)[:, -1] * 2
 
-    seen = look(program, x, passes=[constant_masks, early_selection])
+    seen = look(program, x, passes=[constant_masks, slice_pushdown])
     assert rows.numel() == S
     assert shapes(seen, "scaled_dot_product_attention") == [(B, 2, 1, D // 2)]
     torch.testing.assert_close(seen.result, program(x))
@@ -171,7 +171,7 @@ LAID_OUT = {
 def test_what_the_caller_gets_is_laid_out_otherwise(weights, program, train, reports):
     v, _, x = (y.clone().requires_grad_(train) for y in weights)
     torch.compiler.reset()
-    declared = {"passes": (early_selection,), "codegen": "inductor"}
+    declared = {"passes": (slice_pushdown,), "codegen": "inductor"}
     backend = type("Cutting", (Backend,), declared)()
     result = torch.compile(program, backend=backend)(x, v)
     assert sum(report.changes for report in reports) == 1
@@ -185,7 +185,7 @@ def test_what_the_caller_gets_is_laid_out_otherwise(weights, program, train, rep
 @pytest.mark.parametrize(("sequences", "copies"), [(B, 1), (1, 0)])
 def test_each_sequence_is_a_product_of_its_own(look, weights, sequences, copies):
     v, _, x = weights
-    seen = look(lambda x: F.linear(x, v)[:, -1] * 2, x[:sequences], passes=[early_selection])
+    seen = look(lambda x: F.linear(x, v)[:, -1] * 2, x[:sequences], passes=[slice_pushdown])
     (product,) = seen.nodes("linear")
     assert product.args[0].meta["example_value"].is_contiguous()
     assert seen.calls("contiguous") == copies
@@ -201,24 +201,24 @@ SHARED = {
 @pytest.mark.parametrize("program", SHARED.values(), ids=SHARED)
 def test_memory_that_the_caller_may_share_is_made_anew(look, weights, program):
     v, _, x = weights
-    seen = look(lambda x: program(x, v), x, passes=[early_selection])
-    assert not seen.changes["early_selection"]
+    seen = look(lambda x: program(x, v), x, passes=[slice_pushdown])
+    assert not seen.changes["slice_pushdown"]
     torch.testing.assert_close(seen.result, program(x, v))
 
 
 def test_one_sequence_is_laid_out_as_ever(look, weights):
     v, _, x = weights
     program = lambda x: F.linear(x, v)[:, -1]  # noqa: E731
-    seen = look(program, x[:1], passes=[early_selection])
-    assert seen.changes["early_selection"] == 1
+    seen = look(program, x[:1], passes=[slice_pushdown])
+    assert seen.changes["slice_pushdown"] == 1
     torch.testing.assert_close(seen.result, program(x[:1]), check_stride=False)
 
 
 def test_sizes_that_are_symbols(look, weights):
     v, w, x = weights
     program = lambda x: F.linear(block(x, w), v)[:, -1] * 2  # noqa: E731
-    seen = look(program, x, passes=[early_selection], dynamic=True)
-    assert seen.changes["early_selection"] == 1
+    seen = look(program, x, passes=[slice_pushdown], dynamic=True)
+    assert seen.changes["slice_pushdown"] == 1
     assert all(shape[1] == 1 for shape in shapes(seen, "linear"))
     torch.testing.assert_close(seen.result, program(x))
 
@@ -230,8 +230,8 @@ def test_autocast_is_forgotten(look, weights):
         with torch.autocast("cpu", torch.bfloat16):
             return F.linear(block(x, w), v)[:, -1] * 2
 
-    seen = look(program, x, passes=[early_selection])
-    assert seen.changes["early_selection"] == 1
+    seen = look(program, x, passes=[slice_pushdown])
+    assert seen.changes["slice_pushdown"] == 1
     assert {n.meta["example_value"].dtype for n in seen.nodes("linear")} == {torch.bfloat16}
     assert seen.result.dtype == torch.bfloat16
     torch.testing.assert_close(seen.result, program(x))
@@ -253,4 +253,4 @@ class Last(nn.Module):
 def test_gradients_of_rows_that_are_left_out(prove, codegen):
     torch.manual_seed(0)
     workload = Workload(Last(), (torch.randint(0, V, (B, S)),))
-    assert prove(workload, passes=[early_selection], codegen=codegen)["early_selection"] == 1
+    assert prove(workload, passes=[slice_pushdown], codegen=codegen)["slice_pushdown"] == 1

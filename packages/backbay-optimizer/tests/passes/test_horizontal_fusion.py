@@ -13,7 +13,7 @@ from backbay import compile_log, explain
 from backbay.kit.observing import verified
 from backbay.proof import Workload
 from backbay_optimizer.backend import backbay as optimizing
-from backbay_optimizer.passes.merged_linears import merged_linears
+from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
 
 sys.path.insert(0, str(Path(__file__).parent))
 from layers_of_one_input import (
@@ -67,7 +67,7 @@ def test_layers_of_one_input_are_several_products(look, program, saved, dynamic,
     with torch.no_grad():
         seen = look(model, x, passes=BOTH, dynamic=dynamic)
         expected = twin(x)
-    assert seen.changes["merged_linears"] == saved, seen.near
+    assert seen.changes["horizontal_fusion"] == saved, seen.near
     torch.testing.assert_close(
         seen.result, expected, rtol=2e-2, atol=1e-2 if "cast" in str(program) else 1e-5
     )
@@ -155,7 +155,7 @@ def test_what_somebody_can_tell_apart_is_merged(look, program, reason):
     with torch.no_grad():
         seen = look(model, x.clone(), passes=BOTH)
         expected = twin(x)
-    assert not seen.changes["merged_linears"]
+    assert not seen.changes["horizontal_fusion"]
     assert any(reason in y for y in seen.near) or not reason, seen.near
     torch.testing.assert_close(seen.result, expected)
 
@@ -174,14 +174,14 @@ def _(x):
 def test_an_operator_of_others_gets_a_slice(look):
     with torch.no_grad():
         seen = look(Model(lambda m, x: first_rows(m.k(x)) + m.v(x).sum()), inputs(), passes=BOTH)
-    assert not seen.changes["merged_linears"]
+    assert not seen.changes["horizontal_fusion"]
     assert any("may depend on how it is laid out" in x for x in seen.near)
 
 
 def test_one_result_that_must_stay_keeps_the_others_apart(look):
     with torch.no_grad():
         seen = look(Model(lambda m, x: (gated(m, x), m.q(x))), inputs(), passes=BOTH)
-    assert seen.changes["merged_linears"] == 1
+    assert seen.changes["horizontal_fusion"] == 1
     assert seen.calls("linear") == 2
 
 
@@ -189,14 +189,14 @@ def test_weights_are_laid_side_by_side_in_every_call(look):
     model, x = Model(gated), inputs()
     off = {"parameter_hoist": False}
     with torch.no_grad():
-        for passes, options in (([merged_linears], None), (BOTH, off), (BOTH[::-1], None)):
+        for passes, options in (([horizontal_fusion], None), (BOTH, off), (BOTH[::-1], None)):
             seen = look(model, x, passes=passes, options=options)
-            assert not seen.changes["merged_linears"]
+            assert not seen.changes["horizontal_fusion"]
 
 
 def test_training_loses_gradients(look):
     seen = look(Model(gated), inputs(), passes=BOTH)
-    assert not seen.changes["merged_linears"]
+    assert not seen.changes["horizontal_fusion"]
     assert seen.result.requires_grad
 
 
@@ -206,13 +206,13 @@ def test_parameters_of_others_are_taken_for_the_models(look):
         seen = look(
             lambda x, k, v: F.linear(x, k).exp() * F.linear(x, v), inputs(), *weights, passes=BOTH
         )
-    assert not seen.changes["merged_linears"]
+    assert not seen.changes["horizontal_fusion"]
 
 
 def test_it_is_not_verified(look):
     with torch.no_grad(), verified():
         seen = look(Model(attention), inputs(), passes=BOTH)
-    assert seen.changes["merged_linears"] == 2
+    assert seen.changes["horizontal_fusion"] == 2
 
 
 def test_a_decoder_has_more_than_four_products(look):
@@ -221,7 +221,7 @@ def test_a_decoder_has_more_than_four_products(look):
     with torch.no_grad():
         seen = look(model, x, passes=BOTH)
         torch.testing.assert_close(seen.result, model(x), rtol=1e-5, atol=1e-5)
-    assert seen.changes == {"merged_linears": 6, "parameter_hoist": 4}
+    assert seen.changes == {"horizontal_fusion": 6, "parameter_hoist": 4}
     assert seen.calls("linear") == 8
     assert not seen.calls("cat")
 
@@ -271,14 +271,14 @@ def test_a_model_is_wrong(prove, codegen, dtype, dynamic):
     torch.manual_seed(0)
     workload = Workload(model=Layer(dtype), args=(inputs(dtype),))
     changes = prove(workload, passes=BOTH, codegen=codegen, dynamic=dynamic, train=False)
-    assert changes["merged_linears"] == 3
+    assert changes["horizontal_fusion"] == 3
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_fresh")
 def test_the_backend_hoists_without_being_asked_or_not_when_it_is(reports):
     model, x = Layer(), inputs()
-    for options, names in (({}, []), (ON, ["merged_linears", "parameter_hoist"])):
+    for options, names in (({}, []), (ON, ["horizontal_fusion", "parameter_hoist"])):
         torch.compiler.reset()
         call = torch.compile(model, backend=optimizing, options=options)
         with torch.no_grad():
@@ -298,7 +298,7 @@ def test_what_is_tuned_is_not_hoisted_or_not_timed():
                 model.up.weight.mul_(1.5)
     said = [y.why for y in compile_log.records() if "times as fast as without rewrites" in y.why]
     assert len(said) == 2
-    assert all("merged_linears" in y and "parameter_hoist" in y for y in said)
+    assert all("horizontal_fusion" in y and "parameter_hoist" in y for y in said)
 
 
 @pytest.mark.slow
@@ -308,5 +308,5 @@ def test_near_misses_are_not_explained():
     with torch.no_grad():
         found = explain.run(workload, backend="backbay", options=ON, again=False)
     passes = [y for graph in found.graphs for stage in graph.stages for y in stage.passes]
-    (one,) = [y for y in passes if y.name == "merged_linears"]
+    (one,) = [y for y in passes if y.name == "horizontal_fusion"]
     assert {y.reason for y in one.near} == {"the caller gets its result, or a view of it"}

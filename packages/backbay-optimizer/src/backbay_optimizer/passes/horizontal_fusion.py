@@ -82,7 +82,7 @@ class _Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergedLinears(Pass):
+class HorizontalFusion(Pass):
     """Make one linear layer of those that read the same.
 
     In inference where a later pass hoists; in training on CUDA, in 16 bits, where it was faster.
@@ -121,7 +121,7 @@ class MergedLinears(Pass):
         return count
 
 
-merged_linears = MergedLinears()
+horizontal_fusion = HorizontalFusion()
 
 
 # 1. What is found

@@ -42,7 +42,7 @@ class _Cut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlySelection(Pass):
+class SlicePushdown(Pass):
     """Compute only the rows that are selected later; works on Dynamo's graph.
 
     ::
@@ -78,7 +78,7 @@ class EarlySelection(Pass):
         return len(cuts)
 
 
-early_selection = EarlySelection()
+slice_pushdown = SlicePushdown()
 
 
 def _cuts(graph_module: GraphModule) -> Iterator[_Cut]:

@@ -1,4 +1,4 @@
-"""Further draws of rounding noise: eager, with last bits of what it computes or reads trembling.
+"""Further draws of rounding noise: eager, with the last bits of what it computes or reads moved.
 
 Each operator's floating-point results are moved by one unit in the last place, up or down, each
 with a chance of 1/24. That adds the variance of one rounding (1/12 of a unit squared), so a run
@@ -104,7 +104,7 @@ class _Moving(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has n
         return self._generators[device]
 
 
-class Trembling(_Moving):  # type: ignore[no-untyped-call]
+class MonteCarloArithmetic(_Moving):  # type: ignore[no-untyped-call]
     """Moves the last bits of what operators give, while it is active; seeded."""
 
     def __init__(self, seed: int) -> None:

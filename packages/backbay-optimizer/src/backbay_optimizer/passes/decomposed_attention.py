@@ -262,12 +262,12 @@ def _first(node: Node) -> Any:
 
 
 def is_product(node: Any) -> bool:
-    """Tell whether a node calls a product."""
+    """Return whether a node calls a product."""
     return isinstance(node, Node) and node.op.startswith("call") and node.target in PRODUCTS
 
 
 def scores_of(node: Any) -> tuple[Operand, Operand] | None:
-    """Give the operands of a product whose result is ``matmul``'s of them.
+    """Return the operands of a product whose result is ``matmul``'s of them.
 
     None where it is no product of two tensors, or one with its result in another order.
     """
@@ -291,7 +291,7 @@ def scores_of(node: Any) -> tuple[Operand, Operand] | None:
 
 
 def weighted_of(node: Any) -> Iterator[tuple[Node, Operand, Order]]:
-    """Give weights, what they weigh, and the order of the result, from that of ``matmul`` of both.
+    """Yield weights, what they weigh, and the order of the result, from that of ``matmul`` of both.
 
     Twice where either operand may be the weights; not at all where none is, or where it is no
     product of two tensors.
@@ -342,7 +342,7 @@ def _spelt(equation: Any) -> tuple[str, str, str] | None:
 
 
 def _summed(left: str, right: str, result: str) -> str | None:
-    """Give the letter that is summed over; None if it is not one, or more are alone on a side."""
+    """Return the letter that is summed over; None if it is not one, or more are alone on a side."""
     sums = [x for x in left if x in right and x not in result]
     rows, columns = ([x for x in a if x not in b] for a, b in ((left, right), (right, left)))
     known = set(left) | set(right)

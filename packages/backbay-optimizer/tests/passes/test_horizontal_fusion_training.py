@@ -11,7 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from backbay.kit.observing import verified
 from backbay.proof import Workload
-from backbay_optimizer.passes.merged_linears import merged_linears
+from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
 
 sys.path.insert(0, str(Path(__file__).parent))
 from layers_of_one_input import (
@@ -38,7 +38,7 @@ from layers_of_one_input import (
 
 
 def gradients(program, model, x):
-    """Give the result, and the gradients of what wants one: none where none reaches it."""
+    """Return the result, and the gradients of what wants one: none where none reaches it."""
     result = program(x)
     wanted = {"x": x, **dict(model.named_parameters())}
     wanted = {k: y for k, y in wanted.items() if y.requires_grad}
@@ -49,7 +49,7 @@ def gradients(program, model, x):
 
 
 def seen_gradients(look, model, x, **changed):
-    """Give what was made of a model, and its result and gradients then."""
+    """Return what was made of a model, and its result and gradients then."""
     seen = []
 
     def call(x):
@@ -107,7 +107,7 @@ def test_gradients_differ_from_eager(look, program, wanted, bias):
     model = Model(program, bias=bias, dtype=torch.float64)
     x = inputs(torch.float64).requires_grad_(wanted)
     seen, found = seen_gradients(look, model, x)
-    assert seen.changes == {"merged_linears": 2, "parameter_hoist": 0}, seen.near
+    assert seen.changes == {"horizontal_fusion": 2, "parameter_hoist": 0}, seen.near
     assert seen.calls("cat") == 1 + bias
     torch.testing.assert_close(found, gradients(model, model, x), rtol=1e-12, atol=1e-12)
 
@@ -145,9 +145,9 @@ APART = {
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize(("program", "changed", "reason"), APART.values(), ids=APART)
 def test_what_does_not_pay_is_merged_in_training(look, lift, program, changed, reason):
-    lift(merged_linears, **changed)
+    lift(horizontal_fusion, **changed)
     seen = look(Model(program), inputs(), passes=BOTH)
-    assert not seen.changes["merged_linears"]
+    assert not seen.changes["horizontal_fusion"]
     assert any(reason in y for y in seen.near), seen.near
 
 
@@ -186,15 +186,15 @@ def test_layers_are_merged_that_others_read(look, monkeypatch, program, saved, o
     model, x = Model(program, dtype=torch.float64), inputs(torch.float64)
     model.gate = nn.Linear(D, WIDE, dtype=torch.float64)
     seen, found = seen_gradients(look, model, x)
-    assert seen.changes["merged_linears"] == saved
+    assert seen.changes["horizontal_fusion"] == saved
     said = [y.partition(" reads it: ")[0] for y in seen.near if " reads it: " in y]
     assert said == others
     torch.testing.assert_close(found, gradients(model, model, x), rtol=1e-12, atol=1e-12)
 
 
 def test_a_condition_was_not_measured():
-    assert merged_linears.requires.devices == ("cuda",)
-    assert set(merged_linears.requires.dtypes) == {torch.bfloat16, torch.float16}
+    assert horizontal_fusion.requires.devices == ("cuda",)
+    assert set(horizontal_fusion.requires.dtypes) == {torch.bfloat16, torch.float16}
     assert MODULE.LAYERS == 3
     assert MODULE.ROWS == (512, 8192)
     assert 2048 * 3072 <= MODULE.COPIED < 4096 * 6144
@@ -202,10 +202,10 @@ def test_a_condition_was_not_measured():
 
 @pytest.mark.usefixtures("anywhere")
 def test_limits_of_training_are_taken_for_those_of_inference(look, lift):
-    lift(merged_linears, DEVICES=())
+    lift(horizontal_fusion, DEVICES=())
     with torch.no_grad():
         seen = look(Model(gated), inputs(), passes=BOTH)
-    assert seen.changes == {"merged_linears": 1, "parameter_hoist": 1}
+    assert seen.changes == {"horizontal_fusion": 1, "parameter_hoist": 1}
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -226,7 +226,7 @@ def test_readers_are_asked_with_other_gradients(look, monkeypatch, train):
 @pytest.mark.usefixtures("anywhere")
 def test_rows_of_a_symbol_are_taken_for_a_number(look):
     seen = look(Model(attention), inputs(), passes=BOTH, dynamic=True)
-    assert not seen.changes["merged_linears"]
+    assert not seen.changes["horizontal_fusion"]
     assert any("the number of its rows is a symbol" in y for y in seen.near), seen.near
 
 
@@ -234,7 +234,7 @@ def test_rows_of_a_symbol_are_taken_for_a_number(look):
 def test_a_subclass_is_taken_for_an_ordinary_tensor(look):
     model, x = Model(attention), inputs()
     seen = look(model, TwoTensor(x, x.clone()), passes=BOTH)
-    assert not seen.changes["merged_linears"]
+    assert not seen.changes["horizontal_fusion"]
     assert any("of a subclass" in y for y in seen.near), seen.near
     torch.testing.assert_close(seen.result.a, model(x))
 
@@ -259,7 +259,7 @@ def test_gradients_of_what_is_frozen_are_computed(look, frozen):
         parameter.requires_grad_(requires_grad=False)
     x = inputs(torch.float64).requires_grad_()
     seen, found = seen_gradients(look, model, x)
-    assert seen.changes["merged_linears"] == 2, seen.near
+    assert seen.changes["horizontal_fusion"] == 2, seen.near
     assert any("frozen" in y for y in seen.near), seen.near
     torch.testing.assert_close(found, gradients(model, model, x), rtol=1e-12, atol=1e-12)
 
@@ -269,7 +269,7 @@ def test_gradients_of_what_is_frozen_are_computed(look, frozen):
 def test_weights_that_are_all_frozen_are_copied_in_every_call(look, wanted):
     model = Model(attention).requires_grad_(requires_grad=False)
     seen = look(model, inputs().requires_grad_(wanted), passes=BOTH)
-    assert not seen.changes["merged_linears"]
+    assert not seen.changes["horizontal_fusion"]
     reason = "is frozen" if wanted else "no gradient of it is wanted"
     assert any(reason in y for y in seen.near), seen.near
 
@@ -296,7 +296,7 @@ def test_a_gradient_of_zeros_is_given_for_none(look, program):
     model = Model(program)
     model.other = nn.Linear(D, NARROW, bias=False)
     seen, found = seen_gradients(look, model, inputs())
-    assert seen.changes["merged_linears"] == 2, seen.near
+    assert seen.changes["horizontal_fusion"] == 2, seen.near
     assert any("no gradient reaches it" in y for y in seen.near)
     assert found["other.weight"] is None
     assert all(found[f"{x}.weight"] is not None for x in "qkvo")
@@ -313,7 +313,7 @@ def test_weights_lose_gradients_that_are_recorded_inside(look):
     with torch.no_grad():
         seen = look(model, x, passes=BOTH)
         expected = model(x)
-    assert not seen.changes["merged_linears"]
+    assert not seen.changes["horizontal_fusion"]
     assert any("the graph begins where none is recorded" in y for y in seen.near), seen.near
     assert seen.result.requires_grad == expected.requires_grad
 
@@ -342,7 +342,7 @@ def test_autocast_is_forgotten(look, dtype, lower, train, inside):
         else:
             seen = look(model, x, passes=BOTH)
             found, expected = {"result": seen.result}, {"result": model(x)}
-    assert seen.changes["merged_linears"] == 2, seen.near
+    assert seen.changes["horizontal_fusion"] == 2, seen.near
     assert found["result"].dtype == lower
     for name, one in found.items():
         assert one.dtype == expected[name].dtype
@@ -354,7 +354,7 @@ def test_autocast_is_forgotten(look, dtype, lower, train, inside):
 def test_16_bits_are_less_accurate_than_eager(look, dtype):
     model, x = Model(attention, bias=True, dtype=dtype), inputs(dtype).requires_grad_()
     seen, found = seen_gradients(look, model, x)
-    assert seen.changes["merged_linears"] == 2, seen.near
+    assert seen.changes["horizontal_fusion"] == 2, seen.near
     eager = gradients(model, model, x)
     truth = gradients(model.double(), model, x.detach().double().requires_grad_())
     for name, true in truth.items():
@@ -382,14 +382,14 @@ def test_gradients_do_not_add_up(name, to_none, reports):
         for one, other in zip(*(x.parameters() for x in models), strict=True):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-10)
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-    assert [y.changes for y in reports if y.name == "merged_linears"] == [2]
+    assert [y.changes for y in reports if y.name == "horizontal_fusion"] == [2]
 
 
 @pytest.mark.usefixtures("anywhere")
 def test_training_is_not_verified(look):
     with verified():
         seen = look(Model(attention), inputs(), passes=BOTH)
-    assert seen.changes["merged_linears"] == 2
+    assert seen.changes["horizontal_fusion"] == 2
 
 
 # Inductor takes seconds for each, as above.
@@ -410,10 +410,10 @@ def test_a_model_learns_wrong(prove, codegen, dtype):
     torch.manual_seed(0)
     workload = Workload(model=Layer(dtype), args=(inputs(dtype).requires_grad_(),))
     changes = prove(workload, passes=BOTH, codegen=codegen, dynamic=False, train=True)
-    assert changes == {"merged_linears": 2, "parameter_hoist": 0}
+    assert changes == {"horizontal_fusion": 2, "parameter_hoist": 0}
 
 
-ASKED = [({}, 2), ({"parameter_hoist": False}, 2), (ON, 2), ({"merged_linears": False}, 0)]
+ASKED = [({}, 2), ({"parameter_hoist": False}, 2), (ON, 2), ({"horizontal_fusion": False}, 0)]
 
 
 @pytest.mark.usefixtures("_fresh", "anywhere")
@@ -421,4 +421,4 @@ ASKED = [({}, 2), ({"parameter_hoist": False}, 2), (ON, 2), ({"merged_linears": 
 def test_training_asks_for_the_hoist_or_not_for_the_option(options, saved, reports):
     backend = AsItIs()
     torch.compile(Model(attention), backend=backend, options=options)(inputs())
-    assert sum(y.changes for y in reports if y.name == "merged_linears") == saved
+    assert sum(y.changes for y in reports if y.name == "horizontal_fusion") == saved

@@ -69,7 +69,7 @@ class _Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoldedStrides(Rewrite[Convolution]):
+class SpaceToDepth(Rewrite[Convolution]):
     """Fold the strides of convolutions of few channels into channels; for CUDA, in 16 bits.
 
     ::
@@ -106,7 +106,7 @@ class FoldedStrides(Rewrite[Convolution]):
         return kind(value_of(new)) == kind(value_of(old))
 
 
-folded_strides = FoldedStrides()
+space_to_depth = SpaceToDepth()
 
 
 # 1. Whether it is taken

@@ -14,18 +14,18 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.proof import Workload
-from backbay_optimizer.passes.folded_strides import folded_strides
 from backbay_optimizer.passes.fused_convolutions import fused_convolutions
 from backbay_optimizer.passes.parameter_hoist import parameter_hoist
+from backbay_optimizer.passes.space_to_depth import space_to_depth
 
-MODULE = sys.modules["backbay_optimizer.passes.folded_strides"]
+MODULE = sys.modules["backbay_optimizer.passes.space_to_depth"]
 
 
 @pytest.fixture
 def anywhere(lift, monkeypatch):
     """Let the pass work on the CPU, in any dtype, and whatever the size."""
-    lift(folded_strides, DEVICES=("cpu",))
-    lift(folded_strides, DTYPES=(torch.bfloat16, torch.float32, torch.float64))
+    lift(space_to_depth, DEVICES=("cpu",))
+    lift(space_to_depth, DTYPES=(torch.bfloat16, torch.float32, torch.float64))
     monkeypatch.setattr(MODULE, "RESULTS", 0)
     monkeypatch.setattr(MODULE, "RESULTS_OF_PATCHES", 0)
 
@@ -66,7 +66,7 @@ STRIDED = {
 
 
 def convolved(shape, kernel, how):
-    """Give a convolution, and inputs of it."""
+    """Return a convolution, and inputs of it."""
     torch.manual_seed(0)
     x, w, b = images(2, *shape), images(5, shape[0], *kernel), images(5)
     function = F.conv3d if len(kernel) == 3 else F.conv2d
@@ -82,8 +82,8 @@ def test_a_stride_is_not_folded_or_folded_wrongly(look, case, layout):
         x = channels_last(x) if layout == "last" else x
         w = w if layout == "first" else channels_last(w)
     x, w, b = (y.detach().requires_grad_() for y in (x, w, b))
-    seen = look(program, x, w, b, passes=[folded_strides])
-    assert seen.changes["folded_strides"] == 1, seen.near
+    seen = look(program, x, w, b, passes=[space_to_depth])
+    assert seen.changes["space_to_depth"] == 1, seen.near
     assert all(n.args[3] == [1, 1] for n in seen.nodes("conv2d"))
     expected = program(x, w, b)
     assert seen.result.stride() == expected.stride()
@@ -96,7 +96,7 @@ def test_a_stride_is_not_folded_or_folded_wrongly(look, case, layout):
 @pytest.mark.usefixtures("anywhere")
 def test_channels_that_are_folded_are_not_in_eights_for_cudnn(look):
     program, given = convolved(*STRIDED["a stem"])
-    seen = look(program, *given, passes=[folded_strides])
+    seen = look(program, *given, passes=[space_to_depth])
     (node,) = seen.nodes("conv2d")
     x, w = (node.args[n].meta["example_value"] for n in range(2))
     assert x.shape == (2, 16, 20, 27)
@@ -125,7 +125,7 @@ def test_a_size_is_folded_wrongly(look, data):
     def program(x, w):
         return F.conv2d(x, w, stride=stride, padding=padding)
 
-    seen = look(program, x, w, passes=[folded_strides])
+    seen = look(program, x, w, passes=[space_to_depth])
     expected = program(x, w)
     torch.testing.assert_close(seen.result, expected)
     wanted, cotangent = [y for y in (x, w) if y.requires_grad], images(*expected.shape)
@@ -133,7 +133,7 @@ def test_a_size_is_folded_wrongly(look, data):
     torch.testing.assert_close(found, right)
     assert seen.result.stride() == expected.stride()
     if 1 not in expected.shape:  # of one pixel, strides may be what they like
-        assert seen.changes["folded_strides"] == 1, seen.near
+        assert seen.changes["space_to_depth"] == 1, seen.near
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -146,7 +146,7 @@ def test_what_follows_a_symbolic_batch_is_compiled_anew_or_wrong(reports):
         torch._dynamo.maybe_mark_dynamic(given, 0)
         with torch.no_grad():
             torch.testing.assert_close(compiled(given, w, b), program(given, w, b))
-    assert [x.changes for x in reports if x.name == "folded_strides"] == [1]
+    assert [x.changes for x in reports if x.name == "space_to_depth"] == [1]
 
 
 class Tokens(nn.Module):
@@ -164,8 +164,8 @@ class Tokens(nn.Module):
 def test_any_number_of_patches_is_compiled_anew(look):
     model, rows = Tokens(), torch.randn(7, 96)
     torch._dynamo.mark_dynamic(rows, 0)
-    seen = look(model, rows, passes=[folded_strides])
-    assert seen.changes["folded_strides"] == 1, seen.near
+    seen = look(model, rows, passes=[space_to_depth])
+    assert seen.changes["space_to_depth"] == 1, seen.near
     assert not seen.calls("conv3d")
     torch.testing.assert_close(seen.result, model(rows))
 
@@ -217,8 +217,8 @@ def test_what_gains_nothing_is_folded(look, name):
     program, (channels, *kernel), how, reason = LEFT[name]
     x, w = images(2, channels, 24, 25), images(4, channels // (1 + (name == "in groups")), *kernel)
     x = channels_last(x) if how.get("last") else x
-    seen = look(program, x, w, passes=[folded_strides], dynamic=how.get("dynamic"))
-    assert not seen.changes["folded_strides"]
+    seen = look(program, x, w, passes=[space_to_depth], dynamic=how.get("dynamic"))
+    assert not seen.changes["space_to_depth"]
     assert len(seen.near) == (reason is not None)
     assert all(reason in said for said in seen.near), seen.near
     torch.testing.assert_close(seen.result, program(x, w))
@@ -243,8 +243,8 @@ def test_what_is_copied_is_folded_or_what_is_not_is_left(look, name):
     x = channels_last(x) if how == "last" else x
     w.requires_grad_(train)
     x.requires_grad_(how == "both")
-    seen = look(stem(padding=size // 2), x, w, passes=[folded_strides])
-    assert seen.changes["folded_strides"] == (how != "copied")
+    seen = look(stem(padding=size // 2), x, w, passes=[space_to_depth])
+    assert seen.changes["space_to_depth"] == (how != "copied")
     assert [how in y for y in seen.near] == [True] * (how == "copied")
 
 
@@ -252,26 +252,26 @@ def test_what_is_copied_is_folded_or_what_is_not_is_left(look, name):
 def test_few_results_are_folded(look, lift, few, size):
     x, w = (images(*n, dtype=torch.bfloat16) for n in ((2, 3, 24, 24), (4, 3, size, size)))
     results = stem()(x, w).numel()
-    lift(folded_strides, DEVICES=("cpu",))
-    lift(folded_strides, **{few: results + 1})
-    seen = look(stem(), x, w, passes=[folded_strides])
+    lift(space_to_depth, DEVICES=("cpu",))
+    lift(space_to_depth, **{few: results + 1})
+    seen = look(stem(), x, w, passes=[space_to_depth])
     assert seen.near == [f"{results} results: it pays from {results + 1} on"]
-    lift(folded_strides, **{few: results})
-    assert look(stem(), x, w, passes=[folded_strides]).changes["folded_strides"] == 1
+    lift(space_to_depth, **{few: results})
+    assert look(stem(), x, w, passes=[space_to_depth]).changes["space_to_depth"] == 1
 
 
 def test_another_device_or_dtype_is_taken_without_a_measurement(look, lift):
     x, w = (images(*n, dtype=torch.bfloat16) for n in ((2, 3, 24, 24), (4, 3, 2, 2)))
-    assert "it runs on cpu" in look(stem(), x, w, passes=[folded_strides]).near[0]
-    lift(folded_strides, DEVICES=("cpu",))
-    seen = look(stem(), x.float(), w.float(), passes=[folded_strides])
+    assert "it runs on cpu" in look(stem(), x, w, passes=[space_to_depth]).near[0]
+    lift(space_to_depth, DEVICES=("cpu",))
+    seen = look(stem(), x.float(), w.float(), passes=[space_to_depth])
     assert seen.near == ["it is of torch.float32: it was measured in 16 bits"]
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in the graph", "around it"])
 @pytest.mark.parametrize("case", ["patches", "volumes"])
 def test_autocast_computes_in_another_dtype(look, lift, case, inside):
-    lift(folded_strides, DEVICES=("cpu",), RESULTS_OF_PATCHES=0)
+    lift(space_to_depth, DEVICES=("cpu",), RESULTS_OF_PATCHES=0)
     program, given = convolved(*STRIDED[case])
     x, w, b = (y.float() for y in given)
     w.requires_grad_()
@@ -281,8 +281,8 @@ def test_autocast_computes_in_another_dtype(look, lift, case, inside):
             return program(*given)
 
     with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
-        seen = look(cast if inside else program, x, w, b, passes=[folded_strides])
-    assert seen.changes["folded_strides"] == 1, seen.near
+        seen = look(cast if inside else program, x, w, b, passes=[space_to_depth])
+    assert seen.changes["space_to_depth"] == 1, seen.near
     expected = cast(x, w, b)
     assert seen.result.dtype == expected.dtype == torch.bfloat16
     torch.testing.assert_close(seen.result, expected, rtol=2e-2, atol=2e-1)
@@ -321,8 +321,8 @@ def test_a_network_is_wrong(prove, codegen, dtype):
     model = Network().to(dtype)
     given = images(2, 3, 33, 35, dtype=dtype)  # a gradient of theirs is not wanted
     workload = Workload(model=model, args=(given,), grad_as_given=True)
-    changes = prove(workload, passes=[folded_strides], codegen=codegen)
-    assert changes["folded_strides"] == 2
+    changes = prove(workload, passes=[space_to_depth], codegen=codegen)
+    assert changes["space_to_depth"] == 2
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -330,7 +330,7 @@ def test_a_stem_is_not_fused_with_its_batch_norm_or_its_weights_are_not_hoisted(
     lift(fused_convolutions, DEVICES=("cpu",), LAUNCH=-(2**20), FOLDING=-(2**20))
     model = Network().eval().to(memory_format=torch.channels_last)
     x = channels_last(images(2, 3, 33, 35, dtype=torch.float32))
-    passes = [folded_strides, fused_convolutions]
+    passes = [space_to_depth, fused_convolutions]
     with torch.no_grad():
         seen = look(model, x, passes=passes)
         torch.testing.assert_close(seen.result, model(x))
@@ -344,9 +344,9 @@ def test_a_stem_is_not_fused_with_its_batch_norm_or_its_weights_are_not_hoisted(
 @pytest.mark.usefixtures("anywhere")
 def test_one_pixel_has_other_strides_or_what_was_tried_stays_in_the_graph(look):
     x, w = channels_last(images(2, 3, 16, 16)), images(5, 3, 16, 16)
-    seen = look(stem(16), x, w, passes=[folded_strides])
+    seen = look(stem(16), x, w, passes=[space_to_depth])
     assert seen.near == ["its result would be laid out otherwise"]
-    assert not seen.changes["folded_strides"]
+    assert not seen.changes["space_to_depth"]
     assert not seen.calls("permute")
     assert seen.result.stride() == stem(16)(x, w).stride()
 
@@ -356,8 +356,8 @@ def test_one_of_two_is_reported_as_both(look):
     def program(x, w):
         return stem()(x, w).sum() + stem(dilation=2)(x, w).sum() + stem(7)(x, w).sum()
 
-    seen = look(program, images(2, 3, 28, 28), images(4, 3, 7, 7), passes=[folded_strides])
-    assert seen.changes["folded_strides"] == 2
+    seen = look(program, images(2, 3, 28, 28), images(4, 3, 7, 7), passes=[space_to_depth])
+    assert seen.changes["space_to_depth"] == 2
     assert seen.near == ["it is dilated"]
     left = [x.target is torch.conv2d for x in seen.nodes("conv2d")]
     assert left == [False, True, False]
