@@ -9,6 +9,7 @@ import torch
 import backbay
 from backbay import compile_log
 from backbay.kit.backend import Backend
+from backbay.kit.observing import collected, current_watch
 from backbay.kit.passes import graph_pass
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -115,8 +116,10 @@ def test_two_backends_with_the_same_passes_each_have_their_own_reports():
         return 0
 
     kind = type("Same", (Backend,), {"passes": (at_aten,)})
-    first, second = kind(), kind()
-    for backend in (first, second):
-        options = backend._generator([at_aten], {}, {}, None).options
-        (hooked,) = options.values()
-        assert hooked._tell.__self__ is backend
+    observed = []
+    for backend in (kind(), kind()):
+        with collected():
+            (hooked,) = backend._generator([at_aten], {}, {}, None).options.values()
+            assert hooked._watch.observer is current_watch().observer
+        observed.append(hooked)
+    assert observed[0] != observed[1]

@@ -13,6 +13,7 @@ import backbay
 from backbay.errors import BackendNotFound, InputError, WorkloadNotFound
 from backbay.explain import Explanation, run
 from backbay.kit.backend import Backend
+from backbay.kit.observing import collected
 from backbay.kit.passes import graph_pass
 from backbay.kit.rewrites import rewrite_silu
 from backbay.proof import Workload
@@ -374,7 +375,7 @@ def test_json_round_trips(reference):
 
 @pytest.mark.slow
 def test_passes_inside_inductors_hooks_are_seen_although_a_cache_has_the_graph(
-    reference, tmp_path, monkeypatch, reports
+    reference, tmp_path, monkeypatch
 ):
     class Hooked(Backend):
         passes = (aten_only,)
@@ -384,7 +385,7 @@ def test_passes_inside_inductors_hooks_are_seen_although_a_cache_has_the_graph(
     for _ in range(2):  # written to the cache, then read from it
         torch.compiler.reset()
         backend = Hooked()
-        with torch.no_grad():
+        with torch.no_grad(), collected() as reports:
             torch.compile(model, backend=backend)(torch.randn(4, 6))
         model.calls = 0
     assert not reports  # what comes from a cache runs no pass
