@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backbay.registry import Environment, Policy, Registry, compile_catalog
+from backbay.registry import Environment, Policy, Registry, manifest
 from backbay.registry.availability import of_resolution
 from backbay.registry.distributions import scan
 from backbay.registry.spec import as_data
@@ -202,7 +202,7 @@ def report(tally: Tally) -> str:
 
 def manifests() -> list[bytes]:
     """Return the texts that inputs are made from: a few entries of the catalogue each, and more."""
-    catalogue = compile_catalog.SOURCE.read_bytes()
+    catalogue = Path(manifest.__file__).with_name("catalog.toml").read_bytes()
     head, *entries = catalogue.split(b"[[backend]]")
     texts = [b"schema = 1\n", WHOLE.encode(), WHOLE.encode()]
     for number in range(0, len(entries), 3):

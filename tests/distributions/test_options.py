@@ -10,11 +10,12 @@ from backbay.backends.folding import Fold
 from backbay.errors import InvalidPreflight
 from backbay.kit.aot import HookedPasses
 from backbay.kit.rewrites import fold_scalar_chain
-from backbay.registry import Traits, compile_catalog, default_registry
+from backbay.registry import Traits, default_registry
+from backbay.registry._catalog import SPECS
 
 CATALOGUED = {
     x.name: default_registry.spec(x.name)  # with the options of the manifest
-    for x in compile_catalog.source_specs()
+    for x in SPECS
     if x.origin.distribution in {"backbay", "backbay-optimizer"} and "alias" not in x.tags
 }
 REASSOCIATE = {"allow_reassociation": True}

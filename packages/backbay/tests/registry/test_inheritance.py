@@ -12,7 +12,7 @@ import pytest
 import backbay
 from backbay.errors import PolicyError
 from backbay.registry import Registry, default_registry
-from backbay.registry.inheritance import VARIABLE
+from backbay.registry.policy import STATE
 
 CHILD = """
     import backbay
@@ -58,7 +58,7 @@ def test_registrations_and_policy_reach_a_new_process(module):
     assert said[:3] == ["True", "2.0", "True"]
     assert said[3] == "thief is blocked by backbay.policy(), of the parent process"
     assert said[4] == "inherited"
-    assert VARIABLE not in os.environ
+    assert STATE not in os.environ
 
 
 def test_a_spawned_process_of_multiprocessing_has_it_too(module):
@@ -109,15 +109,15 @@ def test_a_pickled_backend_brings_its_registration_along(module):
     ],
 )
 def test_a_variable_that_holds_something_else_is_an_error(monkeypatch, text):
-    monkeypatch.setenv(VARIABLE, text)
-    with pytest.raises(PolicyError, match=VARIABLE):
+    monkeypatch.setenv(STATE, text)
+    with pytest.raises(PolicyError, match=STATE):
         _ = Registry().policy
 
 
 def test_it_ends_with_the_block_also_when_nested():
     with default_registry.exported():
-        outer = os.environ[VARIABLE]
+        outer = os.environ[STATE]
         with backbay.policy(block=["x"]), default_registry.exported():
-            assert os.environ[VARIABLE] != outer
-        assert os.environ[VARIABLE] == outer
-    assert VARIABLE not in os.environ
+            assert os.environ[STATE] != outer
+        assert os.environ[STATE] == outer
+    assert STATE not in os.environ

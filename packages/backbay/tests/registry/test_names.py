@@ -16,8 +16,7 @@ from click.testing import CliRunner
 import backbay
 from backbay.errors import InputError
 from backbay.registry._catalog import SPECS
-from backbay.registry.names import BuiltinName, PluginName
-from backbay.registry.stubs import names_here, stub_text, write_stubs
+from backbay.registry.names import BuiltinName, PluginName, names_here, stub_text, write_stubs
 
 SOURCES = Path(backbay.__file__).parents[1]
 

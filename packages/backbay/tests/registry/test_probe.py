@@ -296,7 +296,7 @@ def test_a_child_whose_parent_is_gone_ends_by_itself(run_python):
 )
 def test_only_a_crash_of_its_own_is_expected_again(number, reason, lasting):
     lost = Lost("", exit_code=-number)
-    assert probing._loss(lost) == probing._Loss(reason, lasting)
+    assert probing._loss(lost) == (reason, lasting)
 
 
 @pytest.fixture

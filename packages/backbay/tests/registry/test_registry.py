@@ -68,12 +68,6 @@ def test_what_is_there_and_would_not_run_can_be_looked_up_as_with_torch(registry
         registry.require("ts")
 
 
-def test_the_made_catalogue_is_what_its_source_says():
-    from backbay.registry import compile_catalog
-
-    assert compile_catalog.MADE.read_text() == compile_catalog.code(compile_catalog.source_specs())
-
-
 def test_lookup_gives_the_same_object_every_time():
     assert Registry().lookup_backend("eager") is Registry().lookup_backend("eager")
     assert Registry().lookup_backend(compiler) is compiler

@@ -1,4 +1,4 @@
-"""Made by ``python -m backbay.registry.compile_catalog`` from catalog.toml: do not edit."""
+"""Made by ``python tools/compile_catalog.py`` from catalog.toml: do not edit."""
 
 from backbay.registry.spec import (
     BackendSpec,

@@ -8,15 +8,18 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from backbay.registry.current import current_registry
 from backbay.registry.sharing import CONTRACT
 from backbay.registry.spec import BackendSpec, CompilerFn
 from backbay.registry.target import reference_of
 
 if TYPE_CHECKING:
     from backbay.registry.registry import Registry
+
+current_registry: ContextVar["Registry | None"] = ContextVar("current_registry", default=None)
+"""Where a backend that is compiling was looked up: its code generator is looked up there too."""
 
 
 class ConfiguredBackend:

@@ -1,5 +1,7 @@
 """Load compiler functions: each once, whoever asks, with no trace of a load that failed.
 
+What a backend's code raises is put in words, which name the backend and its distribution.
+
 A load is claimed before it begins, and no lock is held while foreign code runs: a plugin may look
 up and register others while it is imported. Those who ask meanwhile wait for the one that loads.
 """
@@ -10,12 +12,16 @@ import threading
 from collections.abc import Callable, Container, Hashable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backbay.errors import BackbayError, BackendLoadError
 from backbay.registry import bridge
 from backbay.registry.spec import BackendSpec, CompilerFn
 
+if TYPE_CHECKING:
+    from backbay.registry.target import Target
+
+_LONGEST_TEXT = 1_000  # characters of an error's text
 _IMPORT = ("<frozen importlib._bootstrap>", "_find_and_load")
 """File and function of Python's import: whoever is in it may hold a module's lock."""
 
@@ -48,7 +54,8 @@ class Transaction:
         """
         while self.undo:
             module, undo = self.undo.pop()
-            if module is None or not _is_imported(module):
+            imported = module and sys.modules.get(str(module.get("__name__")))
+            if imported is None or vars(imported) is not module:
                 undo()
         bridge.take_back_of_failed(self.in_torch)
 
@@ -61,11 +68,6 @@ def _stack() -> list[FrameType]:
         frames.append(frame)
         frame = frame.f_back
     return frames
-
-
-def _is_imported(namespace: dict[str, Any]) -> bool:
-    module = sys.modules.get(str(namespace.get("__name__")))
-    return module is not None and vars(module) is namespace
 
 
 class _OpenTransactions(threading.local):
@@ -109,8 +111,7 @@ class _Claim:
     """The right to load one backend."""
 
     source: Hashable
-    what: str
-    """The backend, for messages."""
+    spec: BackendSpec
     owner: int
     """The thread's identifier."""
     done: threading.Event = field(default_factory=threading.Event)
@@ -132,61 +133,63 @@ class Loader:
         with self._lock:
             self._loaded = {source: x for source, x in self._loaded.items() if source in all_but}
 
-    def load(self, spec: BackendSpec, make: Callable[[], CompilerFn]) -> CompilerFn:
+    def load(self, spec: BackendSpec) -> CompilerFn:
         """Return a spec's compiler function, loading it if nobody has.
 
         Raises:
-            BackendLoadError: it cannot be loaded. The next call tries again.
+            BackendLoadError: its code raised or exits, or it gives nothing that can be called. The
+                next call tries again.
         """
+        if spec.loading == "torch":
+            return _run(spec)  # torch keeps it, and may be told otherwise
         source = source_of(spec)
         loaded = self._loaded.get(source)
         if loaded is not None:
             return loaded
-        claim, mine = self._claim(source, f"backend {spec.name!r} of {spec.origin}")
+        claim, mine = self._claim(source, spec)
         if mine:
-            return self._run(claim, make)
+            return self._load(claim)
         try:
-            return self._awaited(claim, make)
+            return self._awaited(claim)
         finally:
             with self._lock:
                 self._waiting.pop(threading.get_ident(), None)
 
-    def _claim(self, source: Hashable, what: str) -> tuple[_Claim, bool]:
+    def _claim(self, source: Hashable, spec: BackendSpec) -> tuple[_Claim, bool]:
+        """Return the claim on a backend, and whether it is this thread's to load it."""
         me = threading.get_ident()
         with self._lock:
             if source in self._loaded:  # since the first look
-                return self._finished(source, what), False
-            claim = self._claims.get(source)
-            if claim is None:
-                claim = self._claims[source] = _Claim(source, what, me)
+                claim = _Claim(source, spec, me, result=self._loaded[source])
+                claim.done.set()
+                return claim, False
+            if source not in self._claims:
+                claim = self._claims[source] = _Claim(source, spec, me)
                 return claim, True
+            claim = self._claims[source]
             if self._leads_to(claim, me):
                 raise BackendLoadError(
-                    f"{what} is looked up while it is being loaded, by its own code or by a "
+                    f"{_said(spec)} is looked up while it is being loaded, by its own code or by a "
                     "backend that it needs: look it up later, in a function"
                 )
             self._waiting[me] = claim
             return claim, False
 
-    def _finished(self, source: Hashable, what: str) -> _Claim:
-        claim = _Claim(source, what, threading.get_ident(), result=self._loaded[source])
-        claim.done.set()
-        return claim
-
     def _leads_to(self, claim: _Claim | None, thread: int) -> bool:
-        """Return whether waiting for a claim would be waiting for this thread itself."""
+        """Whether waiting for a claim would be waiting for this thread itself."""
         while claim is not None and not claim.done.is_set():
             if claim.owner == thread:
                 return True
             claim = self._waiting.get(claim.owner)
         return False
 
-    def _awaited(self, claim: _Claim, make: Callable[[], CompilerFn]) -> CompilerFn:
-        if not claim.done.is_set() and _is_importing():
+    def _awaited(self, claim: _Claim) -> CompilerFn:
+        importing = any((x.f_code.co_filename, x.f_code.co_name) == _IMPORT for x in _stack())
+        if importing and not claim.done.is_set():
             # The other thread may come to need a module whose lock this one holds. So wait where
             # it does: Python's import runs a module once, and its locks see a circle, ours don't.
             with transaction():
-                made = make()
+                made = _run(claim.spec)
             with self._lock:
                 return self._loaded.setdefault(claim.source, made)
         claim.done.wait()
@@ -195,32 +198,90 @@ class Loader:
         assert claim.result is not None
         return claim.result
 
-    def _run(self, claim: _Claim, make: Callable[[], CompilerFn]) -> CompilerFn:
+    def _load(self, claim: _Claim) -> CompilerFn:
         try:
             with transaction():
-                loaded = make()
-        except BackbayError as error:
-            self._finish(claim, error=error)
-            raise
+                made = _run(claim.spec)
         except BaseException as error:
-            interrupted = BackendLoadError(f"{claim.what}: loading it was interrupted: try again")
-            self._finish(claim, error=interrupted)
-            raise error from None
-        self._finish(claim, result=loaded)
-        assert claim.result is not None
-        return claim.result
-
-    def _finish(
-        self, claim: _Claim, *, result: CompilerFn | None = None, error: BackbayError | None = None
-    ) -> None:
-        with self._lock:
-            if result is not None:
-                result = self._loaded.setdefault(claim.source, result)
-            claim.result, claim.error = result, error
-            del self._claims[claim.source]
-        claim.done.set()
+            interrupted = f"{_said(claim.spec)}: loading it was interrupted: try again"
+            ours = error if isinstance(error, BackbayError) else None
+            claim.error = ours or BackendLoadError(interrupted)
+            raise
+        else:
+            with self._lock:
+                claim.result = self._loaded.setdefault(claim.source, made)
+            return claim.result
+        finally:
+            with self._lock:
+                del self._claims[claim.source]
+            claim.done.set()
 
 
-def _is_importing() -> bool:
-    """Return whether this thread is in the middle of an import."""
-    return any((x.f_code.co_filename, x.f_code.co_name) == _IMPORT for x in _stack())
+def load_target(reference: str, what: str) -> CompilerFn:
+    """Load ``module:attribute`` or ``file.py:attribute``.
+
+    Args:
+        reference: what to load.
+        what: the backend, for messages.
+
+    Raises:
+        BackendLoadError: there is no such thing, its code raised, or it cannot be called.
+    """
+    return _attribute(reference, what, lambda target: target.load())
+
+
+def _run(spec: BackendSpec) -> CompilerFn:
+    """Return a backend's compiler function by running its code."""
+    what = _said(spec)
+    if spec.loading == "torch":
+        return bridge.load_from_torch(spec.name)
+    if spec.target is None:
+        raise BackendLoadError(f"{what}: nothing says how it is loaded")
+    if spec.loading == "import":
+        with _in_words(what, but=BackendLoadError):
+            return bridge.load_by_import(spec.target, spec.alias_of or spec.name)
+    loaded = _attribute(spec.target, what, lambda target: target.load_installed())
+    if not spec.factory:
+        return loaded
+    with _in_words(what):
+        made: CompilerFn = loaded()
+    if not callable(made):
+        raise BackendLoadError(f"{what}: its factory gave {type(made).__name__}, not a callable")
+    return made
+
+
+def _said(spec: BackendSpec) -> str:
+    return f"backend {spec.name!r} of {spec.origin}"
+
+
+def _attribute(reference: str, what: str, load: "Callable[[Target], object]") -> CompilerFn:
+    from backbay.registry.target import TargetNotFound, parse  # noqa: PLC0415 (listing loads none)
+
+    target = parse(reference)
+    if target is None:
+        raise BackendLoadError(f"{what}: {reference!r} is not of the form module:attribute")
+    try:
+        with _in_words(what, but=TargetNotFound):
+            loaded = load(target)
+    except TargetNotFound as error:
+        raise BackendLoadError(f"{what}: {error}") from error
+    if not callable(loaded):
+        raise BackendLoadError(f"{what}: {type(loaded).__name__} cannot be called")
+    return loaded
+
+
+@contextlib.contextmanager
+def _in_words(what: str, *, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    """Raise a `BackendLoadError` for whatever foreign code raises, but for one kind of error."""
+    try:
+        yield
+    except but:
+        raise
+    except (Exception, SystemExit) as error:
+        verb = "ends the process" if isinstance(error, SystemExit) else "raised"
+        try:
+            text = str(error)[:_LONGEST_TEXT]
+        except Exception as another:  # noqa: BLE001 (the text of a foreign error is foreign code)
+            text = f"({type(another).__name__} when asked for its text)"
+        said = f"{type(error).__name__}: {text}".strip().splitlines()[0]
+        raise BackendLoadError(f"{what} {verb} while it is loaded: {said}") from error

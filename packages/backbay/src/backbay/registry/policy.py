@@ -2,11 +2,14 @@
 
 A policy has layers, in rising order: a configuration file, the environment, context managers. For
 each question the highest layer that says something about it decides. Nothing here loads a backend.
+
+A process that starts others may hand its layers down to them, with what it has registered, as data
+in one environment variable.
 """
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +17,9 @@ from typing import Any
 from backbay.errors import PolicyError
 from backbay.registry.distributions import is_distribution_name, normalise, read_text
 
+STATE = "BACKBAY_STATE"
+"""The variable in which a process hands down its policy and its registrations."""
+STATE_VERSION = 1
 CONFIG_FILE = "backbay.toml"
 _LARGEST_CONFIG = 1 << 20
 _OFF = frozenset({"0", "false", "off", "no"})
@@ -134,8 +140,42 @@ def standing_policy() -> Policy:
         PolicyError: one of them cannot be understood. A policy that is half understood would let
             through what it was written to block.
     """
-    layers = (*_file_layers(), *_environment_layers(os.environ), *_inherited_layers())
-    return Policy(layers)
+    return Policy((*_file_layers(), *_environment_layers(os.environ), *handed_down().layers))
+
+
+@dataclass(frozen=True, slots=True)
+class HandedDown:
+    """What the parent process decided."""
+
+    layers: tuple[Layer, ...] = ()
+
+    backends: Mapping[str, tuple[str, list[str]]] = field(default_factory=dict)
+    """Name of what it registered to the reference by which it is imported, and its tags."""
+
+
+def handed_down() -> HandedDown:
+    """Read what the parent process handed down, if it did.
+
+    Raises:
+        PolicyError: the variable holds something else.
+    """
+    text = os.environ.get(STATE)
+    if not text:
+        return HandedDown()
+    import json  # noqa: PLC0415 (few have a parent)
+
+    try:
+        state = json.loads(text)
+        version = state["version"]
+        if version == STATE_VERSION:
+            layers = [
+                _layer(f"{x.pop('source')}, of the parent process", x) for x in state["layers"]
+            ]
+            backends = {name: (entry, tags) for name, (entry, tags) in state["backends"].items()}
+            return HandedDown(tuple(layers), backends)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PolicyError(f"{STATE} cannot be read: {error!r}") from error
+    raise PolicyError(f"{STATE} is of version {version}, and this Backbay reads {STATE_VERSION}")
 
 
 def configuration_file() -> str | None:
@@ -188,8 +228,8 @@ def _file_layers() -> Iterator[Layer]:
 
 def _environment_layers(environment: Mapping[str, str]) -> Iterator[Layer]:
     for key, read in _VARIABLES.items():
-        value = _set(environment, key.upper())
-        if value is not None:
+        value = environment.get(f"BACKBAY_{key.upper()}", "").strip()
+        if value and value.lower() not in _OFF:
             source = f"BACKBAY_{key.upper()}={value}"
             yield _layer(source, {key: read(value, source)})
     switch = environment.get("BACKBAY_PLUGINS", "").strip().lower()
@@ -197,30 +237,6 @@ def _environment_layers(environment: Mapping[str, str]) -> Iterator[Layer]:
         yield Layer(source="BACKBAY_PLUGINS=0", allow=frozenset())
     elif switch and switch not in _ON:
         raise PolicyError(f"BACKBAY_PLUGINS={switch!r} is neither on nor off")
-
-
-def _inherited_layers() -> list[Layer]:
-    text = os.environ.get("BACKBAY_STATE")
-    if not text:
-        return []
-    from backbay.registry.inheritance import read  # noqa: PLC0415 (few have a parent)
-
-    return [
-        Layer(
-            source=f"{x['source']}, of the parent process",
-            block=frozenset(x["block"]),
-            allow=None if x["allow"] is None else frozenset(x["allow"]),
-            pin=x["pin"],
-            default=x["default"],
-            require=tuple(x["require"]),
-        )
-        for x in read(text)["layers"]
-    ]
-
-
-def _set(environment: Mapping[str, str], name: str) -> str | None:
-    value = environment.get(f"BACKBAY_{name}", "").strip()
-    return None if not value or value.lower() in _OFF else value
 
 
 def _listed(value: str, _: str) -> list[str]:
@@ -234,15 +250,13 @@ def _mapped(value: str, source: str) -> dict[str, str]:
     return {name.strip(): what.strip() for name, _, what in pairs}
 
 
-def _default(value: str, source: str) -> str | dict[str, str]:
-    return _mapped(value, source) if "=" in value else value
-
-
-_VARIABLES = {  # the last say most: what is blocked is not let in by a list that allows it
+_VARIABLES: Mapping[
+    str, Callable[[str, str], Any]
+] = {  # the last say most: what is blocked is not let in by a list that allows it
     "allow": _listed,
     "block": _listed,
     "pin": _mapped,
-    "default": _default,
+    "default": lambda value, source: _mapped(value, source) if "=" in value else value,
     "require": _listed,
 }
 

@@ -108,9 +108,7 @@ class ProbeResult:
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """What the process is asked, once."""
 
-    load: str
-    device: str
-    options: dict[str, Any]
+    what: ProbeRequest
     findings: str
     """Path of the file that it appends to."""
     seconds: float
@@ -121,15 +119,6 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
 
 
 SERVICE = Service[Probe, Probed]("backbay.registry.probe_handler:ProbeHandler", Probed)
-
-
-@dataclass(frozen=True, slots=True)
-class _Loss:
-    """Why a child did not answer."""
-
-    reason: str
-    lasting: bool
-    """Whether it would happen again, as far as can be told."""
 
 
 def probe(
@@ -149,10 +138,13 @@ def probe(
     Raises:
         InputError: ``load`` has none of the four forms, or JSON can't carry the options.
     """
-    path = (cache or _default_cache()) / f"{probe_key(request)}.json"
-    kept = None if fresh else _read(path)
-    if kept is not None:
-        return dataclasses.replace(kept, cached=True)
+    given = os.environ.get("BACKBAY_CACHE", "").strip()
+    usual = Path(given) if given else platformdirs.user_cache_path("backbay")
+    path = (cache or usual / "probes") / f"{probe_key(request)}.json"
+    if not fresh:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            kept = msgspec.json.decode(path.read_bytes(), type=ProbeResult)
+            return dataclasses.replace(kept, cached=True)
     result, lasting = _try(request, seconds)
     with contextlib.suppress(OSError):  # a home that can't be written is no reason to fail
         if lasting:
@@ -171,44 +163,21 @@ def probe_key(request: ProbeRequest) -> str:
     Raises:
         InputError: ``load`` has none of the four forms, or JSON can't carry the options.
     """
-    environment = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    facts = [_FORMAT, platform.python_version(), sys.prefix, environment, _as_json(request)]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _as_json(request: ProbeRequest) -> dict[str, Any]:
     kind, *parts = request.load.split(":")
     if len(parts) != _KINDS.get(kind) or not all(parts):
         raise InputError(
             f"backend {request.name!r}: load={request.load!r} is none of torch:NAME, "
             "import:MODULE:NAME, target:module:attribute and factory:module:attribute"
         )
-    fields = {
-        "name": request.name,
-        "load": request.load,
-        "device": request.device,
-        "options": dict(request.options),
-        "key": list(request.key),
-    }
+    environment = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    facts = [_FORMAT, platform.python_version(), sys.prefix, environment, request]
     try:
-        json.dumps(fields, sort_keys=True)
+        text = msgspec.json.encode(facts, order="deterministic")
     except (TypeError, ValueError) as error:
         raise InputError(
             f"backend {request.name!r}: its options can't be passed to another process: {error}"
         ) from error
-    return fields
-
-
-def _default_cache() -> Path:
-    given = os.environ.get("BACKBAY_CACHE", "").strip()
-    return (Path(given) if given else platformdirs.user_cache_path("backbay")) / "probes"
-
-
-def _read(path: Path) -> ProbeResult | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=ProbeResult)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    return hashlib.sha256(text).hexdigest()
 
 
 def _write(path: Path, result: ProbeResult) -> None:
@@ -228,22 +197,16 @@ def _try(request: ProbeRequest, seconds: float) -> tuple[ProbeResult, bool]:
     with tempfile.TemporaryDirectory(prefix="backbay-probe-", ignore_cleanup_errors=True) as name:
         findings = Path(name) / "findings"
         findings.touch()
-        asked = Probe(
-            load=request.load,
-            device=request.device,
-            options=dict(request.options),
-            findings=str(findings),
-            seconds=seconds,
-        )
-        loss, output = _ask(asked)
+        lost, output = _ask(Probe(what=request, findings=str(findings), seconds=seconds))
         facts = _facts(findings)
     if facts.get("ended"):  # who closed every descriptor has no other way to say so
-        loss = None
-    reason = loss.reason if loss else facts.get("reason", "")
+        lost = None
+    reason, lasting = (facts.get("reason", ""), True) if lost is None else _loss(lost)
+    printable = "".join(x if x.isprintable() else " " for x in reason).strip()
     result = ProbeResult(
-        passed=loss is None and facts["stage"] == "done",
+        passed=lost is None and facts["stage"] == "done",
         stage=facts["stage"],
-        reason=_printable(reason),
+        reason=printable[:_MOST_OF_A_REASON] or "no reason was given",
         import_ms=facts.get("import_ms"),
         modules=facts.get("modules"),
         rss_mb=facts.get("rss_mb"),
@@ -251,38 +214,36 @@ def _try(request: ProbeRequest, seconds: float) -> tuple[ProbeResult, bool]:
         output=output[-_TAIL:],
         when=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    return result, facts["stage"] != "start" and (loss is None or loss.lasting)
+    return result, facts["stage"] != "start" and lasting
 
 
-def _ask(asked: Probe) -> tuple[_Loss | None, str]:
+def _ask(asked: Probe) -> tuple[Lost | None, str]:
     """Return how the child was lost, if it was, and the end of what it printed."""
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 ("" is the cwd)
-    try:
-        client = ProcessClient(SERVICE, {}, path=path, most_printed=_MOST_OUTPUT)
-    except Lost as lost:
-        return _Loss(lost.reason, lasting=False), ""
-    try:
-        client.ask(asked, timeout_s=asked.seconds)
+    with contextlib.ExitStack() as ending:
+        try:
+            client = ProcessClient(SERVICE, {}, path=path, most_printed=_MOST_OUTPUT)
+            ending.callback(client.end)
+            client.ask(asked, timeout_s=asked.seconds)
+        except Lost as lost:
+            return lost, lost.printed
         return None, client.printed()
-    except Lost as lost:
-        return _loss(lost), lost.printed
-    finally:
-        client.end()
 
 
-def _loss(lost: Lost) -> _Loss:
+def _loss(lost: Lost) -> tuple[str, bool]:
+    """Return why a child did not answer, and whether it would happen again, as far as one knows."""
     if lost.too_much_printed:
-        return _Loss(f"it printed more than {_MOST_OUTPUT >> 20} MiB", lasting=True)
+        return f"it printed more than {_MOST_OUTPUT >> 20} MiB", True
     code = lost.exit_code
     if code is None:
-        return _Loss(lost.reason, lasting=False)
+        return lost.reason, False
     if code < 0:
         name = signal_name(-code)
         hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return _Loss(f"its process was killed by {name}{hint}", lasting=name in _CRASHES)
+        return f"its process was killed by {name}{hint}", name in _CRASHES
     last = next((line for line in reversed(lost.printed.splitlines()) if line.strip()), "")
     said = f"; it last printed: {last.strip()}" if last else ""
-    return _Loss(f"its process ended with exit code {code}{said}", lasting=True)
+    return f"its process ended with exit code {code}{said}", True
 
 
 def _facts(findings: Path) -> dict[str, Any]:
@@ -293,11 +254,6 @@ def _facts(findings: Path) -> dict[str, Any]:
             with contextlib.suppress(ValueError, TypeError):  # printed into it, or half a line
                 facts.update(json.loads(line))
     return facts
-
-
-def _printable(text: str) -> str:
-    printable = "".join(character if character.isprintable() else " " for character in text)
-    return printable.strip()[:_MOST_OF_A_REASON] or "no reason was given"
 
 
 def try_out(

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import psutil
 
-from backbay.registry.probe import Probe, Probed
+from backbay.registry.probe import Probe, Probed, ProbeRequest
 from backbay.registry.target import parse
 
 _MOST_OF_A_REASON = 300  # characters
@@ -64,7 +64,10 @@ class ProbeHandler:
         _guard(request.seconds)
         findings = _Findings(request.findings)
         try:
-            _probe(request, findings)
+            _import_torch()
+            with _measured(findings):
+                backend = _load(request.what.load, findings)
+            _try(backend, request.what, findings)
         except BaseException as error:  # noqa: BLE001 (a plugin may raise SystemExit)
             findings.add(reason=_cause(error))
         findings.add(ended=True)
@@ -78,13 +81,6 @@ def _guard(seconds: float) -> None:
     if sys.platform == "linux":
         # A daemon that a plugin starts stays a descendant of this process, and dies with it.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _probe(asked: Probe, findings: _Findings) -> None:
-    _import_torch()
-    with _measured(findings):
-        backend = _load(asked.load, findings)
-    _try(backend, asked, findings)
 
 
 def _import_torch() -> None:
@@ -167,7 +163,7 @@ def _callable(found: object, what: str) -> Callable[..., Any]:
     )
 
 
-def _try(backend: str | Callable[..., Any], asked: Probe, findings: _Findings) -> None:
+def _try(backend: str | Callable[..., Any], asked: ProbeRequest, findings: _Findings) -> None:
     """Compile a trial function, call it twice, and compare with eager.
 
     Raises:
@@ -185,7 +181,7 @@ def _try(backend: str | Callable[..., Any], asked: Probe, findings: _Findings) -
         expected = _kept(trial(x, y))
         findings.add(stage="compile")
         # fullgraph: Dynamo may not hide a failure by running the function without the backend.
-        options = asked.options or None
+        options = dict(asked.options) or None
         compiled = torch.compile(trial, backend=backend, options=options, fullgraph=True)
         results = _call_twice(compiled, (x, y), findings)
     findings.add(stage="compare")

@@ -1,17 +1,25 @@
-"""What this process registers: the table, its rules, and taking things back."""
+"""What this process registers: the table, its rules, taking things back, and handing them down.
 
+A spawned process re-imports modules, but does not do again what a notebook, a test or a launcher
+did at run time. What is handed down to it is data in an environment variable, with the policy.
+"""
+
+import contextlib
 import functools
+import json
+import os
 import re
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from backbay.errors import BackendConflict, BackendNotFound, InputError
 from backbay.registry import bridge, sharing
-from backbay.registry.loading import current_transaction
-from backbay.registry.policy import PROCESS, Policy
+from backbay.registry.loading import current_transaction, load_target
+from backbay.registry.policy import PROCESS, STATE, STATE_VERSION, Policy
 from backbay.registry.spec import (
     LONGEST_NAME,
     TEXT_PATTERN,
@@ -21,8 +29,12 @@ from backbay.registry.spec import (
     Origin,
     Requirements,
     Traits,
+    as_data,
 )
-from backbay.registry.target import parse
+from backbay.registry.target import parse, reference_of
+
+if TYPE_CHECKING:
+    from backbay.registry.registry import Registry
 
 
 class Details(TypedDict, total=False):
@@ -333,3 +345,49 @@ def _check_details(details: Mapping[str, Any]) -> None:
     further = details.get("further_options", "inductor")
     if further != "inductor":
         raise InputError(f"further_options of a backend is 'inductor', not {further!r}")
+
+
+class Inherited:
+    """A backend that the parent process registered; imported when it is first called."""
+
+    def __init__(self, name: str, reference: str) -> None:
+        self.__name__ = name
+        self.reference = reference
+
+    def __call__(self, graph_module: Any, example_inputs: Any, **given: Any) -> Any:
+        """Import it, and compile with it."""
+        what = f"backend {self.__name__!r}, registered by the parent process"
+        return load_target(self.reference, what)(graph_module, example_inputs, **given)
+
+
+@contextlib.contextmanager
+def exported(registry: "Registry") -> Iterator[None]:
+    """Let processes that are started in this block have this registry's state.
+
+    The policy of context managers counts too. A backend is handed down as ``module:name``: one that
+    another process can't import (a lambda, a function of ``__main__``) is left out, with a warning.
+    """
+    backends = {}
+    for spec in registry.registered_specs():
+        compiler_fn = registry.lookup_backend(spec.name)
+        given = getattr(compiler_fn, "func", compiler_fn)  # a stand-in is a partial
+        reference = getattr(compiler_fn, "reference", None) or reference_of(given)
+        if reference is None:
+            text = f"backend {spec.name!r} of {spec.origin} can't be imported by another process"
+            warnings.warn(text, stacklevel=3)
+            continue
+        backends[spec.name] = (reference, spec.tags)
+    state = {
+        "version": STATE_VERSION,
+        "layers": as_data(registry.policy.layers),
+        "backends": backends,
+    }
+    before = os.environ.get(STATE)
+    os.environ[STATE] = json.dumps(state, default=sorted)  # sets of names
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[STATE]
+        else:
+            os.environ[STATE] = before

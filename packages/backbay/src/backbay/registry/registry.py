@@ -12,13 +12,14 @@ from backbay.registry import bridge
 from backbay.registry.availability import is_absent
 from backbay.registry.environment import Environment
 from backbay.registry.known import KnownBackends, winner_of
-from backbay.registry.loading import Loader, source_of, transaction
-from backbay.registry.policy import Policy, active
+from backbay.registry.loading import Loader, load_target, source_of, transaction
+from backbay.registry.policy import STATE, Policy, active, handed_down
 from backbay.registry.spec import BackendSpec, CompilerFn, Origin
 
 if TYPE_CHECKING:
     from backbay.registry.configured import Configurations, ConfiguredBackend
     from backbay.registry.registration import Details, Registrations
+    from backbay.registry.target import Target
 
 
 class Registry(KnownBackends):
@@ -49,14 +50,11 @@ class Registry(KnownBackends):
         self._generation = 0
         self._warm: dict[str, CompilerFn] = {}
         self._default: str | CompilerFn | None = None
-        if shared_with_torch and os.environ.get("BACKBAY_STATE"):
-            self._inherit(os.environ["BACKBAY_STATE"])
+        if shared_with_torch and os.environ.get(STATE):
+            from backbay.registry.registration import Inherited  # noqa: PLC0415 (few have a parent)
 
-    def _inherit(self, state: str) -> None:
-        from backbay.registry.inheritance import Inherited, read  # noqa: PLC0415 (few have a parent)
-
-        for name, (reference, tags) in read(state)["backends"].items():
-            self.register_backend(Inherited(name, reference), name, tags, replace=True)
+            for name, (reference, tags) in handed_down().backends.items():
+                self.register_backend(Inherited(name, reference), name, tags, replace=True)
 
     def exported(self) -> contextlib.AbstractContextManager[None]:
         """Let processes that are started in a block have this registry's policy and registrations.
@@ -64,7 +62,7 @@ class Registry(KnownBackends):
         ``with registry.exported(): multiprocessing.spawn(...)``; by any way of starting processes
         that passes the environment on. The child's default registry takes it up.
         """
-        from backbay.registry.inheritance import exported  # noqa: PLC0415 (few have children)
+        from backbay.registry.registration import exported  # noqa: PLC0415 (few have children)
 
         return exported(self)
 
@@ -101,33 +99,25 @@ class Registry(KnownBackends):
         warm = self._warm.get(compiler_fn)
         if warm is not None and not active.get():
             return warm
-        return self._lookup(compiler_fn)
+        if _target(compiler_fn) is None:
+            return self._lookup(compiler_fn)
+        with transaction():
+            return load_target(compiler_fn, f"backend {compiler_fn}")
 
     def _lookup(self, name: str) -> CompilerFn:
-        from backbay.registry.target import parse  # noqa: PLC0415 (a warm look-up needs none of it)
-
-        if parse(name) is not None:
-            from backbay.registry.materialise import load_target  # noqa: PLC0415 (as above)
-
-            with transaction():
-                return load_target(name, f"backend {name}")
-        spec, loaded, generation = self._settled(name)
-        with self._lock:
-            lasting = not active.get() and spec.origin.kind != "process"
-            if lasting and generation == self._generation:
-                self._warm[name] = loaded
-        return loaded
-
-    def _settled(self, name: str) -> tuple[BackendSpec, CompilerFn, int]:
-        """Return what a name resolves to, loaded; and when that was so."""
         while True:
             generation = self._generation
             spec = self._loadable(name)
-            loaded = self._materialised(spec)
+            in_process = spec.origin.kind == "process"
+            loaded = self._registered_as(spec) if in_process else self._loader.load(spec)
             # Meanwhile another thread, or the backend itself, may have registered another.
             unchanged = generation == self._generation or spec == self._loadable(name)
             if loaded is not None and unchanged:
-                return spec, loaded, generation
+                break
+        with self._lock:
+            if generation == self._generation and not active.get() and not in_process:
+                self._warm[name] = loaded
+        return loaded
 
     def _loadable(self, name: str) -> BackendSpec:
         resolution = self.resolution(name)
@@ -135,15 +125,6 @@ class Registry(KnownBackends):
         if resolution.blocked or is_absent(spec, self.environment):
             return self.require(name)
         return spec
-
-    def _materialised(self, spec: BackendSpec) -> CompilerFn | None:
-        if spec.origin.kind == "process":
-            return self._registered_as(spec)
-        from backbay.registry.materialise import materialise  # noqa: PLC0415 (as above)
-
-        if spec.loading == "torch":
-            return materialise(spec)  # torch keeps it, and may be told otherwise
-        return self._loader.load(spec, functools.partial(materialise, spec))
 
     def _registered_as(self, spec: BackendSpec) -> CompilerFn | None:
         """What is registered, here or with torch; nothing if it has been taken back since."""
@@ -160,9 +141,7 @@ class Registry(KnownBackends):
         Raises:
             InputError: as `lookup_backend`.
         """
-        from backbay.registry.target import parse  # noqa: PLC0415 (as above)
-
-        if parse(name) is None and self.require(name).origin.kind == "torch":
+        if _target(name) is None and self.require(name).origin.kind == "torch":
             return name
         return self.lookup_backend(name)
 
@@ -198,9 +177,7 @@ class Registry(KnownBackends):
         )
 
     def _described(self, name: str) -> BackendSpec:
-        from backbay.registry.target import parse  # noqa: PLC0415 (as above)
-
-        if parse(name) is None:
+        if _target(name) is None:
             return self.spec(name)
         origin = Origin(kind="process", location=name)
         return BackendSpec(name=name, origin=origin, loading="callable", target=name)
@@ -389,6 +366,15 @@ class Registry(KnownBackends):
 
 default_registry = Registry(shared_with_torch=True)
 """The process's registry: torch.compile finds by name what is registered in it."""
+
+
+def _target(name: str) -> "Target | None":
+    """Return what a name leads to where it is ``module:attribute`` or ``file.py:attribute``."""
+    if ":" not in name:
+        return None
+    from backbay.registry.target import parse  # noqa: PLC0415 (few names are of this form)
+
+    return parse(name)
 
 
 def _restored(

@@ -12,14 +12,9 @@ requests to one handler: to a child process (`ProcessClient`), or to this one (`
         reply = session.ask(Load(...), timeout_s=60.0)
 """
 
-from backbay.session.client import (
-    Client,
-    LocalClient,
-    ProcessClient,
-    Service,
-    Session,
-)
+from backbay.session.client import Client, LocalClient, ProcessClient
 from backbay.session.protocol import Failure, Handler, Lost, NoReply, Refused
+from backbay.session.session import Service, Session
 
 __all__ = [
     "Client",

@@ -1,4 +1,4 @@
-"""The clients that carry requests to a handler, and the session that renews them."""
+"""The clients that carry requests to a handler: in a child process, or in this one."""
 
 import abc
 import contextlib
@@ -10,14 +10,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
+import psutil
 
-from backbay.session.processes import ProcessTree
 from backbay.session.protocol import (
     Failure,
     Handler,
@@ -29,6 +28,9 @@ from backbay.session.protocol import (
     replied,
 )
 
+if TYPE_CHECKING:
+    from backbay.session.session import Service
+
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
@@ -39,6 +41,7 @@ _THREAD = "Current thread "
 """What faulthandler begins with, and begins the stack with, whose lines follow, innermost first."""
 _END_OF_OUTPUT = b""
 _POLL_S = 0.05
+_GRACE_S = 10.0
 
 
 class Client(abc.ABC, Generic[Request, Reply]):
@@ -64,33 +67,6 @@ class Client(abc.ABC, Generic[Request, Reply]):
         """End the process, and all that it started."""
 
 
-@dataclass(frozen=True)
-class Service(Generic[Request, Reply]):
-    """A handler that other processes find by its name, and what it answers."""
-
-    handler: str
-    """``module:attribute``; called without arguments it returns the handler."""
-    replies: Any
-    """The type of its replies, as msgspec decodes it; may be a union."""
-
-    def start(self, environment: Mapping[str, str]) -> Client[Request, Reply]:
-        """Start a child process."""
-        return ProcessClient(self, environment)
-
-    def session(self, environment: Mapping[str, str] | None = None) -> "Session[Request, Reply]":
-        """Return a session in child processes, which get variables beside this process's own."""
-        return Session(lambda: self.start(environment or {}))
-
-    def here(
-        self, handler: Handler[Request, Reply], environment: Mapping[str, str] | None = None
-    ) -> "Session[Request, Reply]":
-        """Return a session with a handler in this process, which gets the variables meanwhile.
-
-        It is for an object that cannot travel; it isolates nothing.
-        """
-        return Session(lambda: LocalClient(self, handler, environment or {}))
-
-
 class ProcessClient(Client[Request, Reply]):
     """Asks a child process, the leader of a process group of its own.
 
@@ -99,7 +75,7 @@ class ProcessClient(Client[Request, Reply]):
 
     def __init__(
         self,
-        service: Service[Request, Reply],
+        service: "Service[Request, Reply]",
         environment: Mapping[str, str],
         *,
         path: Sequence[str] | None = None,
@@ -122,19 +98,12 @@ class ProcessClient(Client[Request, Reply]):
             prefix="backbay-session-", suffix=".log", delete=False
         )
         folders = os.pathsep.join([str(Path.cwd())] if path is None else path)
+        # -P: a folder called `triton` or `torch` beside the user must not be imported.
+        # -u: what is printed just before a crash is what explains it.
+        command = [sys.executable, "-P", "-u", "-m", _WORKER, service.handler, folders]
         try:
             self._process = subprocess.Popen(
-                # -P: a folder called `triton` or `torch` beside the user must not be imported.
-                # -u: what is printed just before a crash is what explains it.
-                [
-                    sys.executable,
-                    "-P",
-                    "-u",
-                    "-m",
-                    _WORKER,
-                    service.handler,
-                    folders,
-                ],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -144,7 +113,10 @@ class ProcessClient(Client[Request, Reply]):
         except OSError as error:
             self._forget_log()
             raise Lost(f"no process could be started: {error}", "failed") from error
-        self._tree = ProcessTree(self._process)
+        # Made now: later the number may be another process's.
+        self._root = psutil.Process(self._process.pid)
+        assert self._process.stdin is not None
+        self._stdin = self._process.stdin
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._stopped = False
         threading.Thread(target=self._read, daemon=True).start()
@@ -152,11 +124,10 @@ class ProcessClient(Client[Request, Reply]):
     def ask(self, request: Request, *, timeout_s: float) -> Reply:
         """Return the reply to a request; see `Client`."""
         deadline = time.monotonic() + timeout_s
-        stdin = _pipe(self._process.stdin)
         try:
             with contextlib.suppress(BrokenPipeError):  # it is dead: there is no line either
-                stdin.write(encode(request))
-                stdin.flush()
+                self._stdin.write(encode(request))
+                self._stdin.flush()
             message = decode(self._line(deadline), self._decoder)
         except TimeoutError:
             raise self._ended(f"no answer within {timeout_s:g} s", "timeout") from None
@@ -170,20 +141,32 @@ class ProcessClient(Client[Request, Reply]):
     def stop(self) -> None:
         """Pause the process until `resume`: an idle process disturbs the others."""
         if not self._stopped and hasattr(signal, "SIGSTOP"):
-            self._tree.signal(signal.SIGSTOP)
+            self._signal(signal.SIGSTOP)
             self._stopped = True
 
     def resume(self) -> None:
         """Let the process go on."""
         if self._stopped:
-            self._tree.signal(signal.SIGCONT)
+            self._signal(signal.SIGCONT)
             self._stopped = False
 
     def end(self) -> None:
-        """Kill the child with all its descendants; also when it is already dead."""
-        self._tree.kill()
+        """Kill the child and its descendants, those that left its process group included.
+
+        Also when the child is already dead: its group may live on.
+        """
+        descendants: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            descendants = self._root.children(recursive=True)
+        self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+        for descendant in descendants:
+            with contextlib.suppress(psutil.Error):
+                descendant.kill()
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # who waits for a driver can't die
+            self._process.wait(_GRACE_S)
         with contextlib.suppress(OSError):
-            _pipe(self._process.stdin).close()
+            self._stdin.close()
         self._forget_log()
 
     def printed(self) -> str:
@@ -194,7 +177,7 @@ class ProcessClient(Client[Request, Reply]):
         return ""  # the child may have emptied the folder for temporary files
 
     def _read(self) -> None:
-        for line in _pipe(self._process.stdout):
+        for line in self._process.stdout or ():
             self._lines.put(line)
         self._lines.put(_END_OF_OUTPUT)
 
@@ -232,6 +215,12 @@ class ProcessClient(Client[Request, Reply]):
         self.end()
         return Lost(reason, status, printed=printed, too_much_printed=too_much_printed)
 
+    def _signal(self, number: int) -> None:
+        """Send a signal to the process group, where there are groups."""
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
     def _forget_log(self) -> None:
         self._log.close()
         Path(self._log.name).unlink(missing_ok=True)
@@ -245,7 +234,7 @@ class LocalClient(Client[Request, Reply]):
 
     def __init__(
         self,
-        service: Service[Request, Reply],
+        service: "Service[Request, Reply]",
         handler: Handler[Request, Reply],
         environment: Mapping[str, str],
     ) -> None:
@@ -268,62 +257,6 @@ class LocalClient(Client[Request, Reply]):
             if value is not None:
                 os.environ[name] = value
         self._before = {}
-
-
-class Session(Generic[Request, Reply]):
-    """Asks a client that is opened when it is needed, and another one when that was lost."""
-
-    def __init__(self, open_client: Callable[[], Client[Request, Reply]]) -> None:
-        self._open = open_client
-        self._client: Client[Request, Reply] | None = None
-
-    def __enter__(self) -> Self:
-        """Return the session itself."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """End the client."""
-        self.end()
-
-    def ask(self, request: Request, *, timeout_s: float) -> Reply:
-        """Return the reply to a request.
-
-        Raises:
-            Lost: the client is gone; the next request opens another one.
-            Refused: the handler raised.
-        """
-        client = self.open()
-        try:
-            return client.ask(request, timeout_s=timeout_s)
-        except Lost:
-            self.end()
-            raise
-
-    def open(self) -> Client[Request, Reply]:
-        """Return the client; opens one if there is none."""
-        if self._client is None:
-            self._client = self.opened()
-        return self._client
-
-    def opened(self) -> Client[Request, Reply]:
-        """Return a new client; subclasses may ask it first what each of theirs must know."""
-        return self._open()
-
-    def stop(self) -> None:
-        """Pause the process until `resume`."""
-        if self._client is not None:
-            self._client.stop()
-
-    def resume(self) -> None:
-        """Let the process go on."""
-        if self._client is not None:
-            self._client.resume()
-
-    def end(self) -> None:
-        """End the client, if there is one."""
-        if self._client is not None:
-            self._client.end()
-        self._client = None
 
 
 def _unless_refused(message: Any) -> Any:
@@ -350,8 +283,3 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
-    assert stream is not None  # both were opened as pipes
-    return stream

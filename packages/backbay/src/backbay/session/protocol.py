@@ -107,7 +107,8 @@ def replied(handler: Handler[Any, Any], request: object) -> object:
     except Refused as error:
         return Refusal(error.reason, error.input_error, error.detail)
     except InputError as error:
-        return Refusal(str(error), True, "\n".join(getattr(error, "__notes__", ())))  # noqa: FBT003
+        notes = "\n".join(getattr(error, "__notes__", ()))
+        return Refusal(str(error), input_error=True, detail=notes)
     except Exception as error:  # noqa: BLE001 (whatever a model or a backend raises is a result)
         traceback.print_exc()
         return Refusal(one_line(error))

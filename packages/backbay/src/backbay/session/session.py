@@ -1,0 +1,91 @@
+"""What can be asked in another process, and the session in which it is asked."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Self
+
+from backbay.session.client import Client, LocalClient, ProcessClient, Reply, Request
+from backbay.session.protocol import Handler, Lost
+
+
+@dataclass(frozen=True)
+class Service(Generic[Request, Reply]):
+    """A handler that other processes find by its name, and what it answers."""
+
+    handler: str
+    """``module:attribute``; called without arguments it returns the handler."""
+    replies: Any
+    """The type of its replies, as msgspec decodes it; may be a union."""
+
+    def start(self, environment: Mapping[str, str]) -> Client[Request, Reply]:
+        """Start a child process."""
+        return ProcessClient(self, environment)
+
+    def session(self, environment: Mapping[str, str] | None = None) -> "Session[Request, Reply]":
+        """Return a session in child processes, which get variables beside this process's own."""
+        return Session(lambda: self.start(environment or {}))
+
+    def here(
+        self, handler: Handler[Request, Reply], environment: Mapping[str, str] | None = None
+    ) -> "Session[Request, Reply]":
+        """Return a session with a handler in this process, which gets the variables meanwhile.
+
+        It is for an object that cannot travel; it isolates nothing.
+        """
+        return Session(lambda: LocalClient(self, handler, environment or {}))
+
+
+class Session(Generic[Request, Reply]):
+    """Asks a client that is opened when it is needed, and another one when that was lost."""
+
+    def __init__(self, open_client: Callable[[], Client[Request, Reply]]) -> None:
+        self._open = open_client
+        self._client: Client[Request, Reply] | None = None
+
+    def __enter__(self) -> Self:
+        """Return the session itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the client."""
+        self.end()
+
+    def ask(self, request: Request, *, timeout_s: float) -> Reply:
+        """Return the reply to a request.
+
+        Raises:
+            Lost: the client is gone; the next request opens another one.
+            Refused: the handler raised.
+        """
+        client = self.open()
+        try:
+            return client.ask(request, timeout_s=timeout_s)
+        except Lost:
+            self.end()
+            raise
+
+    def open(self) -> Client[Request, Reply]:
+        """Return the client; opens one if there is none."""
+        if self._client is None:
+            self._client = self.opened()
+        return self._client
+
+    def opened(self) -> Client[Request, Reply]:
+        """Return a new client; subclasses may ask it first what each of theirs must know."""
+        return self._open()
+
+    def stop(self) -> None:
+        """Pause the process until `resume`."""
+        if self._client is not None:
+            self._client.stop()
+
+    def resume(self) -> None:
+        """Let the process go on."""
+        if self._client is not None:
+            self._client.resume()
+
+    def end(self) -> None:
+        """End the client, if there is one."""
+        if self._client is not None:
+            self._client.end()
+        self._client = None
