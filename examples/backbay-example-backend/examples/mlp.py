@@ -15,12 +15,12 @@ class Mlp(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give ``x`` and what the layer adds to it."""
+        """Return ``x`` and what the layer adds to it."""
         lift: Callable[[Tensor], Tensor] = self.up
         hidden = F.relu(lift(x)).square()
         return x + torch.as_tensor(self.down(hidden))
 
 
 def mlp() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Give the model and its inputs; device and dtype are the race's to choose."""
+    """Return the model and its inputs; device and dtype are the race's to choose."""
     return Mlp(128), (torch.randn(64, 128),)

@@ -100,7 +100,7 @@ class Mlp(nn.Module):
         self.up, self.down = nn.Linear(6, 16), nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the result."""
+        """Return the result."""
         return torch.as_tensor(self.down(F.relu(self.up(x)) ** 2))
 
 

@@ -26,12 +26,12 @@ with_triton = pytest.mark.skipif(
 
 
 def samples(dtype: torch.dtype, size: int = 999, seed: int = 0) -> Tensor:
-    """Give numbers around zero, the same each time."""
+    """Return numbers around zero, the same each time."""
     return (4 * torch.randn(size, generator=torch.Generator().manual_seed(seed))).to(dtype)
 
 
 def layouts() -> dict[str, Tensor]:
-    """Give one tensor of each layout."""
+    """Return one tensor of each layout."""
     x = samples(torch.float32, 420).view(2, 6, 5, 7)
     return {
         "contiguous": x,
@@ -56,7 +56,7 @@ def assert_right(y: Tensor, dx: Tensor, x: Tensor, dy: Tensor) -> None:
 
 
 def run(x: Tensor, dy: Tensor, operator: Operator = kernel.relu_squared) -> tuple[Tensor, Tensor]:
-    """Give the operator's result and gradient."""
+    """Return the operator's result and gradient."""
     x = x.detach().requires_grad_()
     y = operator(x)
     (dx,) = torch.autograd.grad(y, x, dy)

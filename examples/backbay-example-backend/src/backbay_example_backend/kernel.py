@@ -35,12 +35,12 @@ LARGEST = 2**31 - BLOCK
 
 
 def reference(x: Tensor) -> Tensor:
-    """Give ``relu(x) ** 2``."""
+    """Return ``relu(x) ** 2``."""
     return torch.relu(x).square()
 
 
 def reference_backward(dy: Tensor, x: Tensor) -> Tensor:
-    """Give ``2 * x * dy`` where ``x`` is positive, else 0: the gradient by ``x``."""
+    """Return ``2 * x * dy`` where ``x`` is positive, else 0: the gradient by ``x``."""
     return torch.where(x <= 0, 0, 2 * (x * dy))
 
 
@@ -87,7 +87,7 @@ def launch(kernel: Any, *inputs: Tensor) -> Tensor:
 
 
 def refusal(x: Tensor) -> str | None:
-    """Say why the kernels can't take ``x``; ``None`` if they can. Then the reference runs."""
+    """Return why the kernels can't take ``x``; ``None`` if they can. Then the reference runs."""
     if x.device.type != "cuda":
         return f"the tensor is on {x.device.type}, not on cuda"
     if x.dtype not in DTYPES:

@@ -85,7 +85,7 @@ def test_doctor_says_that_torch_still_finds_what_is_blocked_here(seen, install):
     seen._given_standing = Policy((Layer(source="x", block=frozenset({"plug-in"})),))
     done = backbay("doctor", "plugged", "--json")
     (row,) = json.loads(done.stdout)["backends"]
-    assert (row["state"], row["reason"]) == ("blocked", "plug_in is blocked by x")
+    assert (row["state"], row["reason"]) == ("blocked", "plug-in is blocked by x")
     assert "still finds it" in json.loads(done.stdout)["notes"][0]
 
 

@@ -96,8 +96,8 @@ def test_a_package_that_would_hide_another_is_refused(name, why, here):
         ("Aot-Eager", "aot_eager is torch's own"),
         ("openvino", "it is known as the backend openvino of openvino"),
         ("lightning.thunder", "it is known as the distribution lightning-thunder"),
-        ("plugged-in", "plug_in 3.1 (plug_in:fn) has the backend plugged.in"),
-        ("Plug_In", "plug_in 3.1 is installed, and pip would replace it"),
+        ("plugged-in", "plug-in 3.1 (plug_in:fn) has the backend plugged.in"),
+        ("Plug_In", "plug-in 3.1 is installed, and pip would replace it"),
         ("click", "Python imports click from "),
     ],
 )

@@ -47,7 +47,7 @@ def timed(*names):
         digest="",
         open_session=lambda: Session(lambda: Client(opened)),
         limits=Limits(backend_s=1.0, timing_s=1.0),
-        tell=lambda backend, text: None,
+        tell=lambda backend, text, how_far: None,
     )
     timing.run(names)
     assert all(x.over for x in opened)

@@ -131,7 +131,7 @@ def test_what_cannot_be_a_backend_is_refused(registry):
 def test_entry_points_are_listed_without_being_imported(install, registry):
     install("plug-in", "3.1", "[torch_dynamo_backends]\nplugged = plug_in_that_is_absent:fn\n")
     spec = registry.spec("plugged")
-    assert (spec.origin.distribution, spec.origin.version) == ("plug_in", "3.1")
+    assert (spec.origin.distribution, spec.origin.version) == ("plug-in", "3.1")
     assert registry.availability("plugged").ready
     assert "nothing is stated" in registry.availability("plugged").reason
     assert "plug_in_that_is_absent" not in sys.modules
@@ -139,7 +139,7 @@ def test_entry_points_are_listed_without_being_imported(install, registry):
 
 def test_a_broken_entry_point_names_backend_and_distribution(install, registry):
     install("plug-in", "3.1", "[torch_dynamo_backends]\nplugged = plug_in_that_is_absent:fn\n")
-    with pytest.raises(BackendLoadError, match=r"'plugged' of plug_in 3\.1"):
+    with pytest.raises(BackendLoadError, match=r"'plugged' of plug-in 3\.1"):
         registry.lookup_backend("plugged")
 
 

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from backbay.registry import sharing
+from backbay.registry import bridge
 
 BACKEND = """
 import dataclasses, functools, inspect, json, sys
@@ -166,8 +166,8 @@ def test_what_torch_refuses_loses_nothing_else_and_spares_whoever_imports_torch(
     def refuse(registry):
         raise AssertionError("duplicate name: a")
 
-    monkeypatch.setattr(sharing, "_waiting", {"backend a": refuse, "backend b": done.append})
+    monkeypatch.setattr(bridge, "_waiting", {"backend a": refuse, "backend b": done.append})
     with pytest.warns(UserWarning, match=r"told of backend a: AssertionError: duplicate name"):
-        sharing._act_on("registry")
+        bridge._act_on("registry")
     assert done == ["registry"]
-    assert sharing._waiting == {}
+    assert bridge._waiting == {}

@@ -5,13 +5,14 @@ from typing import Any
 
 import click
 
-from backbay.cli.entry import coloured, entry, is_here, print_json
+from backbay.cli.entry import entry, is_here, print_json, print_table
 from backbay.cli.names import complete
-from backbay.registry import Availability, Registry, Resolution, default_registry
+from backbay.errors import BackendNotFound
+from backbay.registry import Registry, Resolution, default_registry
 from backbay.registry.availability import matching, of_resolution
 
 SCHEMA = "backbay.doctor/1"
-_PIPE_WIDTH = 240
+_STILL_FOUND = "blocked here, but torch.compile(backend=...) still finds it by name"
 
 _EXAMPLES = """
 \b
@@ -41,7 +42,7 @@ def command(
     seconds: float,
     as_json: bool,
 ) -> None:
-    """Say of each backend whether it runs here, if not why, and what to do.
+    """Show for each backend whether it runs here, if not why, and what to do.
 
     Without --probe nothing is imported, and `ready` says that the stated requirements hold. With
     it, each backend that is ready is loaded and compiles a trial function. Exit code 1: something
@@ -55,26 +56,25 @@ def command(
     chosen = [registry.resolution(name) for name in names] or [
         x for x in registry.resolutions().values() if all_ or is_here(x)
     ]
-    entries = [_entry(registry, x, device) for x in chosen]
+    here = registry.environment
+    entries = [
+        entry(x, of_resolution(x, here, device))
+        | {"limits": [limit.reason for limit in matching(x.spec.limits, x.spec, here)]}
+        for x in chosen
+    ]
     if probe:
         _probe(registry, chosen, entries, device=device, fresh=fresh, seconds=seconds)
     unmet = _unmet(registry, entries, device)
-    notes = _notes(registry)
+    blocked = [name for name, x in registry.resolutions().items() if x.standing == "blocked"]
+    notes = [f"note: {', '.join(blocked)}: {_STILL_FOUND}"] if blocked else []
     if as_json:
         document = {"schema": SCHEMA, "backends": entries, "unmet": unmet, "notes": notes}
         print_json({**document, "problems": list(registry.problems)})
     else:
-        _print(entries, probed=probe)
+        print_table(entries, _explanation, probed=probe)
         for line in [*notes, *(f"unreadable: {x}" for x in registry.problems), *unmet]:
             click.echo(line, err=True)
     sys.exit(1 if unmet else 0)
-
-
-def _entry(registry: Registry, resolution: Resolution, device: str | None) -> dict[str, Any]:
-    spec = resolution.spec
-    limits = [x.reason for x in matching(spec.limits, spec, registry.environment)]
-    row = entry(resolution, of_resolution(resolution, registry.environment, device))
-    return {**row, "limits": limits}
 
 
 def _probe(
@@ -117,53 +117,16 @@ def _unmet(registry: Registry, entries: list[dict[str, Any]], device: str | None
     states = {row["name"]: row["state"] for row in entries}
     unmet = []
     for name, source in registry.policy.required.items():
-        state = states.get(name) or _state(registry, name, device)
+        try:
+            state = states.get(name) or registry.availability(name, device).state
+        except BackendNotFound:
+            state = "unknown"
         if state != "ready":
             unmet.append(f"{source} requires {name}, which is {state}")
     return unmet
-
-
-def _state(registry: Registry, name: str, device: str | None) -> str:
-    if not registry.candidates(name):
-        return "unknown"
-    availability: Availability = registry.availability(name, device)
-    return availability.state
-
-
-def _notes(registry: Registry) -> list[str]:
-    blocked = [
-        name for name, x in registry.resolutions().items() if x.candidates[0].standing == "blocked"
-    ]
-    if not blocked:
-        return []
-    names = ", ".join(blocked)
-    return [f"note: {names}: blocked here, but torch.compile(backend=...) still finds it by name"]
-
-
-def _print(entries: list[dict[str, Any]], *, probed: bool) -> None:
-    from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("backend", "state", "origin"):
-        table.add_column(title, no_wrap=True)
-    if probed:
-        table.add_column("import ms", justify="right", no_wrap=True)
-    table.add_column("why, and what to do", overflow="fold", min_width=20)
-    for row in entries:
-        cost = [_cost(row)] if probed else []
-        name, origin = escape(row["name"]), escape(row["origin"])
-        table.add_row(name, coloured(row["state"]), origin, *cost, escape(_explanation(row)))
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 def _explanation(row: dict[str, Any]) -> str:
     limits = "; ".join(row["limits"]) if row["state"] == "ready" else ""
     said = [row["reason"], row["remedy"], f"known limits: {limits}" if limits else ""]
     return "; ".join(x for x in said if x)
-
-
-def _cost(row: dict[str, Any]) -> str:
-    measured = row.get("probe", {}).get("import_ms")
-    return "" if measured is None else f"{measured:.0f}"

@@ -1,10 +1,14 @@
 """A backend as the commands print it: one dictionary, the same keys everywhere."""
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from backbay.registry import HIDDEN_TAGS, Availability, Resolution
+
+_PIPE_WIDTH = 240
 
 
 def entry(resolution: Resolution, availability: Availability) -> dict[str, Any]:
@@ -23,8 +27,8 @@ def entry(resolution: Resolution, availability: Availability) -> dict[str, Any]:
 
 
 def is_here(resolution: Resolution, asked_tag: str | None = None) -> bool:
-    """Return whether a list shows a backend unasked: it is provided here, and not a hidden one."""
-    if resolution.candidates[0].standing == "absent":
+    """Whether a list shows a backend unasked: it is provided here, and not a hidden one."""
+    if resolution.standing == "absent":
         return False
     return not (set(HIDDEN_TAGS) - {asked_tag}).intersection(resolution.spec.tags)
 
@@ -36,6 +40,35 @@ def print_json(document: dict[str, Any]) -> None:
     click.echo(json.dumps(document, indent=2, default=str))
 
 
-def coloured(state: str) -> str:
-    """Return a state as rich draws it."""
-    return f"[green]{state}[/green]" if state == "ready" else f"[yellow]{state}[/yellow]"
+def print_table(
+    entries: list[dict[str, Any]],
+    explanation: Callable[[dict[str, Any]], str],
+    *,
+    probed: bool = False,
+) -> None:
+    """Print backends for people: a line each, with what explains its state.
+
+    Args:
+        entries: as `entry` returns them; those that were probed with ``probe``.
+        explanation: returns what is written in the last column.
+        probed: whether there is a column of what loading took.
+    """
+    from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
+    from rich.markup import escape  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("backend", "state", "origin"):
+        table.add_column(title, no_wrap=True)
+    if probed:
+        table.add_column("import ms", justify="right", no_wrap=True)
+    table.add_column("why, and what to do", overflow="fold", min_width=20)
+    for row in entries:
+        colour = "green" if row["state"] == "ready" else "yellow"
+        state = f"[{colour}]{row['state']}[/{colour}]"
+        took = row.get("probe", {}).get("import_ms")
+        cost = ["" if took is None else f"{took:.0f}"] if probed else []
+        name, origin = escape(row["name"]), escape(row["origin"])
+        table.add_row(name, state, origin, *cost, escape(explanation(row)))
+    # A pipe has no width: whoever reads it wants a line a backend.
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)

@@ -48,7 +48,7 @@ def _document(resolution: Resolution, device: str | None) -> dict[str, Any]:
         "spec": as_data(spec),
         "requires": as_data(spec.requires),
         "install": spec.install,
-        "shadowed": [str(x.origin) for x in default_registry.candidates(resolution.name)[1:]],
+        "shadowed": [str(x.spec.origin) for x in resolution.candidates[1:]],
         "limits_here": [as_data(x) for x in limits],
         "candidates": [
             {"origin": str(x.spec.origin), "standing": x.standing, "why": x.why}

@@ -1,16 +1,14 @@
 """``backbay list``: which backends exist, and which run here."""
 
-import sys
 from typing import Any
 
 import click
 
-from backbay.cli.entry import coloured, entry, is_here, print_json
+from backbay.cli.entry import entry, is_here, print_json, print_table
 from backbay.registry import Resolution, default_registry
 from backbay.registry.availability import of_resolution
 
 SCHEMA = "backbay.list/1"
-_PIPE_WIDTH = 240
 
 _EXAMPLES = """
 \b
@@ -47,7 +45,7 @@ def command(
     if as_json:
         print_json({"schema": SCHEMA, "backends": entries, "problems": problems})
         return
-    _print_table(entries)
+    print_table(entries, _explanation)
     for problem in problems:
         click.echo(f"unreadable: {problem}", err=True)
 
@@ -58,22 +56,6 @@ def _concerns(resolution: Resolution, device: str | None, tag: str | None) -> bo
         return False
     # Of one that says nothing of devices, nobody knows: it stays.
     return device is None or not spec.devices or device in spec.devices
-
-
-def _print_table(entries: list[dict[str, Any]]) -> None:
-    from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("backend", "state", "origin"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("why, and what to do", overflow="fold", min_width=20)
-    for row in entries:
-        what = escape(_explanation(row))
-        table.add_row(escape(row["name"]), coloured(row["state"]), escape(row["origin"]), what)
-    # A pipe has no width: whoever reads it wants a line a backend.
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 def _explanation(row: dict[str, Any]) -> str:

@@ -35,12 +35,6 @@ def command(*, check: bool, path: Path, as_json: bool) -> None:
     if as_json:
         print_json({"schema": SCHEMA, "file": str(path), "ok": not problems, "drift": problems})
     else:
-        _say(path, problems, check=check)
+        done = "what is installed is what was locked" if check else "written"
+        click.echo("\n".join(problems) or f"{path}: {done}")
     sys.exit(1 if problems else 0)
-
-
-def _say(path: Path, problems: list[str], *, check: bool) -> None:
-    for problem in problems:
-        click.echo(problem)
-    if not problems:
-        click.echo(f"{path}: {'what is installed is what was locked' if check else 'written'}")

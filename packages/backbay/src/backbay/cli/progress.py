@@ -1,12 +1,18 @@
-"""What a race is doing, live: one line on a terminal, one line a stage elsewhere."""
+"""What a race or verification is doing, live: one line on a terminal, a line a stage elsewhere."""
 
 import contextlib
 from collections.abc import Iterator
+from typing import Protocol
 
 from rich.console import Console
 from rich.status import Status
 
-from backbay.race.workload_race import Tell
+
+class Tell(Protocol):
+    """Shows what is going on with a workload and a backend, and how far it is."""
+
+    def __call__(self, workload: str, backend: str, text: str, how_far: str = "", /) -> None:
+        """Show it."""
 
 
 @contextlib.contextmanager
@@ -14,25 +20,26 @@ def progress() -> Iterator[Tell]:
     """Return a function that shows what is going on, until the block ends."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _PlainLines(console).tell
+        yield _plain_lines(console)
         return
     with Status("starting", console=console) as status:
 
-        def tell(workload: str, backend: str, text: str) -> None:
-            status.update(f"[bold]{workload}[/bold] · {backend} · {text}")
+        def tell(workload: str, backend: str, text: str, how_far: str = "", /) -> None:
+            said = f"{text}, {how_far}" if how_far else text
+            status.update(f"[bold]{workload}[/bold] · {backend} · {said}")
 
         yield tell
 
 
-class _PlainLines:
-    """Prints each stage once; a log does not want every round."""
+def _plain_lines(console: Console) -> Tell:
+    """Return what prints each stage once; a log does not want every round."""
+    last = ""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._last = ""
+    def tell(workload: str, backend: str, text: str, _how_far: str = "", /) -> None:
+        nonlocal last
+        line = f"{workload} · {backend} · {text}"
+        if line != last:
+            console.print(line, style="dim", markup=False, highlight=False)
+        last = line
 
-    def tell(self, workload: str, backend: str, text: str) -> None:
-        line = f"{workload} · {backend} · {text.partition(', round')[0]}"
-        if line != self._last:
-            self._console.print(line, style="dim", markup=False, highlight=False)
-        self._last = line
+    return tell

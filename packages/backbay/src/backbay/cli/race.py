@@ -56,10 +56,13 @@ def command(
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
 
+    names = None
+    if backends is not None:
+        names = [name.strip() for name in backends.split(",") if name.strip()]
     with progress() as tell:
         report = run(
             workloads or DEFAULT,
-            backends=_split(backends),
+            backends=names,
             train=train,
             dtype=dtype,
             device=device,
@@ -69,12 +72,6 @@ def command(
             tell=tell,
         )
     _write(report, json_path, html_path)
-
-
-def _split(backends: str | None) -> list[str] | None:
-    if backends is None:
-        return None
-    return [name.strip() for name in backends.split(",") if name.strip()]
 
 
 def _write(report: Report, json_path: Path | None, html_path: Path | None) -> None:

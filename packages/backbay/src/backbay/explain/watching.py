@@ -24,7 +24,7 @@ from backbay.graph.report import line_of, listing, summary
 from backbay.kit.observing import observed_by
 from backbay.kit.passes import Pass, PassReport
 from backbay.registry import CompilerFn
-from backbay.registry.sharing import CONTRACT
+from backbay.registry.bridge import CONTRACT
 
 _TRACE = "torch.__trace"
 _EVENTS = ("artifact", "compilation_metrics", "create_symbol", "dynamo_cpp_guards_str")

@@ -11,7 +11,7 @@ from typing import Any
 
 from backbay.guards.checking import Action, take, watched
 from backbay.guards.filters import Filters
-from backbay.registry.sharing import CONTRACT
+from backbay.registry.bridge import CONTRACT
 from backbay.registry.spec import CompilerFn
 
 
@@ -34,7 +34,7 @@ class Filtered:
         return watched(compiled, self.filters.names, self.action)
 
     def keep(self, entries: Sequence[Any]) -> list[bool]:
-        """Say of each guard whether it is kept: torch.compile's ``guard_filter_fn``."""
+        """Return for each guard whether it is kept: torch.compile's ``guard_filter_fn``."""
         kept = self.filters(entries)
         if self.action is not None:
             take(entries, kept, sys._getframe(1))  # noqa: SLF001 (Dynamo's frame holds the guards)

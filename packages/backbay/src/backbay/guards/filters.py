@@ -30,7 +30,7 @@ class Filters:
         return ", ".join(map(_name, self._filters))
 
     def __call__(self, entries: Sequence[Any]) -> list[bool]:
-        """Say of each guard whether every filter keeps it.
+        """Return for each guard whether every filter keeps it.
 
         Raises:
             InputError: a filter does not answer with one bool for each guard.
@@ -120,7 +120,7 @@ def _name(one: Any) -> str:
 
 
 def _identity(one: Any) -> Any:
-    """What two filters are compared by; a partial is equal to no other, and is taken apart."""
+    """Return what two filters are compared by; a partial equals no other, and is taken apart."""
     if isinstance(one, functools.partial):
         return _identity(one.func), one.args, one.keywords
     return one

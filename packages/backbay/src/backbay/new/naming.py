@@ -63,7 +63,7 @@ def _backend(name: str, registry: Registry) -> str | None:
     """Return which backend has a name, or one that differs from it in case and separators only."""
     for known, resolution in registry.resolutions().items():
         if normalise(known) == normalise(name):
-            return _holder(resolution.candidates[0].spec)
+            return _holder(resolution.spec)
     return None
 
 

@@ -1,5 +1,6 @@
 """Write a package from the templates beside this file: whole, or not at all."""
 
+import functools
 import json
 import re
 import tempfile
@@ -98,7 +99,9 @@ def _texts(*, name: str, package: str, license_: str, author: Author | None) -> 
     }
     templates = _environment("template")
     texts = {
-        _target(path, package): templates.get_template(path).render(values)
+        path.removesuffix(_SUFFIX).replace("src/package/", f"src/{package}/"): (
+            templates.get_template(path).render(values)
+        )
         for path in templates.list_templates()
     }
     licence = _environment("licenses").get_template(f"{license_}.txt").render(values)
@@ -114,14 +117,6 @@ def _environment(folder: str) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["toml"] = _toml
+    # Of printable characters, which all texts here have, JSON's strings are TOML's.
+    environment.filters["toml"] = functools.partial(json.dumps, ensure_ascii=False)
     return environment
-
-
-def _toml(text: str) -> str:
-    """Quote a text of printable characters: for those JSON's strings are TOML's."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _target(path: str, package: str) -> str:
-    return path.removesuffix(_SUFFIX).replace("src/package/", f"src/{package}/")

@@ -50,7 +50,7 @@ def run(
     seed: int = 0,
     limits: Limits | None = None,
     registry: Registry = default_registry,
-    tell: Tell = lambda _workload, _backend, _text: None,
+    tell: Tell = lambda *_: None,
 ) -> Report:
     """Race backends on workloads: prove each right, time the survivors side by side, decide.
 
@@ -71,7 +71,7 @@ def run(
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
         registry: where names are looked up.
-        tell: called with workload, backend and what is going on.
+        tell: called with workload, backend, what is going on, and how far it is (or nothing).
 
     Raises:
         InputError: what was asked for does not exist or cannot run here; nothing was raced.

@@ -56,7 +56,7 @@ def by_default(registry: Registry, device: str, *, same_process: bool) -> list[E
     """
     entrants = [Entrant(name=EAGER)]
     for name, resolution in registry.resolutions().items():
-        spec, here = resolution.spec, resolution.candidates[0].standing == "wins"
+        spec, here = resolution.spec, resolution.standing == "wins"
         hidden = _stands_for_another(spec) or set(HIDDEN_TAGS).intersection(spec.tags)
         if not here or hidden or (_only_here(spec) and not same_process):
             continue

@@ -32,7 +32,7 @@ class Timing:
     """Of the reference's parameters and inputs."""
     open_session: Callable[[], RaceSession]
     limits: Limits
-    tell: Callable[[str, str], None]
+    tell: Callable[[str, str, str], None]
     """Called with backend and text."""
 
     samples: dict[str, list[float]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Timing:
 
     def _ready(self, session: RaceSession, names: Sequence[str]) -> Mapping[str, float]:
         """Compile these, and return the time of one step of each that got ready."""
-        self.tell(", ".join(names), "compiling again, from a warm cache")
+        self.tell(", ".join(names), "compiling again, from a warm cache", "")
         request = Open(setup=self.setup, backends=tuple(names), digest=self.digest)
         reply = session.ask(request, timeout_s=self.limits.backend_s * len(names))
         assert isinstance(reply, Opened)
@@ -100,5 +100,5 @@ class Timing:
             sessions,
             measure.plan(step_s, self.limits.timing_s),
             timeout_s=self.limits.backend_s,
-            on_round=lambda done, of: self.tell(everyone, f"timing, round {done} of {of}"),
+            on_round=lambda done, of: self.tell(everyone, "timing", f"round {done} of {of}"),
         )

@@ -25,8 +25,8 @@ from backbay.workloads.setup import WorkloadSetup
 OpenSession = Callable[[Mapping[str, str]], Session[Request, Reply]]
 """Returns a session whose process has these environment variables."""
 
-Tell = Callable[[str, str, str], None]
-"""Called with workload, backend and what is going on."""
+Tell = Callable[[str, str, str, str], None]
+"""Called with workload, backend, what is going on, and how far it is; the last may be empty."""
 
 
 @dataclass(kw_only=True)
@@ -178,5 +178,5 @@ class WorkloadRace:
             sentence=sentence,
         )
 
-    def _say(self, backend: str, text: str) -> None:
-        self.tell(self.workload, backend, text)
+    def _say(self, backend: str, text: str, how_far: str = "") -> None:
+        self.tell(self.workload, backend, text, how_far)

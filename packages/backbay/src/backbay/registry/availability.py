@@ -1,5 +1,6 @@
 """Does a backend run here, and if not, why and what to do: decided without importing it."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Literal
 from backbay.registry.distributions import required_name
 from backbay.registry.environment import Environment
 from backbay.registry.resolution import Resolution
-from backbay.registry.spec import BackendSpec, KnownFault, names_an_attribute
+from backbay.registry.spec import BackendSpec, KnownFault, Requirements, names_an_attribute
 
 _UNREADABLE = (ValueError, RecursionError)
 """What packaging raises for what it cannot read; the latter for markers in very many brackets."""
@@ -37,12 +38,12 @@ class Availability:
 def of_resolution(
     resolution: Resolution, environment: Environment, device: str | None = None
 ) -> Availability:
-    """Return whether what a name resolves to runs here."""
+    """Whether what a name resolves to runs here."""
     first = resolution.candidates[0]
     if resolution.conflict is not None:
         conflict = resolution.conflict
         return Availability(state="blocked", reason=conflict.reason, remedy=conflict.remedy)
-    if first.standing == "blocked":
+    if resolution.standing == "blocked":
         remedy = "allow it there, or use another backend"
         return Availability(state="blocked", reason=first.why, remedy=remedy)
     return check(first.spec, environment, device)
@@ -74,7 +75,13 @@ def check(spec: BackendSpec, environment: Environment, device: str | None = None
     )
     found = (test() for test in checks)
     problem = next((x for x in found if x is not None), None)
-    return problem or Availability(state="ready", reason=_why_ready(spec))
+    if problem is not None:
+        return problem
+    if spec.requires == Requirements():
+        ready = "nothing is stated that it would need; it was not loaded"
+    else:
+        ready = "its stated requirements hold; it was not loaded"
+    return Availability(state="ready", reason=ready)
 
 
 def is_absent(spec: BackendSpec, environment: Environment) -> bool:
@@ -137,21 +144,30 @@ class _Asked:
         checked = (self._distribution(line) for line in self.spec.requires.distributions)
         return next((found for found in checked if found is not None), None)
 
-    def _distribution(self, requirement: str) -> Availability | None:
-        name = required_name(requirement)
+    def _distribution(self, line: str) -> Availability | None:
+        name = required_name(line)
         if not name:
-            return self._unreadable(requirement, ValueError("it names no distribution"))
-        remedy = self.spec.install or f"pip install '{requirement}'"
+            return self._unreadable(line, ValueError("it names no distribution"))
+        remedy = self.spec.install or f"pip install '{line}'"
         found = self.environment.installed.find(name)
+        absent = None if found is not None else _not_installed(name, remedy)
+        if name == line.strip() or (absent is not None and ";" not in line):
+            return absent
+        # Imported here: it is a large part of what a listing would cost, and most names are absent.
+        from packaging.requirements import Requirement  # noqa: PLC0415
+
         try:
-            if ";" in requirement and not _applies(requirement):
+            requirement = Requirement(line)
+            if requirement.marker is not None and not requirement.marker.evaluate():
                 return None
-            if found is None:
-                return _not_installed(name, remedy)
-            fits = name == requirement.strip() or _fits_requirement(found.version, requirement)
+            fits = found is not None and requirement.specifier.contains(
+                found.version, prereleases=True
+            )
         except _UNREADABLE as error:
-            return self._unreadable(requirement, error)
-        return None if fits else _wrong(found.name, found.version, requirement, remedy)
+            return self._unreadable(line, error)
+        if found is None or fits:
+            return absent
+        return _wrong(found.name, found.version, line, remedy)
 
     def versions(self) -> Availability | None:
         torch = self.environment.torch_build.get("__version__")
@@ -223,7 +239,7 @@ class _Asked:
         return _not_installed(f"the module {missing[0]}", remedy)
 
     def variables(self) -> Availability | None:
-        missing = [x for x in self.spec.requires.environment if not self.environment.variable(x)]
+        missing = [x for x in self.spec.requires.environment if not os.environ.get(x)]
         if not missing:
             return None
         return Availability(
@@ -279,20 +295,6 @@ def _concerns(version: str | None, specifier: str | None) -> bool:
     return version is not None and _fits(version, specifier)
 
 
-def _applies(requirement: str) -> bool:
-    from packaging.requirements import Requirement  # noqa: PLC0415 (as below)
-
-    marker = Requirement(requirement).marker
-    return marker is None or marker.evaluate()
-
-
-def _fits_requirement(version: str, requirement: str) -> bool:
-    # Imported here: it is a large part of what a listing would cost, and most names are absent.
-    from packaging.requirements import Requirement  # noqa: PLC0415
-
-    return Requirement(requirement).specifier.contains(version, prereleases=True)
-
-
 def _fits(version: str, specifier: str) -> bool:
     from packaging.specifiers import SpecifierSet  # noqa: PLC0415 (as above)
 
@@ -309,18 +311,10 @@ def _wrong(name: str, version: str, requirement: str, remedy: str) -> Availabili
 
 
 def _machine() -> str:
-    import os  # noqa: PLC0415 (few backends ask)
-
     machine = (
         os.uname().machine if hasattr(os, "uname") else os.environ.get("PROCESSOR_ARCHITECTURE", "")
     )
     return {"AMD64": "x86_64", "amd64": "x86_64"}.get(machine, machine)
-
-
-def _why_ready(spec: BackendSpec) -> str:
-    if spec.requires == type(spec.requires)():
-        return "nothing is stated that it would need; it was not loaded"
-    return "its stated requirements hold; it was not loaded"
 
 
 def _either(names: tuple[str, ...]) -> str:

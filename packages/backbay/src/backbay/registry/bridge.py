@@ -1,23 +1,45 @@
 """The two ways between this registry and torch's own; only this file touches torch's.
 
-torch is imported here only when a backend of torch's is loaded; what other code has registered with
-torch is read only where torch's registry is already in memory. Private names of torch's that are
-used: ``_COMPILER_FNS`` and ``_BACKENDS`` (2.11 to 2.15), ``_BACKEND_TAGS`` (from 2.14.1), and the
-attribute ``_tags`` of functions (before). ``tools/torch_versions.py`` runs the registry's tests on
-each torch.
+From torch: torch is imported here only when a backend of torch's is loaded; what other code has
+registered with torch is read only where torch's registry is already in memory.
+
+To torch: what is registered here goes through torch's own functions. ``import torch`` does not
+load torch's registry, and neither may a registration here. Where the module is not loaded yet, a
+finder waits for it on ``sys.meta_path``, takes itself away when it is looked for, and acts when it
+has been run. Nothing of torch is patched.
+
+Private names of torch's that are used: ``_COMPILER_FNS`` and ``_BACKENDS`` (2.11 to 2.15),
+``_BACKEND_TAGS`` (from 2.14.1), and the attribute ``_tags`` of functions (before).
+``tools/torch_versions.py`` runs the registry's tests on each torch.
 """
 
 import functools
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
-from types import CodeType
-from typing import Any, cast
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, Any, cast
 
 from backbay.errors import BackendLoadError, BackendNotFound
 from backbay.registry.spec import BackendSpec, CompilerFn, Origin
 
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+
 TORCH_REGISTRY = "torch._dynamo.backends.registry"
+_REFUSING = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+_PACKAGE = TORCH_REGISTRY.rpartition(".")[0]
+CONTRACT = ("reset", "get_compiler_config", "backend_ctx_ctor", "_dynamo_backend_init")
+"""What Dynamo looks for on a backend, up to 2.15."""
+
+Action = Callable[[Any], None]
+"""What is done with torch's registry module."""
+
+_waiting: dict[str, Action] = {}
+_lock = threading.RLock()
 
 
 def load_from_torch(name: str) -> CompilerFn:
@@ -35,7 +57,7 @@ def load_from_torch(name: str) -> CompilerFn:
 
 
 def load_by_import(module: str, name: str) -> CompilerFn:
-    """Import a module that registers a backend with torch, and give what it registered.
+    """Import a module that registers a backend with torch, and return what it registered.
 
     Raises:
         BackendLoadError: it registered no backend of this name. What the module raises passes.
@@ -53,30 +75,22 @@ def load_by_import(module: str, name: str) -> CompilerFn:
 
 def registered_in_torch() -> Iterator[BackendSpec]:
     """Yield what this process registered with torch; nothing where its registry is not loaded."""
-    module = _loaded()
-    for name, compiler_fn in _table(module).items():
+    by_name = getattr(_loaded(), "_BACKEND_TAGS", None)
+    for name, compiler_fn in _table().items():
         origin = Origin(kind="process", location=location_of(compiler_fn))
-        tags = _tags(module, name, compiler_fn)
+        held = by_name.get(name, ()) if by_name is not None else getattr(compiler_fn, "_tags", ())
+        tags = tuple(tag for tag in held if isinstance(tag, str))
         yield BackendSpec(name=name, origin=origin, loading="torch", tags=tags)
 
 
 def held_by_torch(name: str) -> CompilerFn | None:
     """Return what torch's registry holds under a name, if it is loaded."""
-    return _table(_loaded()).get(name)
+    return _table().get(name)
 
 
 def names_in_torch() -> list[str]:
     """Return the names in torch's registry, if it is loaded."""
-    return list(_table(_loaded()))
-
-
-def give(name: str, compiler_fn: CompilerFn, tags: Sequence[str]) -> None:
-    """Register a compiler function with torch, whose registry is loaded."""
-    module = _loaded()
-    published = getattr(module, "_BACKENDS", {}).get(name)
-    module.register_backend(compiler_fn, name=name, tags=tuple(tags))
-    if published is not None:  # up to 2.14.0 torch forgets whose entry point has the name
-        module._BACKENDS[name] = published
+    return list(_table())
 
 
 def take_back(name: str, compiler_fn: CompilerFn) -> bool:
@@ -96,14 +110,14 @@ def take_back_of_failed(before: frozenset[str]) -> None:
 
     Their code will run again, and torch refuses a name that it has.
     """
-    for name, compiler_fn in _table(_loaded()).items():
+    for name, compiler_fn in _table().items():
         module = module_of(unwrapped(compiler_fn))
         if name not in before and module is not None and module not in sys.modules:
             take_back(name, compiler_fn)
 
 
 def not_found(message: str) -> BackendNotFound:
-    """The error for an unknown name; where torch is loaded, one of its ``InvalidBackend`` too.
+    """Return the error for an unknown name; with torch loaded, one of its ``InvalidBackend`` too.
 
     Code that was written for torch's registry catches that.
     """
@@ -114,20 +128,10 @@ def not_found(message: str) -> BackendNotFound:
     return cast("BackendNotFound", both(message))
 
 
-def imported(target: str) -> Any:
-    """What ``module:attribute`` is by now; nothing if its module is not imported that far."""
-    module, _, attribute = target.partition(":")
-    first, *rest = attribute.split(".")
-    found = getattr(sys.modules.get(module), "__dict__", {}).get(first)  # runs no __getattr__ of it
-    for name in rest:
-        found = getattr(found, name, None)
-    return found
-
-
 def location_of(compiler_fn: object) -> str | None:
     """Return ``file:line`` of a function's definition, or its module where it has no code."""
     code = getattr(compiler_fn, "__code__", None)
-    if isinstance(code, CodeType):
+    if isinstance(code, types.CodeType):
         return f"{code.co_filename}:{code.co_firstlineno}"
     module = getattr(compiler_fn, "__module__", None)
     return module if isinstance(module, str) else type(compiler_fn).__module__
@@ -150,12 +154,135 @@ def _loaded() -> Any:
     return sys.modules.get(TORCH_REGISTRY)
 
 
-def _table(module: Any) -> dict[str, CompilerFn]:
-    found = list(getattr(module, "_COMPILER_FNS", {}).items())  # another thread may register
+def _table() -> dict[str, CompilerFn]:
+    found = list(getattr(_loaded(), "_COMPILER_FNS", {}).items())  # another thread may register
     return {name: compiler_fn for name, compiler_fn in found if isinstance(name, str)}
 
 
-def _tags(module: Any, name: str, compiler_fn: CompilerFn) -> tuple[str, ...]:
-    by_name = getattr(module, "_BACKEND_TAGS", None)
-    tags = by_name.get(name, ()) if by_name is not None else getattr(compiler_fn, "_tags", ())
-    return tuple(tag for tag in tags if isinstance(tag, str))
+def stand_in(compiler_fn: CompilerFn, name: str) -> CompilerFn:
+    """Return a new object that calls a compiler function, and that torch can register."""
+    standing = functools.partial(compiler_fn)
+    standing.__name__ = name  # type: ignore[attr-defined] # a partial takes any attribute
+    for attribute in CONTRACT:
+        if hasattr(compiler_fn, attribute):
+            setattr(standing, attribute, getattr(compiler_fn, attribute))
+    return standing
+
+
+def shareable(compiler_fn: CompilerFn, name: str) -> CompilerFn:
+    """Return what torch can register: the function itself, or a stand-in that calls it.
+
+    Up to 2.13 torch sets an attribute on what it registers, and Dynamo shows its ``__name__``: a
+    bound method, a frozen dataclass or an object with slots refuses the one or lacks the other.
+    """
+    refuses = (
+        isinstance(compiler_fn, _REFUSING)
+        or not hasattr(compiler_fn, "__dict__")
+        or isinstance(type(compiler_fn).__setattr__, types.FunctionType)
+        or not type(compiler_fn).__weakrefoffset__
+    )
+    return stand_in(compiler_fn, name) if refuses else compiler_fn
+
+
+def share(name: str, compiler_fn: CompilerFn, tags: Sequence[str]) -> None:
+    """Register with torch: now if its registry is loaded, else as soon as it is."""
+
+    def register(registry: Any) -> None:
+        held = held_by_torch(name)
+        if held is compiler_fn:
+            return
+        if held is not None:
+            text = f"torch has another backend {name!r}: torch.compile does not see this one"
+            warnings.warn(text, stacklevel=2)
+            return
+        published = getattr(registry, "_BACKENDS", {}).get(name)
+        registry.register_backend(compiler_fn, name=name, tags=tuple(tags))
+        if published is not None:  # up to 2.14.0 torch forgets whose entry point has the name
+            registry._BACKENDS[name] = published
+
+    _act(f"backend {name}", register)
+
+
+def withdraw(name: str, compiler_fn: CompilerFn) -> None:
+    """Take back what ``share`` gave to torch, or was about to give."""
+    with _lock:  # not between the moment when torch's registry is loaded and what is done then
+        _waiting.pop(f"backend {name}", None)
+        take_back(name, compiler_fn)
+
+
+def share_default(backend: str | CompilerFn | None) -> None:
+    """Make a backend torch.compile's default, where torch has one to set (2.13 and later)."""
+
+    def set_default(registry: Any) -> None:
+        if hasattr(registry, "set_default_backend"):
+            registry.set_default_backend(backend)
+
+    _act("default", set_default)
+
+
+def _act(key: str, action: Action) -> None:
+    if TORCH_REGISTRY not in sys.modules:
+        with _lock:
+            _waiting[key] = action
+            if not any(isinstance(finder, _WaitingFinder) for finder in sys.meta_path):
+                sys.meta_path.insert(0, _WaitingFinder())
+        if _PACKAGE not in sys.modules:
+            return
+        with _lock:  # its import is under way: the finder may have come too late
+            _waiting.pop(key, None)
+    # Not sys.modules: another thread may be in the middle of importing it.
+    registry = importlib.import_module(TORCH_REGISTRY)
+    with _lock:
+        action(registry)
+
+
+def _act_on(registry: Any) -> None:
+    with _lock:
+        for key in list(_waiting):
+            try:
+                _waiting.pop(key)(registry)
+            except Exception as error:  # noqa: BLE001 (whoever imports torch must not pay for it)
+                text = f"torch could not be told of {key}: {type(error).__name__}: {error}"
+                warnings.warn(text, stacklevel=2)
+
+
+class _WaitingFinder:
+    """Waits for torch's registry to be imported, acts on it once, and is gone.
+
+    No ``importlib.abc.MetaPathFinder``: its import is a good part of what a registration costs.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find the module as anyone would, and put a loader around its own."""
+        if fullname != TORCH_REGISTRY:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = cast("Loader", _ActingLoader(self, spec, spec.loader))
+        return spec
+
+
+class _ActingLoader:
+    """Runs the module with its own loader, then does what has waited for it."""
+
+    def __init__(self, finder: _WaitingFinder, spec: ModuleSpec, loader: "Loader") -> None:
+        self._finder = finder
+        self._spec = spec
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._spec.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        _act_on(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # whoever looks for the module's source asks the loader

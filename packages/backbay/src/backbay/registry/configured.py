@@ -6,12 +6,11 @@ compilation each, and after eight of them eager.
 
 import hashlib
 import json
-import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from backbay.registry.sharing import CONTRACT
+from backbay.registry.bridge import CONTRACT
 from backbay.registry.spec import BackendSpec, CompilerFn
 from backbay.registry.target import reference_of
 
@@ -23,7 +22,7 @@ current_registry: ContextVar["Registry | None"] = ContextVar("current_registry",
 
 
 class ConfiguredBackend:
-    """A compiler function with its mode and options; what ``get_backend`` gives.
+    """A compiler function with its mode and options; what ``get_backend`` returns.
 
     Equal to another of the same compiler function, mode and options, also after pickling.
     """
@@ -36,7 +35,7 @@ class ConfiguredBackend:
         options: dict[str, Any],
         *,
         restore: Callable[..., "ConfiguredBackend"],
-        registry: "Registry | None" = None,
+        registry: "Registry",
     ) -> None:
         """Make one.
 
@@ -80,10 +79,14 @@ class ConfiguredBackend:
         text = json.dumps(parts, sort_keys=True, default=_stable)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def key(self) -> tuple[str, str | None, str]:
+        """What it is found by again; options that JSON can't tell apart share one."""
+        text = json.dumps(self.options, sort_keys=True, default=_stable)
+        return self.spec.name, self.mode, text
+
     def __call__(self, graph_module: Any, example_inputs: Any, **given: Any) -> Any:
         """Compile a graph with the backend, as torch.compile would with this mode and options."""
-        if self._registry is None:
-            return self._calling()(graph_module, example_inputs, **given)
         token = current_registry.set(self._registry)
         try:
             return self._calling()(graph_module, example_inputs, **given)
@@ -92,9 +95,15 @@ class ConfiguredBackend:
 
     def __getattr__(self, name: str) -> Any:
         # Dynamo asks hasattr(backend, "reset") and the like: the backend's own answer counts.
-        if name in CONTRACT:
-            return getattr(self._answering(name), name)
-        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        if name not in CONTRACT:
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        try:
+            answering = self._calling()
+        except Exception as error:
+            # Dynamo asks every backend that it has seen at each reset: one that was never made
+            # must not make all of them fail. A call says what is wrong with it.
+            raise AttributeError(f"{self!r} has no {name!r}: {error}") from error
+        return getattr(answering, name)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ConfiguredBackend):
@@ -118,14 +127,6 @@ class ConfiguredBackend:
         if self._call is None:
             self._call = self._made()
         return self._call
-
-    def _answering(self, name: str) -> CompilerFn:
-        try:
-            return self._calling()
-        except Exception as error:
-            # Dynamo asks every backend that it has seen at each reset: one that was never made
-            # must not make all of them fail. A call says what is wrong with it.
-            raise AttributeError(f"{self!r} has no {name!r}: {error}") from error
 
     def _made(self) -> CompilerFn:
         # Another backend may take Inductor's options, and is not Inductor.
@@ -168,24 +169,6 @@ class _With:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._compiler_fn, name)
-
-
-class Configurations:
-    """The configured backends of one registry, each made once."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[Any, ...], ConfiguredBackend] = {}
-        self._lock = threading.Lock()
-
-    def unique(self, wanted: ConfiguredBackend) -> ConfiguredBackend:
-        """Return the first that was made of those equal to this one."""
-        text = json.dumps(wanted.options, sort_keys=True, default=_stable)
-        key = (wanted.spec.name, wanted.mode, text)
-        with self._lock:
-            made = self._made.get(key)
-            if made is None or made != wanted:
-                made = self._made[key] = wanted
-            return made
 
 
 def _stable(value: Any) -> str:

@@ -51,12 +51,20 @@ def discover(
     """
     found = Discovered()
     catalogue = _catalogue(environment)
-    manifests = _Manifests(environment.installed, why_blocked, found.problems).specs()
+    manifests = [
+        spec
+        for entry_point in _published(
+            environment.installed, MANIFEST_GROUP, found.problems, _MOST_MANIFESTS
+        )
+        if why_blocked(entry_point.distribution.name) is None
+        and normalise(entry_point.distribution.name) not in _OPTIONS_APART
+        for spec in _manifest(entry_point, found.problems)
+    ]
     # What a distribution says of itself counts for more, and what it says first.
     said = [*catalogue, *reversed(manifests)]
     described = {(_provider(spec), spec.name): spec for spec in said}
     published = [
-        _described(_from_entry_point(entry_point), described)
+        _from_entry_point(entry_point, described)
         for entry_point in _published(
             environment.installed, ENTRY_POINT_GROUP, found.problems, MOST_BACKENDS
         )
@@ -124,19 +132,17 @@ def _provider(spec: BackendSpec) -> str:
     return normalise(spec.origin.distribution or spec.origin.kind)
 
 
-def _described(spec: BackendSpec, described: Mapping[tuple[str, str], BackendSpec]) -> BackendSpec:
-    """Return an entry point's backend what its distribution, or the catalogue, says of it."""
-    known = described.get((_provider(spec), spec.name))
+def _from_entry_point(
+    entry_point: EntryPoint, described: Mapping[tuple[str, str], BackendSpec]
+) -> BackendSpec:
+    """Return an entry point's backend, with what its distribution, or the catalogue, says of it."""
+    name, target = entry_point.name, entry_point.value
+    origin = _origin(entry_point.distribution, target)
+    spec = BackendSpec(name=name, origin=origin, loading="entry_point", target=target)
+    known = described.get((_provider(spec), name))
     if known is None:
         return spec
-    return replace(known, origin=spec.origin, loading="entry_point", target=spec.target)
-
-
-def _from_entry_point(entry_point: EntryPoint) -> BackendSpec:
-    origin = _origin(entry_point.distribution, entry_point.value)
-    return BackendSpec(
-        name=entry_point.name, origin=origin, loading="entry_point", target=entry_point.value
-    )
+    return replace(known, origin=origin, loading="entry_point", target=target)
 
 
 def _origin(distribution: Distribution, entry_point: str | None = None) -> Origin:
@@ -168,48 +174,30 @@ def _placed(spec: BackendSpec, installed: Installed, torch: Origin) -> BackendSp
     return replace(spec, origin=_origin(found))
 
 
-@dataclass(slots=True)
-class _Manifests:
-    """The manifests that distributions publish as ``backbay.backends``."""
+def _manifest(entry_point: EntryPoint, problems: list[str]) -> Iterator[BackendSpec]:
+    """Yield what a manifest, published as ``backbay.backends``, says; add what is wrong with it."""
+    from backbay.registry.manifest import read  # noqa: PLC0415 (few installations have one)
 
-    installed: Installed
-    why_blocked: Callable[[str], str | None]
-    problems: list[str]
-
-    def specs(self) -> list[BackendSpec]:
-        return [
-            spec
-            for entry_point in _published(
-                self.installed, MANIFEST_GROUP, self.problems, _MOST_MANIFESTS
+    distribution = entry_point.distribution
+    who = f"{distribution.name} {distribution.version}"
+    path = manifest_path(entry_point)
+    if path is None:
+        why = f"{entry_point.value} is not MODULE:FILE.toml, or absent"
+        problems.append(f"{who}: manifest {entry_point.name}: {why}")
+        return
+    data = load_toml(path)
+    if isinstance(data, str):
+        problems.append(f"{who}: manifest {entry_point.name}: {data}")
+        return
+    manifest = read(data, lambda _: _origin(distribution), declared_by=path)
+    problems += [f"{who}: {problem}" for problem in manifest.problems]
+    for spec in manifest.specs:
+        if spec.loading in {"torch", "removed"}:
+            problems.append(
+                f"{who}: {path}: {spec.name}: only torch's own are registers = {spec.loading!r}"
             )
-            if self.why_blocked(entry_point.distribution.name) is None
-            and normalise(entry_point.distribution.name) not in _OPTIONS_APART
-            for spec in self.read(entry_point)
-        ]
-
-    def read(self, entry_point: EntryPoint) -> Iterator[BackendSpec]:
-        from backbay.registry.manifest import read  # noqa: PLC0415 (few installations have one)
-
-        distribution = entry_point.distribution
-        who = f"{distribution.name} {distribution.version}"
-        path = manifest_path(entry_point)
-        data = (
-            load_toml(path) if path else f"{entry_point.value} is not MODULE:FILE.toml, or absent"
-        )
-        if isinstance(data, str):
-            self.problems.append(f"{who}: manifest {entry_point.name}: {data}")
-            return
-        assert path is not None
-        manifest = read(data, lambda _: _origin(distribution), declared_by=path)
-        self.problems += [f"{who}: {problem}" for problem in manifest.problems]
-        for spec in manifest.specs:
-            foreign = spec.loading in {"torch", "removed"}
-            if foreign:
-                self.problems.append(
-                    f"{who}: {path}: {spec.name}: only torch's own are registers = {spec.loading!r}"
-                )
-                continue
-            yield spec
+            continue
+        yield spec
 
 
 def has_options_apart(spec: BackendSpec) -> bool:
@@ -219,12 +207,11 @@ def has_options_apart(spec: BackendSpec) -> bool:
 
 def with_options(spec: BackendSpec, installed: Installed) -> BackendSpec:
     """Return a spec of ours with the options that the manifest of its distribution declares."""
-    manifests = _Manifests(installed, lambda _: None, [])
     declared = (
         found
         for entry_point in installed.entry_points(MANIFEST_GROUP)
         if normalise(entry_point.distribution.name) == _provider(spec)
-        for found in manifests.read(entry_point)
+        for found in _manifest(entry_point, [])
         if found.name == spec.name
     )
     found = next(declared, None)

@@ -43,6 +43,7 @@ class Distribution:
     """An installed distribution, as its metadata folder names it."""
 
     name: str
+    """Its words joined by hyphens; its folder has underscores, whatever it calls itself."""
     version: str
     folder: str
     """Its ``.dist-info`` or ``.egg-info`` folder."""
@@ -135,7 +136,7 @@ def normalise(name: str) -> str:
 
 
 def is_distribution_name(name: str) -> bool:
-    """Return whether a distribution can have this name (PEP 508)."""
+    """Whether a distribution can have this name (PEP 508)."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -172,7 +173,7 @@ def _distribution(entry: os.DirEntry[str]) -> Distribution | str | None:
     """Return the distribution of a metadata folder; a text says why it is left out."""
     usual = _USUAL_FOLDER.fullmatch(entry.name)  # all that follows, in one match: a third of a scan
     if usual is not None:
-        return Distribution(usual[1], usual[2], entry.path)
+        return Distribution(usual[1].replace("_", "-"), usual[2], entry.path)
     match = _METADATA_FOLDER.match(entry.name)
     if match is None:
         return None
@@ -180,7 +181,7 @@ def _distribution(entry: os.DirEntry[str]) -> Distribution | str | None:
     # Nothing could block or pin such a name, and no terminal could be trusted to show it.
     if not is_distribution_name(match["name"]) or _VERSION.fullmatch(version) is None:
         return f"{entry.path!a} is left out: no distribution has such a name or version"
-    return Distribution(match["name"], version, entry.path)
+    return Distribution(match["name"].replace("_", "-"), version, entry.path)
 
 
 def _version_in(metadata: str) -> str:

@@ -13,6 +13,7 @@ from backbay.registry.distributions import Installed, scan
 _CONSTANT = re.compile(
     r"^(\w+)(?:\s*:[^=]+)?\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|None)\s*$", re.MULTILINE
 )
+_TRITONS = ("triton", "pytorch-triton", "triton-windows", "pytorch-triton-rocm", "triton-rocm")
 _NVML = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 
 
@@ -42,15 +43,13 @@ class Environment:
         build = torch_build()
         return cls(installed=scan(), torch_build=build, devices=devices(build))
 
-    def variable(self, name: str) -> str | None:
-        """Return an environment variable, if it is set to anything."""
-        return os.environ.get(name) or None
-
     def missing_tool(self, tool: str) -> tuple[str, str] | None:
         """Return (what is missing, how to get it), or ``None`` where the tool is here."""
-        if tool == "triton":
-            return _missing_triton(self.installed)
-        return _missing_compiler(tool)
+        if tool != "triton":
+            return _missing_compiler(tool)
+        if any(self.installed.find(name) for name in _TRITONS):
+            return None
+        return "Triton is not installed", "pip install triton"
 
 
 def torch_build() -> dict[str, str | None]:
@@ -71,11 +70,12 @@ def torch_build() -> dict[str, str | None]:
 
 def devices(build: Mapping[str, str | None]) -> dict[str, str]:
     """Return torch's device types, each with why it cannot be used here, or an empty reason."""
+    apple_silicon = sys.platform == "darwin" and os.uname().machine == "arm64"
     return {
         "cpu": "",
         "cuda": _why_no_cuda(build),
         "xpu": "" if build.get("xpu") else _built_without(build, "XPU"),
-        "mps": "" if _is_apple_silicon() else "Metal needs a Mac with Apple silicon",
+        "mps": "" if apple_silicon else "Metal needs a Mac with Apple silicon",
     }
 
 
@@ -116,14 +116,12 @@ def nvidia_gpus() -> int:
     return 0 if failed else count.value
 
 
-def _is_apple_silicon() -> bool:
-    return sys.platform == "darwin" and os.uname().machine == "arm64"
-
-
 def _missing_compiler(tool: str) -> tuple[str, str] | None:
     import shutil  # noqa: PLC0415 (imports every archive format)
 
-    variable, default = {"c++": ("CXX", _default_cxx()), "cc": ("CC", "cc")}[tool]
+    # torch/_inductor/config.py chooses the same way.
+    cxx = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    variable, default = {"c++": ("CXX", cxx), "cc": ("CC", "cc")}[tool]
     command = os.environ.get(variable) or default
     if shutil.which(command):
         return None
@@ -134,15 +132,3 @@ def _missing_compiler(tool: str) -> tuple[str, str] | None:
         f"no {language} compiler: {command!r} is not on PATH",
         f"install one (Debian: apt-get install g++; conda: cxx-compiler) or set {variable}",
     )
-
-
-def _default_cxx() -> str:
-    # torch/_inductor/config.py chooses the same way.
-    return {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-
-
-def _missing_triton(installed: Installed) -> tuple[str, str] | None:
-    names = ("triton", "pytorch-triton", "triton-windows", "pytorch-triton-rocm", "triton-rocm")
-    if any(installed.find(name) for name in names):
-        return None
-    return "Triton is not installed", "pip install triton"

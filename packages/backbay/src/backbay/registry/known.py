@@ -4,12 +4,12 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from backbay.errors import BackendConflict, BackendUnavailable
+from backbay.errors import BackendNotFound, BackendUnavailable
 from backbay.registry import bridge, discovery
 from backbay.registry.availability import Availability, of_resolution
 from backbay.registry.environment import Environment
 from backbay.registry.policy import Policy, active, standing_policy
-from backbay.registry.resolution import Resolution, group, resolve
+from backbay.registry.resolution import Resolution, resolve
 from backbay.registry.spec import BackendSpec, Origin
 
 HIDDEN_TAGS = ("debug", "experimental")
@@ -63,7 +63,10 @@ class KnownBackends:
         It is what a listing needs: of Backbay's own backends the options may be missing, which
         `resolution`, `spec` and `specs` have.
         """
-        by_name, here = group(self._claimants()), self.policy
+        by_name: dict[str, list[BackendSpec]] = {}
+        for spec in self._claimants():
+            by_name.setdefault(spec.name, []).append(spec)
+        here = self.policy
         return {name: resolve(name, by_name[name], here) for name in sorted(by_name)}
 
     def resolution(self, name: str) -> Resolution:
@@ -72,17 +75,17 @@ class KnownBackends:
         Raises:
             BackendNotFound: nobody knows the name; the message gives the nearest one.
         """
-        claimants = self._claimants_of(name)
+        claimants = [self._with_options(spec) for spec in self._claimants() if spec.name == name]
         if not claimants:
             raise self._not_found(name)
         return resolve(name, claimants, self.policy)
 
     def candidates(self, name: str) -> tuple[BackendSpec, ...]:
         """Return everything that claims a name, winner first; nothing where nobody does."""
-        claimants = self._claimants_of(name)
-        if not claimants:
+        try:
+            return tuple(x.spec for x in self.resolution(name).candidates)
+        except BackendNotFound:
             return ()
-        return tuple(x.spec for x in resolve(name, claimants, self.policy).candidates)
 
     def specs(self) -> dict[str, BackendSpec]:
         """Return the spec of each known name, the absent included, sorted by name."""
@@ -95,7 +98,7 @@ class KnownBackends:
             BackendNotFound: nobody knows the name; the message gives the nearest one.
             BackendConflict: several claim it, and no rule decides.
         """
-        return winner_of(self.resolution(name))
+        return self.resolution(name).winner
 
     def list_backends(
         self,
@@ -114,14 +117,14 @@ class KnownBackends:
         return [
             name
             for name, x in self.resolutions().items()
-            if x.candidates[0].standing not in {"absent", "blocked"}
+            if x.standing not in {"absent", "blocked"}
             and x.spec.loading != "callable"  # torch has no name for it
             and not hidden.intersection(x.spec.tags)
             and (not available or of_resolution(x, self.environment).ready)
         ]
 
     def availability(self, name: str, device: str | None = None) -> Availability:
-        """Return whether a backend runs here, and if not why and what to do.
+        """Return whether a backend runs here, and if not, why and what to do.
 
         Args:
             name: the backend.
@@ -150,7 +153,7 @@ class KnownBackends:
             BackendUnavailable: it is known and does not run here; the message says what to do.
         """
         resolution = self.resolution(name)
-        spec = winner_of(resolution)
+        spec = resolution.winner
         availability = of_resolution(resolution, self.environment, device)
         if availability.ready:
             return spec
@@ -163,11 +166,8 @@ class KnownBackends:
         """Return what this process registered here, and what is in torch's registry."""
         return [], list(bridge.registered_in_torch())
 
-    def _claimants_of(self, name: str) -> list[BackendSpec]:
-        """Return everything that claims a name, with the options that a listing leaves out."""
-        return [self._with_options(spec) for spec in self._claimants() if spec.name == name]
-
     def _with_options(self, spec: BackendSpec) -> BackendSpec:
+        """Return a spec with the options that a listing leaves out."""
         origin = spec.origin
         if not discovery.has_options_apart(spec):
             return spec
@@ -198,17 +198,6 @@ class KnownBackends:
         return bridge.not_found(
             f"no backend named {name!r}{hint} {len(known)} are known: see `backbay list --all`."
         )
-
-
-def winner_of(resolution: Resolution) -> BackendSpec:
-    """Return what a name resolves to.
-
-    Raises:
-        BackendConflict: several claim it, and no rule decides.
-    """
-    if resolution.winner is None:
-        raise BackendConflict(str(resolution.conflict))
-    return resolution.winner
 
 
 def _pieces(spec: BackendSpec, what: Collected) -> Iterable[str]:

@@ -82,7 +82,7 @@ def _entries(registry: Registry) -> dict[str, dict[str, str]]:
         for name, resolution in registry.resolutions().items()
         if (spec := registry.spec(name) if resolution.conflict else specs[name])
         and spec.origin.kind == "distribution"
-        and resolution.candidates[0].standing == "wins"
+        and resolution.standing == "wins"
     }
 
 

@@ -4,10 +4,9 @@ The reader is one table of fields, from which the published JSON schema is made 
 untrusted input: whatever it is given, it gives specs and problems, and never raises.
 """
 
-import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backbay.registry.spec import (
@@ -275,21 +274,21 @@ class _Reading:
         self.place += f" ({name['name']})"
         known = self._fields(entry, _ENTRY, "", also=_TABLES)
         spec = self._spec(entry, known, origin_of(known.get("distribution")), declared_by)
-        self._add(spec.name, lambda: spec)
-        for name in known.get("aliases", ()):
-            self._add(name, functools.partial(_alias, spec, name))
+        for name in (spec.name, *known.get("aliases", ())):
+            self._add(spec if name is spec.name else replace(spec, name=name, alias_of=spec.name))
 
     def problem(self, what: str) -> None:
         self.manifest.add_problem(f"{self.place} {what}")
 
-    def _add(self, name: str, make: Callable[[], BackendSpec]) -> None:
+    def _add(self, spec: BackendSpec) -> None:
+        name = spec.name
         if name in self.manifest.names:
             self.problem(f"gives the name {name} a second time; the first counts")
         elif len(self.manifest.specs) >= MOST_BACKENDS:
             self.problem(f"is one too many: at most {MOST_BACKENDS} names, aliases included")
         else:
             self.manifest.names.add(name)
-            self.manifest.specs.append(make())
+            self.manifest.specs.append(spec)
 
     def _spec(
         self, entry: dict[str, Any], known: dict[str, Any], origin: Origin, declared_by: str
@@ -385,12 +384,6 @@ class _Reading:
                 self.problem(f"has options.{name} = {_shown(table)}, which must be a table")
                 table = {}  # noqa: PLW2901 (its name is understood)
             yield Option(name=name, **self._fields(table, _OPTION, f"options.{name}."))
-
-
-def _alias(spec: BackendSpec, name: str) -> BackendSpec:
-    from dataclasses import replace  # noqa: PLC0415 (few manifests have aliases)
-
-    return replace(spec, name=name, alias_of=spec.name)
 
 
 def _shown(value: Any) -> str:

@@ -84,9 +84,7 @@ def names_here(registry: Registry) -> list[str]:
 
     What is blocked, or claimed by several without a rule that decides, does not resolve.
     """
-    resolved = (
-        name for name, x in registry.resolutions().items() if x.candidates[0].standing == "wins"
-    )
+    resolved = (name for name, x in registry.resolutions().items() if x.standing == "wins")
     return sorted({*get_args(BuiltinName), *resolved})
 
 

@@ -18,7 +18,9 @@ def mode_problems(spec: BackendSpec, mode: str | None) -> Iterator[str]:
     if mode is None or mode == "default":
         return
     if "inductor" in {spec.options, spec.further_options}:
-        known = _inductor_modes()
+        from torch._inductor import list_mode_options  # noqa: PLC0415 (torch is there to compile)
+
+        known = tuple(list_mode_options())
         if mode not in known:
             yield f"there is no mode {mode!r}{_near(mode, known)}; modes: {', '.join(known)}"
     elif spec.traits.mode is False:
@@ -33,7 +35,8 @@ def option_problems(spec: BackendSpec, options: Mapping[str, Any] | None) -> Ite
         yield from _inductor_problems("inductor", options, ())
         return
     if spec.traits.options is False or (spec.options == () and spec.further_options is None):
-        yield f"{spec.name} takes no options, and {_listed(options)} were given"
+        given = ", ".join(map(repr, options))
+        yield f"{spec.name} takes no options, and {given} were given"
         return
     if spec.options is None:
         return
@@ -111,16 +114,6 @@ def _inductor_problems(
             yield f"option {name!r} of inductor is {wanted.__name__}, not {type(value).__name__}"
 
 
-def _inductor_modes() -> tuple[str, ...]:
-    from torch._inductor import list_mode_options  # noqa: PLC0415 (as above)
-
-    return tuple(list_mode_options())
-
-
 def _near(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
     close = get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _listed(options: Mapping[str, Any]) -> str:
-    return ", ".join(map(repr, options))

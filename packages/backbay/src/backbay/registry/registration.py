@@ -9,15 +9,16 @@ import functools
 import json
 import os
 import re
+import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from backbay.errors import BackendConflict, BackendNotFound, InputError
-from backbay.registry import bridge, sharing
+from backbay.registry import bridge
 from backbay.registry.loading import current_transaction, load_target
 from backbay.registry.policy import PROCESS, STATE, STATE_VERSION, Policy
 from backbay.registry.spec import (
@@ -100,11 +101,11 @@ class Registrations:
         spec: BackendSpec,
         compiler_fn: CompilerFn,
         *,
-        others: Iterable[BackendSpec],
+        others: Sequence[BackendSpec],
         policy: Policy,
         replacing: bool,
     ) -> Callable[[], None]:
-        """Register a compiler function; give what puts back what the name had before.
+        """Register a compiler function, and return what puts back what the name had before.
 
         Args:
             spec: what it is.
@@ -117,11 +118,16 @@ class Registrations:
             BackendConflict: the name is reserved, or another has it.
             InputError: it cannot be a name.
         """
-        _check_name(spec.name)
-        others = list(others)
+        name = spec.name
+        if len(name) > LONGEST_NAME or re.search(TEXT_PATTERN, name) is None:
+            raise InputError(f"{name[:LONGEST_NAME]!a} cannot be a backend's name")
+        if parse(name) is not None:
+            raise InputError(
+                f"{name!r} cannot be a backend's name: it names an attribute of a module"
+            )
         published = any(_is_published(x, compiler_fn) for x in others)
         with self._lock:
-            existing = self._by_name.get(spec.name)
+            existing = self._by_name.get(name)
             if existing is not None and _same(existing.given, compiler_fn):
                 return _nothing
             if published and not (existing is not None and replacing):
@@ -186,7 +192,7 @@ class Registrations:
     def _put(self, registration: Registration) -> None:
         spec = registration.spec
         if self._shared:
-            sharing.share(spec.name, registration.resolved, spec.tags)
+            bridge.share(spec.name, registration.resolved, spec.tags)
         self._by_name[spec.name] = registration
 
     def _remove(self, registration: Registration) -> None:
@@ -197,27 +203,24 @@ class Registrations:
         if registration.resolved is registration.given:  # else the next one is a new one anyhow
             self._taken_back.append(weakref.ref(registration.given))
         if self._shared:
-            sharing.withdraw(name, registration.resolved)
+            bridge.withdraw(name, registration.resolved)
 
     def _resolved(self, spec: BackendSpec, given: CompilerFn) -> CompilerFn:
-        if self._was_taken_back(given) or (self._shared and self._is_tagged_otherwise(spec, given)):
-            return sharing.stand_in(given, spec.name)
-        return sharing.shareable(given, spec.name)
-
-    def _was_taken_back(self, given: CompilerFn) -> bool:
-        return any(reference() is given for reference in self._taken_back)
-
-    def _is_tagged_otherwise(self, spec: BackendSpec, given: CompilerFn) -> bool:
-        """Return whether it has another name, with other tags: up to 2.14.0 torch has one set."""
-        tags = [x.spec.tags for x in self._by_name.values() if x.resolved is given]
-        return any(x != spec.tags for x in [*tags, getattr(given, "_tags", spec.tags)])
+        another = any(reference() is given for reference in self._taken_back)
+        if not another and self._shared:
+            # Under another name it may have other tags, and up to 2.14.0 torch has one set of them.
+            tags = [x.spec.tags for x in self._by_name.values() if x.resolved is given]
+            another = any(x != spec.tags for x in [*tags, getattr(given, "_tags", spec.tags)])
+        if another:
+            return bridge.stand_in(given, spec.name)
+        return bridge.shareable(given, spec.name)
 
     def _refuse(
         self,
         spec: BackendSpec,
         compiler_fn: CompilerFn,
         existing: Registration | None,
-        others: list[BackendSpec],
+        others: Sequence[BackendSpec],
         policy: Policy,
         *,
         replacing: bool,
@@ -253,7 +256,10 @@ def described(
     _check_details(details)
     if not callable(compiler_fn):
         raise InputError(f"a backend must be callable, not {type(compiler_fn).__name__}")
-    name = name or _name_of(compiler_fn)
+    own = getattr(compiler_fn, "__name__", None) or getattr(
+        bridge.unwrapped(compiler_fn), "__name__", None
+    )
+    name = name or (own if isinstance(own, str) else None)
     if not name:
         raise InputError(f"{compiler_fn!r} has no __name__: pass name=... to register it")
     if not isinstance(name, str):
@@ -261,51 +267,43 @@ def described(
     tags = tags if isinstance(tags, str) else tuple(tags)
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
         raise InputError(f"tags must be a list of names, not {tags!r}")
-    details = _own_details(compiler_fn) | dict(details)
+    # Of its class, as Python asks: what a compiler function says of itself.
+    say = getattr(type(compiler_fn), "__backbay_details__", None)
+    details = {**(say(compiler_fn) if say is not None else {}), **details}
     origin = Origin(kind="process", location=bridge.location_of(bridge.unwrapped(compiler_fn)))
     spec = BackendSpec(name=name, origin=origin, loading="object", tags=tags)
     return replace(spec, **details, declared_by=origin.location) if details else spec
-
-
-def _own_details(compiler_fn: Any) -> dict[str, Any]:
-    """Return what a compiler function says of itself; asked of its class, as Python asks."""
-    say = getattr(type(compiler_fn), "__backbay_details__", None)
-    return dict(say(compiler_fn)) if say is not None else {}
 
 
 def _nothing() -> None:
     """Take nothing back: nothing was changed."""
 
 
-def _check_name(name: str) -> None:
-    if len(name) > LONGEST_NAME or re.search(TEXT_PATTERN, name) is None:
-        raise InputError(f"{name[:LONGEST_NAME]!a} cannot be a backend's name")
-    if parse(name) is not None:
-        raise InputError(f"{name!r} cannot be a backend's name: it names an attribute of a module")
-
-
-def _name_of(compiler_fn: Any) -> str | None:
-    name = getattr(compiler_fn, "__name__", None) or getattr(
-        bridge.unwrapped(compiler_fn), "__name__", None
-    )
-    return name if isinstance(name, str) else None
-
-
 def _same(one: CompilerFn, other: CompilerFn) -> bool:
-    """Return whether two are the same backend: one object, or methods of one object."""
+    """Whether two are the same backend: one object, or methods of one object."""
     return one is other or (type(one) is type(other) and hasattr(one, "__self__") and one == other)
 
 
 def _is_published(spec: BackendSpec, compiler_fn: CompilerFn) -> bool:
-    """Return whether a distribution's entry point leads to this, as far as that is known by now."""
+    """Whether a distribution's entry point leads to this, as far as that is known by now."""
     if spec.origin.kind != "distribution" or spec.target is None:
         return False
-    published = bridge.imported(spec.target)
+    published = _imported(spec.target)
     if published is not None:
         return _same(published, compiler_fn) or _defined(published) == _defined(compiler_fn)
     # Its module is not imported yet, or is being imported: one package does not contradict itself.
     package = (bridge.module_of(bridge.unwrapped(compiler_fn)) or "").partition(".")[0]
     return package == spec.target.partition(":")[0].partition(".")[0]
+
+
+def _imported(target: str) -> Any:
+    """Return what ``module:attribute`` is by now; nothing if it is not imported that far."""
+    module, _, attribute = target.partition(":")
+    first, *rest = attribute.split(".")
+    found = getattr(sys.modules.get(module), "__dict__", {}).get(first)  # runs no __getattr__ of it
+    for name in rest:
+        found = getattr(found, name, None)
+    return found
 
 
 def _defined(compiler_fn: Any) -> tuple[Any, Any] | object:
@@ -317,7 +315,7 @@ def _defined(compiler_fn: Any) -> tuple[Any, Any] | object:
 def _taken_by(
     existing: Registration | None,
     held: CompilerFn | None,
-    others: list[BackendSpec],
+    others: Sequence[BackendSpec],
     policy: Policy,
     name: str,
 ) -> str | None:

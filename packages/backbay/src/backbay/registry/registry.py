@@ -4,20 +4,20 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from backbay.errors import BackendNotFound, InputError
 from backbay.registry import bridge
 from backbay.registry.availability import is_absent
 from backbay.registry.environment import Environment
-from backbay.registry.known import KnownBackends, winner_of
+from backbay.registry.known import KnownBackends
 from backbay.registry.loading import Loader, load_target, source_of, transaction
 from backbay.registry.policy import STATE, Policy, active, handed_down
 from backbay.registry.spec import BackendSpec, CompilerFn, Origin
 
 if TYPE_CHECKING:
-    from backbay.registry.configured import Configurations, ConfiguredBackend
+    from backbay.registry.configured import ConfiguredBackend
     from backbay.registry.registration import Details, Registrations
     from backbay.registry.target import Target
 
@@ -44,7 +44,7 @@ class Registry(KnownBackends):
         super().__init__(environment, standing=standing)
         self._shared_with_torch = shared_with_torch
         self._registered: Registrations | None = None
-        self._configured: Configurations | None = None
+        self._configured: dict[Hashable, ConfiguredBackend] = {}
         self._loader = Loader()
         self._lock = threading.RLock()
         self._generation = 0
@@ -82,7 +82,7 @@ class Registry(KnownBackends):
     # -- looking up
 
     def lookup_backend(self, compiler_fn: str | CompilerFn) -> CompilerFn:
-        """Expand a backend's name to its compiler function; a function is given back as it is.
+        """Expand a backend's name to its compiler function; a function is returned as it is.
 
         A name is a registered one, ``module:attribute`` or ``file.py:attribute``. The same name
         gives the same object every time: Dynamo guards on it. As with torch, what can be loaded is
@@ -121,13 +121,13 @@ class Registry(KnownBackends):
 
     def _loadable(self, name: str) -> BackendSpec:
         resolution = self.resolution(name)
-        spec = winner_of(resolution)
-        if resolution.blocked or is_absent(spec, self.environment):
+        spec = resolution.winner
+        if resolution.standing == "blocked" or is_absent(spec, self.environment):
             return self.require(name)
         return spec
 
     def _registered_as(self, spec: BackendSpec) -> CompilerFn | None:
-        """What is registered, here or with torch; nothing if it has been taken back since."""
+        """Return what is registered, here or with torch; nothing if it was taken back since."""
         if spec.loading == "torch":
             return bridge.held_by_torch(spec.name)
         registration = self._registered.get(spec.name) if self._registered is not None else None
@@ -148,7 +148,7 @@ class Registry(KnownBackends):
     def get_backend(
         self, name: str, *, mode: str | None = None, options: Mapping[str, Any] | None = None
     ) -> "ConfiguredBackend":
-        """A backend with its mode and options as one callable for ``torch.compile(backend=)``.
+        """Return a backend with its mode and options as one callable for ``torch.compile``.
 
         The same request gives the same object every time, and an equal one after pickling: Dynamo
         recompiles for a new one. It has a ``digest`` for caches.
@@ -158,7 +158,11 @@ class Registry(KnownBackends):
         """
         spec, compiler_fn = self._described(name), self.lookup_backend(name)
         wanted = self.configured(spec, compiler_fn, mode, options or {})
-        return self._configurations.unique(wanted)
+        with self._lock:
+            made = self._configured.get(wanted.key)
+            if made is None or made != wanted:
+                made = self._configured[wanted.key] = wanted
+            return made
 
     def configured(
         self,
@@ -181,15 +185,6 @@ class Registry(KnownBackends):
             return self.spec(name)
         origin = Origin(kind="process", location=name)
         return BackendSpec(name=name, origin=origin, loading="callable", target=name)
-
-    @property
-    def _configurations(self) -> "Configurations":
-        from backbay.registry.configured import Configurations  # noqa: PLC0415 (imports hashlib)
-
-        with self._lock:
-            if self._configured is None:
-                self._configured = Configurations()
-            return self._configured
 
     # -- registering
 
@@ -257,7 +252,7 @@ class Registry(KnownBackends):
         replace: bool,
         details: "Details",
     ) -> Callable[[], None]:
-        """Register a compiler function; give what puts back what the name had before."""
+        """Register a compiler function, and return what puts back what the name had before."""
         from backbay.registry.registration import described  # noqa: PLC0415 (a listing has none)
 
         spec = described(compiler_fn, name, tags, dict(details))
@@ -341,9 +336,7 @@ class Registry(KnownBackends):
             self.resolve(backend)
         self._default = backend
         if self._shared_with_torch:
-            from backbay.registry.sharing import share_default  # noqa: PLC0415 (as above)
-
-            share_default(backend)
+            bridge.share_default(backend)
 
     def get_default_backend(self) -> str | CompilerFn:
         """Return what is compiled with where nobody names a backend."""

@@ -1,9 +1,10 @@
 """Which of several claimants gets a name, and by which rule. Pure: it looks nothing up."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from backbay.errors import BackendConflict
 from backbay.registry.distributions import normalise, required_name
 from backbay.registry.policy import PROCESS, Policy
 from backbay.registry.spec import BackendSpec, Origin
@@ -19,7 +20,7 @@ class Conflict:
     remedy: str
 
     def __str__(self) -> str:
-        """Say both on one line."""
+        """Return both on one line."""
         return f"{self.reason}: {self.remedy}"
 
 
@@ -45,19 +46,24 @@ class Resolution:
     """Where claimants contend."""
 
     @property
-    def winner(self) -> BackendSpec | None:
-        """Return what the name resolves to, runnable or not; nothing where claimants contend."""
-        first = self.candidates[0]
-        return None if first.standing == "contends" else first.spec
+    def standing(self) -> Standing:
+        """Whether the name resolves to something: how the first claimant stands."""
+        return self.candidates[0].standing
 
     @property
-    def blocked(self) -> bool:
-        """Whether every provider of the name is blocked."""
-        return self.candidates[0].standing == "blocked"
+    def winner(self) -> BackendSpec:
+        """What the name resolves to, runnable or not.
+
+        Raises:
+            BackendConflict: several claim it, and no rule decides.
+        """
+        if self.standing == "contends":
+            raise BackendConflict(str(self.conflict))
+        return self.spec
 
     @property
     def spec(self) -> BackendSpec:
-        """Return the winner; where there is none, the first claimant, to have something to show."""
+        """The winner; where there is none, the first claimant, to have something to show."""
         return self.candidates[0].spec
 
 
@@ -76,90 +82,78 @@ def resolve(name: str, claimants: Iterable[BackendSpec], policy: Policy) -> Reso
     """
     blocked, absent, free = [], [], []
     for spec in claimants:
-        why = _why_blocked(spec, policy)
+        why = None
+        # torch's own, and what this process registered, are there already: no code to keep out.
+        if spec.origin.kind == "distribution" and spec.origin.distribution is not None:
+            why = policy.why_blocked(spec.origin.distribution)
         if why is not None:
             blocked.append(Candidate(spec, "blocked", why))
         elif spec.origin.kind == "catalogue":
             absent.append(Candidate(spec, "absent", "only known from the catalogue: not installed"))
         else:
             free.append(spec)
-    decided, conflict = _decide(name, free, policy)
-    if not free and policy.pinned(name) is not None:
-        conflict = _unmet_pin(name, policy)
-    ordered = (*decided, *blocked, *absent)
-    if conflict is not None and not decided:
-        ordered = tuple(Candidate(x.spec, "contends", str(conflict)) for x in ordered)
-    return Resolution(name, ordered, conflict)
+    others = (*blocked, *absent)
+    decided = _decided(name, free, policy)
+    if not isinstance(decided, Conflict):
+        return Resolution(name, (*decided, *others))
+    contending = free or [x.spec for x in others]
+    candidates = tuple(Candidate(spec, "contends", str(decided)) for spec in contending)
+    return Resolution(name, (*candidates, *others) if free else candidates, decided)
 
 
-def _why_blocked(spec: BackendSpec, policy: Policy) -> str | None:
-    # torch's own and what this process registered are there already: there is no code to keep out.
-    if spec.origin.kind != "distribution" or spec.origin.distribution is None:
-        return None
-    return policy.why_blocked(spec.origin.distribution)
-
-
-def _decide(
+def _decided(
     name: str, free: list[BackendSpec], policy: Policy
-) -> tuple[tuple[Candidate, ...], Conflict | None]:
-    if not free:
-        return (), None
+) -> tuple[Candidate, ...] | Conflict:
+    """Return those that are not blocked, the winner first, or why none wins."""
+    pin = policy.pinned(name)
     torch = next((spec for spec in free if spec.origin.kind == "torch"), None)
     if torch is not None:
         return _reserved(name, torch, free, policy)
-    if policy.pinned(name) is not None:
-        return _pinned(name, free, policy)
+    if pin is not None:
+        return _pinned(name, *pin, free)
+    if not free:
+        return ()
     process = next((spec for spec in free if spec.origin.kind == "process"), None)
     if process is not None:
-        rule = "what this process registers comes before what is installed"
-        return _won(process, free, rule), None
+        return _won(process, free, "what this process registers comes before what is installed")
     providers = {normalise(spec.origin.distribution or ""): spec.origin for spec in free}
-    if len(providers) > 1:
-        conflict = _contention(name, list(providers.values()))
-        return _contending(free, conflict), conflict
-    return _won(free[0], free, "nothing else provides the name"), None
+    if len(providers) == 1:
+        return _won(free[0], free, "nothing else provides the name")
+    first = free[0].origin.distribution
+    both = " and ".join(str(origin) for origin in providers.values())
+    return Conflict(
+        f"{both} all provide {name!r}",
+        f'choose one in backbay.toml, [pin] {name} = "{first}", or with BACKBAY_PIN={name}={first}',
+    )
 
 
 def _reserved(
     name: str, torch: BackendSpec, free: list[BackendSpec], policy: Policy
-) -> tuple[tuple[Candidate, ...], Conflict | None]:
+) -> tuple[Candidate, ...] | Conflict:
     pin = policy.pinned(name)
-    if pin is None or _is_from(torch.origin, pin[0]):
-        won = _won(torch, free, "the names of torch's own backends are reserved")
-        why = _why_led_to_is_blocked(torch, policy)
-        return (won if why is None else (Candidate(torch, "blocked", why), *won[1:])), None
-    conflict = Conflict(
-        f"{pin[1]} pins {name!r} to {pin[0]}, but the name is torch's own, which nobody can take",
-        "remove the pin, and publish that backend under another name",
-    )
-    return _contending(free, conflict), conflict
-
-
-def _why_led_to_is_blocked(torch: BackendSpec, policy: Policy) -> str | None:
+    if pin is not None and not _is_from(torch.origin, pin[0]):
+        return Conflict(
+            f"{pin[1]} pins {name!r} to {pin[0]}, but the name is torch's own, which nobody can "
+            "take",
+            "remove the pin, and publish that backend under another name",
+        )
+    winner, *lost = _won(torch, free, "the names of torch's own backends are reserved")
     # Torch's bridges (tvm, openxla) have no code of their own to speak of: they run another's.
     led_to = map(required_name, torch.requires.distributions)
     reasons = (policy.why_blocked(distribution) for distribution in led_to)
-    return next((why for why in reasons if why is not None), None)
+    why = next((why for why in reasons if why is not None), None)
+    return (winner if why is None else Candidate(torch, "blocked", why), *lost)
 
 
 def _pinned(
-    name: str, free: list[BackendSpec], policy: Policy
-) -> tuple[tuple[Candidate, ...], Conflict | None]:
-    pin = policy.pinned(name)
-    assert pin is not None
-    chosen = next((spec for spec in free if _is_from(spec.origin, pin[0])), None)
-    if chosen is None:
-        conflict = _unmet_pin(name, policy)
-        return _contending(free, conflict), conflict
-    return _won(chosen, free, f"{pin[1]} pins it to {pin[0]}"), None
-
-
-def _unmet_pin(name: str, policy: Policy) -> Conflict:
-    pin = policy.pinned(name)
-    assert pin is not None
+    name: str, where: str, source: str, free: list[BackendSpec]
+) -> tuple[Candidate, ...] | Conflict:
+    chosen = next((spec for spec in free if _is_from(spec.origin, where)), None)
+    if chosen is not None:
+        return _won(chosen, free, f"{source} pins it to {where}")
     return Conflict(
-        f"{pin[1]} pins {name!r} to {pin[0]}, which does not provide it here",
-        f"install {pin[0]}, allow it, or change the pin",
+        f"{source} pins {name!r} to {where}, which does not provide it here",
+        f"install {where}, allow it, or change the pin",
     )
 
 
@@ -173,26 +167,3 @@ def _won(winner: BackendSpec, free: list[BackendSpec], rule: str) -> tuple[Candi
     others = (spec for spec in free if spec is not winner)
     lost = (Candidate(x, "shadowed", f"{winner.origin} wins: {rule}") for x in others)
     return (Candidate(winner, "wins", rule), *lost)
-
-
-def _contending(free: list[BackendSpec], why: Conflict) -> tuple[Candidate, ...]:
-    return tuple(Candidate(spec, "contends", str(why)) for spec in free)
-
-
-def _contention(name: str, origins: list[Origin]) -> Conflict:
-    first = origins[0].distribution
-    both = " and ".join(str(origin) for origin in origins)
-    return Conflict(
-        f"{both} all provide {name!r}",
-        f'choose one in backbay.toml, [pin] {name} = "{first}", or with BACKBAY_PIN={name}={first}',
-    )
-
-
-def group(
-    specs: Iterable[BackendSpec], key: Callable[[BackendSpec], str] = lambda spec: spec.name
-) -> dict[str, list[BackendSpec]]:
-    """Put claimants together by the name that they claim, in the order found."""
-    by_name: dict[str, list[BackendSpec]] = {}
-    for spec in specs:
-        by_name.setdefault(key(spec), []).append(spec)
-    return by_name

@@ -37,7 +37,7 @@ class Origin:
     kind: OriginKind
 
     distribution: str | None = None
-    """Name of the distribution, as it spells it."""
+    """Name of the distribution, its words joined by hyphens."""
 
     version: str | None = None
     """Version of that distribution."""
@@ -52,7 +52,7 @@ class Origin:
     """The distribution's metadata folder."""
 
     def __str__(self) -> str:
-        """Say it in a few words, for tables and errors."""
+        """Return it in a few words, for tables and errors."""
         provider = " ".join(part for part in (self.distribution, self.version) if part)
         if self.kind == "torch":
             return provider or "torch"
@@ -222,12 +222,12 @@ class BackendSpec:
 
 
 def can_be_published(name: str) -> bool:
-    """Return whether a distribution can publish a backend under a name."""
+    """Whether a distribution can publish a backend under a name."""
     return len(name) <= LONGEST_NAME and re.search(BACKEND_NAME_PATTERN, name) is not None
 
 
 def names_an_attribute(target: str) -> bool:
-    """Return whether a text is of the form ``module:attribute``, either of them dotted or not."""
+    """Whether a text is of the form ``module:attribute``, either of them dotted or not."""
     dotted = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
     return re.fullmatch(f"{dotted}:{dotted}", target) is not None
 

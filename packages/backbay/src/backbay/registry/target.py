@@ -57,7 +57,7 @@ class Target:
             )
 
     def load(self) -> object:
-        """Import the source and give its attribute.
+        """Import the source and return its attribute.
 
         A file's directory is importable meanwhile, before everything else, as in ``python
         file.py``; afterwards it stays on ``sys.path``, last, for what the loaded code imports when
@@ -222,10 +222,7 @@ def _attribute(module: ModuleType, dotted: str, source: str) -> object:
     try:
         return functools.reduce(getattr, dotted.split("."), module)
     except AttributeError as error:
-        near = difflib.get_close_matches(dotted, list(_public(module)), n=1)
+        public = [name for name in vars(module) if not name.startswith("_")]
+        near = difflib.get_close_matches(dotted, public, n=1)
         hint = f" Did you mean {source}:{near[0]}?" if near else ""
         raise TargetNotFound(f"{source} has no attribute {dotted!r}.{hint}") from error
-
-
-def _public(module: ModuleType) -> Iterator[str]:
-    return (name for name in vars(module) if not name.startswith("_"))
