@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from backbay.errors import InputError
+from backbay.registry import BackendSpec, Origin, Requirements
 from backbay.registry import probe as probing
 from backbay.registry.probe import ProbeRequest, ProbeResult, probe, probe_key
 from backbay.session import Lost, Service
@@ -349,6 +350,16 @@ def test_the_environment_is_part_of_the_key(monkeypatch, name):
     unset = probe_key(REQUEST)
     monkeypatch.setenv(name, "")
     assert probe_key(REQUEST) != unset
+
+
+def test_another_version_of_what_a_backend_requires_is_taken_for_the_same(install, registry):
+    spec = BackendSpec(
+        name="mine",
+        origin=Origin(kind="process"),
+        requires=Requirements(distributions=("engine>=1.0",)),
+    )
+    install("engine", "1.5")
+    assert "engine 1.5" in probing._key(registry, spec)
 
 
 def test_the_key_does_not_depend_on_the_order_of_options():

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,8 @@ from backbay.registry.spec import BackendSpec, KnownFault, Requirements, names_a
 
 _UNREADABLE = (ValueError, RecursionError)
 """What packaging raises for what it cannot read; the latter for markers in very many brackets."""
+
+_ANOTHER = "use another backend: see `backbay list`"
 
 State = Literal["ready", "not_installed", "wrong_version", "no_device", "blocked", "broken"]
 
@@ -58,23 +60,7 @@ def check(spec: BackendSpec, environment: Environment, device: str | None = None
         device: the device type to compile for. Without it the backend is ready where it can be used
             with any device that is here.
     """
-    asked = _Asked(spec, environment, device)
-    checks: tuple[Callable[[], Availability | None], ...] = (
-        asked.removed,
-        asked.provider,
-        asked.entry_point,
-        asked.distributions,
-        asked.versions,
-        asked.torch,
-        asked.faults,
-        asked.platform,
-        asked.devices,
-        asked.modules,
-        asked.variables,
-        asked.tools,
-    )
-    found = (test() for test in checks)
-    problem = next((x for x in found if x is not None), None)
+    problem = next(_Asked(spec, environment, device).problems(), None)
     if problem is not None:
         return problem
     if spec.requires == Requirements():
@@ -90,7 +76,8 @@ def is_absent(spec: BackendSpec, environment: Environment) -> bool:
     What is there and would not run (no device, no compiler, known to be broken) can be loaded.
     """
     asked = _Asked(spec, environment, None)
-    found = (asked.removed(), asked.provider(), asked.distributions(), asked.modules())
+    checks = (asked.removed(), asked.provider(), asked.distributions(), asked.modules())
+    found = (next(problems, None) for problems in checks)
     return any(x is not None and x.state == "not_installed" for x in found)
 
 
@@ -102,47 +89,60 @@ class _Asked:
     environment: Environment
     device: str | None
 
-    def removed(self) -> Availability | None:
-        if self.spec.loading != "removed":
-            return None
-        fault = next(iter(self.spec.broken), None)
-        reason = fault.reason if fault else "PyTorch no longer has it"
-        remedy = (fault.remedy if fault else "") or "use another backend: see `backbay list`"
-        return Availability(state="not_installed", reason=reason, remedy=remedy)
+    def problems(self) -> Iterator[Availability]:
+        """Yield what is in the way, in the order in which it has to be mended."""
+        yield from self.removed()
+        yield from self.provider()
+        yield from self.entry_point()
+        yield from self.distributions()
+        yield from self.versions()
+        if self.environment.torch_build.get("__version__") is None:
+            yield _not_installed("PyTorch", "pip install torch")  # which every backend needs
+        for fault in matching(self.spec.broken, self.spec, self.environment):
+            remedy = fault.remedy or _ANOTHER
+            yield Availability(state="broken", reason=fault.reason, remedy=remedy)
+        yield from self.platform()
+        yield from self.devices()
+        yield from self.modules()
+        yield from self.variables()
+        yield from self.tools()
 
-    def provider(self) -> Availability | None:
+    def removed(self) -> Iterator[Availability]:
+        if self.spec.loading == "removed":
+            fault = next(iter(self.spec.broken), None)
+            reason = fault.reason if fault else "PyTorch no longer has it"
+            remedy = (fault.remedy if fault else "") or _ANOTHER
+            yield Availability(state="not_installed", reason=reason, remedy=remedy)
+
+    def provider(self) -> Iterator[Availability]:
         """Check that whoever provides it is installed, and that it publishes the name."""
         origin = self.spec.origin
         if origin.kind == "torch" and origin.version is None:
-            return _not_installed("PyTorch", "pip install torch")
+            yield _not_installed("PyTorch", "pip install torch")
         if origin.kind != "catalogue" or origin.distribution is None:
-            return None
+            return
         remedy = self.spec.install or f"pip install {origin.distribution}"
         found = self.environment.installed.find(origin.distribution)
         if found is None:
-            return _not_installed(origin.distribution, remedy)
+            yield _not_installed(origin.distribution, remedy)
+            return
         reason = f"{found.name} {found.version} is installed and publishes no backend of this name"
-        return Availability(state="wrong_version", reason=reason, remedy=f"{remedy} --upgrade")
+        yield Availability(state="wrong_version", reason=reason, remedy=f"{remedy} --upgrade")
 
-    def torch(self) -> Availability | None:
-        """Check that PyTorch is installed, which every backend needs."""
-        if self.environment.torch_build.get("__version__") is not None:
-            return None
-        return _not_installed("PyTorch", "pip install torch")
-
-    def entry_point(self) -> Availability | None:
+    def entry_point(self) -> Iterator[Availability]:
         published = self.spec.origin.entry_point
-        if published is None or names_an_attribute(published):
-            return None
-        return Availability(
-            state="broken",
-            reason=f"its entry point {published!r} is not of the form module:attribute",
-            remedy=f"report it to {self.spec.origin}",
-        )
+        if published is not None and not names_an_attribute(published):
+            yield Availability(
+                state="broken",
+                reason=f"its entry point {published!r} is not of the form module:attribute",
+                remedy=f"report it to {self.spec.origin}",
+            )
 
-    def distributions(self) -> Availability | None:
-        checked = (self._distribution(line) for line in self.spec.requires.distributions)
-        return next((found for found in checked if found is not None), None)
+    def distributions(self) -> Iterator[Availability]:
+        for line in self.spec.requires.distributions:
+            problem = self._distribution(line)
+            if problem is not None:
+                yield problem
 
     def _distribution(self, line: str) -> Availability | None:
         name = required_name(line)
@@ -169,7 +169,7 @@ class _Asked:
             return absent
         return _wrong(found.name, found.version, line, remedy)
 
-    def versions(self) -> Availability | None:
+    def versions(self) -> Iterator[Availability]:
         torch = self.environment.torch_build.get("__version__")
         python = ".".join(map(str, sys.version_info[:3]))
         wanted = (
@@ -182,80 +182,65 @@ class _Asked:
             try:
                 fits = _fits(version, specifier)
             except _UNREADABLE as error:
-                return self._unreadable(specifier, error)
+                yield self._unreadable(specifier, error)
+                continue
             if not fits:
                 remedy = f"use it with {what}{specifier}"
-                return _wrong(what, version, f"{what}{specifier}", remedy)
-        return None
+                yield _wrong(what, version, f"{what}{specifier}", remedy)
 
-    def faults(self) -> Availability | None:
-        fault = next(matching(self.spec.broken, self.spec, self.environment), None)
-        if fault is None:
-            return None
-        remedy = fault.remedy or "use another backend: see `backbay list`"
-        return Availability(state="broken", reason=fault.reason, remedy=remedy)
-
-    def platform(self) -> Availability | None:
+    def platform(self) -> Iterator[Availability]:
         wanted = self.spec.requires.platforms
         if not wanted:
-            return None
+            return
         here = f"{sys.platform}-{_machine()}"
-        if any(here == x or here.startswith(f"{x}-") for x in wanted):
-            return None
-        remedy = f"run it on {_either(wanted)}"
-        return Availability(
-            state="no_device",
-            reason=f"it runs on {_either(wanted)}, and this is {here}",
-            remedy=remedy,
-        )
+        if not any(here == x or here.startswith(f"{x}-") for x in wanted):
+            yield Availability(
+                state="no_device",
+                reason=f"it runs on {_either(wanted)}, and this is {here}",
+                remedy=f"run it on {_either(wanted)}",
+            )
 
-    def devices(self) -> Availability | None:
+    def devices(self) -> Iterator[Availability]:
         needed = self.spec.requires.devices or self.spec.traits.devices or ()
         if not needed:
-            return None
+            return
         if self.device and self.device not in needed:
             reason = f"it compiles for {_either(needed)}, not for {self.device}"
-            return Availability(
-                state="no_device", reason=reason, remedy=f"use it with --device {needed[0]}"
-            )
+            remedy = f"use it with --device {needed[0]}"
+            yield Availability(state="no_device", reason=reason, remedy=remedy)
         wanted = (self.device,) if self.device else needed
         reasons = {x: self.environment.devices.get(x, f"no {x} device") for x in wanted}
-        if not all(reasons.values()):
-            return None
-        name, reason = next(iter(reasons.items()))
-        return Availability(
-            state="no_device",
-            reason=f"it needs {_either(wanted)}: {reason}",
-            remedy=f"run it on a machine with a {name} device and a PyTorch built for it",
-        )
+        if all(reasons.values()):
+            name, reason = next(iter(reasons.items()))
+            yield Availability(
+                state="no_device",
+                reason=f"it needs {_either(wanted)}: {reason}",
+                remedy=f"run it on a machine with a {name} device and a PyTorch built for it",
+            )
 
-    def modules(self) -> Availability | None:
+    def modules(self) -> Iterator[Availability]:
+        if not self.spec.requires.modules:
+            return
         from backbay.registry.target import module_exists  # noqa: PLC0415 (few backends ask)
 
-        missing = [x for x in self.spec.requires.modules if not module_exists(x)]
-        if not missing:
-            return None
-        remedy = self.spec.install or f"install what provides {missing[0]}"
-        return _not_installed(f"the module {missing[0]}", remedy)
+        for module in self.spec.requires.modules:
+            if not module_exists(module):
+                remedy = self.spec.install or f"install what provides {module}"
+                yield _not_installed(f"the module {module}", remedy)
 
-    def variables(self) -> Availability | None:
-        missing = [x for x in self.spec.requires.environment if not os.environ.get(x)]
-        if not missing:
-            return None
-        return Availability(
-            state="broken",
-            reason=f"the environment variable {missing[0]} is not set",
-            remedy=f"set {missing[0]}"
-            + (f": see {self.spec.homepage}" if self.spec.homepage else ""),
-        )
+    def variables(self) -> Iterator[Availability]:
+        see = f": see {self.spec.homepage}" if self.spec.homepage else ""
+        for variable in self.spec.requires.environment:
+            if not os.environ.get(variable):
+                reason = f"the environment variable {variable} is not set"
+                yield Availability(state="broken", reason=reason, remedy=f"set {variable}{see}")
 
-    def tools(self) -> Availability | None:
+    def tools(self) -> Iterator[Availability]:
         target = self.device or self.environment.default_device
         for where, tool in self.spec.requires.tools:
             missing = self.environment.missing_tool(tool) if where == target else None
             if missing is not None:
-                return Availability(state="not_installed", reason=missing[0], remedy=missing[1])
-        return None
+                yield Availability(state="not_installed", reason=missing[0], remedy=missing[1])
 
     def _unreadable(self, requirement: str, error: Exception) -> Availability:
         why = next(iter(str(error).splitlines()), type(error).__name__)

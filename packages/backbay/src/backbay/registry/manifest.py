@@ -296,24 +296,21 @@ class _Reading:
         tags = known.get("tags", ())
         if known.get("experimental") and "experimental" not in tags:
             tags = (*tags, "experimental")
+        same = ("summary", "further_options", "reserved_launch_param_names", "install", "homepage")
         return BackendSpec(
             name=known["name"],
             origin=origin,
             loading=known.get("registers", "entry_point"),
             target=known.get("target") or known.get("module"),
             factory=known.get("factory", False),
-            summary=known.get("summary", ""),
             tags=tags,
             traits=Traits(**self._table(entry, "traits", _TRAITS)),
             requires=Requirements(**self._table(entry, "requires", _REQUIRES)),
             broken=tuple(self._faults(entry, "broken")),
             limits=tuple(self._faults(entry, "limits")),
             options=self._options(entry),
-            further_options=known.get("further_options"),
-            reserved_launch_param_names=known.get("reserved_launch_param_names"),
-            install=known.get("install"),
-            homepage=known.get("homepage"),
             declared_by=declared_by,
+            **{key: known[key] for key in same if key in known},
         )
 
     def _fields(

@@ -22,6 +22,7 @@ import msgspec
 import platformdirs
 
 from backbay.errors import InputError
+from backbay.registry.distributions import required_name
 from backbay.registry.registry import Registry
 from backbay.registry.spec import BackendSpec
 from backbay.session import Lost, ProcessClient, Service
@@ -310,7 +311,8 @@ def _device(registry: Registry, spec: BackendSpec) -> str:
 def _key(registry: Registry, spec: BackendSpec) -> tuple[str, ...]:
     build = registry.environment.torch_build
     origin = spec.origin
-    needs = (registry.environment.installed.find(x) for x in spec.requires.distributions)
+    lines = spec.requires.distributions
+    needs = (registry.environment.installed.find(required_name(line)) for line in lines)
     return (
         str(origin),
         str(spec.target),

@@ -156,7 +156,12 @@ class Registry(KnownBackends):
         Raises:
             InputError: as `lookup_backend`.
         """
-        spec, compiler_fn = self._described(name), self.lookup_backend(name)
+        if _target(name) is None:
+            spec = self.spec(name)
+        else:
+            origin = Origin(kind="process", location=name)
+            spec = BackendSpec(name=name, origin=origin, loading="callable", target=name)
+        compiler_fn = self.lookup_backend(name)
         wanted = self.configured(spec, compiler_fn, mode, options or {})
         with self._lock:
             made = self._configured.get(wanted.key)
@@ -179,12 +184,6 @@ class Registry(KnownBackends):
         return ConfiguredBackend(
             spec, compiler_fn, mode, dict(options), restore=_restored, registry=self
         )
-
-    def _described(self, name: str) -> BackendSpec:
-        if _target(name) is None:
-            return self.spec(name)
-        origin = Origin(kind="process", location=name)
-        return BackendSpec(name=name, origin=origin, loading="callable", target=name)
 
     # -- registering
 

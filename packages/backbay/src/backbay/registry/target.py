@@ -12,7 +12,7 @@ import importlib.util
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -185,24 +185,18 @@ def _load_file(source: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses and pickle look a class's module up
     try:
-        with _first_on_path(path.parent):
+        _look_again()
+        sys.path.insert(0, str(path.parent))
+        try:
             spec.loader.exec_module(module)
+        finally:
+            with contextlib.suppress(ValueError):  # the loaded code may have rearranged sys.path
+                sys.path.remove(str(path.parent))
     except BaseException:
         del sys.modules[name]
         raise
     _make_importable(path.parent)
     return module
-
-
-@contextlib.contextmanager
-def _first_on_path(directory: Path) -> Iterator[None]:
-    _look_again()
-    sys.path.insert(0, str(directory))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # the loaded code may have rearranged sys.path
-            sys.path.remove(str(directory))
 
 
 def _module_name(path: Path) -> str:
