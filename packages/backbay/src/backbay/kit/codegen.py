@@ -13,7 +13,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from backbay.kit.passes import Pass
 from backbay.registry import Registry, default_registry
-from backbay.registry.configured import current_registry
+from backbay.registry.registry import current_registry
 
 EAGER = frozenset({"eager", "aot_eager"})
 """Backends that run a graph of ATen operators as it is."""

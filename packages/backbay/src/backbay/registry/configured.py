@@ -7,7 +7,6 @@ compilation each, and after eight of them eager.
 import hashlib
 import json
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from backbay.registry.bridge import CONTRACT
@@ -16,9 +15,6 @@ from backbay.registry.target import reference_of
 
 if TYPE_CHECKING:
     from backbay.registry.registry import Registry
-
-current_registry: ContextVar["Registry | None"] = ContextVar("current_registry", default=None)
-"""Where a backend that is compiling was looked up: its code generator is looked up there too."""
 
 
 class ConfiguredBackend:
@@ -87,11 +83,8 @@ class ConfiguredBackend:
 
     def __call__(self, graph_module: Any, example_inputs: Any, **given: Any) -> Any:
         """Compile a graph with the backend, as torch.compile would with this mode and options."""
-        token = current_registry.set(self._registry)
-        try:
+        with self._registry.in_use():
             return self._calling()(graph_module, example_inputs, **given)
-        finally:
-            current_registry.reset(token)
 
     def __getattr__(self, name: str) -> Any:
         # Dynamo asks hasattr(backend, "reset") and the like: the backend's own answer counts.

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from backbay.errors import BackendNotFound, BackendUnavailable
 from backbay.registry import bridge, discovery
@@ -11,6 +11,9 @@ from backbay.registry.environment import Environment
 from backbay.registry.policy import Policy, active, standing_policy
 from backbay.registry.resolution import Resolution, resolve
 from backbay.registry.spec import BackendSpec, Origin
+
+if TYPE_CHECKING:
+    from backbay.registry.registration import Registrations
 
 HIDDEN_TAGS = ("debug", "experimental")
 
@@ -26,6 +29,7 @@ class KnownBackends:
         self._given_environment = environment
         self._given_standing = standing
         self._completed: dict[tuple[str, Origin], BackendSpec] = {}
+        self._registered: Registrations | None = None
 
     @functools.cached_property
     def environment(self) -> Environment:
@@ -162,10 +166,6 @@ class KnownBackends:
             f"{availability.reason}. What to do: {availability.remedy}."
         )
 
-    def _in_process(self) -> tuple[list[BackendSpec], list[BackendSpec]]:
-        """Return what this process registered here, and what is in torch's registry."""
-        return [], list(bridge.registered_in_torch())
-
     def _with_options(self, spec: BackendSpec) -> BackendSpec:
         """Return a spec with the options that a listing leaves out."""
         origin = spec.origin
@@ -180,7 +180,11 @@ class KnownBackends:
 
     def _claimants(self) -> Iterable[BackendSpec]:
         installed = self._discovered.specs
-        registered, in_torch = self._in_process()
+        here = self._registered
+        if here is None:
+            registered, in_torch = list[BackendSpec](), list(bridge.registered_in_torch())
+        else:
+            registered, in_torch = here.everything()
         yield from (spec for spec in installed if spec.origin.kind == "torch")
         yield from registered
         yield from (spec for spec in installed if spec.origin.kind != "torch")

@@ -24,7 +24,7 @@ CONFIG_FILE = "backbay.toml"
 _LARGEST_CONFIG = 1 << 20
 _OFF = frozenset({"0", "false", "off", "no"})
 _ON = frozenset({"1", "true", "on", "yes"})
-_KEYS = ("block", "allow", "pin", "default", "require", "lock")
+_KEYS = ("block", "allow", "pin", "default", "require")
 _OWN = frozenset({"backbay", "torch"})
 PROCESS = "process"
 """What a name is pinned to so that this process's own registration wins."""

@@ -5,6 +5,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from backbay.errors import BackendNotFound, InputError
@@ -43,7 +44,6 @@ class Registry(KnownBackends):
         """
         super().__init__(environment, standing=standing)
         self._shared_with_torch = shared_with_torch
-        self._registered: Registrations | None = None
         self._configured: dict[Hashable, ConfiguredBackend] = {}
         self._loader = Loader()
         self._lock = threading.RLock()
@@ -184,6 +184,15 @@ class Registry(KnownBackends):
         return ConfiguredBackend(
             spec, compiler_fn, mode, dict(options), restore=_restored, registry=self
         )
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Compile in a block with a backend of this registry's: it looks up its others here."""
+        token = current_registry.set(self)
+        try:
+            yield
+        finally:
+            current_registry.reset(token)
 
     # -- registering
 
@@ -343,9 +352,6 @@ class Registry(KnownBackends):
 
     # -- inside
 
-    def _in_process(self) -> tuple[list[BackendSpec], list[BackendSpec]]:
-        return super()._in_process() if self._registered is None else self._registered.everything()
-
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         try:
@@ -355,6 +361,9 @@ class Registry(KnownBackends):
                 self._generation += 1
                 self._warm.clear()
 
+
+current_registry: ContextVar[Registry | None] = ContextVar("current_registry", default=None)
+"""Where a backend that is compiling was looked up: its code generator is looked up there too."""
 
 default_registry = Registry(shared_with_torch=True)
 """The process's registry: torch.compile finds by name what is registered in it."""
