@@ -15,7 +15,7 @@ from backbay_conformance.fuzz.grammar.chooser import KINDS
 from backbay_conformance.fuzz.program import Program, Statement
 
 Twin = Callable[[Program], Program | None]
-"""Gives another spelling; None where a program has no place for it."""
+"""Returns another spelling; None where a program has no place for it."""
 
 _VIEWS = frozenset(x.name for x in KINDS.values() if x.draw.__module__ == views.__name__) | {
     "part",

@@ -24,7 +24,7 @@ def repro(program: Program, result: Result, *, backend: str, device: str, torch:
         lines.append(f'program = Program().to("{device}")')
         lines.append("start = {k: v.clone() for k, v in program.state_dict().items()}")
     lines += _run(program, device)
-    shown = _asked(backend)
+    shown = "backend" if ":" in backend else json.dumps(backend)
     lines.append(f"compiled = torch.compile(program, backend={shown}, dynamic={program.dynamic})")
     lines += _compared(program, layout="strides are" in result.reason)
     return "\n".join(lines) + "\n"
@@ -48,10 +48,6 @@ def _imports(backend: str) -> list[str]:
     if module.endswith(".py"):
         return ["import runpy", f"backend = runpy.run_path({json.dumps(module)})[{attribute!r}]"]
     return [f"from {module} import {attribute} as backend"]
-
-
-def _asked(backend: str) -> str:
-    return "backend" if ":" in backend else json.dumps(backend)
 
 
 def _run(program: Program, device: str) -> list[str]:

@@ -85,7 +85,10 @@ def _parts(function: types.FunctionType) -> tuple[list[str], list[str]]:
         seen.add(name)
         module = getattr(value, "__module__", "") or ""
         if isinstance(value, types.ModuleType):
-            imports.append(_import(name, value.__name__))
+            if value.__name__.startswith(_OURS):
+                raise LookupError(f"it uses {value.__name__}")
+            alias = "" if name == value.__name__ else f" as {name}"
+            imports.append(f"import {value.__name__}{alias}")
         elif isinstance(value, types.FunctionType | type) and module == function.__module__:
             parts.insert(0, _source(value))
             todo += _named(value)
@@ -96,12 +99,6 @@ def _parts(function: types.FunctionType) -> tuple[list[str], list[str]]:
         else:
             raise LookupError(f"it uses {name}")
     return imports, parts
-
-
-def _import(name: str, module: str) -> str:
-    if module.startswith(_OURS):
-        raise LookupError(f"it uses {module}")
-    return f"import {module}" if name == module else f"import {module} as {name}"
 
 
 def _source(value: Any) -> str:

@@ -119,15 +119,11 @@ def _must_be_refused(subject: Subject, what: str, **options: Any) -> None:
 @theme.case(needs={"options"})
 def declared_option_is_refused(subject: Subject) -> None:
     _must_declare(subject, "options")
-    options = _defaults(subject)
+    declared = None if subject.spec is None else subject.spec.options
+    options: dict[str, Any] = {"max_autotune": False, "epilogue_fusion": True}
+    if declared != "inductor":
+        options = {x.name: x.default for x in declared or () if x.default is not None}
     if not options:
         raise NotRunnable("it declares no option with a default")
     x = normal(subject, 3, 4)
     subject.near(subject.compile(_program, options=options)(x), _program(x))
-
-
-def _defaults(subject: Subject) -> dict[str, Any]:
-    declared = None if subject.spec is None else subject.spec.options
-    if declared == "inductor":
-        return {"max_autotune": False, "epilogue_fusion": True}
-    return {x.name: x.default for x in declared or () if x.default is not None}
