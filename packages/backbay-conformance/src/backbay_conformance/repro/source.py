@@ -1,5 +1,6 @@
 """A case's own source as a program, where no graph alone shows what it shows."""
 
+import ast
 import functools
 import inspect
 import textwrap
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from backbay_conformance.case import Case, with_name
+from backbay_conformance.case import Agreement, Case, with_name
 from backbay_conformance.record import Status
 from backbay_conformance.repro.record import Made
 
@@ -43,33 +44,57 @@ except Exception as error:
 def of_source(case: Case, status: Status, why: str, device: torch.device) -> Made:
     """Return a case as a program of plain torch, if its source can stand without the suite."""
     try:
-        function, arguments = _function(case.run)
-        imports, parts = _parts(function)
+        functions, call = _called(case.run)
+        imports, parts = _parts(*functions)
     except (OSError, TypeError, LookupError) as error:
         return Made(note=f"{why}, and the case's source does not stand alone: {error}")
-    call = ", ".join(["Subject()" if x is None else repr(x) for x in arguments])
     kind = "Exception" if status == "fail_error" else "AssertionError"
-    shown = _SHOWN.format(call=f"{function.__name__}({call})", error=kind)
+    shown = _SHOWN.format(call=call, error=kind)
     body = "\n".join([_SUBJECT.format(device=str(device)), *parts, shown])
     return Made(imports=tuple(imports), body=body, kind="source", note=why)
 
 
-def _function(run: Callable[..., Any]) -> tuple[types.FunctionType, list[Any]]:
-    """Return the function that a case calls, and its arguments, None being the subject.
+def _called(run: Callable[..., Any]) -> tuple[list[types.FunctionType], str]:
+    """Return the function that a case calls, with those that make its inputs, and the call.
 
     Raises:
         LookupError: the case is made from torch's data and has no source of its own.
     """
     if isinstance(run, types.FunctionType):
-        return run, [None]
+        return [run], f"{run.__name__}(Subject())"
     if isinstance(run, functools.partial) and run.func is with_name:
         function, name = run.args
-        return function, [None, name]
+        return [function], f"{function.__name__}(Subject(), {name!r})"
+    if isinstance(run, Agreement):
+        program, inputs = run.program, run.inputs
+        assert isinstance(program, types.FunctionType)  # both are written down
+        assert isinstance(inputs, types.FunctionType)
+        how = f"train={run.train}, calls={run.calls}"
+        call = f"(s := Subject()).agrees({program.__name__}, {_inputs(program)}, {how})"
+        return [program, inputs], call
     raise LookupError("it is made from torch's own operator data")
 
 
-def _parts(function: types.FunctionType) -> tuple[list[str], list[str]]:
+def _inputs(program: types.FunctionType) -> str:
+    """Return the source of the inputs that stand, as a lambda of ``s``, above a program."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(program))).body
+    assert isinstance(definition, ast.FunctionDef)
+    (decorator,) = definition.decorator_list
+    assert isinstance(decorator, ast.Call)
+    (made,) = decorator.args
+    assert isinstance(made, ast.Lambda)
+    several = made.body.elts if isinstance(made.body, ast.Tuple) else [made.body]
+    return ", ".join(map(ast.unparse, several))
+
+
+def _parts(
+    function: types.FunctionType, *inputs: types.FunctionType
+) -> tuple[list[str], list[str]]:
     """Return the lines that a function's source must import, and the sources that it takes.
+
+    Args:
+        function: what is called.
+        inputs: what makes its inputs, whose own source stands in the call.
 
     Raises:
         LookupError: it takes something that cannot be written down.
@@ -77,7 +102,7 @@ def _parts(function: types.FunctionType) -> tuple[list[str], list[str]]:
     if function.__closure__:
         raise LookupError(f"{function.__name__} is made by another function")
     imports, parts, seen = ["import contextlib"], [_source(function)], {function.__name__}
-    todo = list(_named(function))
+    todo = [named for x in (function, *inputs) for named in _named(x)]
     while todo:
         name, value = todo.pop(0)
         if name in seen:
@@ -92,7 +117,7 @@ def _parts(function: types.FunctionType) -> tuple[list[str], list[str]]:
         elif isinstance(value, types.FunctionType | type) and module == function.__module__:
             parts.insert(0, _source(value))
             todo += _named(value)
-        elif module and not module.startswith(_OURS):
+        elif module and not module.startswith(_OURS) and hasattr(value, "__name__"):
             imports.append(f"from {module} import {value.__name__} as {name}")
         elif isinstance(value, int | float | str | tuple | torch.dtype | None):
             parts.insert(0, f"{name} = {value!r}")
