@@ -119,9 +119,9 @@ def change_by_a_function_is_dropped(x: torch.Tensor) -> torch.Tensor:
     return z + y
 
 
-@theme.case(needs=_NEEDS)
-def function_that_is_differentiable_once(subject: Subject) -> None:
-    subject.agrees(lambda x: Once.apply(x) * 2, normal(subject, 4), train=True)
+@theme.agrees(lambda s: normal(s, 4), needs=_NEEDS, train=True)
+def function_that_is_differentiable_once(x: torch.Tensor) -> torch.Tensor:
+    return Once.apply(x) * 2
 
 
 @theme.case(needs=_NEEDS)
@@ -143,9 +143,9 @@ def gradients_that_are_none(subject: Subject) -> None:
     subject.near(got[1], wanted[1], what="gradient")
 
 
-@theme.case()
-def function_without_gradients(subject: Subject) -> None:
-    subject.agrees(lambda x: Tripled.apply(x, 2.0) + 1, normal(subject, 4))
+@theme.agrees(lambda s: normal(s, 4))
+def function_without_gradients(x: torch.Tensor) -> torch.Tensor:
+    return Tripled.apply(x, 2.0) + 1
 
 
 @theme.agrees(lambda s: normal(s, 4), needs=_NEEDS, train=True)

@@ -57,14 +57,13 @@ def small_integers_do_not_wrap_inside(u: torch.Tensor, s: torch.Tensor) -> Tenso
     return (*widened, (u + u) // 2, (u - 201) > 100, (s * 2).abs() < 50, (u + u).sum())
 
 
-@theme.case(needs={"int64"})
-def integer_division_rounds_towards_zero(subject: Subject) -> None:
-    def program(a: torch.Tensor, b: torch.Tensor) -> Tensors:
-        down = (a // b, a % b, torch.div(a, b, rounding_mode="floor"), a // -3, a % -3)
-        return (*down, torch.div(a, b, rounding_mode="trunc"), torch.fmod(a, b))
-
-    a = given(subject, [7, -7, 7, -7, 6, -6, 0, 1])
-    subject.agrees(program, a, given(subject, [2, 2, -2, -2, 3, 3, -5, 4]))
+@theme.agrees(
+    lambda s: (given(s, [7, -7, 7, -7, 6, -6, 0, 1]), given(s, [2, 2, -2, -2, 3, 3, -5, 4])),
+    needs={"int64"},
+)
+def integer_division_rounds_towards_zero(a: torch.Tensor, b: torch.Tensor) -> Tensors:
+    down = (a // b, a % b, torch.div(a, b, rounding_mode="floor"), a // -3, a % -3)
+    return (*down, torch.div(a, b, rounding_mode="trunc"), torch.fmod(a, b))
 
 
 @theme.case()
@@ -91,13 +90,12 @@ def cast_to_integer_rounds(x: torch.Tensor) -> Tensors:
     return (x.int(), x.long(), *small, (x * 2).int())
 
 
-@theme.case(needs={"int64", "bool"})
-def cast_from_integer_or_bool(subject: Subject) -> None:
-    def program(n: torch.Tensor, b: torch.Tensor) -> Tensors:
-        return n.float(), n.double(), n.bool(), n.to(torch.uint8), b.float(), b.long(), b + b
-
-    n = given(subject, [0, 1, -1, 2**24 + 1, 256, 257])
-    subject.agrees(program, n, given(subject, [True, False, True]))
+@theme.agrees(
+    lambda s: (given(s, [0, 1, -1, 2**24 + 1, 256, 257]), given(s, [True, False, True])),
+    needs={"int64", "bool"},
+)
+def cast_from_integer_or_bool(n: torch.Tensor, b: torch.Tensor) -> Tensors:
+    return n.float(), n.double(), n.bool(), n.to(torch.uint8), b.float(), b.long(), b + b
 
 
 @theme.parametrized(_SMALL_FLOATS)
@@ -152,11 +150,12 @@ def bits_are_shifted_otherwise(a: torch.Tensor, b: torch.Tensor) -> Tensors:
     return (*logic, a << 2, a >> 1, a << b)
 
 
-@theme.case(needs={"int64", "int32", "uint8", "bool"})
-def integers_are_returned_as_another_dtype(subject: Subject) -> None:
-    def program(i: torch.Tensor, u: torch.Tensor, x: torch.Tensor) -> Tensors:
-        sums = (i.sum(), u.sum(), (x > 0).sum(), i.cumsum(0), i.prod())
-        return (*sums, x.argmax(), x.topk(2).indices, x > 0, i.max(), u.max(), i * 2, u + u)
-
-    u = numbered(subject, 6, dtype=torch.uint8)
-    subject.agrees(program, numbered(subject, 6, dtype=torch.int32), u, normal(subject, 6))
+@theme.agrees(
+    lambda s: (numbered(s, 6, dtype=torch.int32), numbered(s, 6, dtype=torch.uint8), normal(s, 6)),
+    needs={"int64", "int32", "uint8", "bool"},
+)
+def integers_are_returned_as_another_dtype(
+    i: torch.Tensor, u: torch.Tensor, x: torch.Tensor
+) -> Tensors:
+    sums = (i.sum(), u.sum(), (x > 0).sum(), i.cumsum(0), i.prod())
+    return (*sums, x.argmax(), x.topk(2).indices, x > 0, i.max(), u.max(), i * 2, u + u)

@@ -109,13 +109,9 @@ def result_is_laid_out_otherwise(x: torch.Tensor) -> Tensors:
     return y + 1, y.contiguous() * 2, y.transpose(0, 1).exp(), torch.empty_like(y).fill_(3.0)
 
 
-@theme.case()
-def channels_last_is_lost(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        return x * 2, x.relu() + 1, x.contiguous(), x.mean((2, 3)), F.max_pool2d(x, 2)
-
-    x = normal(subject, 2, 3, 6, 4).to(memory_format=torch.channels_last)
-    subject.agrees(program, x)
+@theme.agrees(lambda s: normal(s, 2, 3, 6, 4).to(memory_format=torch.channels_last))
+def channels_last_is_lost(x: torch.Tensor) -> Tensors:
+    return x * 2, x.relu() + 1, x.contiguous(), x.mean((2, 3)), F.max_pool2d(x, 2)
 
 
 @theme.case(needs={"training"})

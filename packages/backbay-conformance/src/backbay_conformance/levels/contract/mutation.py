@@ -89,17 +89,20 @@ def input_that_is_changed_and_returned_is_a_copy(subject: Subject) -> None:
 _WRITERS = ("copy_", "index_put_", "scatter_", "masked_fill_", "setitem", "index_add_", "out", "[]")
 
 
-@theme.case(needs=_NEEDS)
-def operator_that_writes_does_not(subject: Subject) -> None:
-    def program(
-        written: dict[str, torch.Tensor], i: torch.Tensor, v: torch.Tensor
-    ) -> list[torch.Tensor]:
-        for name, x in written.items():
-            _write(name, x, i, v)
-        return [x.sum(0) for x in written.values()]
-
-    written = {name: numbered(subject, 5, 4) for name in _WRITERS}
-    subject.agrees(program, written, given(subject, [4, 0, 2]), normal(subject, 3, 4))
+@theme.agrees(
+    lambda s: (
+        {name: numbered(s, 5, 4) for name in _WRITERS},
+        given(s, [4, 0, 2]),
+        normal(s, 3, 4),
+    ),
+    needs=_NEEDS,
+)
+def operator_that_writes_does_not(
+    written: dict[str, torch.Tensor], i: torch.Tensor, v: torch.Tensor
+) -> list[torch.Tensor]:
+    for name, x in written.items():
+        _write(name, x, i, v)
+    return [x.sum(0) for x in written.values()]
 
 
 def _write(name: str, x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> None:

@@ -6,7 +6,6 @@ import torch
 
 from backbay_conformance.case import Collection
 from backbay_conformance.levels.making import given, normal
-from backbay_conformance.subject import Subject
 
 theme = Collection("contract", "reductions")
 
@@ -14,14 +13,12 @@ NAN = math.nan
 Tensors = tuple[torch.Tensor, ...]
 
 
-@theme.case()
-def largest_forgets_nan(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        most = (x.amax(1), x.amin(0), x.max(), x.max(1).values, x.aminmax(dim=1).max)
-        return (*most, x.argmax(1), x.argmin(1), x.cummax(1).values, x.sum(1), x.any(1))
-
-    rows = [[1.0, NAN, 3.0, 2.0], [NAN, 0.0, -1.0, 5.0], [0.0, 0.0, -2.0, -3.0]]
-    subject.agrees(program, given(subject, rows))
+@theme.agrees(
+    lambda s: given(s, [[1.0, NAN, 3.0, 2.0], [NAN, 0.0, -1.0, 5.0], [0.0, 0.0, -2.0, -3.0]])
+)
+def largest_forgets_nan(x: torch.Tensor) -> Tensors:
+    most = (x.amax(1), x.amin(0), x.max(), x.max(1).values, x.aminmax(dim=1).max)
+    return (*most, x.argmax(1), x.argmin(1), x.cummax(1).values, x.sum(1), x.any(1))
 
 
 @theme.agrees(lambda s: given(s, [[1.0, NAN, 3.0], [NAN, NAN, -1.0], [0.5, 2.0, NAN]]))
@@ -59,14 +56,16 @@ def long_sum_loses_digits(x: torch.Tensor) -> Tensors:
     return x.sum(), x.mean(), x.cumsum(0), (x * x).sum().sqrt(), x.var()
 
 
-@theme.case(needs={"int64", "bool"})
-def truth_of_a_row(subject: Subject) -> None:
-    def program(x: torch.Tensor, b: torch.Tensor) -> Tensors:
-        counts = (b.sum(1), torch.count_nonzero(b, 0), b.cumsum(1))
-        return (b.all(1), b.any(0), x.any(), x.all(1), b.all(), *counts)
-
-    b = given(subject, [[True, False, True], [True, True, True], [False, False, False]])
-    subject.agrees(program, given(subject, [[0.0, NAN, -0.0], [1.0, 2.0, 3.0], [0.0] * 3]), b)
+@theme.agrees(
+    lambda s: (
+        given(s, [[0.0, NAN, -0.0], [1.0, 2.0, 3.0], [0.0] * 3]),
+        given(s, [[True, False, True], [True, True, True], [False, False, False]]),
+    ),
+    needs={"int64", "bool"},
+)
+def truth_of_a_row(x: torch.Tensor, b: torch.Tensor) -> Tensors:
+    counts = (b.sum(1), torch.count_nonzero(b, 0), b.cumsum(1))
+    return (b.all(1), b.any(0), x.any(), x.all(1), b.all(), *counts)
 
 
 @theme.agrees(lambda s: normal(s, 9, 67))

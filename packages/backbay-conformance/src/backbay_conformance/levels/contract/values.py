@@ -26,11 +26,9 @@ def infinity_is_taken_for_a_number(x: torch.Tensor) -> Tensors:
     return x - x, x / x, 0 / x, x**0, x * torch.zeros_like(x[:1])
 
 
-@theme.case()
-def product_with_zero_is_taken_for_zero(subject: Subject) -> None:
-    subject.agrees(
-        lambda x: (x * 0, x * 0.0), given(subject, [INF, -INF, NAN, 0.0, 1.0, -2.0, 5e-1])
-    )
+@theme.agrees(lambda s: given(s, [INF, -INF, NAN, 0.0, 1.0, -2.0, 5e-1]))
+def product_with_zero_is_taken_for_zero(x: torch.Tensor) -> Tensors:
+    return x * 0, x * 0.0
 
 
 @theme.agrees(lambda s: given(s, [INF, -INF, 0.0, 1.0, -1.0, 88.0, -103.0, 1e4, -1e4]))
@@ -55,14 +53,15 @@ def subnormal_numbers_are_flushed(x: torch.Tensor) -> Tensors:
     return x * 0.5, x.neg(), x + x
 
 
-@theme.case()
-def comparison_with_nan_is_turned_round(subject: Subject) -> None:
-    def program(x: torch.Tensor, y: torch.Tensor) -> Tensors:
-        less = (x < y, x >= y, ~(x < y), x == x, x != x)  # noqa: PLR0124 (NaN is not)
-        return (*less, x.isnan(), x.isinf(), x.isfinite(), torch.where(x > y, x, y))
-
-    x = given(subject, [NAN, 1.0, NAN, INF, -INF, 0.0, -0.0, 2.0])
-    subject.agrees(program, x, given(subject, [1.0, NAN, NAN, INF, INF, -0.0, 0.0, 1.0]))
+@theme.agrees(
+    lambda s: (
+        given(s, [NAN, 1.0, NAN, INF, -INF, 0.0, -0.0, 2.0]),
+        given(s, [1.0, NAN, NAN, INF, INF, -0.0, 0.0, 1.0]),
+    )
+)
+def comparison_with_nan_is_turned_round(x: torch.Tensor, y: torch.Tensor) -> Tensors:
+    less = (x < y, x >= y, ~(x < y), x == x, x != x)  # noqa: PLR0124 (NaN is not)
+    return (*less, x.isnan(), x.isinf(), x.isfinite(), torch.where(x > y, x, y))
 
 
 @theme.agrees(lambda s: normal(s, 5, 9))
@@ -81,9 +80,9 @@ def small_arguments_lose_digits(x: torch.Tensor) -> Tensors:
     return x.log1p(), x.expm1(), x.sin(), x.tanh()
 
 
-@theme.case()
-def error_function_of_small_arguments_loses_digits(subject: Subject) -> None:
-    subject.agrees(lambda x: x.erf(), torch.rand(67, device=subject.device) * 1e-6)
+@theme.agrees(lambda s: torch.rand(67, device=s.device) * 1e-6)
+def error_function_of_small_arguments_loses_digits(x: torch.Tensor) -> torch.Tensor:
+    return x.erf()
 
 
 @theme.agrees(lambda s: torch.linspace(-6, 6, 131, device=s.device))
@@ -97,13 +96,11 @@ def rounding_is_not_half_to_even(x: torch.Tensor) -> Tensors:
     return x.round(), x.floor(), x.ceil(), x.trunc(), x.frac()
 
 
-@theme.case()
-def powers_of_special_numbers(subject: Subject) -> None:
-    def program(x: torch.Tensor, n: torch.Tensor) -> Tensors:
-        return x**0, x**2, x**3, x**-1, x.abs() ** 0.5, n**2, n**3, 2 ** n.abs()
-
-    x = given(subject, [0.0, -2.0, 3.5, -1.0, 1.0, INF, NAN])
-    subject.agrees(program, x, given(subject, [0, -2, 3, 7, 1, -5, 11]))
+@theme.agrees(
+    lambda s: (given(s, [0.0, -2.0, 3.5, -1.0, 1.0, INF, NAN]), given(s, [0, -2, 3, 7, 1, -5, 11]))
+)
+def powers_of_special_numbers(x: torch.Tensor, n: torch.Tensor) -> Tensors:
+    return x**0, x**2, x**3, x**-1, x.abs() ** 0.5, n**2, n**3, 2 ** n.abs()
 
 
 @theme.agrees(lambda s: (normal(s, 33), given(s, [NAN, *[0.1] * 32])))
@@ -159,19 +156,15 @@ def indices_reach_other_elements(x: torch.Tensor, i: torch.Tensor) -> Tensors:
     return (*picked, x.roll(2, 0), x.flip(1), x[:, 1:-1:2], x.diagonal(1), x.tril(-1))
 
 
-@theme.case()
-def repeated_indices_are_added_once(subject: Subject) -> None:
-    def program(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> Tensors:
-        return (
-            x.index_add(0, i, v),
-            x.scatter_add(0, i.unsqueeze(1).expand(-1, 3), v),
-            x.index_put((i,), v, accumulate=True),
-            x.scatter_reduce(0, i.unsqueeze(1).expand(-1, 3), v, "amax"),
-            torch.bincount(i, minlength=7),
-        )
-
-    i = given(subject, [0, 0, 3, 3, 3, 6, 0])
-    subject.agrees(program, numbered(subject, 7, 3), i, normal(subject, 7, 3))
+@theme.agrees(lambda s: (numbered(s, 7, 3), given(s, [0, 0, 3, 3, 3, 6, 0]), normal(s, 7, 3)))
+def repeated_indices_are_added_once(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> Tensors:
+    return (
+        x.index_add(0, i, v),
+        x.scatter_add(0, i.unsqueeze(1).expand(-1, 3), v),
+        x.index_put((i,), v, accumulate=True),
+        x.scatter_reduce(0, i.unsqueeze(1).expand(-1, 3), v, "amax"),
+        torch.bincount(i, minlength=7),
+    )
 
 
 @theme.agrees(lambda s: (numbered(s, 3, 4), -numbered(s, 3, 7)))
