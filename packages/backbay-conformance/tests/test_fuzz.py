@@ -240,7 +240,7 @@ DIFFERS = "(?s)eager .* compiled |share memory than in eager"
 
 
 def _minimal(name: str) -> str:
-    """Find a fault's first program, make it small, and give its repro."""
+    """Find a fault's first program, make it small, and return its repro."""
     made, result = _found(name, range(200))
     backend = getattr(faulty, name)
 

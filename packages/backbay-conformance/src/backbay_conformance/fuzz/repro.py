@@ -51,7 +51,7 @@ def _imports(backend: str) -> list[str]:
 
 
 def _run(program: Program, device: str) -> list[str]:
-    """Render ``run(call, n, wide)``, which gives everything that can be seen of a call."""
+    """Render ``run(call, n, wide)``, which returns everything that can be seen of a call."""
     wide = "torch.promote_types(x.dtype, torch.float64) if wide and N(x) else x.dtype"
     lines = [
         "N = lambda x: x.is_floating_point() or x.is_complex()",

@@ -132,7 +132,7 @@ class _Run:
             self.failed.setdefault(same_find(result), []).append(result)
 
     def finds(self) -> Iterator[Find]:
-        """Make the finds small, and say whose each is; what turns out alike is one find."""
+        """Make the finds small, and attribute each; what turns out alike is one find."""
         found: dict[object, Find] = {}
         with self._session() as session:
             for results in itertools.islice(self.failed.values(), FINDS):
@@ -180,7 +180,7 @@ class _Run:
 
 
 def _alike(one: tuple[Status, str], other: tuple[Status, str]) -> bool:
-    """Return whether two failures are of one kind; an exception must be the same one."""
+    """Whether two failures are of one kind; an exception must be the same one."""
     if one[0] != other[0]:
         return False
     raised = "Error" in other[1]

@@ -127,7 +127,7 @@ class Value:
 
 
 def overlaps(meta: torch.Tensor) -> bool:
-    """Return whether two elements may share memory."""
+    """Whether two elements may share memory."""
     reach = 0
     steps = sorted(zip(meta.stride(), meta.shape, strict=True))
     for stride, size in steps:

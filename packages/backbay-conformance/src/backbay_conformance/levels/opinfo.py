@@ -76,13 +76,13 @@ class Operator:
         return sorted(_name(x) for x in self.info.supported_dtypes(device))
 
     def trains(self, device: str, dtype: str) -> bool:
-        """Return whether it has a gradient in a dtype on a device type."""
+        """Whether it has a gradient in a dtype on a device type."""
         if not self.info.supports_autograd:
             return False
         return dtype in {_name(x) for x in self.info.supported_backward_dtypes(device)}
 
     def trains_twice(self, device: str, dtype: str) -> bool:
-        """Return whether its gradient has one."""
+        """Whether its gradient has one."""
         return self.trains(device, dtype) and bool(self.info.supports_gradgrad)
 
     @property

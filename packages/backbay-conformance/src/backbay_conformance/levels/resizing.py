@@ -87,7 +87,7 @@ def _resized(sample: Sample, grow: Grow, extra: int) -> Sample:
 
 
 def _taken(sample: Sample) -> bool:
-    """Return whether eager takes it, on copies: an operator may write to its inputs."""
+    """Whether eager takes it, on copies: an operator may write to its inputs."""
     args, kwargs = mapped(
         lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x,
         (sample.args, sample.kwargs),

@@ -37,7 +37,7 @@ class Chooser:
         return self.scope.train
 
     def chance(self, share: float) -> bool:
-        """Say yes so often."""
+        """Whether, so often."""
         return self.rng.random() < share
 
     def one(self, things: Sequence[T]) -> T:
