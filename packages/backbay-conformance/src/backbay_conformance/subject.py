@@ -125,6 +125,22 @@ class Subject:
                 raise_if_wrong(proof)
         return proof
 
+    def matches(self, function: Callable[..., Any], *calls: Any, **options: Any) -> None:
+        """Compile a function once, and hold each call of it against eager's; see `near`.
+
+        Args:
+            function: what is compiled.
+            calls: the inputs of one call after the other; a tuple is several.
+            options: of torch.compile.
+
+        Raises:
+            Failed: a result is not eager's.
+        """
+        call = self.compile(function, **options)
+        for inputs in calls:
+            args = inputs if isinstance(inputs, tuple) else (inputs,)
+            self.near(call(*args), function(*args))
+
     def near(self, got: Any, wanted: Any, *, what: str = "result") -> None:
         """Hold a value computed outside `agrees` against eager's, tensor by tensor.
 

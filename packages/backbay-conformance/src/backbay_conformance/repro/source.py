@@ -28,6 +28,12 @@ class Subject:
         for _ in range(calls):
             self.near(call(*args, **kwargs), function(*args, **kwargs))
 """
+_MATCHES = """\
+    def matches(self, function, *calls, **options):
+        call = self.compile(function, **options)
+        for args in [x if isinstance(x, tuple) else (x,) for x in calls]:
+            self.near(call(*args), function(*args))
+"""
 _OURS = ("backbay",)
 
 _SHOWN = """
@@ -50,7 +56,10 @@ def of_source(case: Case, status: Status, why: str, device: torch.device) -> Mad
         return Made(note=f"{why}, and the case's source does not stand alone: {error}")
     kind = "Exception" if status == "fail_error" else "AssertionError"
     shown = _SHOWN.format(call=call, error=kind)
-    body = "\n".join([_SUBJECT.format(device=str(device)), *parts, shown])
+    subject = _SUBJECT.format(device=str(device))
+    if any("subject.matches(" in x for x in parts):
+        subject += _MATCHES
+    body = "\n".join([subject, *parts, shown])
     return Made(imports=tuple(imports), body=body, kind="source", note=why)
 
 

@@ -37,7 +37,7 @@ class Chooser:
         return self.scope.train
 
     def chance(self, share: float) -> bool:
-        """Whether, so often."""
+        """Draw True with a probability."""
         return self.rng.random() < share
 
     def one(self, things: Sequence[T]) -> T:
