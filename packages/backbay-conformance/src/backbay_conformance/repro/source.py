@@ -135,16 +135,22 @@ def _parts(
     return imports, parts
 
 
-def _source(value: Any) -> str:
-    """Return the source of a function or class, without decorators, docstring and our names."""
-    lines = textwrap.dedent(inspect.getsource(value)).splitlines()
-    while not lines[0].startswith(("def ", "class ")):
-        lines = lines[1:]
-    text = "\n".join(lines)
-    doc = value.__doc__ if isinstance(value, types.FunctionType) else None
-    if doc and f'    """{doc}"""\n' in text:
-        text = text.replace(f'    """{doc}"""\n', "", 1)
-    return text.replace(": Subject", "")
+def _source(value: types.FunctionType | type) -> str:
+    """Return the source of a function or class; of a function, without what it needs not to run.
+
+    That is its decorators, docstring and annotations, which may name what is not there.
+    """
+    text = textwrap.dedent(inspect.getsource(value))
+    (definition,) = ast.parse(text).body
+    lines = text.splitlines()
+    if not isinstance(definition, ast.FunctionDef):
+        return "\n".join(lines[definition.lineno - 1 :])
+    for argument in ast.walk(definition.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    first = definition.body[1 if ast.get_docstring(definition) else 0]
+    head = f"def {definition.name}({ast.unparse(definition.args)}):"
+    return "\n".join([head, *lines[first.lineno - 1 :]])
 
 
 def _named(value: Any) -> Iterator[tuple[str, Any]]:
