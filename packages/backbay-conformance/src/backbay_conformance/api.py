@@ -65,10 +65,9 @@ def conform(
             case, or the expectations file cannot be understood.
     """
     check_installed("conform")
+    name = backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
     setup = SuiteSetup(
-        backend=backend
-        if isinstance(backend, str)
-        else getattr(backend, "__name__", repr(backend)),
+        backend=name,
         device=device or registry.environment.default_device,
         seed=seed,
         levels=tuple(numbered(levels or range(len(LEVELS)))),
@@ -76,15 +75,9 @@ def conform(
         only=tuple(only),
         all_samples=all_samples,
     )
-    lines = {}
-    if expectations is not None and (expectations.exists() or not collect):
-        lines = expecting.read(expectations)
-    expected = Expected(
-        backend=setup.backend,
-        device=setup.device.partition(":")[0],
-        torch=str(registry.environment.torch_build["__version__"]),
-        lines=lines,
-    )
+    is_new = collect and expectations is not None and not expectations.exists()
+    file = None if is_new else expectations
+    expected = Expected.of(file, backend=name, device=setup.device, registry=registry)
     open_client = None
     if not isinstance(backend, str):
         open_client, workers = _in_process(backend, registry), 1

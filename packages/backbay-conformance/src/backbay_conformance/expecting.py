@@ -15,13 +15,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import get_args
+from typing import Self, get_args
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from backbay.errors import InputError
 from backbay.reference_backends import TORCH_BACKENDS
+from backbay.registry import Registry
 from backbay_conformance.record import FAILURES, LEVELS, Result, Status
 
 _HEAD = """\
@@ -124,6 +125,26 @@ class Expected:
     """Its version."""
     lines: Expectations = field(default_factory=dict)
     """Of the backend's own file, by the case's id."""
+
+    @classmethod
+    def of(cls, file: Path | None, *, backend: str, device: str, registry: Registry) -> Self:
+        """Read what is expected; without a file, that is what ships with the suite.
+
+        Args:
+            file: of the backend's own.
+            backend: its name.
+            device: as torch spells it.
+            registry: says which torch this is.
+
+        Raises:
+            InputError: there is no such file, or it cannot be understood.
+        """
+        return cls(
+            backend=backend,
+            device=device.partition(":")[0],
+            torch=str(registry.environment.torch_build["__version__"]),
+            lines={} if file is None else read(file),
+        )
 
     @functools.cached_property
     def _known(self) -> Expectations:

@@ -10,7 +10,7 @@ import pytest
 
 from backbay.errors import InputError
 from backbay.registry import default_registry
-from backbay_conformance import expecting, pool
+from backbay_conformance import pool
 from backbay_conformance.expecting import Expected
 from backbay_conformance.record import LEVELS, UNTRIED, Profile, Result, Status
 from backbay_conformance.requests import SuiteSetup
@@ -78,11 +78,11 @@ class PytestRun:
         )
         self._session = pool.CaseSession(setup, lambda: pool.start(Path(self._caches.name)))
         try:
-            self._expected = Expected(
+            self._expected = Expected.of(
+                asked.expectations,
                 backend=asked.backend,
-                device=asked.device.partition(":")[0],
-                torch=str(default_registry.environment.torch_build["__version__"]),
-                lines={} if asked.expectations is None else expecting.read(asked.expectations),
+                device=asked.device,
+                registry=default_registry,
             )
             self._ready = self._session.ready()
         except InputError as error:
