@@ -219,7 +219,7 @@ def load_libraries(device: Any) -> None:
 
 
 def surroundings(device: str, size: str) -> str:
-    """Say when, where and with what."""
+    """Return when, where and with what this was measured."""
     today = dt.datetime.now(dt.UTC).date()
     names = ", ".join(f"{k} {v}" for k, v in versions("transformers", "timm").items())
     return f"{today}; {device_of(device)}, size {size}, {names}"

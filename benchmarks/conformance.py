@@ -117,7 +117,7 @@ def run_again(backend: str, path: Path, arguments: argparse.Namespace) -> None:
 
 
 def write(statement: Statement, out: Path) -> bool:
-    """Write a whole statement; give whether nothing is held against the backend."""
+    """Write a whole statement; return whether nothing is held against the backend."""
     stem = out / statement.backend.replace(":", "_").replace("/", "_")
     document = msgspec.json.format(msgspec.json.encode(brief(statement)), indent=1)
     stem.with_suffix(".json").write_bytes(document + b"\n")

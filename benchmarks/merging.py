@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from backbay.errors import InputError
-from backbay.reference_backends import TORCH_BACKENDS
-from backbay_conformance import expecting
+from backbay_conformance.expecting import Expected
 from backbay_conformance.record import FAILURES, LevelSummary, Statement
 
 _SAME_SUBJECT = ("suite_version", "backend", "origin", "device", "seed", "samples")
@@ -82,14 +81,12 @@ def explained_anew(statement: Statement) -> Statement:
 
     Only for a backend without an expectations file of its own: its lines are not in a statement.
     """
-    name = statement.backend
-    results = expecting.explained(
-        [msgspec.structs.replace(x, expected="") for x in statement.results],
-        expecting.shipped(name),
+    expected = Expected(
+        backend=statement.backend,
         device=statement.device.partition(":")[0],
         torch=statement.versions["torch"],
-        is_torchs=name in TORCH_BACKENDS,
     )
+    results = expected.explained(msgspec.structs.replace(x, expected="") for x in statement.results)
     known = [x.level for x in results if x.expected and x.status in FAILURES]
     levels = (msgspec.structs.replace(x, expected=known.count(x.level)) for x in statement.levels)
     return msgspec.structs.replace(statement, results=tuple(results), levels=tuple(levels))

@@ -59,7 +59,7 @@ class AtenPass(Backend):
 
 
 class OwnTorch(Backend):
-    """A compile method that gives the graph's own forward."""
+    """A compile method that returns the graph's own forward."""
 
     def compile(self, graph_module: torch.fx.GraphModule, _: Any) -> Any:
         """Generate no code."""
@@ -73,7 +73,7 @@ class OwnAten(OwnTorch):
 
 
 class OwnFunction(Backend):
-    """A compile method that gives a function of its own, whose result is checked at each call."""
+    """A compile method that returns a function of its own, whose result is checked at each call."""
 
     def compile(self, _: torch.fx.GraphModule, __: Any) -> Any:
         """Generate the least code."""
@@ -104,7 +104,7 @@ def compiled(backend: Any) -> Call:
 
 
 def main() -> int:
-    """Measure, print, and tell whether the bar holds."""
+    """Measure, print, and return whether the bar holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1500)
     parser.add_argument("--calls", type=int, default=40, help="in a block")
@@ -121,7 +121,7 @@ def main() -> int:
 
 
 def table(what: str, x: torch.Tensor, *, rounds: int, calls: int) -> bool:
-    """Print one table, and tell whether the bar holds."""
+    """Print one table, and return whether the bar holds."""
     torch.compiler.reset()
     ready = {name: compiled(name) for name in ("eager", "aot_eager")}
     ready |= {name: compiled(backend) for name, (_, backend) in KIT.items()}
@@ -164,7 +164,7 @@ def interleaved(
 
 
 def block_us(call: Call, x: torch.Tensor, calls: int) -> float:
-    """Time a block of calls; give microseconds for each."""
+    """Time a block of calls; return microseconds for each."""
     for _ in range(WARMUPS):
         call(x)
     gc.disable()  # a collection inside a block would be charged to the backend

@@ -92,7 +92,7 @@ class Row:
 
 
 def main() -> int:
-    """Measure, print, and tell whether every bar holds."""
+    """Measure, print, and return whether every bar holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
@@ -184,7 +184,7 @@ def per_call_us(call: Callable[[], object], calls: int = 200_000) -> float:
 
 
 def output(program: str, *arguments: str) -> str:
-    """Run a program in a fresh process and give what it prints."""
+    """Run a program in a fresh process and return what it prints."""
     command = [*startup.PYTHON, program, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 

@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def header() -> str:
-    """Say when, where and with what this was measured."""
+    """Return when, where and with what this was measured."""
     here = machine(torch.cuda.get_device_name())
     installed = ", ".join(f"{k} {v}" for k, v in versions(Environment.current(), []).items())
     today = dt.datetime.now(dt.UTC).date()
@@ -201,7 +201,7 @@ def count(won: dict[str, int], samples: Samples) -> None:
 
 
 def tied(samples: Samples, name: str, best: str) -> bool:
-    """Return whether the interval of the ratio to the fastest holds 1."""
+    """Whether the interval of the ratio to the fastest holds 1."""
     low, high = stats.ratio(samples[name], samples[best])[1]
     return low <= 1 <= high
 

@@ -146,7 +146,7 @@ class Tally:
 
 
 def main() -> int:
-    """Try every input, print what came of them, and give the exit code."""
+    """Try every input, print what came of them, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
@@ -187,7 +187,7 @@ def run(site: Path, inputs: int, seed: int, keep: Path | None) -> Tally:
 
 
 def report(tally: Tally) -> str:
-    """Say it in a few lines."""
+    """Return it in a few lines."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(tally.of_kind.items()))
     growth = f"{tally.growth_mb:.0f} MB more than after the first {WARM_UP} inputs"
     lines = [
@@ -212,7 +212,7 @@ def manifests() -> list[bytes]:
 
 
 def made(chance: random.Random, corpus: Sequence[bytes]) -> tuple[str, bytes]:
-    """Make one input, and say what it is."""
+    """Make one input; return it and its kind."""
     kind = chance.choice(["manifest", "manifest", "entry_points"])
     data = chance.choice(corpus) if kind == "manifest" else ENTRY_POINTS
     for _ in range(chance.choice([0, 1, 1, 2, 3, 8])):
@@ -222,7 +222,7 @@ def made(chance: random.Random, corpus: Sequence[bytes]) -> tuple[str, bytes]:
 
 
 def listed(site: Path, kind: str, data: bytes) -> bool:
-    """Install an input and list it; tell whether it gave a backend of its own."""
+    """Install an input and list it; return whether it gave a backend of its own."""
     manifest = kind == "manifest"
     folder = site / "fuzzed-1.0.dist-info"
     (folder / "entry_points.txt").write_bytes(ENTRY_POINTS + MANIFEST_ENTRY if manifest else data)
@@ -276,7 +276,7 @@ def cut(chance: random.Random, data: bytes) -> bytes:
 
 
 def repeat_piece(chance: random.Random, data: bytes) -> bytes:
-    """Say a piece again, once or many times."""
+    """Repeat a piece, once or many times."""
     start = chance.randint(0, len(data))
     piece = data[start : start + chance.choice([1, 10, 100, 1_000])]
     times = min(chance.choice([1, 2, 50, 5_000]), 150_000 // max(1, len(piece)))

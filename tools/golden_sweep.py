@@ -210,7 +210,7 @@ def exit_code(rows: Sequence[Row]) -> int:
 
 
 def _is_shown_elsewhere(row: Row, rows: Sequence[Row]) -> bool:
-    """Return whether what torch's own failure hid was proven right with the batch size alone."""
+    """Whether what torch's own failure hid was proven right with the batch size alone."""
     case = dataclasses.replace(row.case, dynamic=None, goldens=())
     others = (x for x in rows if x.case.dynamic is None and x.subject.name == row.subject.name)
     same = [x for x in others if dataclasses.replace(x.case, goldens=()) == case]

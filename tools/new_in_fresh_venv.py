@@ -25,7 +25,7 @@ PIP = "python -m pip --disable-pip-version-check -qq install -c $BACKBAY/constra
 
 
 def main() -> int:
-    """Run every command, and give the exit code."""
+    """Run every command, and return the exit code."""
     arguments = parse_arguments()
     work = (arguments.where or Path(tempfile.mkdtemp(prefix="backbay-new-"))).resolve()
     if (work / arguments.name).exists():
@@ -75,7 +75,7 @@ class Log:
             path.write_text("", encoding="utf-8")
 
     def run(self, command: str, folder: Path) -> bool:
-        """Run one command as a user of the environment, and tell whether it worked."""
+        """Run one command as a user of the environment, and return whether it worked."""
         start = time.monotonic()
         self.say(f"\n$ {command}")
         done = subprocess.run(  # noqa: S602 (the commands are those above)

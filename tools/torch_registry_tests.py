@@ -89,7 +89,7 @@ NOT_RUN = Result(outcome="not run")
 
 
 def main() -> int:
-    """Run both, print the table, and give the exit code."""
+    """Run both, print the table, and return the exit code."""
     arguments = parse_arguments()
     try:
         require_packages()
@@ -132,7 +132,7 @@ def require_packages() -> None:
 
 
 def put_tests(folder: Path, tests: Path | None, tag: str | None) -> str:
-    """Put the test file into the children's folder, and give where it came from.
+    """Put the test file into the children's folder, and return where it came from.
 
     Raises:
         CannotRun: the file cannot be read or downloaded.

@@ -59,7 +59,7 @@ class CannotSetUp(Exception):  # noqa: N818 (reads as what it says)
 
 
 def main() -> int:
-    """Test every release, print a last line for each, and give the exit code."""
+    """Test every release, print a last line for each, and return the exit code."""
     arguments = parse_arguments()
     where = arguments.where or Path(tempfile.mkdtemp(prefix="torch-versions-"))
     print(f"environments in {where}", flush=True)
@@ -179,7 +179,7 @@ def last_line(text: str) -> str:
 
 
 def run_tests(release: str, python: Path) -> tuple[str, bool]:
-    """Run the tests, show what pytest says, and give the line to print last."""
+    """Run the tests, show what pytest says, and return the line to print last."""
     print(f"testing with torch {release}", flush=True)
     ended = subprocess.run(
         [python, "-m", "pytest", *TESTS, "-q", "-p", "no:cacheprovider"],

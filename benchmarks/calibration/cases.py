@@ -36,7 +36,7 @@ class Case:
         return result, eager, truth
 
     def is_visible(self) -> bool:
-        """Return whether an element is further from the truth than one unit in the last place.
+        """Whether an element is further from the truth than one unit in the last place.
 
         A result within one unit everywhere is faithfully rounded: no arithmetic of this precision
         promises better. The unit is the working precision's (a bfloat16 model may give a float32

@@ -123,7 +123,7 @@ def warm_up(backend: str, device: str, *, train: bool) -> None:
 
 @contextlib.contextmanager
 def cached(arm: str, folder: str, *, shared: bool = False) -> Iterator[bool]:
-    """Point the compilers at a folder of the arm's backend; give whether it was empty.
+    """Point the compilers at a folder of the arm's backend; return whether it was empty.
 
     The modes of a backend share it: only the first of them compiles cold, and is measured. Where
     all backends share one, a Triton kernel that two arms have in common keeps the configuration

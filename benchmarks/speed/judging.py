@@ -107,7 +107,7 @@ def to_run(entry: Entry | None, wanted: Sequence[str], *, above: str, below: str
 
 
 class Extending:
-    """Says whether to time as much again: while the ratio of two arms is undecided."""
+    """Whether to time as much again: while the ratio of two arms is undecided."""
 
     def __init__(self, above: str, below: str) -> None:
         self._pair = (above, below)

@@ -217,7 +217,7 @@ def _rewrites(entries: Sequence[Entry]) -> list[str]:
 
 
 def _notes(entries: Sequence[Entry]) -> list[str]:
-    """Say whatever went wrong, and how far from eager the results at full size were."""
+    """Return whatever went wrong, and how far from eager the results at full size were."""
     found = []
     for entry in entries:
         known = {arm for run in entry.runs for arm in run.arms}

@@ -61,7 +61,7 @@ def limit_us(entry: Entry) -> float | None:
 
 
 def brief(entry: Entry) -> str:
-    """Say a row's outcome in one line."""
+    """Return a row's outcome in one line."""
     cells = [
         f"{arm} {found.median:.1f}"
         for arm in _known(entry)

@@ -96,7 +96,7 @@ class State:
         return msgspec.json.decode(path.read_bytes(), type=Entry) if path.exists() else None
 
     def add(self, entry: Entry) -> Entry:
-        """Merge an entry into what is there, keep the sum, and give it."""
+        """Merge an entry into what is there, keep the sum, and return it."""
         old = self.read(entry.name)
         total = entry if old is None else merged(old, entry)
         path = self._path(entry.name)

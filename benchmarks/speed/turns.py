@@ -135,7 +135,7 @@ def work_through(
     fresh: bool,
     until: float,
 ) -> bool:
-    """Do tasks in order, so many at once; give whether all were begun before the time was up.
+    """Do tasks in order, so many at once; return whether all were begun before the time was up.
 
     Args:
         tasks: what to do.

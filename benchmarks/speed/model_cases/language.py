@@ -104,7 +104,7 @@ class Decoding(torch.nn.Module):
 
 
 def model_of(text: Text) -> tuple[torch.nn.Module, Any]:
-    """Build a model with random weights, and give its configuration too."""
+    """Build a model with random weights; return it and its configuration."""
     ensure_torchvision_imports()
     transformers: Any = require("transformers", text.kind)
     entry = hf_table()[text.kind]

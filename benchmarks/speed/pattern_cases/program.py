@@ -105,5 +105,5 @@ def kept(tensor: Tensor) -> Tensor:
 
 
 def on_cuda() -> bool:
-    """Return whether programs are built for a GPU; some of torch's operators are only there."""
+    """Whether programs are built for a GPU; some of torch's operators are only there."""
     return torch.get_default_device().type == "cuda"

@@ -7,7 +7,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 Edit = Callable[[Node], Any]
-"""Gives what a node becomes: another node, a number, or the node itself."""
+"""Returns what a node becomes: another node, a number, or the node itself."""
 
 
 def _edited(edit: Edit) -> Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]:

@@ -42,6 +42,15 @@ def second_call_gives_what_the_first_gave(subject):
         assert torch.equal(call(torch.zeros(3)), torch.zeros(3))
 
 
+Tensors = tuple[torch.Tensor, ...]
+
+
+@contract.agrees(lambda s: (torch.linspace(-1, 1, 5, device=s.device), torch.ones(5)), calls=2)
+def program_of_two_inputs(x: torch.Tensor, y: torch.Tensor) -> Tensors:
+    """Name in its signature what its file does not have."""
+    return torch.tanh(x) + y, y * 2
+
+
 def long(x):
     for number in range(30):
         x = torch.sin(x) + torch.cos(x) / (number + 1)

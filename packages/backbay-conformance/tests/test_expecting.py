@@ -9,7 +9,10 @@ from backbay_conformance.record import Result
 LINE = (
     '"ops/sin/float32" = {status = "fail_value", reason = "rounds twice", link = "https://x/1"}\n'
 )
-HERE = {"device": "cpu", "torch": "2.13.0"}
+
+
+def expected(lines):
+    return expecting.Expected(backend="tried", device="cpu", torch="2.13.0", lines=lines)
 
 
 def result(status="fail_value", case_id="ops/sin/float32"):
@@ -17,12 +20,12 @@ def result(status="fail_value", case_id="ops/sin/float32"):
 
 
 def stale(results, lines, known=("ops/sin/float32",), levels=(2,)):
-    return expecting.stale(results, lines, known=known, levels=levels, **HERE)
+    return expected(lines).stale(results, known=known, levels=levels)
 
 
 def test_a_known_failure_is_held_against_the_backend():
     lines = expecting.parse(LINE, "here")
-    (found,) = expecting.explained([result()], lines, **HERE)
+    (found,) = expected(lines).explained([result()])
     assert found.expected == "rounds twice (https://x/1)"
     assert not found.failed
     assert stale([found], lines) == []
@@ -31,7 +34,7 @@ def test_a_known_failure_is_held_against_the_backend():
 @pytest.mark.parametrize("status", ["pass", "crash", "fail_grad"])
 def test_a_line_that_is_not_true_goes_unseen(status):
     lines = expecting.parse(LINE, "here")
-    (found,) = expecting.explained([result(status)], lines, **HERE)
+    (found,) = expected(lines).explained([result(status)])
     assert not found.expected
     (said,) = stale([found], lines)
     assert "ops/sin/float32" in said
@@ -53,7 +56,7 @@ def test_a_line_of_no_level_goes_unseen():
 @pytest.mark.parametrize("bound", ['device = "cuda"', 'torch = "<2.13"'])
 def test_a_line_speaks_of_another_machine(bound):
     lines = expecting.parse(LINE.replace("}", f", {bound}}}"), "here")
-    (found,) = expecting.explained([result()], lines, **HERE)
+    (found,) = expected(lines).explained([result()])
     assert found.failed
     assert stale([result("pass")], lines) == []
 
@@ -87,7 +90,7 @@ def test_collecting_loses_a_reason_or_keeps_what_passes():
         "here",
     )
     results = [result(), result("pass", "ops/cos/float32"), result("crash", "ops/new/float32")]
-    found = expecting.collected(results, lines, **HERE)
+    found = expected(lines).collected(results)
     assert set(found) == {"ops/sin/float32", "ops/tan/float32", "ops/new/float32"}
     assert found["ops/sin/float32"].reason == "rounds twice"
     assert (found["ops/new/float32"].status, found["ops/new/float32"].reason) == (

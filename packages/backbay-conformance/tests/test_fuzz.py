@@ -240,7 +240,7 @@ DIFFERS = "(?s)eager .* compiled |share memory than in eager"
 
 
 def _minimal(name: str) -> str:
-    """Find a fault's first program, make it small, and give its repro."""
+    """Find a fault's first program, make it small, and return its repro."""
     made, result = _found(name, range(200))
     backend = getattr(faulty, name)
 
@@ -352,7 +352,7 @@ def test_a_known_find_covers_another():
     right = Result(id="p", level=9, status="fail_value", reason="3 elements differ")
     assert known.covers(right, made)
     upstream = Result(
-        id="p", level=9, status="upstream", reason="eager fails alike (fail_value): 3 differ"
+        id="p", level=9, status="upstream", reason="3 differ", rungs={"eager": "fail_value"}
     )
     assert known.covers(upstream, made)
     assert not known.covers(Result(id="p", level=9, status="fail_grad", reason="differ"), made)

@@ -22,7 +22,7 @@ def answered(registry, backend, case):
     )
     reply = handler.answer(setup)
     assert isinstance(reply, Ready), reply
-    return handler.answer(Run(id=only[0], attribute=False)).result
+    return handler.answer(Run(id=only[0])).result
 
 
 def eager(graph_module, example_inputs, **options):

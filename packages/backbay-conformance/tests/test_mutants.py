@@ -54,7 +54,7 @@ def seen(mutant: Mutant, backend: Any) -> Any:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Return whether two onlookers saw the same, layout and dtype included."""
+    """Whether two onlookers saw the same, layout and dtype included."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         try:
             torch.testing.assert_close(one, other, equal_nan=True, check_stride=True)

@@ -29,7 +29,7 @@ OWN = "from backbay_conformance.test_conformance import *\n"
 
 @pytest.fixture(scope="module")
 def pytest_in():
-    """Run pytest in a repository of one's own; give its exit code and what it printed."""
+    """Run pytest in a repository of one's own; return its exit code and what it printed."""
 
     def run(folder, *arguments, tests=OWN, lines="", **ini):
         (folder / "bad.py").write_text(textwrap.dedent(BAD))
@@ -61,7 +61,7 @@ KNOWN = line("subnormal_numbers_are_flushed")
 
 @pytest.fixture(scope="module")
 def judged(pytest_in, tmp_path_factory):
-    """Run a case of each kind once; give the counts, and to each case its kind and its words."""
+    """Run a case of each kind once; return the counts, and to each case its kind and its words."""
     folder = tmp_path_factory.mktemp("judged")
     lines = KNOWN + line("nan_is_lost", "crash") + line("rounding_is_not_half_to_even")
     cases = (

@@ -128,6 +128,15 @@ def test_what_no_single_graph_shows_is_left_without_a_file(tmp_path, ended_here)
     assert ended_here(repro, "eager")[0] == 0
 
 
+def test_a_case_that_only_compares_is_left_without_its_inputs(tmp_path, ended_here):
+    repro = written("program_of_two_inputs", "wrong_tanh", "fail_behaviour", tmp_path)
+    text = Path(repro.path).read_text()
+    assert (repro.kind, repro.shown) == ("source", True), text
+    assert "torch.linspace(-1, 1, 5, device=s.device), torch.ones(5), train=False, calls=2" in text
+    assert "Tensors" not in text
+    assert ended_here(repro, "eager")[0] == 0
+
+
 @pytest.mark.slow
 def test_minimising_goes_past_its_time(tmp_path):
     start = time.monotonic()

@@ -1,24 +1,21 @@
 """Runs the suite on one backend and returns its statement."""
 
+import dataclasses
 import datetime as dt
-import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from backbay.dependencies import check_installed
-from backbay.reference_backends import TORCH_BACKENDS
-from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
+from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.reporting import machine
 from backbay.session import LocalClient
 from backbay_conformance import expecting, pool
+from backbay_conformance.expecting import Expected
 from backbay_conformance.record import LEVELS, LevelSummary, Profile, Result, Statement
 from backbay_conformance.requests import SERVICE, Ready, SuiteSetup
 from backbay_conformance.suite import numbered
-
-if TYPE_CHECKING:
-    from backbay_conformance.expecting import Expectation
 
 IN_PROCESS = (
     "the backend is an object, so the cases ran in this process: a crash or a hang would have "
@@ -68,88 +65,70 @@ def conform(
             case, or the expectations file cannot be understood.
     """
     check_installed("conform")
-    lines = _lines(expectations, may_be_absent=collect)
-    device = device or registry.environment.default_device
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
     setup = SuiteSetup(
         backend=name,
-        device=device,
+        device=device or registry.environment.default_device,
         seed=seed,
-        levels=tuple(numbered(levels) if levels is not None else range(len(LEVELS))),
+        levels=tuple(numbered(levels or range(len(LEVELS)))),
         profile=profile,
         only=tuple(only),
         all_samples=all_samples,
     )
-    kind, torch = device.partition(":")[0], str(registry.environment.torch_build["__version__"])
-    explained = functools.partial(
-        expecting.explained, device=kind, torch=torch, is_torchs=name in TORCH_BACKENDS
-    )
-    known = expecting.shipped(name) | lines
-
-    def ends(result: Result) -> bool:
-        return stop_on_failure and explained([result], known)[0].failed
-
+    is_new = collect and expectations is not None and not expectations.exists()
+    file = None if is_new else expectations
+    expected = Expected.of(file, backend=name, device=setup.device, registry=registry)
+    open_client = None
+    if not isinstance(backend, str):
+        open_client, workers = _in_process(backend, registry), 1
     start = time.perf_counter()
-    if isinstance(backend, str):
-        count = workers or pool.usual_workers()
-        ready, results = pool.run_all(setup, workers=count, tell=tell, caches=caches, ends=ends)
-    else:
-        from backbay_conformance.handler import CaseHandler  # noqa: PLC0415 (imports torch)
-
-        client = LocalClient(SERVICE, CaseHandler(backend, registry), {})
-        ready, results = pool.run_all(
-            setup, workers=1, tell=tell, open_client=lambda: client, ends=ends
-        )
-    run = _Run(setup=setup, ready=ready, results=results, seconds=time.perf_counter() - start)
-    if collect and expectations is not None:
-        lines = expecting.collected(results, lines, device=kind, torch=torch)
-        expectations.write_text(expecting.text(lines), encoding="utf-8")
-    run.results = explained(results, expecting.shipped(name) | lines)
-    stale = expecting.stale(
-        results, lines, known=ready.known, levels=setup.levels, device=kind, torch=torch
+    ready, results = pool.run_all(
+        setup,
+        workers=workers or pool.usual_workers(),
+        tell=tell,
+        caches=caches,
+        open_client=open_client,
+        ends=lambda result: stop_on_failure and expected.explained([result])[0].failed,
     )
-    whole = levels is None and not only and not stop_on_failure
-    notes = () if isinstance(backend, str) else (IN_PROCESS,)
-    return _statement(run, stale, notes, registry, whole=whole)
+    seconds = time.perf_counter() - start
+    if collect and expectations is not None:
+        expected = dataclasses.replace(expected, lines=expected.collected(results))
+        expectations.write_text(expecting.text(expected.lines), encoding="utf-8")
+    whole = not levels and not only and not stop_on_failure
+    return _statement(
+        setup,
+        ready,
+        expected.explained(results),
+        registry,
+        profile=profile if whole else "chosen",
+        seconds=seconds,
+        stale=tuple(expected.stale(results, known=ready.known, levels=setup.levels)),
+        notes=() if open_client is None else (IN_PROCESS,),
+    )
 
 
-def _lines(path: Path | None, *, may_be_absent: bool) -> "dict[str, Expectation]":
-    if path is None or (may_be_absent and not path.exists()):
-        return {}
-    return expecting.read(path)
+def _in_process(backend: CompilerFn, registry: Registry) -> pool.OpenClient:
+    from backbay_conformance.handler import CaseHandler  # noqa: PLC0415 (imports torch)
 
-
-class _Run:
-    """What came of a run."""
-
-    def __init__(
-        self, *, setup: SuiteSetup, ready: Ready, results: list[Result], seconds: float
-    ) -> None:
-        self.setup = setup
-        self.ready = ready
-        self.results = results
-        self.seconds = seconds
+    client = LocalClient(SERVICE, CaseHandler(backend, registry), {})
+    return lambda: client
 
 
 def _statement(
-    run: _Run, stale: Sequence[str], notes: Sequence[str], registry: Registry, *, whole: bool
+    setup: SuiteSetup, ready: Ready, results: Sequence[Result], registry: Registry, **found: Any
 ) -> Statement:
-    found = registry.resolutions().get(run.setup.backend)
-    spec: BackendSpec | None = None if found is None else found.spec
-    specs = [] if spec is None else [spec]
+    resolution = registry.resolutions().get(setup.backend)
+    specs = [] if resolution is None else [resolution.spec]
     return Statement(
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        backend=run.setup.backend,
-        origin=run.setup.backend if spec is None else str(spec.origin),
-        profile=run.setup.profile if whole else "chosen",
-        device=run.setup.device,
-        seed=run.setup.seed,
-        samples="all" if run.setup.all_samples else "first",
-        machine=machine.machine(run.ready.device_name),
+        backend=setup.backend,
+        origin=str(specs[0].origin) if specs else setup.backend,
+        device=setup.device,
+        seed=setup.seed,
+        samples="all" if setup.all_samples else "first",
+        machine=machine.machine(ready.device_name),
         versions=machine.versions(registry.environment, specs),
-        seconds=run.seconds,
-        levels=tuple(LevelSummary.of(x, run.results) for x in run.setup.levels),
-        results=tuple(run.results),
-        stale=tuple(stale),
-        notes=tuple(notes),
+        levels=tuple(LevelSummary.of(x, results) for x in setup.levels),
+        results=tuple(results),
+        **found,
     )

@@ -13,7 +13,7 @@ import msgspec
 
 from backbay.errors import BackbayError, InputError
 from backbay.messages import one_line
-from backbay.registry import BackendSpec, default_registry
+from backbay.registry import default_registry
 from backbay.session import Refused, Service
 
 _PATIENCE_S = 100.0
@@ -70,6 +70,11 @@ class FreshHandler:
 def metadata(name: str, device: str) -> dict[str, Any]:
     """Look a backend up without loading it."""
     spec = default_registry.spec(name)
+    misspelt = ""
+    try:
+        default_registry.spec(f"{name}x")
+    except InputError as error:
+        misspelt = str(error)
     return {
         "name": spec.name,
         "origin": str(spec.origin),
@@ -77,21 +82,9 @@ def metadata(name: str, device: str) -> dict[str, Any]:
         "listed": name in default_registry.list_backends(exclude_tags=None),
         "shown": name in default_registry.list_backends(),
         "torch": "torch" in sys.modules,
-        "module": (module := _module(spec)) is not None and module in sys.modules,
-        "misspelt": _error_of(name + "x"),
+        "module": spec.target is not None and spec.target.partition(":")[0] in sys.modules,
+        "misspelt": misspelt,
     }
-
-
-def _module(spec: BackendSpec) -> str | None:
-    return spec.target.partition(":")[0] if spec.target else None
-
-
-def _error_of(name: str) -> str:
-    try:
-        default_registry.spec(name)
-    except InputError as error:
-        return str(error)
-    return ""
 
 
 def loading(name: str, device: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """A case: one question put to a backend. Levels are made of them."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backbay_conformance.record import LEVELS, Status
 
@@ -47,13 +47,17 @@ class Unsupported(CaseError):  # noqa: N818
     status = "unsupported"
 
 
+Run = Callable[["Subject"], None]
+RunNamed = Callable[["Subject", str], None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One question put to a backend; it returns if the answer is right, and raises if not."""
 
     id: str
     """``level/family/...``, of letters, digits and ``._-``. Never changes: expectations name it."""
-    run: Callable[["Subject"], None]
+    run: Run
     needs: frozenset[str] = field(default_factory=frozenset)
     """Traits without which a backend need not take it: ``training``, ``dynamic_shapes``,
     ``mutation``, ``mode``, ``options``, or a dtype's name."""
@@ -72,12 +76,37 @@ class Case:
 Cases = Iterator[Case]
 
 
+Program = TypeVar("Program", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What a case asks that compares and does no more: does a program give what eager gives?"""
+
+    program: Callable[..., Any]
+    inputs: Callable[["Subject"], Any]
+    """Makes its inputs, on the subject's device; a tuple is several."""
+    train: bool
+    calls: int
+
+    def __call__(self, subject: "Subject") -> None:
+        """Hold the program against eager; see `Subject.agrees`."""
+        made = self.inputs(subject)
+        args = made if isinstance(made, tuple) else (made,)
+        subject.agrees(self.program, *args, train=self.train, calls=self.calls)
+
+
 class Collection:
     """Cases written by hand, one function each; the function's name says what would be wrong.
 
     ::
 
         contract = Collection("contract")
+
+
+        @contract.agrees(lambda s: normal(s, 3, 5))
+        def sum_is_of_another_dimension(x: torch.Tensor) -> torch.Tensor:
+            return x.sum(-1)
 
 
         @contract.case(needs={"training"})
@@ -89,6 +118,30 @@ class Collection:
         self._prefix = f"{level}/{family}/" if family else f"{level}/"
         self._cases: dict[str, Case] = {}
 
+    def agrees(
+        self,
+        inputs: Callable[["Subject"], Any],
+        *,
+        needs: frozenset[str] | set[str] = frozenset(),
+        train: bool = False,
+        calls: int = 1,
+    ) -> Callable[[Program], Program]:
+        """Take a program as a case: compiled, it gives what eager gives.
+
+        Args:
+            inputs: makes the program's inputs when the case is run; a tuple is several.
+            needs: see `Case`.
+            train: whether backward is run as well.
+            calls: how often what was compiled is run and judged.
+        """
+
+        def add(program: Program) -> Program:
+            run = Agreement(program=program, inputs=inputs, train=train, calls=calls)
+            self._add(program.__name__, run, needs=frozenset(needs))
+            return program
+
+        return add
+
     def case(
         self,
         *,
@@ -96,16 +149,13 @@ class Collection:
         compiles: bool = True,
         share: float | None = None,
         timeout_s: float = 120.0,
-    ) -> Callable[[Callable[["Subject"], None]], Callable[["Subject"], None]]:
+    ) -> Callable[[Run], Run]:
         """Take a function as a case; see `Case` for the arguments."""
 
-        def add(function: Callable[["Subject"], None]) -> Callable[["Subject"], None]:
-            name = self._prefix + function.__name__
-            if name in self._cases:
-                raise ValueError(f"two cases are called {name}")
-            self._cases[name] = Case(
-                id=name,
-                run=function,
+        def add(function: Run) -> Run:
+            self._add(
+                function.__name__,
+                function,
                 needs=frozenset(needs),
                 compiles=compiles,
                 share=share,
@@ -117,27 +167,37 @@ class Collection:
 
     def parametrized(
         self,
-        names: Iterator[str] | list[str] | tuple[str, ...],
+        names: Iterable[str],
         *,
         needs: frozenset[str] | set[str] = frozenset(),
         compiles: bool = True,
         share: float | None = None,
-    ) -> Callable[[Callable[["Subject", str], None]], Callable[["Subject", str], None]]:
+    ) -> Callable[[RunNamed], RunNamed]:
         """Take a function as one case for each name, which it gets as its second argument."""
 
-        def add(function: Callable[["Subject", str], None]) -> Callable[["Subject", str], None]:
+        def add(function: RunNamed) -> RunNamed:
             for name in names:
-                one = functools.partial(with_name, function, name)
-                one.__name__ = f"{function.__name__}/{name}"  # type: ignore[attr-defined]
-                self.case(needs=needs, compiles=compiles, share=share)(one)
+                self._add(
+                    f"{function.__name__}/{name}",
+                    functools.partial(with_name, function, name),
+                    needs=frozenset(needs),
+                    compiles=compiles,
+                    share=share,
+                )
             return function
 
         return add
+
+    def _add(self, name: str, run: Run, **details: Any) -> None:
+        case_id = self._prefix + name
+        if case_id in self._cases:
+            raise ValueError(f"two cases are called {case_id}")
+        self._cases[case_id] = Case(id=case_id, run=run, **details)
 
     def __iter__(self) -> Iterator[Case]:
         return iter(self._cases.values())
 
 
-def with_name(function: Callable[["Subject", str], None], name: str, subject: "Subject") -> None:
+def with_name(function: RunNamed, name: str, subject: "Subject") -> None:
     """Call what is one of several cases, with its name."""
     function(subject, name)

@@ -54,20 +54,12 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 def command(
     *,
     backend: str | None,
-    profile: Profile,
-    levels: tuple[str, ...],
-    only: tuple[str, ...],
-    all_samples: bool,
-    device: str | None,
-    seed: int,
-    workers: int | None,
-    expectations: Path | None,
-    collect: bool,
     json_path: Path | None,
     html_path: Path | None,
     beside: tuple[Path, ...],
     repros: Path | None,
     seconds: float | None,
+    **suite: Any,
 ) -> None:
     """Put BACKEND through graded levels of cases, each held against eager and float64 truth.
 
@@ -79,35 +71,24 @@ def command(
     """
     check_installed("backbay conform")
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
-    if collect and expectations is None:
+    if suite["collect"] and suite["expectations"] is None:
         raise click.UsageError("--collect writes the file that --expectations names: give one")
-    others = _read(beside)
+    others = _read(beside) if beside else []
     if backend is None:
         if html_path is None or not others:
             raise click.UsageError("name a BACKEND, or statements with --beside and a page --html")
         _page(others)(html_path)
         return
     if seconds is not None:
+        from backbay_conformance.fuzz.run import FIRST, fuzz  # noqa: PLC0415 (only where asked for)
+
+        how = {x: suite[x] for x in ("device", "workers")}
         with _progress() as tell:
-            report = _fuzzed(
-                backend, seconds=seconds, seed=seed, device=device, workers=workers, tell=tell
-            )
+            report = fuzz(backend, seconds=seconds, seed=suite["seed"] or FIRST, tell=tell, **how)
         _write_finds(report, json_path, repros)
         return
     with _progress() as tell:
-        statement = conform(
-            backend,
-            profile=profile,
-            levels=levels or None,
-            only=only,
-            all_samples=all_samples,
-            device=device,
-            seed=seed,
-            workers=workers,
-            expectations=expectations,
-            collect=collect,
-            tell=tell,
-        )
+        statement = conform(backend, tell=tell, **suite)
     _write(statement, json_path, html_path, others)
     if repros is not None:
         _write_repros(statement, repros)
@@ -118,7 +99,7 @@ def command(
 def _read(paths: tuple[Path, ...]) -> list[Statement]:
     from backbay_conformance.scoreboard import read  # noqa: PLC0415 (jinja2: only for a page)
 
-    return [read(x) for x in paths] if paths else []
+    return [read(x) for x in paths]
 
 
 def _page(statements: list[Statement]) -> Callable[[Path], None]:
@@ -149,12 +130,6 @@ def _write_repros(statement: Statement, folder: Path) -> None:
         click.echo(f"repro: {repro.path or repro.case}{said}", err=True)
 
     write(statement, folder, tell=tell)
-
-
-def _fuzzed(backend: str, *, seed: int, **how: Any) -> "FuzzReport":
-    from backbay_conformance.fuzz.run import FIRST, fuzz  # noqa: PLC0415 (only where asked for)
-
-    return fuzz(backend, seed=seed or FIRST, **how)
 
 
 def _write_finds(report: "FuzzReport", json_path: Path | None, folder: Path | None) -> None:

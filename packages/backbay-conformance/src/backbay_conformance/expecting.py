@@ -8,17 +8,21 @@ A line may name a ``device`` and, as a specifier, the versions of ``torch`` that
 strict both ways: a failure that no line names is a failure, and so is a line that is not true.
 """
 
+import functools
 import json
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import get_args
+from typing import Self, get_args
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from backbay.errors import InputError
+from backbay.reference_backends import TORCH_BACKENDS
+from backbay.registry import Registry
 from backbay_conformance.record import FAILURES, LEVELS, Result, Status
 
 _HEAD = """\
@@ -110,102 +114,107 @@ def shipped(backend: str) -> dict[str, Expectation]:
     return known
 
 
-def explained(
-    results: Iterable[Result],
-    known: Expectations,
-    *,
-    device: str,
-    torch: str,
-    is_torchs: bool = False,
-) -> list[Result]:
-    """Return the results, those that a line expects with its reason.
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What is expected of a backend here: what its file says, and what ships with the suite."""
 
-    Args:
-        results: of a run.
-        known: lines by the case's id.
-        device: the device type.
-        torch: its version.
-        is_torchs: whether the backend is torch's own. Torch's fault is then the backend's, and a
-            line that calls it ``upstream`` explains it.
-    """
-    return [
-        msgspec.structs.replace(x, expected=str(line))
-        if (line := known.get(x.id)) is not None
-        and line.applies(device, torch)
-        and (line.status == x.status or (is_torchs and _is_torchs_fault(x, line)))
-        else x
-        for x in results
-    ]
+    backend: str
+    device: str
+    """The device type."""
+    torch: str
+    """Its version."""
+    lines: Expectations = field(default_factory=dict)
+    """Of the backend's own file, by the case's id."""
 
+    @classmethod
+    def of(cls, file: Path | None, *, backend: str, device: str, registry: Registry) -> Self:
+        """Read what is expected; without a file, that is what ships with the suite.
 
-def _is_torchs_fault(result: Result, line: Expectation) -> bool:
-    return line.status == "upstream" and result.status in FAILURES
+        Args:
+            file: of the backend's own.
+            backend: its name.
+            device: as torch spells it.
+            registry: says which torch this is.
 
-
-def stale(
-    results: Sequence[Result],
-    lines: Expectations,
-    *,
-    known: Collection[str],
-    levels: Collection[int],
-    device: str,
-    torch: str,
-) -> list[str]:
-    """Return which lines are not true, one sentence each, which names what to do.
-
-    Args:
-        results: of the cases that were run.
-        lines: of the backend's own file.
-        known: ids of all cases of the levels that were run.
-        levels: their numbers; of others nothing is known.
-        device: the device type.
-        torch: its version.
-    """
-    got = {x.id: x for x in results}
-    wrong = []
-    for case_id, line in sorted(lines.items()):
-        if not line.applies(device, torch) or _level(case_id) not in {*levels, None}:
-            continue
-        if case_id not in known:
-            wrong.append(f"{case_id}: no case is called so; delete the line")
-        elif case_id in got and got[case_id].status != line.status:
-            status = got[case_id].status
-            todo = "delete the line" if status == "pass" else "mend it, or change the line"
-            wrong.append(f"{case_id}: expected {line.status}, is {status}; {todo}")
-    return wrong
-
-
-def _level(case_id: str) -> int | None:
-    name = case_id.partition("/")[0]
-    return LEVELS.index(name) if name in LEVELS else None
-
-
-def collected(
-    results: Sequence[Result], lines: Expectations, *, device: str, torch: str
-) -> dict[str, Expectation]:
-    """Return the lines that make a run true: of what failed, with the reasons that were there."""
-    untouched = {x: line for x, line in lines.items() if not line.applies(device, torch)}
-    ran = {x.id for x in results}
-    kept = {x: line for x, line in lines.items() if x not in ran} | untouched
-    for result in results:
-        if result.status not in FAILURES:
-            continue
-        old = lines.get(result.id)
-        same = old is not None and old.status == result.status
-        reason = result.reason or "no reason was given"
-        kept[result.id] = (
-            old if old is not None and same else Expectation(status=result.status, reason=reason)
+        Raises:
+            InputError: there is no such file, or it cannot be understood.
+        """
+        return cls(
+            backend=backend,
+            device=device.partition(":")[0],
+            torch=str(registry.environment.torch_build["__version__"]),
+            lines={} if file is None else read(file),
         )
-    return kept
+
+    @functools.cached_property
+    def _known(self) -> Expectations:
+        return {**shipped(self.backend), **self.lines}
+
+    def explained(self, results: Iterable[Result]) -> list[Result]:
+        """Return the results, those that a line expects with its reason."""
+        return [
+            msgspec.structs.replace(x, expected=str(self._known[x.id])) if self._expects(x) else x
+            for x in results
+        ]
+
+    def _expects(self, result: Result) -> bool:
+        line = self._known.get(result.id)
+        if line is None or not line.applies(self.device, self.torch):
+            return False
+        # Where the backend is torch's own, torch's fault is the backend's.
+        torchs = self.backend in TORCH_BACKENDS and result.status in FAILURES
+        return line.status == result.status or (torchs and line.status == "upstream")
+
+    def stale(
+        self, results: Sequence[Result], *, known: Collection[str], levels: Collection[int]
+    ) -> list[str]:
+        """Return which lines are not true, one sentence each, which names what to do.
+
+        Args:
+            results: of the cases that were run.
+            known: ids of all cases of the levels that were run.
+            levels: their numbers; of others nothing is known.
+        """
+        got = {x.id: x.status for x in results}
+        not_run = {x for number, x in enumerate(LEVELS) if number not in levels}
+        wrong = []
+        for case_id, line in sorted(self.lines.items()):
+            level, status = case_id.partition("/")[0], got.get(case_id, line.status)
+            if level in not_run or not line.applies(self.device, self.torch):
+                continue
+            if case_id not in known:
+                wrong.append(f"{case_id}: no case is called so; delete the line")
+            elif status != line.status:
+                todo = "delete the line" if status == "pass" else "mend it, or change the line"
+                wrong.append(f"{case_id}: expected {line.status}, is {status}; {todo}")
+        return wrong
+
+    def collected(self, results: Sequence[Result]) -> dict[str, Expectation]:
+        """Return the lines that make a run true: of what failed, with the reasons it had before."""
+        ran = {x.id for x in results}
+        kept = {
+            case_id: line
+            for case_id, line in self.lines.items()
+            if case_id not in ran or not line.applies(self.device, self.torch)
+        }
+        for result in results:
+            if result.status not in FAILURES:
+                continue
+            line = self.lines.get(result.id)
+            if line is None or line.status != result.status:
+                reason = result.reason or "no reason was given"
+                line = Expectation(status=result.status, reason=reason)
+            kept[result.id] = line
+        return kept
 
 
 def text(lines: Expectations) -> str:
     """Return the text of a file, its lines sorted."""
-    return _HEAD + "".join(f"{_line(x, lines[x])}\n" for x in sorted(lines))
+    return _HEAD + "".join(_line(x, lines[x]) for x in sorted(lines))
 
 
 def _line(case_id: str, line: Expectation) -> str:
     given = {name: getattr(line, name) for name in line.__struct_fields__ if getattr(line, name)}
     # A JSON string is a TOML string.
     inside = ", ".join(f"{x} = {json.dumps(value)}" for x, value in given.items())
-    return f"{json.dumps(case_id)} = {{{inside}}}"
+    return f"{json.dumps(case_id)} = {{{inside}}}\n"

@@ -1,6 +1,5 @@
 """Answers the suite's requests: in a child process, or in this one for an object."""
 
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -8,7 +7,7 @@ import torch
 
 from backbay.errors import BackbayError
 from backbay.reference_backends import references_below
-from backbay.registry import BackendSpec, CompilerFn, Registry, Traits, default_registry
+from backbay.registry import CompilerFn, Registry, Traits, default_registry
 from backbay.registry.target import TargetNotFound, parse
 from backbay.session import Refused
 from backbay.timing.device import device_name
@@ -23,7 +22,7 @@ from backbay_conformance.requests import (
     Shown,
     SuiteSetup,
 )
-from backbay_conformance.running import attributed, is_failure, run_case
+from backbay_conformance.running import run_case
 from backbay_conformance.subject import Subject, message_of
 
 if TYPE_CHECKING:
@@ -53,9 +52,9 @@ class CaseHandler:
                 case SuiteSetup():
                     return self.prepare(request)
                 case Run():
-                    return self._run(request)
+                    return Ran(result=run_case(self._case(request), self.subject(request.rung)))
                 case Show():
-                    return _shown(request)
+                    return self._shown(request)
         except (BackbayError, TargetNotFound) as error:
             raise Refused(message_of(error)) from error
 
@@ -69,14 +68,19 @@ class CaseHandler:
         name = self._setup.backend if rung is None else rung
         given = self._given if rung is None else None
         compiler = self._registry.lookup_backend(name) if given is None else given
-        spec = self._spec(name, compiler)
+        found = self._registry.resolutions().get(name)
+        spec = getattr(compiler, "spec", None) if found is None else found.spec
+
+        def configured(mode: str | None, options: Mapping[str, Any] | None) -> CompilerFn:
+            return self._registry.get_backend(name, mode=mode, options=options)
+
         return Subject(
             compiler,
             name=name,
             device=torch.device(self._setup.device),
             seed=self._setup.seed,
             traits=Traits() if spec is None else spec.traits,
-            configure=functools.partial(self._configured, name) if given is None else None,
+            configure=configured if given is None else None,
             spec=spec,
             registry=self._registry if given is None else None,
             runs_graphs_as_they_are=spec is not None and spec.debug,
@@ -104,13 +108,6 @@ class CaseHandler:
             device_name=device_name(torch.device(setup.device)),
         )
 
-    def _run(self, request: Run) -> Ran:
-        case = self._case(request)
-        result = run_case(case, self.subject(request.rung))
-        if request.attribute and is_failure(result):
-            result = attributed(case, result, self.subject, self._rungs)
-        return Ran(result=result)
-
     def _case(self, request: Run) -> "Case":
         """Return a collected case, or one of the fuzzer's, which is made when it is asked for."""
         if request.program is None and request.id in self._cases:
@@ -121,25 +118,10 @@ class CaseHandler:
             return programs.case_of(request.program, request.id)
         return programs.case_at(programs.seed_of(request.id))
 
-    def _configured(
-        self, name: str, mode: str | None, options: Mapping[str, Any] | None
-    ) -> CompilerFn:
-        return self._registry.get_backend(name, mode=mode, options=options)
+    def _shown(self, request: Show) -> Shown:
+        from backbay_conformance.fuzz.drawing import program  # noqa: PLC0415 (likewise)
 
-    def _spec(self, name: str, compiler: CompilerFn) -> BackendSpec | None:
-        found = self._registry.resolutions().get(name)
-        if found is not None:
-            return found.spec
-        return getattr(compiler, "spec", None)
-
-
-def _shown(request: Show) -> Shown:
-    from backbay_conformance.fuzz.drawing import NoProgramError, program  # noqa: PLC0415 (likewise)
-
-    try:
         return Shown(program=program(request.seed))
-    except NoProgramError as error:
-        raise Refused(message_of(error)) from error
 
 
 def handler_of_child() -> CaseHandler:

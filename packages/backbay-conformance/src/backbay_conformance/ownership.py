@@ -56,25 +56,16 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if _computes(func):
-            # In place, or into a given tensor, it is the same work.
-            self.work[_name(func)] += 1
+        is_torchs = isinstance(func, torch._ops.OpOverload) and func.namespace in _TORCHS  # noqa: SLF001
+        # In place, or into a given tensor, it is the same work.
+        name = func.overloadpacket.__name__.removesuffix("_") if is_torchs else ""
+        if is_torchs and not func.is_view and name not in _FREE:
+            self.work[name] += 1
         return func(*args, **(kwargs or {}))
 
 
 def work_of(call: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Counter[str]]:
-    """Call, and give the result and the operators that torch dispatched for it."""
+    """Return the result of a call, and the operators that torch dispatched for it."""
     with Counting() as counting:
         result = call(*args)
     return result, counting.work
-
-
-def _computes(func: Any) -> bool:
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace not in _TORCHS:  # noqa: SLF001
-        return False
-    return not func.is_view and _name(func) not in _FREE
-
-
-def _name(func: Any) -> str:
-    name: str = func.overloadpacket.__name__
-    return name.removesuffix("_")

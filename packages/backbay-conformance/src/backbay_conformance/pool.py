@@ -1,15 +1,16 @@
 """Runs cases in child processes, some at a time: a crash or a hang is a result, not the end."""
 
+import itertools
 import os
-import queue
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from backbay.errors import InputError
 from backbay.session import Client, NoReply, Refused, Session
-from backbay_conformance.attribution import with_attribution
+from backbay_conformance.attribution import attributed
 from backbay_conformance.fuzz.program import Program
 from backbay_conformance.record import FAILURES, LEVELS, Result, Status
 from backbay_conformance.requests import SERVICE, Ran, Ready, Reply, Request, Run, SuiteSetup
@@ -20,10 +21,8 @@ START_S = 300.0
 Tell = Callable[[Result], None]
 """Called with each result, in the order in which they come; never by two threads at once."""
 
-
 Ends = Callable[[Result], bool]
 """Asked of each result, by one thread at a time: whether it ends the run."""
-
 
 OpenClient = Callable[[], Client[Request, Reply]]
 
@@ -64,25 +63,21 @@ class CaseSession(Session[Request, Reply]):
         return self._ready
 
     def run(self, case_id: str, timeout_s: float, *, program: Program | None = None) -> Result:
-        """Run a case; what does not come back is put to the rungs in processes of their own.
+        """Run a case; what fails is put to the rungs as well.
 
         Args:
             case_id: which; a program of the fuzzer's need not have been collected.
-            timeout_s: what takes longer hangs.
+            timeout_s: what takes longer hangs; each rung has as long.
             program: what is run under this id instead.
         """
-        result = self._once(Run(id=case_id, program=program), timeout_s)
-        if result.status not in {"crash", "hang"}:
+
+        def run_on(rung: str | None) -> Result:
+            return self._once(Run(id=case_id, rung=rung, program=program), timeout_s)
+
+        result = run_on(None)
+        if result.status not in FAILURES:
             return result
-        below: dict[str, Status] = {}
-        for rung in self.ready().rungs:
-            one = self._once(
-                Run(id=case_id, rung=rung, attribute=False, program=program), timeout_s
-            )
-            below[rung] = one.status
-            if one.status == result.status:
-                return with_attribution(result, rung, one.reason, below)
-        return with_attribution(result, None, "", below)
+        return attributed(result, self.ready().rungs, run_on)
 
     def _once(self, request: Run, timeout_s: float) -> Result:
         try:
@@ -120,66 +115,60 @@ def run_all(
     Raises:
         InputError: the backend cannot be loaded, or what was asked for does not exist.
     """
+    found: dict[str, Result] = {}
+    ended = False
+
+    def note(result: Result) -> None:
+        nonlocal ended
+        found[result.id] = result
+        tell(result)
+        ended = ended or ends(result)
+
     with tempfile.TemporaryDirectory(prefix="backbay-conform-") as empty:
         opened = open_client or (lambda: start(caches or Path(empty)))
-        with CaseSession(setup, opened) as first:
-            ready = first.ready()
-            todo: queue.SimpleQueue[tuple[int, str, float]] = queue.SimpleQueue()
-            for number, (case_id, timeout_s) in enumerate(ready.cases):
-                todo.put((number, case_id, timeout_s))
-            found: dict[int, Result] = {}
-            work = _Work(todo, found, tell, ends)
-            further = min(workers, len(ready.cases)) - 1
-            threads = [
-                threading.Thread(target=work.run_apart, args=(setup, opened))
-                for _ in range(further)
-            ]
-            for thread in threads:
-                thread.start()
-            work.run(first)
-            for thread in threads:
-                thread.join()
-    if work.error is not None:
-        raise work.error
-    return ready, [found[number] for number in sorted(found)]
+        first = CaseSession(setup, opened)
+        ready = first.ready()
+        others = [CaseSession(setup, opened) for _ in range(min(workers, len(ready.cases)) - 1)]
+        cases = itertools.takewhile(lambda _: not ended, ready.cases)
+        run_side_by_side([first, *others], cases, note)
+    return ready, [found[case_id] for case_id, _ in ready.cases if case_id in found]
 
 
-class _Work:
-    """The cases that are left, shared by all sessions."""
+def run_side_by_side(
+    sessions: Sequence[CaseSession], cases: Iterable[tuple[str, float]], note: Tell
+) -> None:
+    """Run cases on all sessions at once, each the next one when it is free; then end the sessions.
 
-    def __init__(
-        self,
-        todo: "queue.SimpleQueue[tuple[int, str, float]]",
-        found: dict[int, Result],
-        tell: Tell,
-        ends: Ends,
-    ) -> None:
-        self._todo = todo
-        self._found = found
-        self._tell = tell
-        self._ends = ends
-        self._ended = False
-        self._telling = threading.Lock()
-        self.error: BaseException | None = None
+    Args:
+        sessions: the first works in this thread, as cases in this process see its state.
+        cases: ids and time limits in seconds; asked for one at a time.
+        note: called with each result.
 
-    def run_apart(self, setup: SuiteSetup, open_client: OpenClient) -> None:
+    Raises:
+        Exception: what one session or ``note`` raised; the others finish their case first.
+    """
+    left, lock, stopped = iter(cases), threading.Lock(), threading.Event()
+
+    def work(session: CaseSession) -> None:
         try:
-            with CaseSession(setup, open_client) as session:
-                self.run(session)
-        except BaseException as error:  # noqa: BLE001 (a thread's error belongs to who waits)
-            self.error = error
+            with session:
+                while not stopped.is_set():
+                    with lock:
+                        case = next(left, None)
+                    if case is None:
+                        return
+                    result = session.run(*case)
+                    with lock:
+                        note(result)
+        except BaseException:
+            stopped.set()
+            raise
 
-    def run(self, session: CaseSession) -> None:
-        while self.error is None and not self._ended:
-            try:
-                number, case_id, timeout_s = self._todo.get_nowait()
-            except queue.Empty:
-                return
-            result = session.run(case_id, timeout_s)
-            with self._telling:
-                self._found[number] = result
-                self._tell(result)
-                self._ended = self._ended or self._ends(result)
+    with ThreadPoolExecutor(len(sessions)) as threads:
+        others = [threads.submit(work, x) for x in sessions[1:]]
+        work(sessions[0])
+    for other in others:
+        other.result()
 
 
 def start(caches: Path) -> Client[Request, Reply]:
@@ -195,8 +184,3 @@ def start(caches: Path) -> Client[Request, Reply]:
 def usual_workers() -> int:
     """Return how many processes run side by side where nobody says."""
     return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-
-
-def failures(results: Sequence[Result]) -> list[Result]:
-    """Return the results that are held against the backend, expected or not."""
-    return [x for x in results if x.status in FAILURES]

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,7 +10,8 @@ import pytest
 
 from backbay.errors import InputError
 from backbay.registry import default_registry
-from backbay_conformance import expecting, pool
+from backbay_conformance import pool
+from backbay_conformance.expecting import Expected
 from backbay_conformance.record import LEVELS, UNTRIED, Profile, Result, Status
 from backbay_conformance.requests import SuiteSetup
 from backbay_conformance.statement import counted
@@ -77,7 +78,12 @@ class PytestRun:
         )
         self._session = pool.CaseSession(setup, lambda: pool.start(Path(self._caches.name)))
         try:
-            self._lines = {} if asked.expectations is None else expecting.read(asked.expectations)
+            self._expected = Expected.of(
+                asked.expectations,
+                backend=asked.backend,
+                device=asked.device,
+                registry=default_registry,
+            )
             self._ready = self._session.ready()
         except InputError as error:
             self.end()
@@ -89,39 +95,23 @@ class PytestRun:
         Raises:
             pytest.UsageError: it names one that does not exist.
         """
-        stale = self._stale([])
+        stale = self.untrue()
         if stale:
             raise pytest.UsageError(f"{self._asked.expectations}: {'; '.join(stale)}")
         return [PytestCase(self, x, seconds) for x, seconds in self._ready.cases]
 
     def run(self, case_id: str, seconds: float) -> Result:
         """Run a case, and hold its result against what is expected."""
-        result = self._session.run(case_id, seconds)
-        known = expecting.shipped(self._asked.backend) | self._lines
-        return expecting.explained([result], known, device=self._device, torch=_torch())[0]
+        return self._expected.explained([self._session.run(case_id, seconds)])[0]
 
-    def untrue(self, result: Result) -> list[str]:
-        """Return in what the expectations file is wrong about a result."""
-        return self._stale([result])
+    def untrue(self, *results: Result) -> list[str]:
+        """Return in what the expectations file is wrong about results, or about all cases."""
+        return self._expected.stale(results, known=self._ready.known, levels=self._asked.levels)
 
     def end(self) -> None:
         """End the child process, and remove its caches."""
         self._session.end()
         self._caches.cleanup()
-
-    def _stale(self, results: Sequence[Result]) -> list[str]:
-        return expecting.stale(
-            results,
-            self._lines,
-            known=self._ready.known,
-            levels=self._asked.levels,
-            device=self._device,
-            torch=_torch(),
-        )
-
-    @property
-    def _device(self) -> str:
-        return self._asked.device.partition(":")[0]
 
 
 class PytestCase:
@@ -165,7 +155,3 @@ def summary(found: Iterable[tuple[str, Status]]) -> Iterator[str]:
     for number, name in enumerate(LEVELS):
         if name in by_level:
             yield f"level {number:2} {name:10} {counted(dict(by_level[name]))}"
-
-
-def _torch() -> str:
-    return str(default_registry.environment.torch_build["__version__"])

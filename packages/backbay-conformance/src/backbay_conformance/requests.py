@@ -38,8 +38,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     id: str
     rung: str | None = None
     """A rung's name, or the backend under test."""
-    attribute: bool = True
-    """Whether a failure is put to the rungs as well."""
     program: Program | None = None
     """What is run instead of the collected case: a program of the fuzzer's, made smaller."""
 

@@ -1,25 +1,19 @@
-"""Runs one case, gives its status, and charges a failure to the rung that is at fault."""
+"""Runs one case on one backend; what comes of it is its status."""
 
 import random
 import time
 import warnings
-from collections.abc import Callable, Sequence
 
 import torch
 
-from backbay.reference_backends import REFERENCE_BACKENDS
 from backbay.registry import Traits
-from backbay_conformance.attribution import with_attribution
 from backbay_conformance.case import Case, CaseError
-from backbay_conformance.record import FAILURES, Result, Status
+from backbay_conformance.record import Result, Status
 from backbay_conformance.subject import Subject, message_of
-
-MakeSubject = Callable[[str | None], Subject]
-"""Makes the subject of one run: the backend under test for None, else a rung by its name."""
 
 
 def run_case(case: Case, subject: Subject) -> Result:
-    """Put a case to a backend, once, in a process whose compiler state is clean; see `attributed`.
+    """Put a case to a backend, once, in a process whose compiler state is clean.
 
     Whatever the case raises becomes its status.
     """
@@ -61,35 +55,6 @@ def ran(subject: Subject) -> tuple[Status, str]:
         where = next((x.ran_on for x in worked if x.ran_on), "eager")
         return "vacuous", f"the backend left every graph to {where}"
     return "pass", ""
-
-
-def attributed(case: Case, result: Result, make: MakeSubject, rungs: Sequence[str]) -> Result:
-    """Run a failed case on the rungs below, and charge the first that fails alike.
-
-    Args:
-        case: what failed.
-        result: how.
-        make: makes the subjects.
-        rungs: the backends below the one under test, the lowest first.
-
-    Returns:
-        The result with what became of each rung. ``upstream`` where a rung fails alike, or
-        ``not_runnable`` where Dynamo captures nothing for anybody.
-    """
-    if not rungs and result.status == "vacuous":  # it is Dynamo alone: nobody is below
-        return with_attribution(result, REFERENCE_BACKENDS[0], "", {})
-    below: dict[str, Status] = {}
-    for rung in rungs:
-        one = run_case(case, make(rung))
-        below[rung] = one.status
-        if one.status == result.status:
-            return with_attribution(result, rung, one.reason, below)
-    return with_attribution(result, None, "", below)
-
-
-def is_failure(result: Result) -> bool:
-    """Whether a result asks for attribution."""
-    return result.status in FAILURES
 
 
 def lacks(traits: Traits, needs: frozenset[str]) -> str | None:

@@ -93,14 +93,14 @@ def _row(statement: Statement) -> Row:
         verdict=words.verdict(statement),
         cells=tuple(_cell(by_level.get(number)) for number in range(len(LEVELS))),
         failed=tuple(x for x in statement.results if x.failed),
-        explained=tuple(x for x in statement.results if _is_explained(x)),
+        explained=tuple(
+            x
+            for x in statement.results
+            if x.status == "upstream" or (x.status in FAILURES and x.expected)
+        ),
         surroundings=f"{machine.device}, {machine.processor}; "
         + ", ".join(f"{name} {x}" for name, x in known.items()),
     )
-
-
-def _is_explained(result: Result) -> bool:
-    return result.status == "upstream" or (result.status in FAILURES and bool(result.expected))
 
 
 def _cell(summary: LevelSummary | None) -> Cell:

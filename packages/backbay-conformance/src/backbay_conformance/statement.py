@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from backbay_conformance.record import FAILURES, LevelSummary, Result, Statement, Status
+from backbay_conformance.record import FAILURES, Result, Statement, Status
 
 _MOST = 40
 _VERSIONS = ("python", "torch", "triton", "backbay")
@@ -10,7 +10,12 @@ _VERSIONS = ("python", "torch", "triton", "backbay")
 
 def text(statement: Statement) -> str:
     """Return the statement, its failures with their reasons, and its verdict, as plain text."""
-    return "\n".join([*_head(statement), "", *_levels(statement), "", *_findings(statement)]) + "\n"
+    levels = [
+        f"level {x.level:2}  {x.name:10}  {counted(x.counts)}"
+        + (f" ({x.expected} of them known)" if x.expected else "")
+        for x in statement.levels
+    ]
+    return "\n".join([*_head(statement), "", *levels, "", *_findings(statement)]) + "\n"
 
 
 def verdict(statement: Statement) -> str:
@@ -49,16 +54,6 @@ def _head(statement: Statement) -> Iterator[str]:
     yield f"{statement.created[:10]}, {machine.device}, {machine.processor}, {machine.cores} cores"
     known = [f"{x} {statement.versions[x]}" for x in _VERSIONS if x in statement.versions]
     yield f"{', '.join(known)}; {statement.seconds:.0f} s"
-
-
-def _levels(statement: Statement) -> Iterator[str]:
-    for summary in statement.levels:
-        yield f"level {summary.level:2}  {summary.name:10}  {_said(summary)}"
-
-
-def _said(summary: LevelSummary) -> str:
-    known = f" ({summary.expected} of them known)" if summary.expected else ""
-    return counted(summary.counts) + known
 
 
 def _findings(statement: Statement) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from backbay.errors import ProofImpossible
-from backbay.proof import Golden, Proof, Verdict, Workload, make_golden, observe
+from backbay.proof import Golden, Outcome, Proof, Verdict, Workload, make_golden, observe
 from backbay.proof.oracle import Kind
 from backbay.registry import BackendSpec, CompilerFn, Registry, Traits
 from backbay.registry.target import parse
@@ -125,6 +125,22 @@ class Subject:
                 raise_if_wrong(proof)
         return proof
 
+    def matches(self, function: Callable[..., Any], *calls: Any, **options: Any) -> None:
+        """Compile a function once, and hold each call of it against eager's; see `near`.
+
+        Args:
+            function: what is compiled.
+            calls: the inputs of one call after the other; a tuple is several.
+            options: of torch.compile.
+
+        Raises:
+            Failed: a result is not eager's.
+        """
+        call = self.compile(function, **options)
+        for inputs in calls:
+            args = inputs if isinstance(inputs, tuple) else (inputs,)
+            self.near(call(*args), function(*args))
+
     def near(self, got: Any, wanted: Any, *, what: str = "result") -> None:
         """Hold a value computed outside `agrees` against eager's, tensor by tensor.
 
@@ -183,13 +199,18 @@ def golden_of(workload: Workload, *, train: bool, seed: int) -> Golden:
     except ProofImpossible:
         return _golden_of_eager(workload, train=train, seed=seed)
     except Exception:
-        _check_that_eager_runs(workload, train=train, seed=seed)
+        in_eager(workload, train=train, seed=seed)  # it may be eager that raises
         raise
 
 
-def _check_that_eager_runs(workload: Workload, *, train: bool, seed: int) -> None:
+def in_eager(workload: Workload, *, train: bool, seed: int) -> Outcome:
+    """Run a workload in eager.
+
+    Raises:
+        NotRunnable: eager raises.
+    """
     try:
-        observe(workload.model, workload, train=train, seed=seed)
+        return observe(workload.model, workload, train=train, seed=seed)
     except Exception as error:
         reason = f"eager itself raises {type(error).__name__}: {message_of(error)}"
         raise NotRunnable(reason) from error

@@ -18,7 +18,7 @@ def writes_to(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def draws(node: torch.fx.Node) -> bool:
-    """Return whether a node of AOTAutograd's graph draws random numbers."""
+    """Whether a node of AOTAutograd's graph draws random numbers."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
 

@@ -18,9 +18,9 @@ Run = Callable[..., Any]
 Wrong = Callable[..., Any]
 """Called with the right operator and its arguments, in its place."""
 Faults = Callable[[Any], Wrong | None]
-"""Gives what is computed in place of a node's target, if anything."""
+"""Returns what is computed in place of a node's target, if anything."""
 Around = Callable[[Run, torch.fx.GraphModule, Sequence[Any]], Run]
-"""Given what runs the graph, the graph and the example inputs, gives what is called instead."""
+"""Given what runs the graph, the graph and the example inputs, returns what is called instead."""
 Compile = Callable[[torch.fx.GraphModule, Sequence[Any]], Run]
 
 
@@ -180,7 +180,7 @@ def packet(target: Any) -> Any:
 
 
 def is_pointwise(target: Any) -> bool:
-    """Return whether a target is a pointwise aten operator that writes to none of its arguments."""
+    """Whether a target is a pointwise aten operator that writes to none of its arguments."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
     return torch.Tag.pointwise in target.tags and not target._schema.is_mutable

@@ -41,7 +41,7 @@ class _ReadsItemsOnce(Running):
     """Keeps each number that was read from a tensor."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Run a node, or give what it gave the first time."""
+        """Run a node, or return what it gave the first time."""
         if packet(n.target) is not aten._local_scalar_dense:
             return super().run_node(n)
         if n not in _ITEMS:

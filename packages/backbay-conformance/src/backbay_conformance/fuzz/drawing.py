@@ -47,7 +47,7 @@ class _Drawing:
         self._seed = seed
         self._train = rng.random() < 0.35  # noqa: PLR2004
         self._sizes = _SIZES[rng.randrange(len(_SIZES))]
-        self._dynamic = self._drawn_dynamic()
+        self._dynamic = rng.choice((None, True, False) if len(self._sizes) == 1 else (None, True))
         reads_bits = not self._train and rng.random() < 0.25  # noqa: PLR2004
         self._floats = self._drawn_floats(low=not reads_bits)
         self._reads_bits = reads_bits
@@ -76,11 +76,6 @@ class _Drawing:
             widens=not self._reads_bits,
         )
         return without_unused(program)
-
-    def _drawn_dynamic(self) -> bool | None:
-        if len(self._sizes) == 1:
-            return self._rng.choice((None, True, False))
-        return self._rng.choice((None, True))
 
     def _drawn_floats(self, *, low: bool) -> tuple[torch.dtype, ...]:
         lows = (torch.bfloat16, torch.float16)
@@ -183,7 +178,8 @@ class _Drawing:
         rng = self._rng
         chooser = Chooser(rng, self._scope, floats=self._floats, reads_bits=self._reads_bits)
         kinds = list(KINDS.values())
-        weights = self._weights([x.weight for x in kinds])
+        # Each program has kinds of its own: a third of them much more often.
+        weights = [x.weight * rng.choice((1, 1, 4)) for x in kinds]
         wanted = rng.choice(_STATEMENTS)
         for _ in range(_PROPOSALS):
             if len(self._scope.statements) >= wanted:
@@ -192,10 +188,6 @@ class _Drawing:
             proposal = drawn.draw(chooser)
             if proposal is not None:
                 self._scope.take(drawn.name, proposal)
-
-    def _weights(self, usual: Sequence[int]) -> list[int]:
-        """Let each program have kinds of its own: a third of them much more often."""
-        return [x * self._rng.choice((1, 1, 4)) for x in usual]
 
     def _drawn_outputs(self) -> tuple[str, ...]:
         """Return what nothing else uses, and some of the rest, inputs among them."""

@@ -15,7 +15,7 @@ from backbay_conformance.fuzz.grammar.chooser import KINDS
 from backbay_conformance.fuzz.program import Program, Statement
 
 Twin = Callable[[Program], Program | None]
-"""Gives another spelling; None where a program has no place for it."""
+"""Returns another spelling; None where a program has no place for it."""
 
 _VIEWS = frozenset(x.name for x in KINDS.values() if x.draw.__module__ == views.__name__) | {
     "part",
@@ -80,7 +80,7 @@ def _functional(statement: Statement) -> Statement | None:
 
 
 def _alone(program: Program, statement: Statement) -> bool:
-    """Return whether what a statement writes is an intermediate that has no other name."""
+    """Whether what a statement writes is an intermediate that has no other name."""
     if statement.kind not in WRITES:
         return False
     name = statement.args[0]
@@ -121,7 +121,7 @@ def _used_after(program: Program, name: str, place: int) -> bool:
 
 
 def _written(program: Program, name: str) -> bool:
-    """Return whether anything that may share a value's memory is written to."""
+    """Whether anything that may share a value's memory is written to."""
     group = {name}
     links = [{*x.args, *x.targets} for x in program.statements if x.kind in _VIEWS]
     links += [{x.name, x.of} for x in program.inputs if x.of]

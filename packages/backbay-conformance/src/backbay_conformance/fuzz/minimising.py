@@ -13,7 +13,7 @@ import msgspec
 from backbay_conformance.fuzz.program import Program, Statement, with_statements, without_unused
 
 Fails = Callable[[Program], bool]
-"""Runs a program, and tells whether it fails as the first did."""
+"""Whether a program fails as the first did, when it is run."""
 
 
 def minimised(program: Program, fails: Fails, *, seconds: float, runs: int) -> Program:
@@ -33,7 +33,7 @@ class _Search:
         self._tried: set[Program] = {program}
 
     def improved(self) -> bool:
-        """Make one pass over all ways to be smaller; tell whether any led on."""
+        """Make one pass over all ways to be smaller; return whether any led on."""
         before = self.best
         for way in (_fewer_statements, _one_output, _bypassed, _plainer):
             self._follow(way)

@@ -42,7 +42,7 @@ _STEPS: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
 
 
 def of_parts(seed: int) -> tuple[Rows, Rows]:
-    """Draw a part for each operator; give the program that reads it, and that which copies it."""
+    """Draw a part for each operator; return the program that reads it, and that which copies it."""
     rng = random.Random(f"parts {seed}")  # noqa: S311 (nothing secret)
     pairs = [(step, rng.choice(_CUTS)) for step in _STEPS]
 

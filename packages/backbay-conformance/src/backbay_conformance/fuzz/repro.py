@@ -24,7 +24,7 @@ def repro(program: Program, result: Result, *, backend: str, device: str, torch:
         lines.append(f'program = Program().to("{device}")')
         lines.append("start = {k: v.clone() for k, v in program.state_dict().items()}")
     lines += _run(program, device)
-    shown = _asked(backend)
+    shown = "backend" if ":" in backend else json.dumps(backend)
     lines.append(f"compiled = torch.compile(program, backend={shown}, dynamic={program.dynamic})")
     lines += _compared(program, layout="strides are" in result.reason)
     return "\n".join(lines) + "\n"
@@ -50,12 +50,8 @@ def _imports(backend: str) -> list[str]:
     return [f"from {module} import {attribute} as backend"]
 
 
-def _asked(backend: str) -> str:
-    return "backend" if ":" in backend else json.dumps(backend)
-
-
 def _run(program: Program, device: str) -> list[str]:
-    """Render ``run(call, n, wide)``, which gives everything that can be seen of a call."""
+    """Render ``run(call, n, wide)``, which returns everything that can be seen of a call."""
     wide = "torch.promote_types(x.dtype, torch.float64) if wide and N(x) else x.dtype"
     lines = [
         "N = lambda x: x.is_floating_point() or x.is_complex()",

@@ -4,13 +4,11 @@ Programs run in child processes: a crash and a hang are finds. No torch in this 
 """
 
 import itertools
-import queue
 import re
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,8 +34,6 @@ RUNS = 60
 FINDS = 25
 """So many different finds are made small; a backend that fails everything fails alike."""
 
-Tell = Callable[[Result], None]
-
 _DETAIL = re.compile(r" overall| Exception raised from| \(most recent call")
 """What follows holds addresses, or depends on the machine."""
 _PARTICULAR = re.compile(r"-?\d[\d.,e+x]*|\b(?:inf|nan)x?\b|args|output|buffer \w+|[\[\](), ]")
@@ -51,7 +47,7 @@ def fuzz(
     seed: int = FIRST,
     device: str | None = None,
     workers: int | None = None,
-    tell: Tell = lambda _result: None,
+    tell: pool.Tell = lambda _result: None,
     known: Sequence[knowing.Known] | None = None,
     registry: Registry = default_registry,
 ) -> FuzzReport:
@@ -109,63 +105,40 @@ def same_find(result: Result) -> tuple[Status, str]:
 class _Run:
     setup: SuiteSetup
     numbers: Iterator[int]
-    tell: Tell
+    tell: pool.Tell
     known: tuple[knowing.Known, ...] = ()
     torch: str = ""
     caches: Path = field(default_factory=Path)
     counts: Counter[Status] = field(default_factory=Counter)
     failed: dict[tuple[Status, str], list[Result]] = field(default_factory=dict)
-    error: BaseException | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def programs(self, seconds: float, workers: int) -> float:
-        """Run programs side by side for a time, and give the time that it took."""
-        first = self._session()
-        first.ready()  # a backend that does not load is an error here, not in a thread
+        """Run programs side by side for a time, and return the time that it took."""
+        sessions = [self._session() for _ in range(workers)]
+        sessions[0].ready()  # what it takes to load the backend is not counted
         start = time.monotonic()
-        todo: queue.SimpleQueue[pool.CaseSession] = queue.SimpleQueue()
-        todo.put(first)
-        for _ in range(workers - 1):
-            todo.put(self._session())
-        threads = [
-            threading.Thread(target=self._run, args=(todo.get(), start + seconds))
-            for _ in range(workers)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self.error is not None:
-            raise self.error
+        in_time = itertools.takewhile(lambda _: time.monotonic() < start + seconds, self.numbers)
+        cases = ((f"programs/fuzz/{number}", PROGRAM_S) for number in in_time)
+        pool.run_side_by_side(sessions, cases, self._note)
         return time.monotonic() - start
 
     def _session(self) -> pool.CaseSession:
         return pool.CaseSession(self.setup, lambda: pool.start(self.caches))
 
-    def _run(self, session: pool.CaseSession, deadline: float) -> None:
-        try:
-            with session:
-                while self.error is None and time.monotonic() < deadline:
-                    with self._lock:
-                        number = next(self.numbers)
-                    self._note(session.run(f"programs/fuzz/{number}", PROGRAM_S))
-        except BaseException as error:  # noqa: BLE001 (a thread's error belongs to who waits)
-            self.error = error
-
     def _note(self, result: Result) -> None:
-        with self._lock:
-            self.counts[result.status] += 1
-            self.tell(result)
-            if result.status in FAILURES or result.status == "upstream":
-                self.failed.setdefault(same_find(result), []).append(result)
+        self.counts[result.status] += 1
+        self.tell(result)
+        if result.status in FAILURES or result.status == "upstream":
+            self.failed.setdefault(same_find(result), []).append(result)
 
     def finds(self) -> Iterator[Find]:
-        """Make the finds small, and say whose each is; what turns out alike is one find."""
+        """Make the finds small, and attribute each; what turns out alike is one find."""
         found: dict[object, Find] = {}
         with self._session() as session:
             for results in itertools.islice(self.failed.values(), FINDS):
                 find = self._find(session, results)
-                key = same_find(find.result), _shape_of(find.program)
+                kinds = [(x.kind, re.sub(r"\d+", "", x.expr)) for x in find.program.statements]
+                key = same_find(find.result), find.program.train, tuple(kinds)
                 if key in found:
                     seeds = tuple(sorted({*found[key].seeds, *find.seeds}))
                     find = msgspec.structs.replace(found[key], seeds=seeds)
@@ -175,16 +148,20 @@ class _Run:
 
     def _find(self, session: pool.CaseSession, results: Sequence[Result]) -> Find:
         first = results[0]
-        program = _shown(session, int(first.id.rpartition("/")[2]))
-        wanted = same_find(first)
+        shown = session.ask(Show(seed=int(first.id.rpartition("/")[2])), timeout_s=PROGRAM_S)
+        assert isinstance(shown, Shown)  # it was run before
+
+        def run(candidate: Program) -> Result:
+            return session.run(candidate.id, PROGRAM_S, program=candidate)
 
         def fails(candidate: Program) -> bool:
-            return _alike(same_find(_ran(session, candidate)), wanted)
+            return _alike(same_find(run(candidate)), same_find(first))
 
-        small = minimised(program, fails, seconds=MINIMISING_S, runs=RUNS)
-        result = _ran(session, small) if small is not program else first
+        small = minimised(shown.program, fails, seconds=MINIMISING_S, runs=RUNS)
+        result = run(small) if small is not shown.program else first
         covered = next((x for x in self.known if x.covers(result, small)), None)
-        standing: Standing = "upstream" if result.status == "upstream" else "new"
+        upstream = result.status == "upstream"
+        standing: Standing = "upstream" if upstream else "new"
         return Find(
             standing=standing if covered is None else "known",
             link="" if covered is None else covered.link,
@@ -194,7 +171,8 @@ class _Run:
             repro=repro(
                 small,
                 result,
-                backend=_attributed(result, self.setup.backend),
+                # The rung that failed alike was the last one tried.
+                backend=[*result.rungs][-1] if upstream else self.setup.backend,
                 device=self.setup.device,
                 torch=self.torch,
             ),
@@ -202,28 +180,8 @@ class _Run:
 
 
 def _alike(one: tuple[Status, str], other: tuple[Status, str]) -> bool:
-    """Return whether two failures are of one kind; an exception must be the same one."""
+    """Whether two failures are of one kind; an exception must be the same one."""
     if one[0] != other[0]:
         return False
     raised = "Error" in other[1]
     return one[1] == other[1] if raised else "Error" not in one[1]
-
-
-def _shown(session: pool.CaseSession, seed: int) -> Program:
-    reply = session.ask(Show(seed=seed), timeout_s=PROGRAM_S)
-    assert isinstance(reply, Shown)  # it was run before
-    return reply.program
-
-
-def _ran(session: pool.CaseSession, program: Program) -> Result:
-    return session.run(program.id, PROGRAM_S, program=program)
-
-
-def _attributed(result: Result, backend: str) -> str:
-    """Return the backend that a repro is written for: the first rung that fails."""
-    rung = re.match(r"(\w+) fails alike", result.reason)
-    return rung[1] if result.status == "upstream" and rung else backend
-
-
-def _shape_of(program: Program) -> tuple[object, ...]:
-    return program.train, tuple((x.kind, re.sub(r"\d+", "", x.expr)) for x in program.statements)

@@ -127,7 +127,7 @@ class Value:
 
 
 def overlaps(meta: torch.Tensor) -> bool:
-    """Return whether two elements may share memory."""
+    """Whether two elements may share memory."""
     reach = 0
     steps = sorted(zip(meta.stride(), meta.shape, strict=True))
     for stride, size in steps:
@@ -180,8 +180,11 @@ class Scope:
         for facts in (proposal.facts, proposal.writes):
             if facts is not None and not facts.bound <= LARGEST:
                 return False
-        if proposal.writes is not None and self._would_need_gradients(proposal):
-            return False
+        if proposal.writes is not None:
+            memory = proposal.args[0].memory
+            outlives = any(x.given and x.memory is memory for x in self.values)
+            if outlives and any(x.meta.requires_grad for x in proposal.args[1:]):
+                return False  # what outlives the call would be part of one call's backward
         text = proposal.expr.format(*(f"a{i}" for i in range(len(proposal.args))))
         made = [self._run(text, proposal, place) for place in range(len(self.sizes))]
         if any(x is None for x in made):
@@ -199,12 +202,6 @@ class Scope:
         for name, metas in zip(names, results, strict=True):
             self._bind(name, tuple(metas), facts, of=proposal.args)
         return True
-
-    def _would_need_gradients(self, proposal: Proposal) -> bool:
-        """Return whether what outlives the call would become part of one call's backward."""
-        memory = proposal.args[0].memory
-        outlives = any(x.given and x.memory is memory for x in self.values)
-        return outlives and any(x.meta.requires_grad for x in proposal.args[1:])
 
     def _run(self, text: str, proposal: Proposal, place: int) -> list[torch.Tensor] | None:
         names = {f"a{i}": x.metas[place] for i, x in enumerate(proposal.args)}
@@ -229,8 +226,11 @@ class Scope:
         if memory is None:
             memory = Memory(facts=facts, keeps=[storage])
             self._memories[storage._cdata] = memory  # noqa: SLF001
-        elif metas[0].dtype != _dtype_of(memory):
-            memory.facts = _read_otherwise(memory.facts, metas[0].dtype)
+        elif (dtype := metas[0].dtype) != memory.keeps[1][0].dtype:
+            # Read as two dtypes, less is known of it.
+            whole = not (dtype.is_floating_point or dtype.is_complex)
+            bound = LARGEST if whole else memory.facts.bound
+            memory.facts = Facts(bound=bound, exact=memory.facts.exact)
         overlapped = any(overlaps(x) for x in metas)
         if overlapped:
             memory.facts = dataclasses.replace(memory.facts, distinct=False)
@@ -243,17 +243,6 @@ class Scope:
     def _name(self) -> str:
         self._names += 1
         return f"v{self._names - 1}"
-
-
-def _dtype_of(memory: Memory) -> torch.dtype:
-    dtype: torch.dtype = memory.keeps[1][0].dtype
-    return dtype
-
-
-def _read_otherwise(facts: Facts, dtype: torch.dtype) -> Facts:
-    """Return what is left to know of memory that is read as two dtypes."""
-    whole = not (dtype.is_floating_point or dtype.is_complex)
-    return Facts(bound=LARGEST if whole else facts.bound, exact=facts.exact)
 
 
 def _fits(metas: list[Any]) -> bool:

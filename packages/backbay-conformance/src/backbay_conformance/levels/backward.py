@@ -67,15 +67,11 @@ def cases(device: str) -> Cases:
             yield sampled.case(
                 f"training/double-backward/{operator.name}",
                 operator,
-                _made,
+                functools.partial(Operator.samples, dtype="float32", requires_grad=True),
                 second_gradient_is_wrong,
                 needs={"float32", "training"},
             )
     yield from _checkpointing
-
-
-def _made(operator: Operator, device: torch.device) -> sampled.Samples:
-    return operator.samples(device, "float32", requires_grad=True)
 
 
 def second_gradient_is_wrong(subject: Subject, sample: Sample) -> None:
@@ -148,11 +144,6 @@ class _Nested(torch.nn.Module):
         return result
 
 
-def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:  # noqa: ARG001
-    kept = op in {torch.ops.aten.addmm.default, torch.ops.aten.mm.default}
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-
 @_checkpointing.case(needs={"training"})
 def recomputed_gradient_is_wrong(subject: Subject) -> None:
     """Activations of a checkpoint are computed again in backward."""
@@ -182,7 +173,12 @@ def recomputation_draws_another_dropout(subject: Subject) -> None:
 @_checkpointing.case(needs={"training"})
 def selective_checkpoint_is_wrong(subject: Subject) -> None:
     """A policy that keeps matrix products and computes the rest again."""
-    contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
+
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:  # noqa: ARG001
+        kept = op in {torch.ops.aten.addmm.default, torch.ops.aten.mm.default}
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
     block = _Block(contexts).to(subject.device)
     subject.agrees(block, torch.randn(4, 6, device=subject.device), train=True)
 

@@ -6,8 +6,6 @@ int32, is seen here: the rule's tolerance is that of the dtype.
 
 import functools
 
-import torch
-
 from backbay_conformance.case import Cases
 from backbay_conformance.levels import ops, sampled
 from backbay_conformance.levels.opinfo import Operator
@@ -23,12 +21,8 @@ def cases(device: str, *, all_samples: bool) -> Cases:
             yield sampled.case(
                 f"dtypes/{operator.name}/{dtype}",
                 operator,
-                functools.partial(_made, dtype),
+                functools.partial(Operator.samples, dtype=dtype),
                 ops.forward,
                 needs={dtype},
                 all_samples=all_samples,
             )
-
-
-def _made(dtype: str, operator: Operator, device: torch.device) -> sampled.Samples:
-    return operator.samples(device, dtype)

@@ -102,12 +102,6 @@ def _with_gaps(value: torch.Tensor) -> torch.Tensor:
     return wide[..., 1].requires_grad_(value.requires_grad)
 
 
-def _found() -> Iterator[Operator]:
-    yield from _elementwise()
-    yield from _moving_and_reducing()
-    yield from _of_networks()
-
-
 def _elementwise() -> Iterator[Operator]:
     for name in ("abs", "neg", "sign", "square"):
         yield _named(name, shapes=_ONE, types=_EVERY, inplace_variant=_in_place(name))
@@ -159,5 +153,5 @@ def _in_place(name: str) -> Callable[..., Any]:
     return found
 
 
-OPERATORS: tuple[Operator, ...] = tuple(_found())
+OPERATORS: tuple[Operator, ...] = (*_elementwise(), *_moving_and_reducing(), *_of_networks())
 __all__ = ["OPERATORS", "Info", "Made", "Sample"]

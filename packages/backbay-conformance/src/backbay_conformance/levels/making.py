@@ -34,7 +34,7 @@ def numbered(subject: Subject, *shape: int, dtype: torch.dtype = torch.float32) 
 
 
 def same_bits(got: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Return whether two tensors are equal to the last bit: zeros by their sign, NaN by any NaN."""
+    """Whether two tensors are equal to the last bit: zeros by their sign, NaN by any NaN."""
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return False
     if not got.is_floating_point():
@@ -72,10 +72,10 @@ def judged(
 
 
 def called(function: Callable[..., Any], batches: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Call a function on each tuple of inputs, and give all results."""
+    """Call a function on each tuple of inputs, and return all results."""
     return [function(*batch) for batch in batches]
 
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors are views of one storage."""
+    """Whether two tensors are views of one storage."""
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

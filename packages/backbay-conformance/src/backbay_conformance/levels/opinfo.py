@@ -76,13 +76,13 @@ class Operator:
         return sorted(_name(x) for x in self.info.supported_dtypes(device))
 
     def trains(self, device: str, dtype: str) -> bool:
-        """Return whether it has a gradient in a dtype on a device type."""
+        """Whether it has a gradient in a dtype on a device type."""
         if not self.info.supports_autograd:
             return False
         return dtype in {_name(x) for x in self.info.supported_backward_dtypes(device)}
 
     def trains_twice(self, device: str, dtype: str) -> bool:
-        """Return whether its gradient has one."""
+        """Whether its gradient has one."""
         return self.trains(device, dtype) and bool(self.info.supports_gradgrad)
 
     @property
@@ -175,16 +175,12 @@ def _unseeded(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if not isinstance(function, types.FunctionType) or _SEEDING not in function.__code__.co_names:
         return function
-    free = {**function.__globals__, _SEEDING: _just_called}
+    free = {**function.__globals__, _SEEDING: lambda f, *args, **kwargs: f(*args, **kwargs)}
     copied = types.FunctionType(
         function.__code__, free, function.__name__, function.__defaults__, function.__closure__
     )
     copied.__kwdefaults__ = function.__kwdefaults__
     return copied
-
-
-def _just_called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
 
 
 def _laid_out_with_gaps(sample: Any) -> Any:
@@ -293,17 +289,13 @@ def _read(module: str, name: str) -> Any:
         return getattr(importlib.import_module(f"torch.testing._internal.{module}"), name)
     except ModuleNotFoundError as error:
         if error.name is not None and not error.name.startswith("torch"):
-            raise InputError(_missing(error.name)) from error
+            raise InputError(
+                f"torch's operator data base needs the package {error.name!r}, which is not "
+                "installed: run pip install expecttest, or run the levels load and contract only"
+            ) from error
         raise DriftError(f"torch.testing._internal.{module} is not there: {error}") from error
     except (ImportError, AttributeError) as error:
         raise DriftError(f"torch.testing._internal.{module} is not as it was: {error}") from error
-
-
-def _missing(package: str) -> str:
-    return (
-        f"torch's operator data base needs the package {package!r}, which is not installed: "
-        "run pip install expecttest, or run the levels load and contract only"
-    )
 
 
 def _check_interface(found: Any, needed: Sequence[str], name: str) -> None:

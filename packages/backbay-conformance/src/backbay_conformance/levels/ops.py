@@ -6,7 +6,8 @@ well, and what is given places about places that repeat. Values, dtypes, strides
 and what is changed are held against eager, by the rule of every proof.
 """
 
-import torch
+import functools
+from collections.abc import Iterator
 
 from backbay_conformance.case import Cases
 from backbay_conformance.levels import sampled, varying
@@ -90,41 +91,21 @@ def forward(subject: Subject, sample: Sample) -> None:
     subject.agrees_on(sample.workload())
 
 
-def _forms(operator: Operator) -> list[tuple[str, sampled.Make, tuple[str, ...]]]:
-    forms: list[tuple[str, sampled.Make, tuple[str, ...]]] = [
-        (DTYPE, _plain, ()),
-        (f"{DTYPE}-noncontiguous", _noncontiguous, ()),
-    ]
+def _forms(operator: Operator) -> Iterator[tuple[str, sampled.Make, tuple[str, ...]]]:
+    """Yield the forms of an operator: name, what makes their samples, and further needs."""
+
+    def varied(vary: varying.Vary) -> sampled.Make:
+        return lambda operator, device: varying.varied(operator.samples(device, DTYPE), vary)
+
+    yield DTYPE, functools.partial(Operator.samples, dtype=DTYPE), ()
+    with_gaps = functools.partial(Operator.noncontiguous_samples, dtype=DTYPE)
+    yield f"{DTYPE}-noncontiguous", with_gaps, ()
     if operator.name in NUMBERING:
-        forms.append((f"{DTYPE}-transposed", _transposed, ()))
+        yield f"{DTYPE}-transposed", varied(varying.transposed), ()
     if operator.name in PLACED:
-        forms.append((f"{DTYPE}-repeated", _repeated, ()))
+        yield f"{DTYPE}-repeated", varied(varying.repeated), ()
     if operator.is_method:
-        forms.append((f"{DTYPE}-method", _method, ()))
+        yield f"{DTYPE}-method", functools.partial(Operator.method_samples, dtype=DTYPE), ()
     if operator.works_in_place:
-        forms.append((f"{DTYPE}-inplace", _in_place, ("mutation",)))
-    return forms
-
-
-def _plain(operator: Operator, device: torch.device) -> sampled.Samples:
-    return operator.samples(device, DTYPE)
-
-
-def _noncontiguous(operator: Operator, device: torch.device) -> sampled.Samples:
-    return operator.noncontiguous_samples(device, DTYPE)
-
-
-def _transposed(operator: Operator, device: torch.device) -> sampled.Samples:
-    return varying.varied(operator.samples(device, DTYPE), varying.transposed)
-
-
-def _repeated(operator: Operator, device: torch.device) -> sampled.Samples:
-    return varying.varied(operator.samples(device, DTYPE), varying.repeated)
-
-
-def _method(operator: Operator, device: torch.device) -> sampled.Samples:
-    return operator.method_samples(device, DTYPE)
-
-
-def _in_place(operator: Operator, device: torch.device) -> sampled.Samples:
-    return operator.in_place_samples(device, DTYPE)
+        in_place = functools.partial(Operator.in_place_samples, dtype=DTYPE)
+        yield f"{DTYPE}-inplace", in_place, ("mutation",)

@@ -5,7 +5,7 @@ the same optimizer on float64 parameters.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,11 @@ Step = Callable[..., Any]
 
 def cases(device: str) -> Cases:
     """Return a case for each setting of each optimizer that torch tests, and one on lists."""
-    for entry in _entries():
+    try:
+        entries = opinfo.optimizers()
+    except opinfo.DriftError:
+        return  # `sampled.drift` says so
+    for entry in entries:
         settings = entry.settings(device)
         if entry.takes_lists:  # left to itself, torch takes parameters one by one on a CPU
             settings["foreach"] = {"foreach": True}
@@ -35,13 +39,6 @@ def cases(device: str) -> Cases:
             case_id = f"training/optimizers/{entry.name}/{name}"
             run = functools.partial(_agrees, case_id, entry, setting)
             yield Case(id=case_id, run=run, needs=frozenset({"float32", "mutation"}))
-
-
-def _entries() -> Iterator[OptimizerEntry]:
-    try:
-        yield from opinfo.optimizers()
-    except opinfo.DriftError:
-        return  # `sampled.drift` says so
 
 
 def _agrees(
@@ -69,7 +66,9 @@ def _run(
 ) -> list[torch.Tensor]:
     first, *pushes = tensors
     parameters = [torch.nn.Parameter(x.to(dtype, copy=True)) for x in first]
-    optimizer = entry.make(parameters, {name: _own(x) for name, x in settings.items()})
+    # Of a learning rate that is a tensor, a copy: an optimizer may change it.
+    own = {k: x.clone() if isinstance(x, torch.Tensor) else x for k, x in settings.items()}
+    optimizer = entry.make(parameters, own)
     step = compiled(optimizer.step)
     for push in pushes:
         for parameter, gradient in zip(parameters, push, strict=True):
@@ -77,11 +76,6 @@ def _run(
             parameter.grad = given.to_sparse() if entry.wants_sparse else given
         step(functools.partial(_loss, parameters)) if entry.needs_closure else step()
     return [x.detach() for x in parameters]
-
-
-def _own(value: Any) -> Any:
-    """Copy a learning rate that is a tensor: an optimizer may change it."""
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _loss(parameters: list[torch.nn.Parameter]) -> torch.Tensor:

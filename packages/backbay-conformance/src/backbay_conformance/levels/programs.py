@@ -104,10 +104,14 @@ def _fuzzed(seed: int, subject: Subject) -> None:
 
 
 def _held(program: Program, subject: Subject, options: Mapping[str, Any] | None = None) -> None:
-    lacking = lacks(subject.traits, needs_of(program))
+    _check_taken(subject, needs_of(program))
+    hold(subject, program, options)
+
+
+def _check_taken(subject: Subject, needs: frozenset[str]) -> None:
+    lacking = lacks(subject.traits, needs)
     if lacking is not None:
         raise Unsupported(lacking)
-    hold(subject, program, options)
 
 
 def needs_of(program: Program) -> frozenset[str]:
@@ -141,9 +145,7 @@ def _with_options(seed: int, subject: Subject) -> None:
 
 def _paired(name: str, number: int, subject: Subject) -> None:
     program, twin = pair_at(name, number)
-    lacking = lacks(subject.traits, needs_of(program))
-    if lacking is not None:
-        raise Unsupported(lacking)
+    _check_taken(subject, needs_of(program))
     hold_pair(subject, program, twin)
 
 
@@ -160,7 +162,5 @@ def _in_parts(number: int, subject: Subject) -> None:
 
 
 def _triggered(trigger: Trigger, subject: Subject) -> None:
-    lacking = lacks(subject.traits, frozenset({"training"} if trigger.train else ()))
-    if lacking is not None:
-        raise Unsupported(lacking)
+    _check_taken(subject, frozenset({"training"} if trigger.train else ()))
     subject.agrees(trigger.function, *trigger.inputs(subject.device), train=trigger.train)

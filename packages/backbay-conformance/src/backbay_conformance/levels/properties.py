@@ -8,15 +8,13 @@ batch is, to the bit, what the row is alone.
 
 import functools
 
-import torch
-
 from backbay.proof import Outcome, observe
 from backbay_conformance.case import Cases, Failed
 from backbay_conformance.levels import invariance, sampled
 from backbay_conformance.levels.opinfo import Operator, Sample
-from backbay_conformance.levels.repeating import check_eager_repeats, difference, in_eager
+from backbay_conformance.levels.repeating import check_eager_repeats, difference
 from backbay_conformance.running import reset
-from backbay_conformance.subject import Subject
+from backbay_conformance.subject import Subject, in_eager
 
 DTYPE = "float32"
 RUNS = 3
@@ -34,16 +32,12 @@ def cases(device: str, *, all_samples: bool) -> Cases:
             yield sampled.case(
                 f"properties/{operator.name}/{name}",
                 operator,
-                functools.partial(_made, train),
+                functools.partial(Operator.samples, dtype=DTYPE, requires_grad=train),
                 functools.partial(ask, train),
                 needs={DTYPE, "run_to_run", *(("training",) if train else ())},
                 all_samples=all_samples,
             )
     yield from invariance.cases()
-
-
-def _made(train: bool, operator: Operator, device: torch.device) -> sampled.Samples:
-    return operator.samples(device, DTYPE, requires_grad=train)
 
 
 def two_runs_differ(train: bool, subject: Subject, sample: Sample) -> None:

@@ -4,25 +4,12 @@ from collections.abc import Iterator
 
 import torch
 
-from backbay.proof import Outcome, Workload, observe
+from backbay.proof import Outcome, Workload
 from backbay.proof.fingerprint import fingerprint
-from backbay_conformance.case import EagerUnstable, NotRunnable
-from backbay_conformance.subject import message_of
+from backbay_conformance.case import EagerUnstable
+from backbay_conformance.subject import in_eager
 
 _FURTHER_RUNS = 3
-
-
-def in_eager(workload: Workload, *, train: bool, seed: int) -> Outcome:
-    """Run in eager.
-
-    Raises:
-        NotRunnable: eager raises.
-    """
-    try:
-        return observe(workload.model, workload, train=train, seed=seed)
-    except Exception as error:
-        reason = f"eager itself raises {type(error).__name__}: {message_of(error)}"
-        raise NotRunnable(reason) from error
 
 
 def check_eager_repeats(workload: Workload, *, train: bool, seed: int) -> None:

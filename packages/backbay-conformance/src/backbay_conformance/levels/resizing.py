@@ -45,21 +45,16 @@ def series(sample: Sample) -> list[Sample]:
 
 
 def _ways(sample: Sample) -> Iterator[Grow]:
-    tensors = _tensors(sample)
+    named = leaves((sample.args, sample.kwargs), "inputs")
+    tensors = [x for _, x in named if isinstance(x, torch.Tensor)]
     shapes = [tuple(x.shape) for x in tensors if x.layout == torch.strided and x.dim()]
     # Sizes 0 and 1 are constants to Dynamo, and sizes that are equal are one symbol to it.
     counts = Counter(size for shape in shapes for size in shape if size > 1)
     for size, _ in counts.most_common():
         yield _everywhere(size)
     if shapes and shapes[0][0] > 1:
-        yield _leading(shapes[0][0])
-
-
-def _leading(size: int) -> Grow:
-    def grow(value: torch.Tensor, extra: int) -> torch.Tensor:
-        return _grown(value, 0, extra) if value.dim() and value.shape[0] == size else value
-
-    return grow
+        leading = shapes[0][0]
+        yield lambda x, extra: _grown(x, 0, extra) if x.dim() and x.shape[0] == leading else x
 
 
 def _everywhere(size: int) -> Grow:
@@ -92,20 +87,14 @@ def _resized(sample: Sample, grow: Grow, extra: int) -> Sample:
 
 
 def _taken(sample: Sample) -> bool:
-    """Return whether eager takes it, on copies: an operator may write to its inputs."""
-    args, kwargs = mapped(_copy, (sample.args, sample.kwargs))
+    """Whether eager takes it, on copies: an operator may write to its inputs."""
+    args, kwargs = mapped(
+        lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x,
+        (sample.args, sample.kwargs),
+    )
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             sample.function(*args, **kwargs)
     except Exception:  # noqa: BLE001 (whatever it raises, it does not take it)
         return False
     return True
-
-
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def _tensors(sample: Sample) -> list[torch.Tensor]:
-    named = leaves((sample.args, sample.kwargs), "inputs")
-    return [x for _, x in named if isinstance(x, torch.Tensor)]

@@ -41,11 +41,11 @@ def drift(level: str) -> Iterator[Case]:
         opinfo.operators()
     except opinfo.DriftError as error:
         reason = f"{error}; the suite's own {len(floor.OPERATORS)} operators stand in"
-        yield Case(id=f"{level}/data-base", run=functools.partial(_say, reason), share=1.0)
 
+        def run(subject: Subject) -> None:
+            raise NotRunnable(f"{subject.name} was not asked about torch's operators: {reason}")
 
-def _say(reason: str, subject: Subject) -> None:
-    raise NotRunnable(f"{subject.name} was not asked about torch's operators: {reason}")
+        yield Case(id=f"{level}/data-base", run=run, share=1.0)
 
 
 def case(
@@ -63,10 +63,9 @@ def case(
 
     The samples are made when the case is run, from a random state that its id decides.
     """
-    asked = _all if all_samples else _first
     return Case(
         id=case_id,
-        run=functools.partial(asked, case_id, operator, make, ask),
+        run=functools.partial(_asked, case_id, operator, make, ask, all_samples=all_samples),
         needs=frozenset(needs),
         compiles=compiles,
         share=share,
@@ -74,14 +73,15 @@ def case(
     )
 
 
-def _first(case_id: str, operator: Operator, make: Make, ask: Ask, subject: Subject) -> None:
+def _asked(
+    case_id: str, operator: Operator, make: Make, ask: Ask, subject: Subject, *, all_samples: bool
+) -> None:
     seed(case_id, subject.seed)
-    ask(subject, first(make(operator, subject.device)))
-
-
-def _all(case_id: str, operator: Operator, make: Make, ask: Ask, subject: Subject) -> None:
-    seed(case_id, subject.seed)
-    all_asked(subject, list(make(operator, subject.device)), ask)
+    samples = make(operator, subject.device)
+    if all_samples:
+        all_asked(subject, list(samples), ask)
+    else:
+        ask(subject, first(samples))
 
 
 def all_asked(subject: Subject, samples: Sequence[Sample], ask: Ask) -> None:
@@ -117,19 +117,15 @@ def first(samples: Iterable[Sample]) -> Sample:
 
 def seed(case_id: str, suite_seed: int) -> None:
     """Set the random state that a case's inputs are made from: other cases do not matter."""
+    import numpy as np  # noqa: PLC0415 (torch's samples draw from it)
+
     number = seed_of(case_id, suite_seed)
     random.seed(number)
     torch.manual_seed(number)
-    _seed_numpy(number)
+    np.random.seed(number)  # noqa: NPY002 (that is what they draw from)
 
 
 def seed_of(case_id: str, suite_seed: int) -> int:
     """Return the number that a case's random state is made from."""
     digest = hashlib.sha256(f"{suite_seed} {case_id}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
-
-
-def _seed_numpy(number: int) -> None:
-    import numpy as np  # noqa: PLC0415 (torch's samples draw from it)
-
-    np.random.seed(number)  # noqa: NPY002 (that is what they draw from)

@@ -12,7 +12,7 @@ import torch
 from backbay.proof import Workload, observe
 from backbay_conformance.case import Cases, Failed
 from backbay_conformance.levels import sampled, sizes
-from backbay_conformance.levels.opinfo import Operator, Sample
+from backbay_conformance.levels.opinfo import Sample
 from backbay_conformance.levels.resizing import resizable, series
 from backbay_conformance.running import reset
 from backbay_conformance.subject import Subject, as_module, golden_of, raise_if_wrong
@@ -29,16 +29,12 @@ def cases(device: str, *, all_samples: bool) -> Cases:
             yield sampled.case(
                 f"shapes/{operator.name}/dynamic",
                 operator,
-                _made,
+                lambda operator, device: resizable(operator.samples(device, DTYPE)),
                 three_sizes,
                 needs={DTYPE, "dynamic_shapes"},
                 all_samples=all_samples,
             )
     yield from sizes.cases()
-
-
-def _made(operator: Operator, device: torch.device) -> sampled.Samples:
-    return resizable(operator.samples(device, DTYPE))
 
 
 def three_sizes(subject: Subject, sample: Sample) -> None:
@@ -59,7 +55,9 @@ def three_sizes(subject: Subject, sample: Sample) -> None:
         counts[rung] = _graphs(rung, subject, workloads)
         if given <= counts[rung]:
             return
-    sizes_run, most = [_sizes(x) for x in workloads], max(counts.values())
+    tensors = [[x for x in workload.args if isinstance(x, torch.Tensor)] for workload in workloads]
+    sizes_run = [list(itertools.chain.from_iterable(x.shape for x in y[:1])) for y in tensors]
+    most = max(counts.values())
     raise Failed(
         "fail_behaviour",
         f"dynamic=True compiled {given} graphs for the sizes {sizes_run}; torch needs {most}",
@@ -74,8 +72,3 @@ def _graphs(rung: str, subject: Subject, workloads: Sequence[Workload]) -> int:
     for workload in workloads:
         observe(call, workload, train=False, seed=subject.seed)
     return sizes.used(watched)
-
-
-def _sizes(workload: Workload) -> list[int]:
-    tensors = [x for x in workload.args if isinstance(x, torch.Tensor)]
-    return list(itertools.chain.from_iterable(x.shape for x in tensors[:1]))

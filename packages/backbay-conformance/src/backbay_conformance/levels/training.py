@@ -5,7 +5,6 @@ gradient cancels. Every input that torch's data base differentiates must get its
 """
 
 import functools
-from collections.abc import Iterator
 
 import torch
 
@@ -67,24 +66,16 @@ def gradients(subject: Subject, sample: Sample) -> None:
 def _of_operator(prefix: str, operator: Operator, device: str, *, all_samples: bool) -> Cases:
     if not operator.trains(device, DTYPE):
         return
-    makes: dict[str, sampled.Make] = {DTYPE: _plain, f"{DTYPE}-noncontiguous": _noncontiguous}
+    makes = {DTYPE: Operator.samples, f"{DTYPE}-noncontiguous": Operator.noncontiguous_samples}
     for name, make in makes.items():
         yield sampled.case(
             f"{prefix}/{operator.name}/{name}",
             operator,
-            make,
+            functools.partial(make, dtype=DTYPE, requires_grad=True),
             gradients,
             needs=NEEDS,
             all_samples=all_samples,
         )
-
-
-def _plain(operator: Operator, device: torch.device) -> sampled.Samples:
-    return operator.samples(device, DTYPE, requires_grad=True)
-
-
-def _noncontiguous(operator: Operator, device: torch.device) -> sampled.Samples:
-    return operator.noncontiguous_samples(device, DTYPE, requires_grad=True)
 
 
 def _of_expanded(device: str, *, all_samples: bool) -> Cases:
@@ -104,22 +95,19 @@ def _of_expanded(device: str, *, all_samples: bool) -> Cases:
 
 
 def _varied(vary: varying.Vary, operator: Operator, device: torch.device) -> sampled.Samples:
-    return varying.varied(_plain(operator, device), vary)
+    return varying.varied(operator.samples(device, DTYPE, requires_grad=True), vary)
 
 
 def _of_modules(*, all_samples: bool) -> Cases:
-    for entry in _modules():
+    try:
+        entries = opinfo.modules()
+    except opinfo.DriftError:
+        return  # `sampled.drift` says so
+    for entry in entries:
         for mode in ("train", "eval"):
             case_id = f"training/modules/{entry.short}/{mode}"
             run = functools.partial(_module, case_id, entry, mode == "train", all_samples)
             yield Case(id=case_id, run=run, needs=NEEDS)
-
-
-def _modules() -> Iterator[ModuleEntry]:
-    try:
-        yield from opinfo.modules()
-    except opinfo.DriftError:
-        return  # `sampled.drift` says so
 
 
 def _module(

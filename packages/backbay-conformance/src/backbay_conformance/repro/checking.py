@@ -11,7 +11,7 @@ import re
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -199,30 +199,20 @@ def _space(text: str) -> dict[str, Any]:
 
 
 def _lost(work: Callable[[], Any], limit_s: float) -> str:
-    """Do work in a copy of this process, and tell how that ended: ``crash``, ``hang`` or not."""
+    """Do work in a copy of this process; return ``crash`` or ``hang``, or nothing if it ended."""
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            _quiet()
+            faulthandler.disable()  # a crash is what is asked for here
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             work()
         os._exit(0)
-    for _ in _until(limit_s):
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return "crash" if os.WIFSIGNALED(status) or os.WEXITSTATUS(status) else ""
+        time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return "hang"
-
-
-def _quiet() -> None:
-    faulthandler.disable()  # a crash is what is asked for here
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-
-
-def _until(limit_s: float) -> Iterator[None]:
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        yield
-        time.sleep(0.01)

@@ -48,8 +48,9 @@ _FUNCTIONS = {"inplace": "OP.inplace_variant", "method": "OP.method_variant"}
 
 def of_operator(case: Case, request: Make, why: str) -> Made | None:
     """Return a program, if the case is of one of torch's operators; its inputs are the case's."""
-    operator = _operator(case)
-    if operator is None or request.setup.all_samples:
+    given = case.run.args if isinstance(case.run, functools.partial) else ()
+    operator = next((x for x in given if isinstance(x, Operator)), None)
+    if operator not in sampled.known() or operator is None or request.setup.all_samples:
         return None
     level, form = case.id.partition("/")[0], case.id.rpartition("/")[2]
     dtype, _, way = form.partition("-")
@@ -68,12 +69,6 @@ def of_operator(case: Case, request: Make, why: str) -> Made | None:
         "from torch.utils._pytree import tree_leaves",
     )
     return Made(imports=imports, body=body, kind="operator", note=why)
-
-
-def _operator(case: Case) -> Operator | None:
-    given = case.run.args if isinstance(case.run, functools.partial) else ()
-    found = next((x for x in given if isinstance(x, Operator)), None)
-    return found if found in sampled.known() else None
 
 
 def _sample(level: str, dtype: str, way: str, device: str, *, trains: bool) -> str:

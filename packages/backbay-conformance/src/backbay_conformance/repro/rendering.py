@@ -47,21 +47,17 @@ def function(graph_module: torch.fx.GraphModule) -> tuple[list[str], str] | None
     if any(x.op in {"get_attr", "call_module"} for x in graph_module.graph.nodes):
         return None
     code = graph_module.graph.python_code("self")
-    names = [x.name for x in graph_module.graph.nodes if x.op == "placeholder"]
+    placeholders = [x for x in graph_module.graph.nodes if x.op == "placeholder"]
+    names = [str(x.target) if str(x.target).isidentifier() else x.name for x in placeholders]
     source = code.src[code.src.index("def forward") :]
     lines = [_FREED.sub("", x) for x in source.splitlines()[1:]]
     lines = [_ANNOTATED.sub(r"\1 = ", x.split("  #")[0]).rstrip() for x in lines]
     body = [x for x in lines if x.strip() and not x.strip().startswith("#")]
-    text = "\n".join([f"def f({', '.join(_parameters(graph_module, names))}):", *body])
+    text = "\n".join([f"def f({', '.join(names)}):", *body])
     used = [x for x in code.globals if x != "torch" and re.search(rf"\b{x}\b", text)]
     if not _CASTS.keys() >= set(used):
         return None
     return [_CASTS[x] for x in used], text
-
-
-def _parameters(graph_module: torch.fx.GraphModule, names: Sequence[str]) -> list[str]:
-    targets = [str(x.target) for x in graph_module.graph.nodes if x.op == "placeholder"]
-    return [x if x.isidentifier() else y for x, y in zip(targets, names, strict=True)]
 
 
 def program(
@@ -74,15 +70,11 @@ def program(
         return f"{run}\n{args}{_LOST % (', timeout=60' if status == 'hang' else '')}"
     if status == "fail_error":
         return f"{run}\n{args}{_RAISED}"
-    reference = _reference(inputs, has_truth=has_truth)
+    reference = "eager = true = run(f, ARGS)  # a dtype is named inside, so it takes no float64\n"
+    if has_truth:
+        doubles = ", ".join(_doubled(i, x) for i, x in enumerate(inputs))
+        reference = f"DOUBLES = [{doubles}]\neager, true = run(f, ARGS), run(f, DOUBLES)\n"
     return f"{run}\n{wrong_text(status)}\n{args}{reference}{_COMPARED}"
-
-
-def _reference(inputs: Sequence[str], *, has_truth: bool) -> str:
-    if not has_truth:
-        return "eager = true = run(f, ARGS)  # a dtype is named inside, so it takes no float64\n"
-    doubles = ", ".join(_doubled(i, x) for i, x in enumerate(inputs))
-    return f"DOUBLES = [{doubles}]\neager, true = run(f, ARGS), run(f, DOUBLES)\n"
 
 
 def _doubled(position: int, expression: str) -> str:

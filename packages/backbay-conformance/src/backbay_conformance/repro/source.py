@@ -1,5 +1,6 @@
 """A case's own source as a program, where no graph alone shows what it shows."""
 
+import ast
 import functools
 import inspect
 import textwrap
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from backbay_conformance.case import Case, with_name
+from backbay_conformance.case import Agreement, Case, with_name
 from backbay_conformance.record import Status
 from backbay_conformance.repro.record import Made
 
@@ -27,6 +28,12 @@ class Subject:
         for _ in range(calls):
             self.near(call(*args, **kwargs), function(*args, **kwargs))
 """
+_MATCHES = """\
+    def matches(self, function, *calls, **options):
+        call = self.compile(function, **options)
+        for args in [x if isinstance(x, tuple) else (x,) for x in calls]:
+            self.near(call(*args), function(*args))
+"""
 _OURS = ("backbay",)
 
 _SHOWN = """
@@ -43,33 +50,60 @@ except Exception as error:
 def of_source(case: Case, status: Status, why: str, device: torch.device) -> Made:
     """Return a case as a program of plain torch, if its source can stand without the suite."""
     try:
-        function, arguments = _function(case.run)
-        imports, parts = _parts(function)
+        functions, call = _called(case.run)
+        imports, parts = _parts(*functions)
     except (OSError, TypeError, LookupError) as error:
         return Made(note=f"{why}, and the case's source does not stand alone: {error}")
-    call = ", ".join(["Subject()" if x is None else repr(x) for x in arguments])
     kind = "Exception" if status == "fail_error" else "AssertionError"
-    shown = _SHOWN.format(call=f"{function.__name__}({call})", error=kind)
-    body = "\n".join([_SUBJECT.format(device=str(device)), *parts, shown])
+    shown = _SHOWN.format(call=call, error=kind)
+    subject = _SUBJECT.format(device=str(device))
+    if any("subject.matches(" in x for x in parts):
+        subject += _MATCHES
+    body = "\n".join([subject, *parts, shown])
     return Made(imports=tuple(imports), body=body, kind="source", note=why)
 
 
-def _function(run: Callable[..., Any]) -> tuple[types.FunctionType, list[Any]]:
-    """Return the function that a case calls, and its arguments, None being the subject.
+def _called(run: Callable[..., Any]) -> tuple[list[types.FunctionType], str]:
+    """Return the function that a case calls, with those that make its inputs, and the call.
 
     Raises:
         LookupError: the case is made from torch's data and has no source of its own.
     """
     if isinstance(run, types.FunctionType):
-        return run, [None]
+        return [run], f"{run.__name__}(Subject())"
     if isinstance(run, functools.partial) and run.func is with_name:
         function, name = run.args
-        return function, [None, name]
+        return [function], f"{function.__name__}(Subject(), {name!r})"
+    if isinstance(run, Agreement):
+        program, inputs = run.program, run.inputs
+        assert isinstance(program, types.FunctionType)  # both are written down
+        assert isinstance(inputs, types.FunctionType)
+        how = f"train={run.train}, calls={run.calls}"
+        call = f"(s := Subject()).agrees({program.__name__}, {_inputs(program)}, {how})"
+        return [program, inputs], call
     raise LookupError("it is made from torch's own operator data")
 
 
-def _parts(function: types.FunctionType) -> tuple[list[str], list[str]]:
+def _inputs(program: types.FunctionType) -> str:
+    """Return the source of the inputs that stand, as a lambda of ``s``, above a program."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(program))).body
+    assert isinstance(definition, ast.FunctionDef)
+    (decorator,) = definition.decorator_list
+    assert isinstance(decorator, ast.Call)
+    (made,) = decorator.args
+    assert isinstance(made, ast.Lambda)
+    several = made.body.elts if isinstance(made.body, ast.Tuple) else [made.body]
+    return ", ".join(map(ast.unparse, several))
+
+
+def _parts(
+    function: types.FunctionType, *inputs: types.FunctionType
+) -> tuple[list[str], list[str]]:
     """Return the lines that a function's source must import, and the sources that it takes.
+
+    Args:
+        function: what is called.
+        inputs: what makes its inputs, whose own source stands in the call.
 
     Raises:
         LookupError: it takes something that cannot be written down.
@@ -77,7 +111,7 @@ def _parts(function: types.FunctionType) -> tuple[list[str], list[str]]:
     if function.__closure__:
         raise LookupError(f"{function.__name__} is made by another function")
     imports, parts, seen = ["import contextlib"], [_source(function)], {function.__name__}
-    todo = list(_named(function))
+    todo = [named for x in (function, *inputs) for named in _named(x)]
     while todo:
         name, value = todo.pop(0)
         if name in seen:
@@ -85,11 +119,14 @@ def _parts(function: types.FunctionType) -> tuple[list[str], list[str]]:
         seen.add(name)
         module = getattr(value, "__module__", "") or ""
         if isinstance(value, types.ModuleType):
-            imports.append(_import(name, value.__name__))
+            if value.__name__.startswith(_OURS):
+                raise LookupError(f"it uses {value.__name__}")
+            alias = "" if name == value.__name__ else f" as {name}"
+            imports.append(f"import {value.__name__}{alias}")
         elif isinstance(value, types.FunctionType | type) and module == function.__module__:
             parts.insert(0, _source(value))
             todo += _named(value)
-        elif module and not module.startswith(_OURS):
+        elif module and not module.startswith(_OURS) and hasattr(value, "__name__"):
             imports.append(f"from {module} import {value.__name__} as {name}")
         elif isinstance(value, int | float | str | tuple | torch.dtype | None):
             parts.insert(0, f"{name} = {value!r}")
@@ -98,22 +135,22 @@ def _parts(function: types.FunctionType) -> tuple[list[str], list[str]]:
     return imports, parts
 
 
-def _import(name: str, module: str) -> str:
-    if module.startswith(_OURS):
-        raise LookupError(f"it uses {module}")
-    return f"import {module}" if name == module else f"import {module} as {name}"
+def _source(value: types.FunctionType | type) -> str:
+    """Return the source of a function or class; of a function, without what it needs not to run.
 
-
-def _source(value: Any) -> str:
-    """Return the source of a function or class, without decorators, docstring and our names."""
-    lines = textwrap.dedent(inspect.getsource(value)).splitlines()
-    while not lines[0].startswith(("def ", "class ")):
-        lines = lines[1:]
-    text = "\n".join(lines)
-    doc = value.__doc__ if isinstance(value, types.FunctionType) else None
-    if doc and f'    """{doc}"""\n' in text:
-        text = text.replace(f'    """{doc}"""\n', "", 1)
-    return text.replace(": Subject", "")
+    That is its decorators, docstring and annotations, which may name what is not there.
+    """
+    text = textwrap.dedent(inspect.getsource(value))
+    (definition,) = ast.parse(text).body
+    lines = text.splitlines()
+    if not isinstance(definition, ast.FunctionDef):
+        return "\n".join(lines[definition.lineno - 1 :])
+    for argument in ast.walk(definition.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    first = definition.body[1 if ast.get_docstring(definition) else 0]
+    head = f"def {definition.name}({ast.unparse(definition.args)}):"
+    return "\n".join([head, *lines[first.lineno - 1 :]])
 
 
 def _named(value: Any) -> Iterator[tuple[str, Any]]:

@@ -168,7 +168,8 @@ class _Writer:
     def _head(self, made: Made) -> Iterator[str]:
         result = self._result
         yield f"# {result.id}: {result.status} with {self._setup.backend} ({made.kind})"
-        yield f"# {_shortened(plain(result.reason))}"
+        reason = plain(result.reason)
+        yield f"# {reason if len(reason) <= _WIDEST else f'{reason[: _WIDEST - 1]}…'}"
         rungs = {**result.rungs, self._setup.backend: result.status}
         yield f"# {', '.join(f'{name}: {status}' for name, status in rungs.items())}"
         versions = {"python": platform.python_version(), **self._versions}
@@ -200,8 +201,3 @@ class _Writer:
         except subprocess.TimeoutExpired:
             return self._result.status == "hang"
         return done.returncode == 1
-
-
-def _shortened(text: str) -> str:
-    """Shorten a line; its beginning tells most."""
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"

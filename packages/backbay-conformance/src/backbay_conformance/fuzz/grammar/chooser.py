@@ -37,7 +37,7 @@ class Chooser:
         return self.scope.train
 
     def chance(self, share: float) -> bool:
-        """Say yes so often."""
+        """Draw True with a probability."""
         return self.rng.random() < share
 
     def one(self, things: Sequence[T]) -> T:
@@ -66,23 +66,21 @@ class Chooser:
 
 
 def goes_with(left: Value, right: Value) -> bool:
-    """Return whether two values broadcast at every size."""
-    pairs = zip(left.shapes, right.shapes, strict=True)
-    return all(_broadcasts(a, b) for a, b in pairs)
+    """Whether two values broadcast at every size."""
+    return all(
+        a == b or 1 in {a, b}
+        for one, other in zip(left.shapes, right.shapes, strict=True)
+        for a, b in zip(one[::-1], other[::-1], strict=False)
+    )
 
 
 def fits_into(small: Value, shapes: Sequence[torch.Size]) -> bool:
-    """Return whether a value can be written into memory of some shapes."""
-    pairs = zip(small.shapes, shapes, strict=True)
-    return all(len(a) <= len(b) and _expands(a, b) for a, b in pairs)
-
-
-def _broadcasts(left: torch.Size, right: torch.Size) -> bool:
-    return all(a == b or 1 in {a, b} for a, b in zip(left[::-1], right[::-1], strict=False))
-
-
-def _expands(left: torch.Size, right: torch.Size) -> bool:
-    return all(a in {b, 1} for a, b in zip(left[::-1], right[::-1], strict=False))
+    """Whether a value can be written into memory of some shapes."""
+    return all(
+        len(shape) <= len(into)
+        and all(a in {b, 1} for a, b in zip(shape[::-1], into[::-1], strict=False))
+        for shape, into in zip(small.shapes, shapes, strict=True)
+    )
 
 
 Draw = Callable[[Chooser], Proposal | None]

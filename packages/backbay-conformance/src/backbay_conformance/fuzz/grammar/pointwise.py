@@ -6,7 +6,7 @@ import math
 import torch
 
 from backbay_conformance.fuzz.grammar.chooser import Chooser, kind
-from backbay_conformance.fuzz.scope import EXACT, Facts, Proposal, Value, joined
+from backbay_conformance.fuzz.scope import EXACT, Facts, Proposal, joined
 
 LARGEST_WHOLE = 100
 """Integers stay below this before they are added up, so that uint8 holds what is added to them."""
@@ -167,7 +167,8 @@ def whole(c: Chooser) -> Proposal | None:
         return None
     signed = "-" in expr or "remainder" in expr
     facts = Facts(bound=bound, exact=True, positive=both and not signed)
-    return Proposal(expr=expr, args=_used(expr, left, right), facts=facts)
+    args = tuple(x for i, x in enumerate((left, right)) if f"{{{i}}}" in expr)
+    return Proposal(expr=expr, args=args, facts=facts)
 
 
 @kind(2)
@@ -180,7 +181,3 @@ def mixed(c: Chooser) -> Proposal | None:
     expr = c.one(("{0} * {1}", "{0} + {1}", "{1} - {0}" if right.integral else "{0} * {1} + 1"))
     bound = (left.facts.bound + 1) * (right.facts.bound + 1)
     return Proposal(expr=expr, args=(left, right), facts=Facts(bound=bound))
-
-
-def _used(expr: str, *values: Value) -> tuple[Value, ...]:
-    return tuple(x for i, x in enumerate(values) if f"{{{i}}}" in expr)

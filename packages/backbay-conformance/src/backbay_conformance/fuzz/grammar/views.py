@@ -98,7 +98,7 @@ def unfold(c: Chooser) -> Proposal | None:
 
 @kind(3)
 def as_strided(c: Chooser) -> Proposal | None:
-    """Say the strides by hand; of tensors that start where their memory does."""
+    """Write the strides by hand; of tensors that start where their memory does."""
     value = c.value(lambda x: x.dim >= 1 and all(m.is_contiguous() for m in x.metas))
     if value is None:
         return None

@@ -28,16 +28,13 @@ def _target(c: Chooser, *, floating: bool | None = None) -> Value | None:
     def wanted(value: Value) -> bool:
         return value.writable and (floating is None or value.floating == floating)
 
+    def seen(value: Value) -> bool:
+        """Whether anything else would see it written: there lie the bugs."""
+        return value.given or sum(x.memory is value.memory for x in c.scope.values) > 1
+
     if c.chance(0.5):
-        seen = c.value(lambda x: wanted(x) and _has_other_names(c, x))
-        return seen or c.value(wanted)
+        return c.value(lambda x: wanted(x) and seen(x)) or c.value(wanted)
     return c.value(wanted)
-
-
-def _has_other_names(c: Chooser, value: Value) -> bool:
-    """Return whether anything else would see it written: there lie the bugs."""
-    others = [x for x in c.scope.values if x.memory is value.memory]
-    return len(others) > 1 or value.given
 
 
 def _through(c: Chooser, value: Value) -> str:

@@ -16,9 +16,9 @@ def opaque(x: torch.Tensor) -> torch.Tensor:
     return x.sin() * 2
 
 
-@theme.case()
-def function_that_is_allowed_in_the_graph(subject: Subject) -> None:
-    subject.agrees(lambda x: opaque(x * 2) + 1, normal(subject, 4))
+@theme.agrees(lambda s: normal(s, 4))
+def function_that_is_allowed_in_the_graph(x: torch.Tensor) -> torch.Tensor:
+    return opaque(x * 2) + 1
 
 
 @theme.case()

@@ -84,12 +84,9 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return x.t()
 
 
-@theme.case()
-def custom_operator_is_given_other_arguments(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return scaled(x + 1, 0.5, 2), scaled(x, 2.0) * 3, scaled(x, times=3, factor=-1.0)
-
-    subject.agrees(program, normal(subject, 3, 4))
+@theme.agrees(lambda s: normal(s, 3, 4))
+def custom_operator_is_given_other_arguments(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return scaled(x + 1, 0.5, 2), scaled(x, 2.0) * 3, scaled(x, times=3, factor=-1.0)
 
 
 @theme.case()
@@ -105,34 +102,31 @@ def custom_operator_runs_too_often_or_never(subject: Subject) -> None:
         assert len(_calls) == 2
 
 
-@theme.case(needs={"mutation"})
-def change_by_a_custom_operator_is_dropped(subject: Subject) -> None:
-    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        before = x.sum()
-        add_to(x, y)
-        inner = y * 2
-        add_to(inner, x)
-        return before, x * 2, inner
-
-    subject.agrees(program, normal(subject, 4), normal(subject, 4), calls=2)
-
-
-@theme.case(needs={"mutation"})
-def change_of_a_view_by_a_custom_operator_is_dropped(subject: Subject) -> None:
-    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        add_to(x[1], y)
-        return x.sum(0)
-
-    subject.agrees(program, normal(subject, 3, 4), normal(subject, 4))
+@theme.agrees(lambda s: (normal(s, 4), normal(s, 4)), needs={"mutation"}, calls=2)
+def change_by_a_custom_operator_is_dropped(
+    x: torch.Tensor, y: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    before = x.sum()
+    add_to(x, y)
+    inner = y * 2
+    add_to(inner, x)
+    return before, x * 2, inner
 
 
-@theme.case()
-def results_of_a_custom_operator_change_places(subject: Subject) -> None:
-    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        total, (first, second) = parts([x, y], 3)
-        return total + 1, first - second, second
+@theme.agrees(lambda s: (normal(s, 3, 4), normal(s, 4)), needs={"mutation"})
+def change_of_a_view_by_a_custom_operator_is_dropped(
+    x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    add_to(x[1], y)
+    return x.sum(0)
 
-    subject.agrees(program, normal(subject, 4), normal(subject, 4))
+
+@theme.agrees(lambda s: (normal(s, 4), normal(s, 4)))
+def results_of_a_custom_operator_change_places(
+    x: torch.Tensor, y: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    total, (first, second) = parts([x, y], 3)
+    return total + 1, first - second, second
 
 
 @theme.case(needs={"training"})
@@ -157,10 +151,7 @@ def custom_operator_whose_size_depends_on_data(subject: Subject) -> None:
         subject.near(call(x), x[x > 0] * 2)
 
 
-@theme.case()
-def custom_operator_is_given_other_strides(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = transposed(x.t().contiguous() + 1)
-        return y * 2, transposed((x * 2).contiguous())
-
-    subject.agrees(program, normal(subject, 3, 5))
+@theme.agrees(lambda s: normal(s, 3, 5))
+def custom_operator_is_given_other_strides(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = transposed(x.t().contiguous() + 1)
+    return y * 2, transposed((x * 2).contiguous())

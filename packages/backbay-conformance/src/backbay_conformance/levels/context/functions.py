@@ -89,21 +89,15 @@ class Apart(torch.autograd.Function):
         return tuple(None if g is None else g * 11 for g in gradients)
 
 
-@theme.case(needs=_NEEDS)
-def backward_by_hand_is_replaced(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return Tripled.apply(x * 2, 0.5).exp()
-
-    subject.agrees(program, normal(subject, 4), train=True, calls=2)
+@theme.agrees(lambda s: normal(s, 4), needs=_NEEDS, train=True, calls=2)
+def backward_by_hand_is_replaced(x: torch.Tensor) -> torch.Tensor:
+    return Tripled.apply(x * 2, 0.5).exp()
 
 
-@theme.case(needs=_NEEDS)
-def result_that_cannot_be_differentiated_can(subject: Subject) -> None:
-    def program(x: torch.Tensor, y: torch.Tensor) -> Any:
-        product, index = TwoResults.apply(x, y)
-        return product + 1, index
-
-    subject.agrees(program, normal(subject, 5), normal(subject, 5), train=True)
+@theme.agrees(lambda s: (normal(s, 5), normal(s, 5)), needs=_NEEDS, train=True)
+def result_that_cannot_be_differentiated_can(x: torch.Tensor, y: torch.Tensor) -> Any:
+    product, index = TwoResults.apply(x, y)
+    return product + 1, index
 
 
 @theme.case(needs=_NEEDS)
@@ -118,19 +112,16 @@ def need_for_gradients_is_not_told(subject: Subject) -> None:
     subject.near(y.grad, x * y.detach(), what="gradient")
 
 
-@theme.case(needs=_NEEDS | {"mutation"})
-def change_by_a_function_is_dropped(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        y = x * 1
-        z = InPlace.apply(y)
-        return z + y
-
-    subject.agrees(program, normal(subject, 4), train=True)
+@theme.agrees(lambda s: normal(s, 4), needs=_NEEDS | {"mutation"}, train=True)
+def change_by_a_function_is_dropped(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    z = InPlace.apply(y)
+    return z + y
 
 
-@theme.case(needs=_NEEDS)
-def function_that_is_differentiable_once(subject: Subject) -> None:
-    subject.agrees(lambda x: Once.apply(x) * 2, normal(subject, 4), train=True)
+@theme.agrees(lambda s: normal(s, 4), needs=_NEEDS, train=True)
+def function_that_is_differentiable_once(x: torch.Tensor) -> torch.Tensor:
+    return Once.apply(x) * 2
 
 
 @theme.case(needs=_NEEDS)
@@ -152,14 +143,11 @@ def gradients_that_are_none(subject: Subject) -> None:
     subject.near(got[1], wanted[1], what="gradient")
 
 
-@theme.case()
-def function_without_gradients(subject: Subject) -> None:
-    subject.agrees(lambda x: Tripled.apply(x, 2.0) + 1, normal(subject, 4))
+@theme.agrees(lambda s: normal(s, 4))
+def function_without_gradients(x: torch.Tensor) -> torch.Tensor:
+    return Tripled.apply(x, 2.0) + 1
 
 
-@theme.case(needs=_NEEDS)
-def function_twice_in_one_graph(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return Tripled.apply(Tripled.apply(x, 0.5), 2.0) + Once.apply(x)
-
-    subject.agrees(program, normal(subject, 4), train=True)
+@theme.agrees(lambda s: normal(s, 4), needs=_NEEDS, train=True)
+def function_twice_in_one_graph(x: torch.Tensor) -> torch.Tensor:
+    return Tripled.apply(Tripled.apply(x, 0.5), 2.0) + Once.apply(x)

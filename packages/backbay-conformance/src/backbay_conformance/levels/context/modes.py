@@ -189,13 +189,10 @@ def default_device_is_ignored(subject: Subject) -> None:
             subject.near(call(x), program(x))
 
 
-@theme.case()
-def choice_of_attention_kernel(subject: Subject) -> None:
-    def program(q: torch.Tensor) -> torch.Tensor:
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            return F.scaled_dot_product_attention(q, q, q, is_causal=True)
-
-    subject.agrees(program, normal(subject, 1, 2, 5, 8))
+@theme.agrees(lambda s: normal(s, 1, 2, 5, 8))
+def choice_of_attention_kernel(q: torch.Tensor) -> torch.Tensor:
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True)
 
 
 @theme.case()

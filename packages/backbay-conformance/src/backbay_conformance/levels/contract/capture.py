@@ -121,10 +121,7 @@ def one_backend_for_several_functions(subject: Subject) -> None:
 
 @theme.case()
 def every_call_compiles(subject: Subject) -> None:
-    call = subject.compile(_program)
-    for _ in range(5):
-        x = normal(subject, 3, 4)
-        subject.near(call(x), _program(x))
+    subject.matches(_program, *(normal(subject, 3, 4) for _ in range(5)))
     _compiles(subject, 1, "for five calls of one shape")
 
 
@@ -150,10 +147,7 @@ def dynamic_sizes_are_compiled_one_by_one(subject: Subject) -> None:
 
 @theme.case(needs=_DYNAMIC)
 def automatic_dynamic_compiles_each_size(subject: Subject) -> None:
-    call = subject.compile(_program)
-    for size in (3, 5, 8, 13, 21):
-        x = normal(subject, size, 4)
-        subject.near(call(x), _program(x))
+    subject.matches(_program, *(normal(subject, size, 4) for size in (3, 5, 8, 13, 21)))
     _compiles(subject, 2, "for five sizes of one dimension")
 
 
@@ -182,10 +176,7 @@ def arithmetic_on_sizes_is_that_of_the_first_call(subject: Subject) -> None:
         half = x[: n // 2] * n
         return half, x.view(n * 2, -1) + n % 3, x.new_zeros(n + 1), torch.arange(n) * (n - 1)
 
-    call = subject.compile(program, dynamic=True)
-    for size in (4, 6, 9, 11):
-        x = normal(subject, size, 4)
-        subject.near(call(x), program(x))
+    subject.matches(program, *(normal(subject, size, 4) for size in (4, 6, 9, 11)), dynamic=True)
 
 
 @theme.case(needs=_DYNAMIC | {"training"})
@@ -211,5 +202,5 @@ def other_kind_of_input_is_not_compiled_anew(subject: Subject) -> None:
 @theme.case()
 def graph_is_not_compiled_whole(subject: Subject) -> None:
     x = normal(subject, 3, 4)
-    subject.near(subject.compile(_program, fullgraph=True)(x), _program(x))
+    subject.matches(_program, x, fullgraph=True)
     _compiles(subject, 1, "of a program without a break")

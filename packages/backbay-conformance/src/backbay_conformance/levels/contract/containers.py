@@ -24,26 +24,20 @@ class _Output:
     label: str
 
 
-@theme.case()
-def container_comes_back_as_another(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Any:
-        return {
-            "b": [x + 1, (x * 2, None)],
-            "a": {"inner": x.sum(), 3: (x - 1,)},
-            "pair": _Pair(x.sin(), [x.cos()]),
-            "none": None,
-            "empty": [(), {}, []],
-        }
-
-    subject.agrees(program, normal(subject, 4))
+@theme.agrees(lambda s: normal(s, 4))
+def container_comes_back_as_another(x: torch.Tensor) -> Any:
+    return {
+        "b": [x + 1, (x * 2, None)],
+        "a": {"inner": x.sum(), 3: (x - 1,)},
+        "pair": _Pair(x.sin(), [x.cos()]),
+        "none": None,
+        "empty": [(), {}, []],
+    }
 
 
-@theme.case()
-def dataclass_comes_back_as_another_object(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Any:
-        return _Output(logits=x * 2, extra=None, label="cat"), [_Output(x + 1, x.sum(), "dog")]
-
-    subject.agrees(program, normal(subject, 4))
+@theme.agrees(lambda s: normal(s, 4))
+def dataclass_comes_back_as_another_object(x: torch.Tensor) -> Any:
+    return _Output(logits=x * 2, extra=None, label="cat"), [_Output(x + 1, x.sum(), "dog")]
 
 
 @theme.case()
@@ -61,12 +55,9 @@ def one_tensor_comes_back_as_a_tuple(subject: Subject) -> None:
         subject.agrees(program, normal(subject, 4))
 
 
-@theme.case()
-def plain_values_are_turned_into_tensors(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Any:
-        return x + 1, 3, 2.5, "text", True, None, x.dtype, x.shape, x.dim(), x.device, 1j
-
-    subject.agrees(program, normal(subject, 4, 3))
+@theme.agrees(lambda s: normal(s, 4, 3))
+def plain_values_are_turned_into_tensors(x: torch.Tensor) -> Any:
+    return x + 1, 3, 2.5, "text", True, None, x.dtype, x.shape, x.dim(), x.device, 1j
 
 
 @theme.case()
@@ -123,20 +114,14 @@ def symbolic_sizes_are_returned_as_symbols(subject: Subject) -> None:
             assert all(type(size) is int for size in (*got[1:3], *got[3]))
 
 
-@theme.case()
-def many_inputs(subject: Subject) -> None:
-    def program(*inputs: torch.Tensor) -> torch.Tensor:
-        return torch.stack([x * i for i, x in enumerate(inputs)]).sum(0) - inputs[37]
-
-    subject.agrees(program, *(normal(subject, 3) for _ in range(64)))
+@theme.agrees(lambda s: (*(normal(s, 3) for _ in range(64)),))
+def many_inputs(*inputs: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x * i for i, x in enumerate(inputs)]).sum(0) - inputs[37]
 
 
-@theme.case()
-def many_results(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> list[torch.Tensor]:
-        return [x * i + 1 for i in range(64)]
-
-    subject.agrees(program, normal(subject, 3))
+@theme.agrees(lambda s: normal(s, 3))
+def many_results(x: torch.Tensor) -> list[torch.Tensor]:
+    return [x * i + 1 for i in range(64)]
 
 
 @theme.case()
@@ -150,34 +135,25 @@ def program_without_inputs(subject: Subject) -> None:
     subject.agrees(program, calls=2)
 
 
-@theme.case()
-def result_that_depends_on_no_input(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.zeros(3, device=x.device), torch.full((2,), 7, device=x.device), x.new_ones(2)
-
-    subject.agrees(program, normal(subject, 4), calls=2)
+@theme.agrees(lambda s: normal(s, 4), calls=2)
+def result_that_depends_on_no_input(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.zeros(3, device=x.device), torch.full((2,), 7, device=x.device), x.new_ones(2)
 
 
-@theme.case()
-def unused_inputs_and_results(subject: Subject) -> None:
-    def program(
-        _x: torch.Tensor, unused: torch.Tensor, other: torch.Tensor, _none: None
-    ) -> torch.Tensor:
-        _dead = unused.exp() @ unused
-        return other * 2
-
-    subject.agrees(program, *(normal(subject, 4, 4) for _ in range(3)), None)
+@theme.agrees(lambda s: (*(normal(s, 4, 4) for _ in range(3)), None))
+def unused_inputs_and_results(
+    _x: torch.Tensor, unused: torch.Tensor, other: torch.Tensor, _none: None
+) -> torch.Tensor:
+    _dead = unused.exp() @ unused
+    return other * 2
 
 
-@theme.case()
-def large_graph(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        y = x
-        for i in range(100):
-            y = (y * 0.99 + x).sin() if i % 2 else y - i * 1e-3
-        return y
-
-    subject.agrees(program, normal(subject, 7, 9))
+@theme.agrees(lambda s: normal(s, 7, 9))
+def large_graph(x: torch.Tensor) -> torch.Tensor:
+    y = x
+    for i in range(100):
+        y = (y * 0.99 + x).sin() if i % 2 else y - i * 1e-3
+    return y
 
 
 @theme.case()

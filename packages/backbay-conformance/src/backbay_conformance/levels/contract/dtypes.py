@@ -12,28 +12,21 @@ Tensors = tuple[torch.Tensor, ...]
 _SMALL_FLOATS = ("bfloat16", "float16")
 
 
-@theme.case(needs={"float64"})
-def float64_is_computed_in_float32(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        return x.sin() * 3, x.exp().sum(-1), x @ x.t(), x.softmax(-1), x.var(0)
-
-    subject.agrees(program, normal(subject, 17, 9, dtype=torch.float64))
+@theme.agrees(lambda s: normal(s, 17, 9, dtype=torch.float64), needs={"float64"})
+def float64_is_computed_in_float32(x: torch.Tensor) -> Tensors:
+    return x.sin() * 3, x.exp().sum(-1), x @ x.t(), x.softmax(-1), x.var(0)
 
 
-@theme.case(needs={"float64"})
-def constant_of_a_float64_program_is_rounded(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        return x * 0.1, x + 1 / 3, torch.full_like(x, 1e-300), x * 1e-200, x.add(x, alpha=0.7)
-
-    subject.agrees(program, normal(subject, 19, dtype=torch.float64))
+@theme.agrees(lambda s: normal(s, 19, dtype=torch.float64), needs={"float64"})
+def constant_of_a_float64_program_is_rounded(x: torch.Tensor) -> Tensors:
+    return x * 0.1, x + 1 / 3, torch.full_like(x, 1e-300), x * 1e-200, x.add(x, alpha=0.7)
 
 
-@theme.case(needs={"int64"})
-def large_integers_go_through_floats(subject: Subject) -> None:
-    def program(n: torch.Tensor) -> Tensors:
-        return n + 1, n * 3, n - 1, n.sum(), n.max(), n // 3, n % 7, n == n + 1, n.clone()
-
-    subject.agrees(program, given(subject, [2**53 + 1, 2**60 + 3, -(2**53) - 1, 2**24 + 1, 5]))
+@theme.agrees(
+    lambda s: given(s, [2**53 + 1, 2**60 + 3, -(2**53) - 1, 2**24 + 1, 5]), needs={"int64"}
+)
+def large_integers_go_through_floats(n: torch.Tensor) -> Tensors:
+    return n + 1, n * 3, n - 1, n.sum(), n.max(), n // 3, n % 7, n == n + 1, n.clone()
 
 
 @theme.case(needs={"int8", "uint8", "int32", "int64"})
@@ -51,28 +44,26 @@ def integers_saturate(subject: Subject) -> None:
     )
 
 
-@theme.case(needs={"int8", "uint8", "int16", "int64"})
-def small_integers_do_not_wrap_inside(subject: Subject) -> None:
-    def program(u: torch.Tensor, s: torch.Tensor) -> Tensors:
-        # What comes after would see a number that does not fit.
-        widened = (u + u).to(torch.int16), (u * 3).long(), (s - 100).float(), (-s).long()
-        return (*widened, (u + u) // 2, (u - 201) > 100, (s * 2).abs() < 50, (u + u).sum())
+@theme.agrees(
+    lambda s: (
+        given(s, [0, 3, 100, 128, 200, 255], torch.uint8),
+        given(s, [127, -128, 100, -1, 64, 0], torch.int8),
+    ),
+    needs={"int8", "uint8", "int16", "int64"},
+)
+def small_integers_do_not_wrap_inside(u: torch.Tensor, s: torch.Tensor) -> Tensors:
+    # What comes after would see a number that does not fit.
+    widened = (u + u).to(torch.int16), (u * 3).long(), (s - 100).float(), (-s).long()
+    return (*widened, (u + u) // 2, (u - 201) > 100, (s * 2).abs() < 50, (u + u).sum())
 
-    subject.agrees(
-        program,
-        given(subject, [0, 3, 100, 128, 200, 255], torch.uint8),
-        given(subject, [127, -128, 100, -1, 64, 0], torch.int8),
-    )
 
-
-@theme.case(needs={"int64"})
-def integer_division_rounds_towards_zero(subject: Subject) -> None:
-    def program(a: torch.Tensor, b: torch.Tensor) -> Tensors:
-        down = (a // b, a % b, torch.div(a, b, rounding_mode="floor"), a // -3, a % -3)
-        return (*down, torch.div(a, b, rounding_mode="trunc"), torch.fmod(a, b))
-
-    a = given(subject, [7, -7, 7, -7, 6, -6, 0, 1])
-    subject.agrees(program, a, given(subject, [2, 2, -2, -2, 3, 3, -5, 4]))
+@theme.agrees(
+    lambda s: (given(s, [7, -7, 7, -7, 6, -6, 0, 1]), given(s, [2, 2, -2, -2, 3, 3, -5, 4])),
+    needs={"int64"},
+)
+def integer_division_rounds_towards_zero(a: torch.Tensor, b: torch.Tensor) -> Tensors:
+    down = (a // b, a % b, torch.div(a, b, rounding_mode="floor"), a // -3, a % -3)
+    return (*down, torch.div(a, b, rounding_mode="trunc"), torch.fmod(a, b))
 
 
 @theme.case()
@@ -85,30 +76,26 @@ def remainder_has_the_wrong_sign(subject: Subject) -> None:
     subject.agrees(program, a, given(subject, [2.0, 2.0, -2.0, -2.0, 1.5, 1.5, -0.5, 4.0]))
 
 
-@theme.case(needs={"int64"})
-def true_division_of_integers_floors(subject: Subject) -> None:
-    def program(a: torch.Tensor) -> Tensors:
-        return a / 2, a / a.abs().clamp(min=3), a.float().mean(), 1 / a
-
-    subject.agrees(program, given(subject, [7, -7, 3, 1, -2, 9]))
+@theme.agrees(lambda s: given(s, [7, -7, 3, 1, -2, 9]), needs={"int64"})
+def true_division_of_integers_floors(a: torch.Tensor) -> Tensors:
+    return a / 2, a / a.abs().clamp(min=3), a.float().mean(), 1 / a
 
 
-@theme.case(needs={"int32", "int64", "uint8", "bool"})
-def cast_to_integer_rounds(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        small = (x.abs().to(torch.uint8), x.to(torch.int8), x.bool())
-        return (x.int(), x.long(), *small, (x * 2).int())
+@theme.agrees(
+    lambda s: given(s, [0.9, -0.9, 1.5, -1.5, 2.5, 0.0, -0.0, 99.99, -99.99]),
+    needs={"int32", "int64", "uint8", "bool"},
+)
+def cast_to_integer_rounds(x: torch.Tensor) -> Tensors:
+    small = (x.abs().to(torch.uint8), x.to(torch.int8), x.bool())
+    return (x.int(), x.long(), *small, (x * 2).int())
 
-    subject.agrees(program, given(subject, [0.9, -0.9, 1.5, -1.5, 2.5, 0.0, -0.0, 99.99, -99.99]))
 
-
-@theme.case(needs={"int64", "bool"})
-def cast_from_integer_or_bool(subject: Subject) -> None:
-    def program(n: torch.Tensor, b: torch.Tensor) -> Tensors:
-        return n.float(), n.double(), n.bool(), n.to(torch.uint8), b.float(), b.long(), b + b
-
-    n = given(subject, [0, 1, -1, 2**24 + 1, 256, 257])
-    subject.agrees(program, n, given(subject, [True, False, True]))
+@theme.agrees(
+    lambda s: (given(s, [0, 1, -1, 2**24 + 1, 256, 257]), given(s, [True, False, True])),
+    needs={"int64", "bool"},
+)
+def cast_from_integer_or_bool(n: torch.Tensor, b: torch.Tensor) -> Tensors:
+    return n.float(), n.double(), n.bool(), n.to(torch.uint8), b.float(), b.long(), b + b
 
 
 @theme.parametrized(_SMALL_FLOATS)
@@ -133,46 +120,42 @@ def low_precision_is_coarser_than_its_dtype(subject: Subject, name: str) -> None
     subject.agrees(program, normal(subject, 33, 48, dtype=dtype), normal(subject, 48, 9).to(dtype))
 
 
-@theme.case(needs={"complex64"})
-def complex_numbers_are_conjugated(subject: Subject) -> None:
-    def program(z: torch.Tensor) -> Tensors:
-        return z * z, z.conj() * z, z.abs(), z.real, z.imag, z.exp(), torch.view_as_real(z * 1j)
-
-    subject.agrees(program, normal(subject, 5, 7, dtype=torch.complex64))
+@theme.agrees(lambda s: normal(s, 5, 7, dtype=torch.complex64), needs={"complex64"})
+def complex_numbers_are_conjugated(z: torch.Tensor) -> Tensors:
+    return z * z, z.conj() * z, z.abs(), z.real, z.imag, z.exp(), torch.view_as_real(z * 1j)
 
 
-@theme.case(needs={"float64", "int64", "int32", "bool"})
-def types_are_promoted_otherwise(subject: Subject) -> None:
-    def program(
-        f: torch.Tensor, d: torch.Tensor, n: torch.Tensor, i: torch.Tensor, b: torch.Tensor
-    ) -> Tensors:
-        floats = (f + d.sum(), f + d, n + 1.5, n * f, b * f, f.bfloat16() + f, f.bfloat16() * 2.5)
-        return (*floats, n + i, i + 1, b + b, b + 1, b & b, i + n.sum(), n / i, ~b, b ^ True)
-
-    subject.agrees(
-        program,
-        normal(subject, 4),
-        normal(subject, 4, dtype=torch.float64),
-        given(subject, [3, 5, 7, 9]),
-        given(subject, [1, 2, 3, 4], torch.int32),
-        given(subject, [True, False, True, True]),
-    )
-
-
-@theme.case(needs={"int64", "bool"})
-def bits_are_shifted_otherwise(subject: Subject) -> None:
-    def program(a: torch.Tensor, b: torch.Tensor) -> Tensors:
-        logic = (a & b, a | b, a ^ b, ~a, (a > 0) & (b > 2), torch.logical_xor(a, b))
-        return (*logic, a << 2, a >> 1, a << b)
-
-    subject.agrees(program, given(subject, [5, -5, 0, 1023, -1]), given(subject, [1, 2, 3, 4, 5]))
+@theme.agrees(
+    lambda s: (
+        normal(s, 4),
+        normal(s, 4, dtype=torch.float64),
+        given(s, [3, 5, 7, 9]),
+        given(s, [1, 2, 3, 4], torch.int32),
+        given(s, [True, False, True, True]),
+    ),
+    needs={"float64", "int64", "int32", "bool"},
+)
+def types_are_promoted_otherwise(
+    f: torch.Tensor, d: torch.Tensor, n: torch.Tensor, i: torch.Tensor, b: torch.Tensor
+) -> Tensors:
+    floats = (f + d.sum(), f + d, n + 1.5, n * f, b * f, f.bfloat16() + f, f.bfloat16() * 2.5)
+    return (*floats, n + i, i + 1, b + b, b + 1, b & b, i + n.sum(), n / i, ~b, b ^ True)
 
 
-@theme.case(needs={"int64", "int32", "uint8", "bool"})
-def integers_are_returned_as_another_dtype(subject: Subject) -> None:
-    def program(i: torch.Tensor, u: torch.Tensor, x: torch.Tensor) -> Tensors:
-        sums = (i.sum(), u.sum(), (x > 0).sum(), i.cumsum(0), i.prod())
-        return (*sums, x.argmax(), x.topk(2).indices, x > 0, i.max(), u.max(), i * 2, u + u)
+@theme.agrees(
+    lambda s: (given(s, [5, -5, 0, 1023, -1]), given(s, [1, 2, 3, 4, 5])), needs={"int64", "bool"}
+)
+def bits_are_shifted_otherwise(a: torch.Tensor, b: torch.Tensor) -> Tensors:
+    logic = (a & b, a | b, a ^ b, ~a, (a > 0) & (b > 2), torch.logical_xor(a, b))
+    return (*logic, a << 2, a >> 1, a << b)
 
-    u = numbered(subject, 6, dtype=torch.uint8)
-    subject.agrees(program, numbered(subject, 6, dtype=torch.int32), u, normal(subject, 6))
+
+@theme.agrees(
+    lambda s: (numbered(s, 6, dtype=torch.int32), numbered(s, 6, dtype=torch.uint8), normal(s, 6)),
+    needs={"int64", "int32", "uint8", "bool"},
+)
+def integers_are_returned_as_another_dtype(
+    i: torch.Tensor, u: torch.Tensor, x: torch.Tensor
+) -> Tensors:
+    sums = (i.sum(), u.sum(), (x > 0).sum(), i.cumsum(0), i.prod())
+    return (*sums, x.argmax(), x.topk(2).indices, x > 0, i.max(), u.max(), i * 2, u + u)

@@ -27,36 +27,27 @@ def gradient_is_lost(subject: Subject) -> None:
     subject.agrees(model, normal(subject, 11, 7), train=True, calls=2)
 
 
-@theme.case(needs=_NEEDS)
-def result_is_detached_or_the_reverse(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        with torch.no_grad():
-            hidden = x * 3
-        return x.sin(), x.detach() * 2, x > 0, x.argmax(), hidden, hidden + x, x.float().long()
-
-    subject.agrees(program, normal(subject, 3, 5), train=True)
+@theme.agrees(lambda s: normal(s, 3, 5), needs=_NEEDS, train=True)
+def result_is_detached_or_the_reverse(x: torch.Tensor) -> Tensors:
+    with torch.no_grad():
+        hidden = x * 3
+    return x.sin(), x.detach() * 2, x > 0, x.argmax(), hidden, hidden + x, x.float().long()
 
 
-@theme.case(needs=_NEEDS)
-def detached_copy_detaches_its_source(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        y = x.sin() * 2
-        stopped, part = y.detach(), y[1:].detach()
-        return y, (y - stopped).exp(), part * 2, y[0] * part[0]
-
-    subject.agrees(program, normal(subject, 3, 5, requires_grad=True), train=True, calls=2)
+@theme.agrees(lambda s: normal(s, 3, 5, requires_grad=True), needs=_NEEDS, train=True, calls=2)
+def detached_copy_detaches_its_source(x: torch.Tensor) -> Tensors:
+    y = x.sin() * 2
+    stopped, part = y.detach(), y[1:].detach()
+    return y, (y - stopped).exp(), part * 2, y[0] * part[0]
 
 
-@theme.case(needs=_NEEDS)
-def no_grad_inside_is_ignored(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        with torch.no_grad():
-            scale = x.norm()
-            with torch.enable_grad():
-                again = x * 2
-        return x / scale, again.exp(), x * x.detach()
-
-    subject.agrees(program, normal(subject, 3, 5), train=True)
+@theme.agrees(lambda s: normal(s, 3, 5), needs=_NEEDS, train=True)
+def no_grad_inside_is_ignored(x: torch.Tensor) -> Tensors:
+    with torch.no_grad():
+        scale = x.norm()
+        with torch.enable_grad():
+            again = x * 2
+    return x / scale, again.exp(), x * x.detach()
 
 
 @theme.case(needs=_NEEDS)
@@ -95,12 +86,9 @@ def need_for_a_gradient_is_that_of_the_first_call(subject: Subject) -> None:
             assert not call(leaf).requires_grad
 
 
-@theme.case(needs=_NEEDS)
-def unused_input_gets_a_gradient(subject: Subject) -> None:
-    def program(x: torch.Tensor, _y: torch.Tensor, z: torch.Tensor) -> Tensors:
-        return x * 2, z.detach().exp()
-
-    subject.agrees(program, *(normal(subject, 4) for _ in range(3)), train=True)
+@theme.agrees(lambda s: (*(normal(s, 4) for _ in range(3)),), needs=_NEEDS, train=True)
+def unused_input_gets_a_gradient(x: torch.Tensor, _y: torch.Tensor, z: torch.Tensor) -> Tensors:
+    return x * 2, z.detach().exp()
 
 
 @theme.case(needs=_NEEDS)
@@ -129,46 +117,34 @@ def loss_uses_one_of_several_results(subject: Subject) -> None:
         subject.near(got.grad, wanted.grad, what=f"gradient from result {chosen}")
 
 
-@theme.case(needs=_NEEDS)
-def gradient_where_the_function_has_a_corner(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        corners = (x.relu(), x.abs(), x.clamp(-1, 1), F.hardtanh(x), x.clamp_min(0), x.sign())
-        return (*corners, F.leaky_relu(x, 0.1), F.elu(x), x.round(), F.softplus(x), x.maximum(-x))
-
-    subject.agrees(program, given(subject, [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 30.0]), train=True)
+@theme.agrees(lambda s: given(s, [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 30.0]), needs=_NEEDS, train=True)
+def gradient_where_the_function_has_a_corner(x: torch.Tensor) -> Tensors:
+    corners = (x.relu(), x.abs(), x.clamp(-1, 1), F.hardtanh(x), x.clamp_min(0), x.sign())
+    return (*corners, F.leaky_relu(x, 0.1), F.elu(x), x.round(), F.softplus(x), x.maximum(-x))
 
 
-@theme.case(needs=_NEEDS)
-def gradient_among_equals_is_shared_otherwise(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        return (
-            x.amax(1),
-            x.max(1).values,
-            x.max(),
-            x.median(1).values,
-            x.sort(dim=1, stable=True)[0],
-        )
-
-    subject.agrees(program, given(subject, [[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), train=True)
+@theme.agrees(lambda s: given(s, [[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), needs=_NEEDS, train=True)
+def gradient_among_equals_is_shared_otherwise(x: torch.Tensor) -> Tensors:
+    return (
+        x.amax(1),
+        x.max(1).values,
+        x.max(),
+        x.median(1).values,
+        x.sort(dim=1, stable=True)[0],
+    )
 
 
-@theme.case(needs=_NEEDS)
-def gradient_of_a_branch_not_taken_is_nan(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        # Both as eager: the first is the well-known NaN, the second the well-known way round it.
-        safe = torch.where(x > 0, x, 1.0)
-        return torch.where(x > 0, x.sqrt(), 0.0), torch.where(x > 0, safe.log(), 0.0), x.sqrt()
-
-    subject.agrees(program, given(subject, [4.0, 0.0, -1.0, 0.25]), train=True)
+@theme.agrees(lambda s: given(s, [4.0, 0.0, -1.0, 0.25]), needs=_NEEDS, train=True)
+def gradient_of_a_branch_not_taken_is_nan(x: torch.Tensor) -> Tensors:
+    # Both as eager: the first is the well-known NaN, the second the well-known way round it.
+    safe = torch.where(x > 0, x, 1.0)
+    return torch.where(x > 0, x.sqrt(), 0.0), torch.where(x > 0, safe.log(), 0.0), x.sqrt()
 
 
-@theme.case(needs=_NEEDS)
-def repeated_indices_are_counted_once(subject: Subject) -> None:
-    def program(w: torch.Tensor, i: torch.Tensor) -> Tensors:
-        picked = (w[i], w.index_select(0, i), w.gather(0, i.unsqueeze(1).expand(6, 3)))
-        return (F.embedding(i, w, padding_idx=2), *picked, w.expand(2, 7, 3), w.repeat(2, 1))
-
-    subject.agrees(program, normal(subject, 7, 3), given(subject, [0, 2, 2, 5, 5, 5]), train=True)
+@theme.agrees(lambda s: (normal(s, 7, 3), given(s, [0, 2, 2, 5, 5, 5])), needs=_NEEDS, train=True)
+def repeated_indices_are_counted_once(w: torch.Tensor, i: torch.Tensor) -> Tensors:
+    picked = (w[i], w.index_select(0, i), w.gather(0, i.unsqueeze(1).expand(6, 3)))
+    return (F.embedding(i, w, padding_idx=2), *picked, w.expand(2, 7, 3), w.repeat(2, 1))
 
 
 @theme.case(needs=_NEEDS)
@@ -212,12 +188,11 @@ def gradient_is_computed_in_another_precision(subject: Subject, name: str) -> No
     subject.agrees(program, x, w, train=True)
 
 
-@theme.case(needs=_NEEDS | {"complex64"})
-def gradient_of_a_complex_input_is_conjugated(subject: Subject) -> None:
-    def program(z: torch.Tensor) -> Tensors:
-        return z * z, z.abs(), (z * z.conj()).real
-
-    subject.agrees(program, normal(subject, 5, dtype=torch.complex64), train=True)
+@theme.agrees(
+    lambda s: normal(s, 5, dtype=torch.complex64), needs=_NEEDS | {"complex64"}, train=True
+)
+def gradient_of_a_complex_input_is_conjugated(z: torch.Tensor) -> Tensors:
+    return z * z, z.abs(), (z * z.conj()).real
 
 
 @theme.case(needs=_NEEDS | {"float64"})
@@ -340,9 +315,6 @@ def gradient_through_an_input_that_is_changed(subject: Subject) -> None:
     subject.near(gradient(subject.compile(program)), gradient(program), what="gradient")
 
 
-@theme.case(needs=_NEEDS)
-def gradient_through_a_view_of_an_input(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        return x.view(-1), x.t()[1:], x * 2, x[0]
-
-    subject.agrees(program, normal(subject, 3, 4), train=True)
+@theme.agrees(lambda s: normal(s, 3, 4), needs=_NEEDS, train=True)
+def gradient_through_a_view_of_an_input(x: torch.Tensor) -> Tensors:
+    return x.view(-1), x.t()[1:], x * 2, x[0]

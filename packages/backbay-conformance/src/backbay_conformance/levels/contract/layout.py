@@ -16,53 +16,42 @@ def _sums(x: torch.Tensor) -> Tensors:
     return x * 2 + 1, x.sum(-1), x.sum(0), x.exp().amax()
 
 
-@theme.case()
-def zero_dimensions_become_one(subject: Subject) -> None:
-    def program(x: torch.Tensor, v: torch.Tensor) -> Tensors:
-        return x + 1, v.sum(), v.dot(v), v[2], x * v, v.max(), x.reshape(1), v.mean().exp()
-
-    subject.agrees(program, normal(subject, 1)[0], normal(subject, 5))
+@theme.agrees(lambda s: (normal(s, 1)[0], normal(s, 5)))
+def zero_dimensions_become_one(x: torch.Tensor, v: torch.Tensor) -> Tensors:
+    return x + 1, v.sum(), v.dot(v), v[2], x * v, v.max(), x.reshape(1), v.mean().exp()
 
 
-@theme.case()
-def empty_tensors_are_refused(subject: Subject) -> None:
-    def program(rows: torch.Tensor, columns: torch.Tensor, w: torch.Tensor) -> Tensors:
-        products = (rows @ w.t(), columns @ columns.t(), columns.t() @ w)
-        return (rows.relu(), columns + 1, torch.cat([rows, w]), rows.view(-1), *products)
-
-    subject.agrees(program, normal(subject, 0, 4), normal(subject, 3, 0), normal(subject, 3, 4))
-
-
-@theme.case()
-def dimensions_of_size_one_are_squeezed(subject: Subject) -> None:
-    def program(x: torch.Tensor, y: torch.Tensor) -> Tensors:
-        return x + y, x.squeeze(), x.transpose(0, 2) * 2, x.sum(1), y.unsqueeze(0) - x, x @ y.mT
-
-    subject.agrees(program, normal(subject, 1, 5, 1), normal(subject, 1, 1, 1))
+@theme.agrees(lambda s: (normal(s, 0, 4), normal(s, 3, 0), normal(s, 3, 4)))
+def empty_tensors_are_refused(
+    rows: torch.Tensor, columns: torch.Tensor, w: torch.Tensor
+) -> Tensors:
+    products = (rows @ w.t(), columns @ columns.t(), columns.t() @ w)
+    return (rows.relu(), columns + 1, torch.cat([rows, w]), rows.view(-1), *products)
 
 
-@theme.case()
-def broadcasting_runs_along_another_dimension(subject: Subject) -> None:
-    def program(x: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> Tensors:
-        return (
-            x + row,
-            x * column,
-            row - column,
-            x.expand(2, 5, 5) + row,
-            torch.where(x > 0, row, x),
-        )
-
-    # Square: the wrong dimension has the right size.
-    subject.agrees(program, normal(subject, 5, 5), normal(subject, 5), normal(subject, 5, 1))
+@theme.agrees(lambda s: (normal(s, 1, 5, 1), normal(s, 1, 1, 1)))
+def dimensions_of_size_one_are_squeezed(x: torch.Tensor, y: torch.Tensor) -> Tensors:
+    return x + y, x.squeeze(), x.transpose(0, 2) * 2, x.sum(1), y.unsqueeze(0) - x, x @ y.mT
 
 
-@theme.case()
-def many_dimensions(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        turned = x.permute(6, 2, 4, 0, 1, 5, 3)
-        return turned + 1, turned.sum((1, 4)), x.flatten(2, 5) * 2, x.movedim(0, -1).contiguous()
+# Square: the wrong dimension has the right size.
+@theme.agrees(lambda s: (normal(s, 5, 5), normal(s, 5), normal(s, 5, 1)))
+def broadcasting_runs_along_another_dimension(
+    x: torch.Tensor, row: torch.Tensor, column: torch.Tensor
+) -> Tensors:
+    return (
+        x + row,
+        x * column,
+        row - column,
+        x.expand(2, 5, 5) + row,
+        torch.where(x > 0, row, x),
+    )
 
-    subject.agrees(program, normal(subject, 2, 3, 2, 2, 3, 2, 2))
+
+@theme.agrees(lambda s: normal(s, 2, 3, 2, 2, 3, 2, 2))
+def many_dimensions(x: torch.Tensor) -> Tensors:
+    turned = x.permute(6, 2, 4, 0, 1, 5, 3)
+    return turned + 1, turned.sum((1, 4)), x.flatten(2, 5) * 2, x.movedim(0, -1).contiguous()
 
 
 @theme.case()
@@ -101,41 +90,28 @@ def index_counts_in_the_order_of_memory(subject: Subject) -> None:
         subject.agrees(program, laid_out)
 
 
-@theme.case()
-def search_begins_at_the_start_of_memory(subject: Subject) -> None:
-    def program(s: torch.Tensor, x: torch.Tensor) -> Tensors:
-        parts = s[2:], s[::2], s[1:-1]
-        found = (torch.searchsorted(part, x) for part in parts)
-        return (*found, torch.bucketize(x, s[3:]), s[2:].index_select(0, x.long() % 3))
-
-    subject.agrees(program, numbered(subject, 9), given(subject, [0.0, 7.5, 3.0, 2.5, 11.0]))
+@theme.agrees(lambda s: (numbered(s, 9), given(s, [0.0, 7.5, 3.0, 2.5, 11.0])))
+def search_begins_at_the_start_of_memory(s: torch.Tensor, x: torch.Tensor) -> Tensors:
+    parts = s[2:], s[::2], s[1:-1]
+    found = (torch.searchsorted(part, x) for part in parts)
+    return (*found, torch.bucketize(x, s[3:]), s[2:].index_select(0, x.long() % 3))
 
 
-@theme.case()
-def strides_inside_the_graph_are_lost(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        windows = x.flatten().as_strided((4, 3), (2, 1), 3)
-        return x.t() + x, windows * 2, x.flip(0) - x, x[:, ::2].t().reshape(-1), x.T.ravel() + 1
-
-    subject.agrees(program, numbered(subject, 6, 6))
+@theme.agrees(lambda s: numbered(s, 6, 6))
+def strides_inside_the_graph_are_lost(x: torch.Tensor) -> Tensors:
+    windows = x.flatten().as_strided((4, 3), (2, 1), 3)
+    return x.t() + x, windows * 2, x.flip(0) - x, x[:, ::2].t().reshape(-1), x.T.ravel() + 1
 
 
-@theme.case()
-def result_is_laid_out_otherwise(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        y = x.permute(2, 0, 1)
-        return y + 1, y.contiguous() * 2, y.transpose(0, 1).exp(), torch.empty_like(y).fill_(3.0)
-
-    subject.agrees(program, normal(subject, 3, 4, 5))
+@theme.agrees(lambda s: normal(s, 3, 4, 5))
+def result_is_laid_out_otherwise(x: torch.Tensor) -> Tensors:
+    y = x.permute(2, 0, 1)
+    return y + 1, y.contiguous() * 2, y.transpose(0, 1).exp(), torch.empty_like(y).fill_(3.0)
 
 
-@theme.case()
-def channels_last_is_lost(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        return x * 2, x.relu() + 1, x.contiguous(), x.mean((2, 3)), F.max_pool2d(x, 2)
-
-    x = normal(subject, 2, 3, 6, 4).to(memory_format=torch.channels_last)
-    subject.agrees(program, x)
+@theme.agrees(lambda s: normal(s, 2, 3, 6, 4).to(memory_format=torch.channels_last))
+def channels_last_is_lost(x: torch.Tensor) -> Tensors:
+    return x * 2, x.relu() + 1, x.contiguous(), x.mean((2, 3)), F.max_pool2d(x, 2)
 
 
 @theme.case(needs={"training"})
@@ -150,21 +126,16 @@ def channels_last_convolution_is_scrambled(subject: Subject) -> None:
     subject.agrees(model, x, train=True)
 
 
-@theme.case()
-def channels_last_is_asked_for_and_not_given(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        last = x.to(memory_format=torch.channels_last)
-        return last, (last + 1).contiguous(memory_format=torch.channels_last)
-
-    subject.agrees(program, normal(subject, 2, 3, 5, 4))
+@theme.agrees(lambda s: normal(s, 2, 3, 5, 4))
+def channels_last_is_asked_for_and_not_given(x: torch.Tensor) -> Tensors:
+    last = x.to(memory_format=torch.channels_last)
+    return last, (last + 1).contiguous(memory_format=torch.channels_last)
 
 
 @theme.case()
 def layout_of_the_first_call_is_kept(subject: Subject) -> None:
-    call = subject.compile(_sums)
-    first = normal(subject, 6, 6)
-    for x in (first, first.t(), first.flip(0).t(), numbered(subject, 6, 12)[:, ::2], first):
-        subject.near(call(x), _sums(x))
+    x, wide = normal(subject, 6, 6), numbered(subject, 6, 12)
+    subject.matches(_sums, x, x.t(), x.flip(0).t(), wide[:, ::2], x)
 
 
 @theme.case()
@@ -176,12 +147,9 @@ def offset_of_the_first_call_is_kept(subject: Subject) -> None:
         subject.near(call(x), _sums(x))
 
 
-@theme.case(needs={"training"})
-def gradient_of_a_strided_input(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        return x.t() * 2, x[1:, ::2].exp(), x.expand(3, *x.shape).sin()
-
-    subject.agrees(program, normal(subject, 6, 5).t(), train=True)
+@theme.agrees(lambda s: normal(s, 6, 5).t(), needs={"training"}, train=True)
+def gradient_of_a_strided_input(x: torch.Tensor) -> Tensors:
+    return x.t() * 2, x[1:, ::2].exp(), x.expand(3, *x.shape).sin()
 
 
 @theme.case(needs={"training"})

@@ -15,79 +15,61 @@ Tensors = tuple[torch.Tensor, ...]
 _NEEDS = {"mutation"}
 
 
-@theme.case(needs=_NEEDS)
-def change_of_an_input_is_dropped(subject: Subject) -> None:
-    def program(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-        x.add_(1)
-        n.mul_(2)
-        return x.sum() + n[0]
-
-    subject.agrees(program, normal(subject, 3, 5), given(subject, [3, 4]), calls=2)
+@theme.agrees(lambda s: (normal(s, 3, 5), given(s, [3, 4])), needs=_NEEDS, calls=2)
+def change_of_an_input_is_dropped(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    n.mul_(2)
+    return x.sum() + n[0]
 
 
-@theme.case(needs=_NEEDS)
-def change_of_a_view_of_an_input_is_dropped(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        x[1:, 2].mul_(2)
-        x.t()[0].add_(10)
-        x.view(-1)[::7].zero_()
-        x.detach()[3].neg_()
-        return x * 2
-
-    subject.agrees(program, numbered(subject, 4, 5))
+@theme.agrees(lambda s: numbered(s, 4, 5), needs=_NEEDS)
+def change_of_a_view_of_an_input_is_dropped(x: torch.Tensor) -> torch.Tensor:
+    x[1:, 2].mul_(2)
+    x.t()[0].add_(10)
+    x.view(-1)[::7].zero_()
+    x.detach()[3].neg_()
+    return x * 2
 
 
-@theme.case()
-def input_is_changed_that_eager_leaves(subject: Subject) -> None:
-    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        z = x.clone()
-        z.add_(y)
-        z[0].mul_(2)
-        return z.relu_().sub_(1)
-
-    subject.agrees(program, normal(subject, 3, 5), normal(subject, 5), calls=2)
+@theme.agrees(lambda s: (normal(s, 3, 5), normal(s, 5)), calls=2)
+def input_is_changed_that_eager_leaves(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = x.clone()
+    z.add_(y)
+    z[0].mul_(2)
+    return z.relu_().sub_(1)
 
 
-@theme.case()
-def change_of_a_view_inside_does_not_reach_its_base(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        y = x * 2
-        row, column = y[1], y.t()[2]
-        row.zero_()
-        before = column.sum()
-        column.add_(5)
-        return y, row, before, y.diagonal().fill_(9.0).sum()
-
-    subject.agrees(program, numbered(subject, 4, 4))
+@theme.agrees(lambda s: numbered(s, 4, 4))
+def change_of_a_view_inside_does_not_reach_its_base(x: torch.Tensor) -> Tensors:
+    y = x * 2
+    row, column = y[1], y.t()[2]
+    row.zero_()
+    before = column.sum()
+    column.add_(5)
+    return y, row, before, y.diagonal().fill_(9.0).sum()
 
 
-@theme.case()
-def part_that_was_written_is_read_as_it_was(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        y = torch.zeros_like(x)
-        for number in range(2):
-            y[0] += x[0]
-            y[:, 1] *= 3 + number
-            y[1:3, 1:] -= x[:2, 1:]
-            y[:, 1] += y[3, 0].clone()
-        return y, y[1:3, 1:] * 2
-
-    subject.agrees(program, numbered(subject, 4, 3))
+@theme.agrees(lambda s: numbered(s, 4, 3))
+def part_that_was_written_is_read_as_it_was(x: torch.Tensor) -> Tensors:
+    y = torch.zeros_like(x)
+    for number in range(2):
+        y[0] += x[0]
+        y[:, 1] *= 3 + number
+        y[1:3, 1:] -= x[:2, 1:]
+        y[:, 1] += y[3, 0].clone()
+    return y, y[1:3, 1:] * 2
 
 
-@theme.case(needs=_NEEDS)
-def reads_and_writes_change_places(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        first = x.sum(0)
-        view = x[0]
-        x.mul_(2)
-        second = x.sum(0) + view
-        x[1] = first
-        third = x.clone()
-        x.sub_(second)
-        return first, second, third, x.sum()
-
-    subject.agrees(program, numbered(subject, 3, 4))
+@theme.agrees(lambda s: numbered(s, 3, 4), needs=_NEEDS)
+def reads_and_writes_change_places(x: torch.Tensor) -> Tensors:
+    first = x.sum(0)
+    view = x[0]
+    x.mul_(2)
+    second = x.sum(0) + view
+    x[1] = first
+    third = x.clone()
+    x.sub_(second)
+    return first, second, third, x.sum()
 
 
 @theme.case(needs=_NEEDS)
@@ -107,17 +89,20 @@ def input_that_is_changed_and_returned_is_a_copy(subject: Subject) -> None:
 _WRITERS = ("copy_", "index_put_", "scatter_", "masked_fill_", "setitem", "index_add_", "out", "[]")
 
 
-@theme.case(needs=_NEEDS)
-def operator_that_writes_does_not(subject: Subject) -> None:
-    def program(
-        written: dict[str, torch.Tensor], i: torch.Tensor, v: torch.Tensor
-    ) -> list[torch.Tensor]:
-        for name, x in written.items():
-            _write(name, x, i, v)
-        return [x.sum(0) for x in written.values()]
-
-    written = {name: numbered(subject, 5, 4) for name in _WRITERS}
-    subject.agrees(program, written, given(subject, [4, 0, 2]), normal(subject, 3, 4))
+@theme.agrees(
+    lambda s: (
+        {name: numbered(s, 5, 4) for name in _WRITERS},
+        given(s, [4, 0, 2]),
+        normal(s, 3, 4),
+    ),
+    needs=_NEEDS,
+)
+def operator_that_writes_does_not(
+    written: dict[str, torch.Tensor], i: torch.Tensor, v: torch.Tensor
+) -> list[torch.Tensor]:
+    for name, x in written.items():
+        _write(name, x, i, v)
+    return [x.sum(0) for x in written.values()]
 
 
 def _write(name: str, x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> None:
@@ -140,14 +125,11 @@ def _write(name: str, x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> None
         x[x < 3] = 0.5
 
 
-@theme.case(needs=_NEEDS)
-def change_of_a_strided_input_is_dropped(subject: Subject) -> None:
-    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x.add_(1)
-        y.mul_(x[0, 0])
-        return x + 1
-
-    subject.agrees(program, numbered(subject, 5, 4).t(), numbered(subject, 4, 10)[1:, ::3])
+@theme.agrees(lambda s: (numbered(s, 5, 4).t(), numbered(s, 4, 10)[1:, ::3]), needs=_NEEDS)
+def change_of_a_strided_input_is_dropped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    y.mul_(x[0, 0])
+    return x + 1
 
 
 @theme.case(needs=_NEEDS)
@@ -198,14 +180,11 @@ def change_in_the_second_call_is_dropped(subject: Subject) -> None:
         subject.near(x, wanted, what="input after the call")
 
 
-@theme.case(needs=_NEEDS)
-def list_of_inputs_is_not_changed(subject: Subject) -> None:
-    def program(tensors: list[torch.Tensor]) -> torch.Tensor:
-        torch._foreach_mul_(tensors, 2.0)
-        tensors[1].zero_()
-        return tensors[0] + 1
-
-    subject.agrees(program, [normal(subject, 3), normal(subject, 4), normal(subject, 5)])
+@theme.agrees(lambda s: [normal(s, 3), normal(s, 4), normal(s, 5)], needs=_NEEDS)
+def list_of_inputs_is_not_changed(tensors: list[torch.Tensor]) -> torch.Tensor:
+    torch._foreach_mul_(tensors, 2.0)
+    tensors[1].zero_()
+    return tensors[0] + 1
 
 
 @theme.case(needs=_NEEDS)

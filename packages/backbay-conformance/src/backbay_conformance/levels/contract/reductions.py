@@ -6,7 +6,6 @@ import torch
 
 from backbay_conformance.case import Collection
 from backbay_conformance.levels.making import given, normal
-from backbay_conformance.subject import Subject
 
 theme = Collection("contract", "reductions")
 
@@ -14,90 +13,68 @@ NAN = math.nan
 Tensors = tuple[torch.Tensor, ...]
 
 
-@theme.case()
-def largest_forgets_nan(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        most = (x.amax(1), x.amin(0), x.max(), x.max(1).values, x.aminmax(dim=1).max)
-        return (*most, x.argmax(1), x.argmin(1), x.cummax(1).values, x.sum(1), x.any(1))
-
-    rows = [[1.0, NAN, 3.0, 2.0], [NAN, 0.0, -1.0, 5.0], [0.0, 0.0, -2.0, -3.0]]
-    subject.agrees(program, given(subject, rows))
+@theme.agrees(
+    lambda s: given(s, [[1.0, NAN, 3.0, 2.0], [NAN, 0.0, -1.0, 5.0], [0.0, 0.0, -2.0, -3.0]])
+)
+def largest_forgets_nan(x: torch.Tensor) -> Tensors:
+    most = (x.amax(1), x.amin(0), x.max(), x.max(1).values, x.aminmax(dim=1).max)
+    return (*most, x.argmax(1), x.argmin(1), x.cummax(1).values, x.sum(1), x.any(1))
 
 
-@theme.case()
-def nan_is_not_left_out(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        return x.nansum(1), x.nanmean(0), x.nan_to_num(7.0), x.nansum()
-
-    subject.agrees(program, given(subject, [[1.0, NAN, 3.0], [NAN, NAN, -1.0], [0.5, 2.0, NAN]]))
+@theme.agrees(lambda s: given(s, [[1.0, NAN, 3.0], [NAN, NAN, -1.0], [0.5, 2.0, NAN]]))
+def nan_is_not_left_out(x: torch.Tensor) -> Tensors:
+    return x.nansum(1), x.nanmean(0), x.nan_to_num(7.0), x.nansum()
 
 
-@theme.case(needs={"int64"})
-def equals_give_another_index(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        ordered = (x.sort(dim=1, stable=True).indices, x.argsort(dim=0, stable=True))
-        return (x.argmax(1), x.argmin(0), x.max(1).indices, x.min(0).indices, *ordered)
-
-    subject.agrees(program, given(subject, [[3, 1, 3, 1], [2, 2, 2, 2], [0, 5, 0, 5]]).float())
-
-
-@theme.case()
-def reduction_of_nothing(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        sums = (x.sum(1), x.mean(1), x.prod(1), x.sum(), x.logsumexp(1))
-        return (*sums, x.all(1), x.any(1), x.sum(0), x.cumsum(1))
-
-    subject.agrees(program, normal(subject, 5, 0))
+@theme.agrees(
+    lambda s: given(s, [[3, 1, 3, 1], [2, 2, 2, 2], [0, 5, 0, 5]]).float(), needs={"int64"}
+)
+def equals_give_another_index(x: torch.Tensor) -> Tensors:
+    ordered = (x.sort(dim=1, stable=True).indices, x.argsort(dim=0, stable=True))
+    return (x.argmax(1), x.argmin(0), x.max(1).indices, x.min(0).indices, *ordered)
 
 
-@theme.case()
-def one_element_has_no_variance(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        return x.var(1), x.std(1), x.var(1, correction=0), x.var(0), x.std(), x.mean(1)
-
-    subject.agrees(program, normal(subject, 7, 1))
+@theme.agrees(lambda s: normal(s, 5, 0))
+def reduction_of_nothing(x: torch.Tensor) -> Tensors:
+    sums = (x.sum(1), x.mean(1), x.prod(1), x.sum(), x.logsumexp(1))
+    return (*sums, x.all(1), x.any(1), x.sum(0), x.cumsum(1))
 
 
-@theme.case()
-def dimensions_are_kept_or_dropped_otherwise(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        sums = (x.sum((0, 2)), x.sum(-1, keepdim=True), x.mean((-3, -1), keepdim=True))
-        return (*sums, x.amax((1, 2)), x.var((0, 1), correction=0), x.norm(dim=1), x.sum(()))
-
-    subject.agrees(program, normal(subject, 3, 5, 7))
+@theme.agrees(lambda s: normal(s, 7, 1))
+def one_element_has_no_variance(x: torch.Tensor) -> Tensors:
+    return x.var(1), x.std(1), x.var(1, correction=0), x.var(0), x.std(), x.mean(1)
 
 
-@theme.case()
-def long_sum_loses_digits(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        return x.sum(), x.mean(), x.cumsum(0), (x * x).sum().sqrt(), x.var()
-
-    subject.agrees(program, torch.rand(70001, device=subject.device) + 1)
+@theme.agrees(lambda s: normal(s, 3, 5, 7))
+def dimensions_are_kept_or_dropped_otherwise(x: torch.Tensor) -> Tensors:
+    sums = (x.sum((0, 2)), x.sum(-1, keepdim=True), x.mean((-3, -1), keepdim=True))
+    return (*sums, x.amax((1, 2)), x.var((0, 1), correction=0), x.norm(dim=1), x.sum(()))
 
 
-@theme.case(needs={"int64", "bool"})
-def truth_of_a_row(subject: Subject) -> None:
-    def program(x: torch.Tensor, b: torch.Tensor) -> Tensors:
-        counts = (b.sum(1), torch.count_nonzero(b, 0), b.cumsum(1))
-        return (b.all(1), b.any(0), x.any(), x.all(1), b.all(), *counts)
-
-    b = given(subject, [[True, False, True], [True, True, True], [False, False, False]])
-    subject.agrees(program, given(subject, [[0.0, NAN, -0.0], [1.0, 2.0, 3.0], [0.0] * 3]), b)
+@theme.agrees(lambda s: torch.rand(70001, device=s.device) + 1)
+def long_sum_loses_digits(x: torch.Tensor) -> Tensors:
+    return x.sum(), x.mean(), x.cumsum(0), (x * x).sum().sqrt(), x.var()
 
 
-@theme.case()
-def running_results_start_again(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        return x.cumsum(1), x.cumsum(0), x.cumprod(1), x.cummax(1).values, x.logcumsumexp(0)
+@theme.agrees(
+    lambda s: (
+        given(s, [[0.0, NAN, -0.0], [1.0, 2.0, 3.0], [0.0] * 3]),
+        given(s, [[True, False, True], [True, True, True], [False, False, False]]),
+    ),
+    needs={"int64", "bool"},
+)
+def truth_of_a_row(x: torch.Tensor, b: torch.Tensor) -> Tensors:
+    counts = (b.sum(1), torch.count_nonzero(b, 0), b.cumsum(1))
+    return (b.all(1), b.any(0), x.any(), x.all(1), b.all(), *counts)
 
-    subject.agrees(program, normal(subject, 9, 67))
+
+@theme.agrees(lambda s: normal(s, 9, 67))
+def running_results_start_again(x: torch.Tensor) -> Tensors:
+    return x.cumsum(1), x.cumsum(0), x.cumprod(1), x.cummax(1).values, x.logcumsumexp(0)
 
 
-@theme.case()
-def chosen_elements_are_not_the_largest(subject: Subject) -> None:
-    def program(x: torch.Tensor) -> Tensors:
-        top = x.topk(4, 1)
-        return top.values, top.indices, x.sort(1, descending=True).values, x.median(1).values
-
-    # All different, so that no tie is broken.
-    subject.agrees(program, torch.randperm(9 * 33, device=subject.device).reshape(9, 33).float())
+# All different, so that no tie is broken.
+@theme.agrees(lambda s: torch.randperm(9 * 33, device=s.device).reshape(9, 33).float())
+def chosen_elements_are_not_the_largest(x: torch.Tensor) -> Tensors:
+    top = x.topk(4, 1)
+    return top.values, top.indices, x.sort(1, descending=True).values, x.median(1).values

@@ -21,12 +21,6 @@ def _program(x: torch.Tensor) -> torch.Tensor:
     return (x.exp() + 1).log().sum(-1)
 
 
-def _rng(device: torch.device) -> list[int]:
-    if device.type == "cuda":
-        return torch.cuda.get_rng_state(device).tolist()
-    return torch.get_rng_state().tolist()
-
-
 STATES: dict[str, Callable[[torch.device], Any]] = {
     "grad_mode": lambda _: (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
     "default_dtype": lambda _: torch.get_default_dtype(),
@@ -48,7 +42,9 @@ STATES: dict[str, Callable[[torch.device], Any]] = {
         torch.get_autocast_dtype(device.type),
         torch.is_autocast_cache_enabled(),
     ),
-    "random_state": _rng,
+    "random_state": lambda device: (
+        torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    ).tolist(),
     "random_state_of_python": lambda _: random.getstate(),
     "anomaly_detection": lambda _: torch.is_anomaly_enabled(),
     "subnormal_numbers": lambda _: float(torch.tensor([1e-40]) * 0.5),

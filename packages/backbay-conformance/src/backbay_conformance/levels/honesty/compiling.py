@@ -65,7 +65,7 @@ def time_of_compiling_is_not_told(subject: Subject) -> None:
 
     utils.compilation_time_metrics.clear()
     x = normal(subject, 3, 4)
-    subject.near(subject.compile(_chain)(x), _chain(x))
+    subject.matches(_chain, x)
     spent = [
         sum(v)
         for k, v in utils.compilation_time_metrics.items()
@@ -104,7 +104,7 @@ def second_process_finds_nothing_in_the_cache(subject: Subject) -> None:
     if subject.spec is None or subject.spec.origin.kind == "process":
         raise NotRunnable("a fresh process does not have the backend by its name")
     x = torch.ones(5, 3, device=subject.device)
-    subject.near(subject.compile(program)(x), program(x))
+    subject.matches(program, x)
     try:
         hits = asked("caches", subject.name, subject.device.type)["hits"]
     except NoReply as error:

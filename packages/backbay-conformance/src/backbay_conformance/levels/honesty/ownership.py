@@ -228,7 +228,7 @@ def another_compiler_does_the_work(subject: Subject) -> None:
 
     before = counters["inductor"].total()
     x = normal(subject, 16, 33)
-    subject.near(subject.compile(_chain)(x), _chain(x))
+    subject.matches(_chain, x)
     if counters["inductor"].total() == before or "inductor" in declared(subject):
         return
     raise Failed("vacuous", "inductor compiled the graph, and nothing declares that it does")

@@ -31,10 +31,7 @@ def training_is_declared_and_fails(subject: Subject) -> None:
 @theme.case(needs={"dynamic_shapes"})
 def dynamic_shapes_are_declared_and_fail(subject: Subject) -> None:
     _must_declare(subject, "dynamic_shapes")
-    call = subject.compile(_program, dynamic=True)
-    for size in (3, 5, 8):
-        x = normal(subject, size, 4)
-        subject.near(call(x), _program(x))
+    subject.matches(_program, *(normal(subject, size, 4) for size in (3, 5, 8)), dynamic=True)
     with subject.must("fail_behaviour", "each size is compiled, though it declares dynamic shapes"):
         assert len(subject.graphs) == 1
 
@@ -78,7 +75,7 @@ def boxed_is_declared_and_is_not(subject: Subject) -> None:
 
     subject.watched.compiler = noting
     x = normal(subject, 3, 4)
-    subject.near(subject.compile(_program)(x), _program(x))
+    subject.matches(_program, x)
     with subject.must("fail_metadata", "what it returns does not take its arguments as one list"):
         assert boxed == [True]
 
@@ -86,7 +83,7 @@ def boxed_is_declared_and_is_not(subject: Subject) -> None:
 @theme.case()
 def mode_default_is_refused(subject: Subject) -> None:
     x = normal(subject, 3, 4)
-    subject.near(subject.compile(_program, mode="default")(x), _program(x))
+    subject.matches(_program, x, mode="default")
 
 
 @theme.case(needs={"mode"}, compiles=False)
@@ -98,7 +95,7 @@ def mode_that_does_not_exist_is_taken(subject: Subject) -> None:
 @theme.case()
 def no_options_are_refused(subject: Subject) -> None:
     x = normal(subject, 3, 4)
-    subject.near(subject.compile(_program, options={})(x), _program(x))
+    subject.matches(_program, x, options={})
 
 
 @theme.case(needs={"options"}, compiles=False)
@@ -119,15 +116,11 @@ def _must_be_refused(subject: Subject, what: str, **options: Any) -> None:
 @theme.case(needs={"options"})
 def declared_option_is_refused(subject: Subject) -> None:
     _must_declare(subject, "options")
-    options = _defaults(subject)
+    declared = None if subject.spec is None else subject.spec.options
+    options: dict[str, Any] = {"max_autotune": False, "epilogue_fusion": True}
+    if declared != "inductor":
+        options = {x.name: x.default for x in declared or () if x.default is not None}
     if not options:
         raise NotRunnable("it declares no option with a default")
     x = normal(subject, 3, 4)
-    subject.near(subject.compile(_program, options=options)(x), _program(x))
-
-
-def _defaults(subject: Subject) -> dict[str, Any]:
-    declared = None if subject.spec is None else subject.spec.options
-    if declared == "inductor":
-        return {"max_autotune": False, "epilogue_fusion": True}
-    return {x.name: x.default for x in declared or () if x.default is not None}
+    subject.matches(_program, x, options=options)

@@ -104,15 +104,12 @@ def it_runs_and_is_said_not_to(subject: Subject) -> None:
 @theme.case(compiles=False)
 def traits_name_what_does_not_exist(subject: Subject) -> None:
     _, spec = registry_of(subject)
-    dtypes = [x for x in spec.traits.dtypes or () if not _is_dtype(x)]
+    named = spec.traits.dtypes or ()
+    dtypes = [x for x in named if not isinstance(getattr(torch, x, None), torch.dtype)]
     devices = [x for x in spec.devices if not _is_device(x)]
     with subject.must("fail_metadata", f"no dtype or device is called {[*dtypes, *devices]}"):
         assert not dtypes
         assert not devices
-
-
-def _is_dtype(name: str) -> bool:
-    return isinstance(getattr(torch, name, None), torch.dtype)
 
 
 def _is_device(name: str) -> bool:
