@@ -67,8 +67,10 @@ def _failures(result: BackendRecord) -> Iterator[RenderableType]:
         told.add((check.mode, how))
         style = "red" if check.status in FAILURES else "yellow"
         yield _line(f"{check.mode}, {check.check}: {check.reason}", style)
-        if check.rungs:
-            below = ", ".join(f"{name} {STATUSES[x]}" for name, x in check.rungs.items())
+        if check.reference_backends:
+            below = ", ".join(
+                f"{name} {STATUSES[x]}" for name, x in check.reference_backends.items()
+            )
             yield _indented(f"below it: {below}")
 
 
