@@ -20,9 +20,9 @@ from backbay.explain.record import (
     StageRecord,
 )
 from backbay.explain.watching import Captured, Event, Stage, Watch
-from backbay.explain.words import counted
 from backbay.kit.backend import Backend
 from backbay.reporting.lines import Place
+from backbay.reporting.wording import counted
 
 _RESUMED = "torch_dynamo_resume_in_"
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from backbay.explain.record import NodeRecord
-from backbay.explain.words import counted, kind, most_common
+from backbay.explain.words import kind, most_common
+from backbay.reporting.wording import counted
 
 MOST = 120
 """Boxes in one drawing: what a reader can still follow with the eye."""

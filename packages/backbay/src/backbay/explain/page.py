@@ -1,25 +1,15 @@
-"""An explanation as one HTML file, which needs nothing else: no network, no script, no font.
-
-Everything that comes from an explanation is escaped; the explanation itself is embedded as JSON, so
-that the page is also the record.
-"""
+"""An explanation as one HTML file, without a script."""
 
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-
-import jinja2
 
 from backbay.explain import words
 from backbay.explain.boxes import marks, picture
 from backbay.explain.drawing import svg
 from backbay.explain.record import Explanation, GraphRecord, NodeRecord, StageRecord
-from backbay.reporting.embedding import embedded
-from backbay.reporting.wording import plain, short
-
-_TEMPLATE = "page.html.jinja"
+from backbay.reporting.page import rendered
 
 
 def write_page(explanation: Explanation, path: str | Path) -> None:
@@ -29,21 +19,13 @@ def write_page(explanation: Explanation, path: str | Path) -> None:
 
 def page(explanation: Explanation) -> str:
     """Return an explanation's page; the same explanation always gives the same text."""
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(plain=plain, short=short)
-    template = resources.files("backbay.explain").joinpath(_TEMPLATE).read_text(encoding="utf-8")
-    return environment.from_string(template).render(
-        told=explanation,
+    return rendered(
+        "backbay.explain",
+        explanation,
+        noun="explanation",
         sheets=_sheets(explanation.graphs),
         words=words,
         command=_command(explanation),
-        json=embedded(explanation),
     )
 
 

@@ -6,17 +6,6 @@ from collections.abc import Iterable, Sequence
 from backbay.explain.record import GraphRecord, GuardRecord, NodeRecord, PassRecord, StageRecord
 from backbay.reporting.wording import counted
 
-__all__ = [
-    "by_group",
-    "counted",
-    "did",
-    "kind",
-    "most_common",
-    "operators",
-    "size_of",
-    "which",
-]
-
 _MOST_OPERATORS = 12
 
 

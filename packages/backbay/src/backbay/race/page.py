@@ -1,23 +1,23 @@
-"""A race as one HTML file, which needs nothing else: no network, no script library, no font.
-
-Everything that comes from a report is escaped by the template; the report itself is embedded as
-JSON, so that the page is also the record.
-"""
+"""A race as one HTML file."""
 
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
-import jinja2
-
 from backbay.race.record import Report, Result
-from backbay.race.sections import Section, backends, is_timed, sections
+from backbay.race.sections import (
+    Section,
+    backends,
+    graphs,
+    is_timed,
+    judged,
+    reason,
+    sections,
+)
 from backbay.reporting import wording
-from backbay.reporting.embedding import embedded
+from backbay.reporting.page import rendered
 
-_TEMPLATE = "page.html.jinja"
 _FIGURE_SPACE = "\u2007"
 _PUNCTUATION_SPACE = "\u2008"
 _FEW = 3
@@ -35,27 +35,19 @@ def page(report: Report) -> str:
     names = backends(report)
     found = sections(report)
     drawn = [plots(section, names, f"plot-{number}") for number, section in enumerate(found)]
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["plain"] = wording.plain
-    template = resources.files("backbay.race").joinpath(_TEMPLATE).read_text(encoding="utf-8")
-    return environment.from_string(template).render(
-        report=report,
+    return rendered(
+        "backbay.race",
+        report,
+        noun="report",
         title=_title(names, found),
         sections=list(zip(found, map(_rows, found), drawn, strict=True)),
         backends=names,
         colours=colours(names),
         command=_command(report, found),
-        overview=_overview(found, names),
+        overview=[(x, [_cell(x, name) for name in names]) for x in found] if len(found) > 1 else [],
         memory=wording.size(report.machine.memory_bytes),
         cores=wording.counted(report.machine.cores, "core"),
         nothing=wording.NOTHING,
-        json=embedded(report),
     )
 
 
@@ -92,8 +84,8 @@ def _rows(section: Section) -> list[_Row]:
             result=result,
             timed=is_timed(result),
             chosen=result.backend == section.winner,
-            reason=wording.reason(result),
-            verdict=wording.judged(result),
+            reason=reason(result),
+            verdict=judged(result),
             median=median,
             to_eager=eager,
             to_inductor=inductor,
@@ -104,7 +96,7 @@ def _rows(section: Section) -> list[_Row]:
             compile_peak=wording.size(result.compile_peak_bytes)
             if result.compile_peak_bytes
             else "",
-            graphs=wording.graphs(result),
+            graphs=graphs(result),
         )
         for result, median, eager, inductor in columns
     ]
@@ -120,13 +112,6 @@ def _aligned(readings: Sequence[wording.Reading]) -> list[wording.Reading]:
         else wording.Reading(next(values), reading.interval)
         for reading in readings
     ]
-
-
-def _overview(found: Sequence[Section], names: Sequence[str]) -> list[tuple[Section, list[str]]]:
-    """Cross workloads with backends, where there is more than one workload."""
-    if len(found) <= 1:
-        return []
-    return [(section, [_cell(section, name) for name in names]) for section in found]
 
 
 def _cell(section: Section, backend: str) -> str:
@@ -148,8 +133,7 @@ def _title(names: Sequence[str], found: Sequence[Section]) -> str:
 def _listed(names: Sequence[str], noun: str) -> str:
     if not 0 < len(names) <= _FEW:
         return wording.counted(len(names), noun)
-    *others, last = map(wording.plain, names)
-    return f"{', '.join(others)} and {last}" if others else last
+    return wording.listed([wording.plain(name) for name in names])
 
 
 def _command(report: Report, found: Sequence[Section]) -> str:

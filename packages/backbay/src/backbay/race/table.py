@@ -12,8 +12,9 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.text import Text
 
 from backbay.race.record import Report, Result, Status
-from backbay.race.sections import Section, sections
+from backbay.race.sections import Section, graphs, judged, reason, sections
 from backbay.reporting import wording
+from backbay.reporting.terminal import Hanging
 
 _GAP = 2
 _INDENT = 6
@@ -45,7 +46,9 @@ def table(report: Report) -> RenderableType:
     for section in found:
         parts += [*_section(section), Text()]
     parts += [_remark("note: ", note) for note in report.notes]
-    parts += [_decision(section) for section in found if section.decision is not None]
+    for decision in (section.decision for section in found if section.decision is not None):
+        lead = f"{wording.plain(decision.workload)} ({decision.mode}): "
+        parts.append(Text(lead).append(wording.plain(decision.sentence), style="bold"))
     if not report.results:
         parts.append(Text("Nothing was raced."))
     parts.append(_surroundings(report))
@@ -56,11 +59,11 @@ def _section(section: Section) -> Iterator[RenderableType]:
     title = Text(wording.plain(section.workload), style="bold")
     yield title.append(f"  {section.mode}", style="not bold dim")
     yield _Rows(section)
-    if any(map(wording.reason, section.results)):
+    if any(map(reason, section.results)):
         yield Text()
     for result in section.results:
         name = wording.plain(result.backend)
-        why = wording.reason(result)
+        why = reason(result)
         if why:
             yield _remark(f"{name} {result.status}: ", why, style=_STYLES[result.status])
     for result in section.results:
@@ -68,15 +71,9 @@ def _section(section: Section) -> Iterator[RenderableType]:
             yield _remark(f"{wording.plain(result.backend)}: ", note)
 
 
-def _decision(section: Section) -> Text:
-    sentence = wording.plain(section.decision.sentence) if section.decision else ""
-    line = Text(f"{wording.plain(section.workload)} ({section.mode}): ")
-    return line.append(sentence, style="bold")
-
-
 def _remark(lead: str, remark: str, *, style: str = "dim") -> RenderableType:
     line = Text(lead, style=style).append(wording.plain(remark), style="not bold not dim default")
-    return _Hanging(line, first=2, rest=4)
+    return Hanging(line, first=2, rest=4)
 
 
 def _surroundings(report: Report) -> Text:
@@ -107,21 +104,6 @@ class _Column:
     @property
     def empty(self) -> bool:
         return all(cell.plain.strip() in {"", wording.NOTHING} for cell in self.cells)
-
-
-@dataclass(frozen=True)
-class _Hanging:
-    """A line whose further lines are indented; no spaces are left at their ends."""
-
-    line: Text
-    first: int
-    rest: int
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        room = max(options.max_width - max(self.first, self.rest), 1)
-        for number, line in enumerate(self.line.wrap(console, room)):
-            line.rstrip()
-            yield Text(" " * (self.rest if number else self.first)).append_text(line)
 
 
 @dataclass(frozen=True)
@@ -183,9 +165,9 @@ def _packed(words: Sequence[str], width: int) -> Iterator[RenderableType]:
         if cell_len(f"{line}; {phrase}") + _INDENT < width:
             line = f"{line}; {phrase}"
             continue
-        yield _Hanging(Text(f"{line};", style="dim"), first=_INDENT, rest=_INDENT)
+        yield Hanging(Text(f"{line};", style="dim"), first=_INDENT, rest=_INDENT)
         line = phrase
-    yield _Hanging(Text(line, style="dim"), first=_INDENT, rest=_INDENT)
+    yield Hanging(Text(line, style="dim"), first=_INDENT, rest=_INDENT)
 
 
 def _fitting(columns: Sequence[_Column], room: int) -> list[_Column]:
@@ -212,7 +194,7 @@ def _columns(results: Sequence[Result]) -> list[_Column]:
             [Text(r.status, style=_STYLES[r.status]) for r in results],
             [""] * len(results),
         ),
-        _worded("verdict", [wording.judged(r) for r in results], "{}"),
+        _worded("verdict", [judged(r) for r in results], "{}"),
         _measured("median ms", [wording.milliseconds(r.median_ms, r.ci_ms) for r in results]),
         _measured(
             "vs eager", [wording.ratio(r.ratio_to_eager, r.ratio_to_eager_ci) for r in results]
@@ -226,7 +208,7 @@ def _columns(results: Sequence[Result]) -> list[_Column]:
         _Column(
             "graphs/breaks",
             [Text(_graphs(r)) for r in results],
-            [wording.graphs(r).replace(wording.NOTHING, "") for r in results],
+            [graphs(r).replace(wording.NOTHING, "") for r in results],
         ),
     ]
 
