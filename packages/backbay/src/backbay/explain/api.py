@@ -85,10 +85,10 @@ def run(
     made_by = registry.lookup_backend(backend) if backend is not None else None
     watched = WatchedRun(workload=built, compiler_fn=compiler_fn, train=train, seed=seed)
     watched.run(again=again)
-    named = backend is None or isinstance(backend, str)
+    name = backend if isinstance(backend, str) else getattr(backend, "__name__", None)
     settings = Settings(
         workload=built.name or setup.workload,
-        backend=backend if named else getattr(backend, "__name__", type(backend).__name__),
+        backend=None if backend is None else str(name or type(backend).__name__),
         mode=setup.mode,
         dtype=setup.dtype,
         device=setup.device,
