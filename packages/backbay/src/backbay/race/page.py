@@ -1,22 +1,13 @@
 """A race as one HTML file."""
 
-import shlex
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from backbay.race.record import Report, Result
-from backbay.race.sections import (
-    Section,
-    backends,
-    graphs,
-    is_timed,
-    judged,
-    reason,
-    sections,
-)
+from backbay.race.record import Report
+from backbay.race.sections import Row, Section, backends, sections, worded
 from backbay.reporting import wording
-from backbay.reporting.page import rendered
+from backbay.reporting.page import command, rendered
 
 _FIGURE_SPACE = "\u2007"
 _PUNCTUATION_SPACE = "\u2008"
@@ -32,7 +23,8 @@ def page(report: Report) -> str:
     """Return a report's page; the same report always gives the same text."""
     from backbay.race.plots import colours, plots  # noqa: PLC0415 (matplotlib: half a second)
 
-    names = backends(report)
+    settings, names = report.settings, backends(report)
+    chosen = ("--backends", ",".join(settings.backends)) if settings.backends else ()
     found = sections(report)
     drawn = [plots(section, names, f"plot-{number}") for number, section in enumerate(found)]
     return rendered(
@@ -43,7 +35,15 @@ def page(report: Report) -> str:
         sections=list(zip(found, map(_rows, found), drawn, strict=True)),
         backends=names,
         colours=colours(names),
-        command=_command(report, found),
+        command=command(
+            "race",
+            [x.workload for x in found],
+            chosen,
+            mode=settings.mode,
+            dtype=settings.dtype,
+            device=settings.device,
+            seed=settings.seed,
+        ),
         overview=[(x, [_cell(x, name) for name in names]) for x in found] if len(found) > 1 else [],
         memory=wording.size(report.machine.memory_bytes),
         cores=wording.counted(report.machine.cores, "core"),
@@ -51,54 +51,18 @@ def page(report: Report) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    """A result in words."""
-
-    result: Result
-    chosen: bool
-    timed: bool
-    reason: str
-    verdict: str
-    median: wording.Reading
-    to_eager: wording.Reading
-    to_inductor: wording.Reading
-    compile: str
-    warmup: str
-    pays_off: str
-    peak: str
-    compile_peak: str
-    graphs: str
-
-
-def _rows(section: Section) -> list[_Row]:
-    results = section.results
-    medians = [wording.milliseconds(r.median_ms, r.ci_ms) for r in results]
-    to_eager = [wording.ratio(r.ratio_to_eager, r.ratio_to_eager_ci) for r in results]
-    to_inductor = [wording.ratio(r.ratio_to_inductor, r.ratio_to_inductor_ci) for r in results]
+def _rows(section: Section) -> list[Row]:
+    rows = worded(section)
     columns = zip(
-        results, _aligned(medians), _aligned(to_eager), _aligned(to_inductor), strict=True
+        rows,
+        _aligned([x.median for x in rows]),
+        _aligned([x.to_eager for x in rows]),
+        _aligned([x.to_inductor for x in rows]),
+        strict=True,
     )
     return [
-        _Row(
-            result=result,
-            timed=is_timed(result),
-            chosen=result.backend == section.winner,
-            reason=reason(result),
-            verdict=judged(result),
-            median=median,
-            to_eager=eager,
-            to_inductor=inductor,
-            compile=wording.seconds(result.compile_s),
-            warmup=wording.seconds(result.warmup_s) if result.warmup_s else "",
-            pays_off=wording.calls(section.break_even(result)),
-            peak=wording.size(result.peak_bytes),
-            compile_peak=wording.size(result.compile_peak_bytes)
-            if result.compile_peak_bytes
-            else "",
-            graphs=graphs(result),
-        )
-        for result, median, eager, inductor in columns
+        dataclasses.replace(row, median=median, to_eager=eager, to_inductor=inductor)
+        for row, median, eager, inductor in columns
     ]
 
 
@@ -134,14 +98,3 @@ def _listed(names: Sequence[str], noun: str) -> str:
     if not 0 < len(names) <= _FEW:
         return wording.counted(len(names), noun)
     return wording.listed([wording.plain(name) for name in names])
-
-
-def _command(report: Report, found: Sequence[Section]) -> str:
-    settings = report.settings
-    words = ["backbay", "race", *(section.workload for section in found)]
-    if settings.backends:
-        words += ["--backends", ",".join(settings.backends)]
-    if settings.mode == "train":
-        words += ["--train"]
-    words += ["--dtype", settings.dtype, "--device", settings.device, "--seed", str(settings.seed)]
-    return shlex.join(words)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from backbay.race.record import EAGER, Decision, Report, Result
-from backbay.reporting.wording import NEVER, NOTHING, counted, plain, rough
+from backbay.reporting import wording
+from backbay.reporting.wording import NEVER, NOTHING, Reading, counted, plain, rough
 from backbay.workloads.setup import Mode
 
 
@@ -48,6 +49,52 @@ class Section:
         return 1000 * result.compile_s / (eager.median_ms - result.median_ms)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A result in words."""
+
+    result: Result
+    name: str
+    chosen: bool
+    """Whether it is the backend to use."""
+    timed: bool
+    reason: str
+    verdict: str
+    median: Reading
+    to_eager: Reading
+    to_inductor: Reading
+    compile: str
+    warmup: str
+    pays_off: str
+    peak: str
+    compile_peak: str
+    graphs: str
+
+
+def worded(section: Section) -> list[Row]:
+    """Return a section's results in words."""
+    return [
+        Row(
+            result=x,
+            name=plain(x.backend),
+            chosen=x.backend == section.winner,
+            timed=is_timed(x),
+            reason=_reason(x),
+            verdict=_judged(x),
+            median=wording.milliseconds(x.median_ms, x.ci_ms),
+            to_eager=wording.ratio(x.ratio_to_eager, x.ratio_to_eager_ci),
+            to_inductor=wording.ratio(x.ratio_to_inductor, x.ratio_to_inductor_ci),
+            compile=wording.seconds(x.compile_s),
+            warmup=wording.seconds(x.warmup_s) if x.warmup_s else "",
+            pays_off=wording.calls(section.break_even(x)),
+            peak=wording.size(x.peak_bytes),
+            compile_peak=wording.size(x.compile_peak_bytes) if x.compile_peak_bytes else "",
+            graphs=_graphs(x),
+        )
+        for x in section.results
+    ]
+
+
 def sections(report: Report) -> tuple[Section, ...]:
     """Group a report's results by workload, in the order raced."""
     raced: tuple[Decision | Result, ...] = (*report.decision, *report.results)
@@ -79,7 +126,7 @@ def is_timed(result: Result) -> bool:
     return result.status == "ok" and result.median_ms is not None and result.median_ms > 0
 
 
-def judged(result: Result) -> str:
+def _judged(result: Result) -> str:
     """Word a verdict; empty where nothing was compared."""
     proof = result.verdict
     if proof is None:
@@ -92,7 +139,7 @@ def judged(result: Result) -> str:
     )
 
 
-def reason(result: Result) -> str:
+def _reason(result: Result) -> str:
     """Word why a result is not ``ok``; empty where it is."""
     if result.status == "ok":
         return ""
@@ -100,7 +147,7 @@ def reason(result: Result) -> str:
     return plain(result.reason or proven) or "no reason was recorded"
 
 
-def graphs(result: Result) -> str:
+def _graphs(result: Result) -> str:
     """Word into how many graphs the model was cut."""
     counts = ((result.graphs, "graph"), (result.breaks, "break"))
     return ", ".join(counted(n, noun) for n, noun in counts if n is not None) or NOTHING

@@ -5,6 +5,8 @@ JSON, so that the page is also the record. ``page.html.jinja`` beside this file 
 extends: it has the theme, the order of things and the embedded record.
 """
 
+import shlex
+from collections.abc import Iterable
 from typing import Any
 
 import jinja2
@@ -41,3 +43,29 @@ def rendered(package: str, record: msgspec.Struct, *, noun: str, **values: Any) 
     return template.render(
         record=record, noun=noun, json=embedded(record), counted=counted, **values
     )
+
+
+def command(
+    question: str,
+    workloads: Iterable[str],
+    chosen: Iterable[str],
+    *,
+    mode: str,
+    dtype: str,
+    device: str,
+    seed: int,
+) -> str:
+    """Return the command that asks a question again, quoted for a shell.
+
+    Args:
+        question: the command's name.
+        workloads: references.
+        chosen: further options and their values.
+        mode: ``infer`` or ``train``.
+        dtype: as the command takes it.
+        device: likewise.
+        seed: likewise.
+    """
+    train = ["--train"] if mode == "train" else []
+    where = ["--dtype", dtype, "--device", device, "--seed", str(seed)]
+    return shlex.join(["backbay", question, *workloads, *chosen, *train, *where])

@@ -1,9 +1,8 @@
 """Verifies backends on one workload: checks what is asked for, makes the truth, tries each."""
 
-import contextlib
 import datetime as dt
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,8 +104,8 @@ def run(
     )
     limits = limits or Limits()
     with tempfile.TemporaryDirectory(prefix="backbay-verify-") as folder:
-        open_session, left = _sessions(given, compilers, registry, Path(folder))
-        with left:
+        open_session = _sessions(given, compilers, registry, Path(folder))
+        try:
             with open_session() as session:
                 courses, notes = _courses(
                     session, setup, settings, folder, limits=limits, tell=tell
@@ -125,6 +124,11 @@ def run(
                 ).run()
                 for backend in wanted
             )
+        finally:
+            if given is not None:
+                import torch  # noqa: PLC0415 (there is a model)
+
+                torch.compiler.reset()  # what was compiled for it is no longer wanted
     device_name = prepared.device_name if prepared is not None else setup.device
     return Report(
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -229,30 +233,16 @@ def _sessions(
     compilers: Mapping[str, str | CompilerFn],
     registry: Registry,
     folder: Path,
-) -> tuple[Callable[[], VerifySession], contextlib.AbstractContextManager[None]]:
-    """Return what opens a session, and what must be around all of them.
-
-    Compilers get caches of their own: nothing may come from an earlier run.
-    """
+) -> Callable[[], VerifySession]:
+    """Return what opens a session; caches are its own: nothing may come from an earlier run."""
     cache = folder / "cache"
     environment = {
         "TORCHINDUCTOR_CACHE_DIR": str(cache),
         "TRITON_CACHE_DIR": str(cache / "triton"),
     }
     if given is None:
-        return (lambda: SERVICE.session(environment)), contextlib.nullcontext()
+        return lambda: SERVICE.session(environment)
     from backbay.verify.handler import VerifyHandler  # noqa: PLC0415 (torch is loaded: a model is)
 
     handler = VerifyHandler(given, compilers, registry)
-    return (lambda: SERVICE.here(handler, environment)), _forgotten()
-
-
-@contextlib.contextmanager
-def _forgotten() -> Iterator[None]:
-    """Forget afterwards what this process compiled."""
-    import torch  # noqa: PLC0415 (there is a model)
-
-    try:
-        yield
-    finally:
-        torch.compiler.reset()
+    return lambda: SERVICE.here(handler, environment)

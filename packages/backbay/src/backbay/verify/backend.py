@@ -118,7 +118,7 @@ class BackendVerification:
         self.notes += how.notes
         if how.breaks and situation.kind == "first":
             self.notes.append(f"{mode}: {counted(how.breaks, 'graph break')}")
-        if not how.parts:
+        if not how.checks:
             first = "forward" if situation.kind == "first" else situation.name
             return [CheckRecord(mode=mode, check=first, status=how.status, reason=how.reason)]
         if usual is not None and how.graphs > usual:
@@ -126,17 +126,10 @@ class BackendVerification:
                 f"{mode}, {situation.name}: {counted(how.graphs, 'graph')} compiled, where "
                 f"Dynamo alone compiles {usual}: the backend made a size a constant"
             )
+        first_check, *others = how.checks
         return [
-            CheckRecord(
-                mode=mode,
-                check=part.check,
-                status=part.status,
-                reason=part.reason,
-                proof=part.proof,
-                graphs=how.graphs if number == 0 else None,
-                usual_graphs=usual if number == 0 else None,
-            )
-            for number, part in enumerate(how.parts)
+            msgspec.structs.replace(first_check, graphs=how.graphs, usual_graphs=usual),
+            *others,
         ]
 
     def _train(self, session: VerifySession, prepared: Prepared) -> None:
@@ -222,9 +215,9 @@ def _alike(how: Judged, other: Judged) -> bool:
     """Whether two failed in the same way: the same kind of fault, or the same words."""
     if how.status != other.status:
         return False
-    mine, theirs = how.worst, other.worst
+    mine, theirs = (x.worst.proof if x.worst is not None else None for x in (how, other))
     if mine is not None and theirs is not None:
-        return mine.proof.kind == theirs.proof.kind
+        return mine.kind == theirs.kind
     # Without numbers: those of symbols and nodes differ between graphs.
     reasons = {re.sub(r"\d+", "", x.reason) for x in (how, other)}
     return how.status != "failed" or len(reasons) == 1

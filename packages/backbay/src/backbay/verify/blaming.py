@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from backbay.session import NoReply
 from backbay.verify.record import FAILURES, BlameRecord
 from backbay.verify.requests import (
@@ -152,9 +154,9 @@ class Search:
             last=last,
             status=how.status,
             reason=how.reason,
-            proof=how.parts[0].proof if how.parts else None,
+            proof=how.worst.proof if how.worst is not None else None,
             tried=self._tried,
             notes=tuple(self._notes),
             sentence="",
         )
-        return blamed(record)
+        return msgspec.structs.replace(record, sentence=blamed(record))

@@ -1,7 +1,5 @@
 """One backend on one workload: compiled once, then judged in one situation after the other."""
 
-from collections.abc import Iterator
-
 import torch
 from torch._dynamo.utils import counters
 
@@ -9,8 +7,8 @@ from backbay import compile_log
 from backbay.messages import one_line
 from backbay.proof import Proof, Step, Verdict
 from backbay.registry import CompilerFn
-from backbay.verify.record import ProofRecord
-from backbay.verify.requests import Judged, Part, Situation, Trained
+from backbay.verify.record import CheckRecord, ProofRecord
+from backbay.verify.requests import Judged, Situation, Trained
 from backbay.verify.situations import (
     FIRST,
     TRAINED_EAGER,
@@ -21,6 +19,7 @@ from backbay.verify.situations import (
     room,
     train,
 )
+from backbay.workloads.setup import Mode
 
 _GROUPS = {"value": "forward", "metadata": "forward", "gradient": "gradients", "mutation": "state"}
 
@@ -68,10 +67,10 @@ class CompiledModel:
             reason = "nothing was compiled: Dynamo gave the backend no graph"
             return Judged(status="not_compiled", reason=reason, breaks=breaks)
         golden = self._golden if situation == FIRST else self._situations.golden(situation)
-        found = tuple(parts(golden.judge(outcome), situation, train=self._situations.train))
+        found = _checks(golden.judge(outcome), situation, self._situations)
         fell = [x for x in compile_log.records()[noted:] if x.fell_back]
         return Judged(
-            parts=found,
+            checks=found,
             status=next((x.status for x in found if x.status != "right"), "right"),
             graphs=graphs,
             breaks=breaks,
@@ -80,23 +79,25 @@ class CompiledModel:
         )
 
 
-def parts(proof: Proof, situation: Situation, *, train: bool) -> Iterator[Part]:
+def _checks(proof: Proof, situation: Situation, situations: Situations) -> tuple[CheckRecord, ...]:
     """Divide a proof into checks: forward, gradients and state apart, or a situation as a whole."""
+    mode = situations.course.setup.mode
     if situation != FIRST:
-        yield part(situation.name, proof.verdicts)
-        return
+        return (check_of(mode, situation.name, proof.verdicts),)
     # Without training, a gradient is what detached tensors must not have: part of the forward.
-    groups = _GROUPS if train else _GROUPS | {"gradient": "forward"}
-    for check in ("forward", "gradients", "state"):
-        found = tuple(x for x in proof.verdicts if groups[x.kind] == check)
-        if found:
-            yield part(check, found)
+    groups = _GROUPS if situations.train else _GROUPS | {"gradient": "forward"}
+    by_check = {
+        check: tuple(x for x in proof.verdicts if groups[x.kind] == check)
+        for check in ("forward", "gradients", "state")
+    }
+    return tuple(check_of(mode, check, found) for check, found in by_check.items() if found)
 
 
-def part(check: str, verdicts: tuple[Verdict, ...]) -> Part:
+def check_of(mode: Mode, check: str, verdicts: tuple[Verdict, ...]) -> CheckRecord:
     """Return verdicts, the worst first, as one check."""
     worst = verdicts[0]
-    return Part(
+    return CheckRecord(
+        mode=mode,
         check=check,
         status="right" if worst.passed else "wrong",
         reason="" if worst.passed else f"{worst.where}: {worst.reason}",

@@ -18,7 +18,7 @@ from backbay.messages import one_line
 from backbay.proof import Golden, Step, Workload, make_golden, observe
 from backbay.registry import CompilerFn
 from backbay.reporting.lines import Place, innermost
-from backbay.verify.compiled import part
+from backbay.verify.compiled import check_of
 from backbay.verify.requests import Alone, Call, Judged, Situation
 from backbay.verify.situations import FIRST, Situations, kept, room
 
@@ -135,8 +135,9 @@ def judged_alone(situations: Situations, compiler: CompilerFn, request: Alone) -
                 outcome = observe(call, alone, train=train, seed=situations.seed)
             if not counters["stats"]["unique_graphs"]:
                 return Judged(status="not_compiled", reason="Dynamo gave the backend no graph")
-            found = part(request.situation.name, golden.judge(outcome).verdicts)
-            return Judged(parts=(found,), status=found.status, reason=found.reason)
+            verdicts = golden.judge(outcome).verdicts
+            found = check_of(request.course.setup.mode, request.situation.name, verdicts)
+            return Judged(checks=(found,), status=found.status, reason=found.reason)
     except Exception as error:  # noqa: BLE001 (whatever a backend raises is the result)
         return Judged(status="failed", reason=one_line(error))
 

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from backbay.session import NoReply, Service, Session
-from backbay.verify.record import ProofRecord, Status
+from backbay.verify.record import CheckRecord, Status
 from backbay.workloads.setup import WorkloadSetup
 
 
@@ -82,15 +82,6 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True, tag="alone"):
     """Paths of modules inside that are not compiled."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One check that a situation gives rise to."""
-
-    check: str
-    status: Status
-    reason: str
-    proof: ProofRecord
-
-
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One module that was called; only its first call counts."""
 
@@ -123,10 +114,10 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
 class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
     """How it went in one situation."""
 
-    parts: tuple[Part, ...] = ()
+    checks: tuple[CheckRecord, ...] = ()
     """Empty where nothing was computed."""
     status: Status = "right"
-    """The first that is not ``right`` of the parts; without parts, what became of it."""
+    """That of the first check that is not ``right``; without checks, what became of it."""
     reason: str = ""
     graphs: int = 0
     breaks: int = 0
@@ -135,10 +126,10 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
     notes: tuple[str, ...] = ()
 
     @property
-    def worst(self) -> Part | None:
-        """The first part that is not right, else the first; None where there is none."""
-        wrong = (x for x in self.parts if x.status != "right")
-        return next(wrong, self.parts[0] if self.parts else None)
+    def worst(self) -> CheckRecord | None:
+        """The first check that is not right, else the first; None where there is none."""
+        wrong = (x for x in self.checks if x.status != "right")
+        return next(wrong, self.checks[0] if self.checks else None)
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True, tag="trained"):

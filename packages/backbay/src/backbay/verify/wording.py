@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import msgspec
-
 from backbay.reporting.wording import counted, plain, short
 from backbay.verify.record import FAILURES, BackendRecord, BlameRecord, CheckRecord, Status
 
@@ -59,13 +57,8 @@ def summary(results: Sequence[BackendRecord], workload: str) -> str:
     return ": ".join(filter(None, (said, ", ".join(right)))) + f"; not {', '.join(wrong)}"
 
 
-def blamed(blame: BlameRecord) -> BlameRecord:
-    """Return what is to blame with its sentence."""
-    named: BlameRecord = msgspec.structs.replace(blame, sentence=_blame(blame))
-    return named
-
-
-def _blame(blame: BlameRecord) -> str:
+def blamed(blame: BlameRecord) -> str:
+    """Word what is to blame in a sentence."""
     if blame.found == "not_found":
         return f"no module was found that it begins in: {blame.reason}"
     kind = ", ".join(filter(None, (blame.type, short(blame.forward))))
