@@ -26,12 +26,14 @@ def page(report: Report) -> str:
     settings, names = report.settings, backends(report)
     chosen = ("--backends", ",".join(settings.backends)) if settings.backends else ()
     found = sections(report)
+    workloads = _listed([section.workload for section in found], "workload")
+    title = f"{_listed(names, 'backend')} on {workloads}"
     drawn = [plots(section, names, f"plot-{number}") for number, section in enumerate(found)]
     return rendered(
         "backbay.race",
         report,
         noun="report",
-        title=_title(names, found),
+        title=title if found else "Nothing was raced",
         sections=list(zip(found, map(_rows, found), drawn, strict=True)),
         backends=names,
         colours=colours(names),
@@ -85,13 +87,6 @@ def _cell(section: Section, backend: str) -> str:
     if result.status != "ok":
         return result.status
     return wording.ratio(result.ratio_to_eager, None).value
-
-
-def _title(names: Sequence[str], found: Sequence[Section]) -> str:
-    if not found:
-        return "Nothing was raced"
-    backends_ = _listed(names, "backend")
-    return f"{backends_} on {_listed([section.workload for section in found], 'workload')}"
 
 
 def _listed(names: Sequence[str], noun: str) -> str:

@@ -50,28 +50,29 @@ class VerifyHandler:
             raise Refused(str(error)) from error
 
     def _carry_out(self, request: Request, workload: Workload) -> Reply:
-        if isinstance(request, Prepare):
-            device = torch.device(request.course.setup.device)
-            return prepared(workload, request, device_name(device))
-        situations = Situations.prepared(workload, request.course)
         match request:
+            case Prepare():
+                device = torch.device(request.course.setup.device)
+                return prepared(workload, request, device_name(device))
             case Prove():
-                return self._compiled(request, situations).judged(request.situation)
+                return self._compiled(request, workload).judged(request.situation)
             case Train():
-                model = self._compiled(request, situations)
+                model = self._compiled(request, workload)
                 return model.trained(request.steps, request.learning_rate)
             case Calls():
+                situations = Situations.prepared(workload, request.course)
                 with situations.state_of(FIRST):
                     return Called(calls=called(situations.workload, situations.seed))
             case Alone():
                 self._model = None  # Dynamo is reset
+                situations = Situations.prepared(workload, request.course)
                 return judged_alone(situations, self._compiler(request.backend), request)
 
-    def _compiled(self, request: Prove | Train, situations: Situations) -> CompiledModel:
+    def _compiled(self, request: Prove | Train, workload: Workload) -> CompiledModel:
         key = (request.course.setup, request.backend)
         if self._model is None or self._model[:2] != key:
-            model = CompiledModel(situations, self._compiler(request.backend))
-            self._model = (*key, model)
+            situations = Situations.prepared(workload, request.course)
+            self._model = (*key, CompiledModel(situations, self._compiler(request.backend)))
         return self._model[2]
 
     def _compiler(self, name: str) -> CompilerFn:

@@ -12,7 +12,6 @@ from backbay.verify.record import (
     FAILURES,
     BackendRecord,
     BlameRecord,
-    CheckRecord,
     CurveRecord,
     Report,
 )
@@ -40,19 +39,19 @@ def _table(result: BackendRecord) -> RenderableType:
     titles = ("mode", "check", "verdict", "of allowed", "of eager's", "graphs", "worst at")
     made = table(*titles, folded="worst at")
     for check in result.checks:
-        add_row(made, list(_cells(check)), "red" if check.status in FAILURES else "")
+        proof = check.proof
+        severity, ratio = (proof.severity, proof.ratio) if proof is not None else (None, None)
+        cells = (
+            check.mode,
+            check.check,
+            STATUSES[check.status],
+            NOTHING if severity is None else rough(severity),
+            NOTHING if ratio is None else rough(ratio),
+            "" if check.graphs is None else check.graphs,
+            "" if proof is None else proof.where or "",
+        )
+        add_row(made, cells, "red" if check.status in FAILURES else "")
     return made
-
-
-def _cells(check: CheckRecord) -> Iterator[str]:
-    yield check.mode
-    yield check.check
-    yield STATUSES[check.status]
-    proof = check.proof
-    yield NOTHING if proof is None or proof.severity is None else rough(proof.severity)
-    yield NOTHING if proof is None or proof.ratio is None else rough(proof.ratio)
-    yield "" if check.graphs is None else str(check.graphs)
-    yield "" if proof is None else proof.where or ""
 
 
 def _failures(result: BackendRecord) -> Iterator[RenderableType]:
