@@ -12,8 +12,7 @@ from backbay.graph.values import value_of
 from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass
 from backbay.proof import Workload
-from backbay.workloads.decoder import Decoder, DecoderConfig
-from backbay.workloads.decoder_workload import returned_loss
+from backbay.workloads.decoder import Decoder, DecoderConfig, returned_loss
 
 TOOL = Path(__file__).parents[2] / "tools" / "golden_sweep.py"
 CONFIG = DecoderConfig(vocabulary=64, width=32, layers=1, heads=4, kv_heads=2, hidden=48)

@@ -10,11 +10,9 @@ import torch
 from backbay.proof import Workload
 from backbay.workloads import load
 from backbay.workloads.hf_models import own_loss
-from backbay.workloads.offline import offline
-from backbay.workloads.optional import require
+from backbay.workloads.libraries import offline, require
 from backbay.workloads.randomise import randomise
 from backbay.workloads.reference import hf_table
-from backbay.workloads.torchvision_ops import ensure_torchvision_imports
 from speed.model_cases.case import DTYPE, Case, mapping, words
 
 _CLASSES = {
@@ -105,7 +103,6 @@ class Decoding(torch.nn.Module):
 
 def model_of(text: Text) -> tuple[torch.nn.Module, Any]:
     """Build a model with random weights; return it and its configuration."""
-    ensure_torchvision_imports()
     transformers: Any = require("transformers", text.kind)
     entry = hf_table()[text.kind]
     with offline():

@@ -4,11 +4,9 @@ import torch
 
 from backbay.proof import Workload
 from backbay.workloads import load
-from backbay.workloads.offline import offline
-from backbay.workloads.optional import require
+from backbay.workloads.libraries import offline, require
 from backbay.workloads.randomise import randomise
 from backbay.workloads.timm_models import CrossEntropy
-from backbay.workloads.torchvision_ops import ensure_torchvision_imports
 from speed.model_cases.case import DTYPE, Case
 
 _PROVEN = 4
@@ -20,7 +18,6 @@ def vision(model: str, batch: int, *, channels_last: bool, train: bool, size: st
     if size == "tiny":
         device = torch.get_default_device()
         return load(f"timm:{model}@tiny", seed=0, dtype=DTYPE, device=device, train=train)
-    ensure_torchvision_imports()
     with offline():
         made = require("timm", model).create_model(model, pretrained=False).to(dtype=DTYPE)
     randomise(made)

@@ -3,8 +3,7 @@ import torch
 
 from backbay.kit import rewrites
 from backbay.proof import Workload
-from backbay.workloads.decoder import Decoder, DecoderConfig
-from backbay.workloads.decoder_workload import returned_loss
+from backbay.workloads.decoder import Decoder, DecoderConfig, returned_loss
 from backbay.workloads.loading import load
 from backbay_optimizer.backend import Optimizing
 

@@ -8,7 +8,7 @@ TORCH_BACKENDS: tuple[str, ...] = (*REFERENCE_BACKENDS, "inductor")
 
 
 def references_below(name: str, further: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the reference backends that a failure of a backend is put to, the lowest first.
+    """Return the reference backends that a failure of a backend is run on, the lowest first.
 
     Args:
         name: the backend's name.

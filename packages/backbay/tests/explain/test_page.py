@@ -10,7 +10,7 @@ from rich.console import Console
 
 from backbay.explain import Explanation, run
 from backbay.explain.boxes import MOST, marks, picture
-from backbay.explain.layout import HEIGHT, ROW, layout
+from backbay.explain.drawing import HEIGHT, ROW, layout
 from backbay.explain.page import page, write_page
 from backbay.explain.record import BreakRecord, GraphRecord, NodeRecord, Settings
 from backbay.explain.text import text

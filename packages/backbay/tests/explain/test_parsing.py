@@ -1,6 +1,6 @@
 """Torch's texts are taken apart; what is not of their form is kept, and never dropped."""
 
-from backbay.explain import breaks, guards, recompiles
+from backbay.explain import breaks, guards
 
 BREAK = """Graph break in user code at /home/me/model.py:3
 Graph Break Reason: Encountered graph break when attempting to trace CALL: a function call:
@@ -120,10 +120,10 @@ def test_one_reason_and_a_list_of_reasons():
         "0/2: self.n == 2          # self.n += 1  # me/model.py:10 in forward "
         "(HINT: make it (a) tensor.)\nUser stack trace:\n  File x"
     )
-    (one,) = recompiles.parse(text)
+    (one,) = guards.parse_reasons(text)
     assert (one.version, one.failed) == ("0/2", "self.n == 2")
     assert one.line == "me/model.py:10: self.n += 1"
     assert one.hint == "make it (a) tensor."
-    two = recompiles.parse('[\n"0/1: a",\n"0/0: b"\n]')
+    two = guards.parse_reasons('[\n"0/1: a",\n"0/0: b"\n]')
     assert [(x.version, x.failed) for x in two] == [("0/1", "a"), ("0/0", "b")]
-    assert recompiles.parse("[not json")[0].failed == "[not json"
+    assert guards.parse_reasons("[not json")[0].failed == "[not json"

@@ -6,7 +6,7 @@ import pytest
 
 from backbay.session import Lost
 from backbay.verify import blaming
-from backbay.verify.requests import Alone, Call, Called, Calls, Situation
+from backbay.verify.requests import Alone, Call, Called, Calls, Course, Situation
 from backbay.workloads.setup import WorkloadSetup
 
 SETUP = WorkloadSetup(workload="w", size=None, mode="infer", dtype="float32", device="cpu", seed=0)
@@ -40,10 +40,8 @@ def search(monkeypatch):
         session = Hanging()
         monkeypatch.setattr(blaming.time, "monotonic", lambda: session.now)
         found = blaming.Search(
-            session,
-            setup=SETUP,
-            folder="",
-            digest="",
+            session=session,
+            course=Course(setup=SETUP, folder=""),
             backend="hangs",
             situation=Situation(),
             check="forward",

@@ -111,7 +111,7 @@ def test_parameters_are_frozen_and_it_passes():
     assert result.blame.module == "layers.0.attn.wq"  # the first module that has parameters
 
 
-def test_a_fault_across_modules_is_charged_to_one_of_them():
+def test_a_fault_across_modules_is_attributed_to_one_of_them():
     _, result, _ = verify("wrong_across", train=False, batches=[])
     assert result.blame.found == "between"
     assert result.blame.module == "layers.1.middle"
@@ -127,16 +127,16 @@ def test_what_raises_is_not_traced_to_its_module():
     assert (result.blame.module, result.blame.status) == ("layers.0.middle", "failed")
 
 
-def test_rungs_are_blamed_for_what_is_the_backends_own():
+def test_reference_backends_are_blamed_for_what_is_the_backends_own():
     _, _, checks = verify("wrong_tanh", train=False, batches=[], limits=Limits(blame_s=0))
     check = checks["infer", "forward"]
-    assert check.charged_to == ""
-    assert check.rungs == dict.fromkeys(
+    assert check.attributed_to == ""
+    assert check.reference_backends == dict.fromkeys(
         ("eager", "aot_eager", "aot_eager_decomp_partition"), "right"
     )
 
 
-def test_a_fault_of_a_rung_is_charged_to_the_backend(monkeypatch):
+def test_a_fault_of_a_rung_is_attributed_to_the_backend(monkeypatch):
     """Here aot_eager itself is broken: whoever stands above it shares the fault."""
     registry = Registry()
     look_up = registry.lookup_backend
@@ -147,8 +147,8 @@ def test_a_fault_of_a_rung_is_charged_to_the_backend(monkeypatch):
     workload = backbay.Workload(model, args, name="model")
     report = run(workload, backends=["inductor"], train=False, batches=[], registry=registry)
     (check,) = report.results[0].checks
-    assert check.charged_to == "aot_eager"
-    assert check.rungs == {"eager": "right", "aot_eager": "wrong"}
+    assert check.attributed_to == "aot_eager"
+    assert check.reference_backends == {"eager": "right", "aot_eager": "wrong"}
     assert "aot_eager fails alike" in report.sentence
     assert not report.passed
 
@@ -160,7 +160,7 @@ def test_a_backend_that_was_given_no_graph_is_called_right():
     assert not report.passed
     assert report.results[0].checks[0].status == "not_compiled"
     assert "nothing was compiled" in report.sentence
-    assert report.results[0].checks[0].charged_to == "eager"  # Dynamo captures it for nobody
+    assert report.results[0].checks[0].attributed_to == "eager"  # Dynamo captures it for nobody
 
 
 def test_a_size_made_a_constant_goes_unsaid():
@@ -247,7 +247,7 @@ def test_a_crash_ends_the_verification_or_is_not_traced_to_its_module():
 def test_a_hang_ends_the_verification():
     _, result = in_child("bent", "hangs", limits=Limits(check_s=12.0, blame_s=0))
     assert [x.status for x in result.checks] == ["timeout"]
-    assert result.checks[0].charged_to == ""
+    assert result.checks[0].attributed_to == ""
     assert result.blame is None
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backbay.errors import InputError, WorkloadInvalid, WorkloadNotFound
-from backbay.workloads import check, known, load, optional, parse
+from backbay.workloads import check, known, libraries, load, parse
 from backbay.workloads.decoder import Decoder, DecoderConfig
 from backbay.workloads.randomise import randomise
 
@@ -310,7 +310,7 @@ def test_timm_name_that_would_download_is_refused():
 
 
 def test_missing_package_gives_the_line_that_installs_it(monkeypatch):
-    monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError) as caught:
         check("hf:llama")
     assert str(caught.value) == (
@@ -323,7 +323,7 @@ def test_package_that_does_not_import_is_not_called_missing(tmp_path):
     broken.mkdir()
     (broken / "__init__.py").write_text("raise OSError('libmissing.so')")
     code = (
-        "from backbay.workloads.optional import require\n"
+        "from backbay.workloads.libraries import require\n"
         "try: require('timm', 'timm:resnet18')\n"
         "except Exception as error: print(error)\n"
     )
@@ -335,10 +335,10 @@ def test_package_that_does_not_import_is_not_called_missing(tmp_path):
 
 TORCHVISION = """
 import json, sys, torch
-from backbay.workloads import torchvision_ops
-try: torchvision_ops.ensure_torchvision_imports(); failure = None
+from backbay.workloads import libraries
+try: libraries.ensure_torchvision_imports(); failure = None
 except Exception as error: failure = str(error)
-print(json.dumps([failure, len(torchvision_ops._defined), "torchvision.part" in sys.modules]))
+print(json.dumps([failure, len(libraries._defined), "torchvision.part" in sys.modules]))
 """
 
 

@@ -10,8 +10,8 @@ from backbay.explain.record import Explanation, Settings
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.target import parse
 from backbay.reporting.machine import versions
-from backbay.workloads.reference import DEFAULT, check
-from backbay.workloads.setup import check_device, check_dtype, placed
+from backbay.workloads.reference import DEFAULT
+from backbay.workloads.setup import checked_setup
 
 if TYPE_CHECKING:
     from backbay.proof import Workload
@@ -63,54 +63,44 @@ def run(
         InputError: what was asked for does not exist or cannot run here.
     """
     check_installed("explain")
-    if not isinstance(workload, str):
-        device, dtype = placed(workload)
-    device = device or registry.environment.default_device
-    check_device(device, registry)
-    if isinstance(workload, str):
-        check(workload, size)
-        check_dtype(dtype)
-    spec = _spec(backend, device, registry)
-
-    import torch  # noqa: PLC0415 (every mistake in the request has been found)
-
-    from backbay.explain.running import WatchedRun  # noqa: PLC0415 (likewise)
-
-    compiler_fn = _compiler_fn(backend, mode, options, registry)
-    if isinstance(workload, str):
-        from backbay.workloads import load  # noqa: PLC0415 (likewise)
-
-        workload = load(
-            workload,
-            seed=seed,
-            dtype=getattr(torch, dtype),
-            device=torch.device(device),
-            train=train,
-            size=size,
-        )
-    made_by = registry.lookup_backend(backend) if backend is not None else None
-    watched = WatchedRun(workload, compiler_fn, made_by, train=train, seed=seed)
-    watched.run(again=again)
-    settings = Settings(
-        workload=workload.name or type(workload.model).__name__,
-        backend=_name(backend),
+    setup = checked_setup(
+        workload,
         mode="train" if train else "infer",
         dtype=dtype,
         device=device,
+        size=size,
+        seed=seed,
+        registry=registry,
+    )
+    specs: list[BackendSpec] = []
+    if isinstance(backend, str) and parse(backend) is None:
+        specs = [registry.require(backend, setup.device.partition(":")[0])]
+    compiler_fn = _compiler_fn(backend, mode, options, registry)
+    from backbay.explain.assembling import assembled  # noqa: PLC0415 (as late as can be: torch)
+    from backbay.explain.running import WatchedRun  # noqa: PLC0415 (likewise)
+    from backbay.kit.backend import Backend  # noqa: PLC0415 (likewise)
+    from backbay.workloads.loading import build  # noqa: PLC0415 (likewise)
+
+    built = build(setup) if isinstance(workload, str) else workload
+    made_by = registry.lookup_backend(backend) if backend is not None else None
+    watched = WatchedRun(workload=built, compiler_fn=compiler_fn, train=train, seed=seed)
+    watched.run(again=again)
+    name = backend if isinstance(backend, str) else getattr(backend, "__name__", None)
+    settings = Settings(
+        workload=built.name or setup.workload,
+        backend=None if backend is None else str(name or type(backend).__name__),
+        mode=setup.mode,
+        dtype=setup.dtype,
+        device=setup.device,
         seed=seed,
     )
-    return watched.explanation(
-        settings,
+    return assembled(
+        watched,
+        settings=settings,
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        versions=versions(registry.environment, [spec] if spec is not None else []),
+        versions=versions(registry.environment, specs),
+        kit=made_by if isinstance(made_by, Backend) else None,
     )
-
-
-def _spec(backend: str | CompilerFn | None, device: str, registry: Registry) -> BackendSpec | None:
-    """Check that a named backend runs here, before anything is imported for it."""
-    if not isinstance(backend, str) or parse(backend) is not None:
-        return None
-    return registry.require(backend, device.partition(":")[0])
 
 
 def _compiler_fn(
@@ -128,9 +118,3 @@ def _compiler_fn(
     if mode is None and options is None:
         return backend
     raise InputError("mode and options go with a backend's name: register the function first")
-
-
-def _name(backend: str | CompilerFn | None) -> str | None:
-    if backend is None or isinstance(backend, str):
-        return backend
-    return str(getattr(backend, "__name__", type(backend).__name__))

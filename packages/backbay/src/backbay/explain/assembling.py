@@ -1,13 +1,12 @@
 """Puts together what a watch saw: one record for each thing, in words, nothing twice."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from backbay.explain import breaks, guards, recompiles
+from backbay.explain import breaks, guards
 from backbay.explain.record import (
     BreakRecord,
     CallRecord,
@@ -19,42 +18,50 @@ from backbay.explain.record import (
     Settings,
     StageRecord,
 )
-from backbay.explain.watching import Captured, Event, Stage, Watch
-from backbay.explain.words import counted
+from backbay.explain.running import WatchedRun
+from backbay.explain.watching import Captured, Event
 from backbay.kit.backend import Backend
 from backbay.reporting.lines import Place
+from backbay.reporting.wording import counted
 
 _RESUMED = "torch_dynamo_resume_in_"
 
 
 def assembled(
-    watch: Watch,
+    run: WatchedRun,
     *,
     settings: Settings,
     created: str,
     versions: Mapping[str, str],
-    calls: Sequence[str],
-    problems: Mapping[int, ProblemRecord],
     kit: Backend | None,
-    notes: Sequence[str],
 ) -> Explanation:
     """Return the explanation.
 
     Args:
-        watch: what was seen.
+        run: what was seen.
         settings: what was asked for.
         created: UTC, ISO 8601.
         versions: distribution to version.
-        calls: the names of the calls that were made.
-        problems: by call; the model itself, uncompiled, is ``-1``.
         kit: the backend, where it is one of Backbay's kit.
-        notes: what is to be said beside.
     """
+    watch = run.watch
     seen = _Seen(watch.events)
     found = tuple(_graph(n, x, seen) for n, x in enumerate(watch.graphs))
     broken = _breaks(watch.events, seen)
-    known = {call: _located(x, seen, call) for call, x in problems.items()}
-    made = tuple(_call(n, name, watch, seen, known) for n, name in enumerate(calls))
+    known = {call: _located(x, seen, call) for call, x in run.problems.items()}
+    made = tuple(
+        CallRecord(
+            name=name,
+            graphs=sum(x.call == number for x in watch.graphs),
+            recompiles=tuple(
+                _recompile(x, seen)
+                for x in watch.events
+                if x.call == number and x.kind == "recompile_reasons"
+            ),
+            problem=known.get(number),
+        )
+        for number, name in enumerate(run.names)
+    )
     return Explanation(
         created=created,
         versions=dict(versions),
@@ -64,7 +71,7 @@ def assembled(
         breaks=broken,
         calls=made,
         problem=next((known[x] for x in sorted(known)), None),
-        notes=(*notes, *_notes(settings, found, made, kit)),
+        notes=(*run.notes, *_notes(settings, found, made, kit)),
     )
 
 
@@ -78,7 +85,17 @@ class _Seen:
         self._sources: dict[str, dict[str, str]] = {}
         self._files = set[str]()
         for event in events:
-            self._sort(event)
+            match event.kind:
+                case "compilation_metrics":
+                    self.metrics[event.compile_id] = event.data
+                    self._files.add(str(event.data.get("co_filename")))
+                    if event.data.get("fail_reason"):
+                        self.failed.append(event)
+                case "dynamo_cpp_guards_str":
+                    self.trees[event.compile_id] = event.payload
+                case "create_symbol":
+                    sources = self._sources.setdefault(event.compile_id, {})
+                    sources[str(event.data.get("source"))] = str(event.data.get("symbol"))
 
     def function(self, compile_id: str) -> str:
         """Name the function that was traced, and where it is."""
@@ -109,19 +126,6 @@ class _Seen:
         found = [x for x in self._files if end and x.endswith(f"/{end}")]
         return f"{found[0]}{line[len(end) :]}" if len(found) == 1 else line
 
-    def _sort(self, event: Event) -> None:
-        match event.kind:
-            case "compilation_metrics":
-                self.metrics[event.compile_id] = event.data
-                self._files.add(str(event.data.get("co_filename")))
-                if event.data.get("fail_reason"):
-                    self.failed.append(event)
-            case "dynamo_cpp_guards_str":
-                self.trees[event.compile_id] = event.payload
-            case "create_symbol":
-                sources = self._sources.setdefault(event.compile_id, {})
-                sources[str(event.data.get("source"))] = str(event.data.get("symbol"))
-
 
 def _graph(number: int, graph: Captured, seen: _Seen) -> GraphRecord:
     return GraphRecord(
@@ -137,79 +141,55 @@ def _graph(number: int, graph: Captured, seen: _Seen) -> GraphRecord:
             msgspec.structs.replace(x, line=seen.whole(x.line))
             for x in guards.parse(seen.trees.get(graph.compile_id, ""))
         ),
-        stages=tuple(map(_stage, graph.stages)),
-    )
-
-
-def _stage(stage: Stage) -> StageRecord:
-    return StageRecord(
-        graph=stage.graph,
-        passes=tuple(stage.passes),
-        before=stage.before,
-        after=stage.after,
+        stages=tuple(
+            StageRecord(graph=x.graph, passes=tuple(x.passes), before=x.before, after=x.after)
+            for x in graph.stages
+        ),
     )
 
 
 def _breaks(events: Iterable[Event], seen: _Seen) -> tuple[BreakRecord, ...]:
     """Return each break once; tracing meets many of them again: in a resumed or inner function."""
-    found: dict[tuple[str, str], BreakRecord] = {}
+    every: list[BreakRecord] = []
     told = set[str]()
     for event in events:
         if event.kind == "dynamo_graph_break_reason":
             told.add(event.compile_id)
-            _add(found, breaks.parse(event.payload), event, seen)
+            function = seen.function(event.compile_id)
+            every.append(breaks.parse(event.payload, function=function, call=event.call))
     for event in seen.failed:
-        fatal = event.data.get("fail_type") not in {"Unsupported", "UserError"}
-        if event.compile_id in told or fatal:
+        data = event.data
+        if event.compile_id in told or data.get("fail_type") not in {"Unsupported", "UserError"}:
             continue
-        place = event.data.get("fail_user_frame_filename"), event.data.get("fail_user_frame_lineno")
-        _add(found, breaks.parse_failure(str(event.data["fail_reason"]), *place), event, seen)
+        every.append(
+            breaks.parse_failure(
+                str(data["fail_reason"]),
+                data.get("fail_user_frame_filename"),
+                data.get("fail_user_frame_lineno"),
+                function=seen.function(event.compile_id),
+                call=event.call,
+            )
+        )
+    found: dict[tuple[str, str], BreakRecord] = {}
+    for one in every:
+        first = found.setdefault((one.reason, one.line), one)
+        found[one.reason, one.line] = msgspec.structs.replace(
+            first,
+            skipped=first.skipped or one.skipped,
+            calls=tuple(dict.fromkeys((*first.calls, *one.calls))),
+        )
     return tuple(found.values())
 
 
-def _add(
-    found: dict[tuple[str, str], BreakRecord], one: breaks.Break, event: Event, seen: _Seen
-) -> None:
-    key = (one.reason, one.line)
-    before = found.get(key)
-    if before is None:
-        found[key] = BreakRecord(
-            **{x.name: getattr(one, x.name) for x in dataclasses.fields(one)},
-            function=seen.function(event.compile_id),
-            calls=(event.call,),
-        )
-        return
-    found[key] = msgspec.structs.replace(
-        before,
-        skipped=before.skipped or one.skipped,
-        calls=tuple(dict.fromkeys((*before.calls, event.call))),
-    )
-
-
-def _call(
-    number: int,
-    name: str,
-    watch: Watch,
-    seen: _Seen,
-    problems: Mapping[int, ProblemRecord],
-) -> CallRecord:
-    again = [x for x in watch.events if x.call == number and x.kind == "recompile_reasons"]
-    return CallRecord(
-        name=name,
-        graphs=sum(x.call == number for x in watch.graphs),
-        recompiles=tuple(
-            RecompileRecord(
-                compile_id=x.compile_id,
-                function=seen.function(x.compile_id),
-                reasons=tuple(
-                    msgspec.structs.replace(reason, line=seen.whole(reason.line))
-                    for reason in recompiles.parse(x.payload)
-                ),
-                dynamic=seen.newly_dynamic(x.compile_id),
-            )
-            for x in again
+def _recompile(event: Event, seen: _Seen) -> RecompileRecord:
+    return RecompileRecord(
+        compile_id=event.compile_id,
+        function=seen.function(event.compile_id),
+        reasons=tuple(
+            msgspec.structs.replace(x, line=seen.whole(x.line))
+            for x in guards.parse_reasons(event.payload)
         ),
-        problem=problems.get(number),
+        dynamic=seen.newly_dynamic(event.compile_id),
     )
 
 

@@ -6,12 +6,13 @@ Contracting runs of a topological order can't make a cycle; contracting whole mo
 
 import dataclasses
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from backbay.explain.record import NodeRecord
-from backbay.explain.words import counted, kind, most_common
+from backbay.reporting.wording import counted
 
 MOST = 120
 """Boxes in one drawing: what a reader can still follow with the eye."""
@@ -21,6 +22,7 @@ FEW = 40
 way."""
 
 _LEAVES = {"placeholder", "get_attr"}
+_STATE = re.compile("_parameters_|_buffers_")
 _PARTS = "a parameter that one node uses is drawn with it"
 
 
@@ -83,17 +85,15 @@ def marks(
     before: Iterable[NodeRecord], after: Iterable[NodeRecord]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Which nodes passes removed, added and changed: for the graph before, and for it after."""
+
+    def drawn(node: NodeRecord) -> tuple[object, ...]:
+        return node.op, node.target, node.inputs, node.shape, node.dtype
+
     old, new = {x.name: x for x in before}, {x.name: x for x in after}
     gone = {name: "removed" for name in old if name not in new}
     made = {name: "added" for name in new if name not in old}
-    changed = {x: "changed" for x in old.keys() & new.keys() if _differ(old[x], new[x])}
+    changed = {x: "changed" for x in old.keys() & new.keys() if drawn(old[x]) != drawn(new[x])}
     return gone | changed, made | changed
-
-
-def _differ(one: NodeRecord, other: NodeRecord) -> bool:
-    return (one.op, one.target, one.inputs, one.shape, one.dtype) != (
-        *(other.op, other.target, other.inputs, other.shape, other.dtype),
-    )
 
 
 def _looks(
@@ -110,38 +110,38 @@ def _looks(
 def _without_parameters(
     nodes: Sequence[NodeRecord],
 ) -> tuple[list[NodeRecord], dict[str, list[NodeRecord]]]:
-    """Take out the parameters and buffers that one node uses; give them by that node."""
+    """Take out the parameters and buffers that one node uses; return them by that node."""
     users = Counter(x for node in nodes for x in node.inputs)
-    state = {x.name: x for x in nodes if x.op in _LEAVES and users[x.name] == 1 and _is_state(x)}
+    state = {
+        # Dynamo's names; AOTAutograd's say no more than that it is an input.
+        x.name: x
+        for x in nodes
+        if users[x.name] == 1
+        and (x.op == "get_attr" or (x.op == "placeholder" and _STATE.search(x.name)))
+    }
     parts = {n.name: [state[x] for x in n.inputs if x in state] for n in nodes}
     kept = [x for x in nodes if x.name not in state]
     return kept, {name: found for name, found in parts.items() if found}
 
 
-def _is_state(node: NodeRecord) -> bool:
-    # Dynamo's names; AOTAutograd's say no more than that it is an input.
-    return node.op == "get_attr" or "_parameters_" in node.name or "_buffers_" in node.name
-
-
 def _box(node: NodeRecord, look: tuple[str, ...], parts: Sequence[NodeRecord] = ()) -> Box:
+    short = node.target.rpartition("aten.")[2]
+    is_plain = node.op in _LEAVES or node.name.startswith(short.partition(".")[0])
+    first = f"{node.name} = {node.target}({', '.join(node.inputs)})"
+    lines = filter(None, (first, _kind(node), node.module, node.line))
     return Box(
         name=node.name,
-        label=node.name if node.op in _LEAVES else _label(node.name, node.target),
-        below=kind(node) or node.op,
-        title="\n".join([_said(node), *(f"{x.name}: {kind(x)}" for x in parts)]),
+        label=node.name if is_plain else f"{node.name} = {short}",
+        below=_kind(node) or node.op,
+        title="\n".join([*lines, *(f"{x.name}: {_kind(x)}" for x in parts)]),
         look=(node.op, *look),
         inputs=node.inputs,
     )
 
 
-def _label(name: str, target: str) -> str:
-    short = target.rpartition("aten.")[2]
-    return name if name.startswith(short.partition(".")[0]) else f"{name} = {short}"
-
-
-def _said(node: NodeRecord) -> str:
-    first = f"{node.name} = {node.target}({', '.join(node.inputs)})"
-    return "\n".join(filter(None, (first, kind(node), node.module, node.line)))
+def _kind(node: NodeRecord) -> str:
+    """Word what a node gives."""
+    return " ".join(filter(None, (node.dtype, node.shape)))
 
 
 def _stretches(
@@ -176,8 +176,8 @@ def _stretch(
     return Box(
         name=run[0].name,
         label=_prefix(run[0], depth) or "outside of modules",
-        below=most_common(x.target for x in run),
-        title="\n".join(f"{x.name} = {x.target}: {kind(x)}  {x.line}" for x in run),
+        below=", ".join(f"{n}x {x}" for x, n in Counter(x.target for x in run).most_common()),
+        title="\n".join(f"{x.name} = {x.target}: {_kind(x)}  {x.line}" for x in run),
         look=("stretch", *marked),
         inputs=_homes(run, home),
     )

@@ -6,8 +6,9 @@ kept as it is.
 """
 
 import re
-from dataclasses import dataclass
+from typing import Any
 
+from backbay.explain.record import BreakRecord
 from backbay.reporting.lines import innermost, own, places
 
 _FORM = re.compile(
@@ -24,70 +25,56 @@ _STACK = "User code traceback:"
 _RAISED = re.compile(r"^torch\._dynamo\.exc\.\w+: ", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Break:
-    """One graph break."""
+def parse(text: str, *, function: str = "", call: int = 0) -> BreakRecord:
+    """Return a break from its text, which has the user's traceback in it.
 
-    reason: str
-    explanation: str
-    hints: tuple[str, ...]
-    context: str
-    url: str
-    line: str
-    stack: tuple[str, ...]
-    skipped: bool
-
-
-def parse(text: str) -> Break:
-    """Take apart the text of a break, with the user's traceback in it."""
+    Args:
+        text: what torch wrote.
+        function: the function that was traced.
+        call: the call in which it happened.
+    """
     said, _, rest = text.partition("\nTraceback (most recent call last)")
     head, _, stack = said.partition(_STACK)
     found = list(places(stack or head))
     raised = _RAISED.split(rest)[-1] if "Graph Break Reason: " not in head else ""
     message = raised or head.partition("Graph Break Reason: ")[2]
-    reason, explanation, hints, context, url = _message(message or head)
-    return Break(
-        reason=reason,
-        explanation=explanation,
-        hints=hints,
-        context=context,
-        url=url,
+    return _record(
+        message or head,
         line=innermost(found),
         stack=tuple(str(x) for x in own(found)),
         skipped=any(x in text for x in _SKIPS),
+        function=function,
+        calls=(call,),
     )
 
 
-def parse_failure(reason: str, file: str | None, number: int | None) -> Break:
+def parse_failure(
+    reason: str, file: str | None, number: int | None, *, function: str = "", call: int = 0
+) -> BreakRecord:
     """Return a break of which torch tells only in its metrics: a function that runs eagerly."""
-    what, explanation, hints, context, url = _message(reason)
     line = f"{file}:{number}" if file else ""
-    return Break(
-        reason=what,
-        explanation=explanation,
-        hints=hints,
-        context=context,
-        url=url,
-        line=line,
-        stack=(line,) if line else (),
-        skipped=True,
-    )
+    stack = (line,) if line else ()
+    return _record(reason, line=line, stack=stack, skipped=True, function=function, calls=(call,))
 
 
-def _message(text: str) -> tuple[str, str, tuple[str, ...], str, str]:
+def _record(text: str, **known: Any) -> BreakRecord:
     # What torch met while it handled the break comes after it; the break itself comes first.
     first = text.partition(_LOWER)[0]
     found = _FORM.search(first)
     if found is None:
-        lines = [x.strip() for x in first.splitlines() if x.strip()]
-        return (lines[0] if lines else "unknown"), " ".join(lines[1:]), (), "", ""
+        lines = [x.strip() for x in first.splitlines() if x.strip()] or ["unknown"]
+        explanation = " ".join(lines[1:])
+        return BreakRecord(
+            reason=lines[0], explanation=explanation, hints=(), context="", url="", **known
+        )
     hints = [x for x in found["hints"].split("\n  Hint: ") if x.strip()]
-    return (
-        _flat(found["reason"]),
-        _flat(found["explanation"]),
-        tuple(map(_flat, hints)),
-        _flat(found["context"]),
-        found["url"] or "",
+    return BreakRecord(
+        reason=_flat(found["reason"]),
+        explanation=_flat(found["explanation"]),
+        hints=tuple(map(_flat, hints)),
+        context=_flat(found["context"]),
+        url=found["url"] or "",
+        **known,
     )
 
 

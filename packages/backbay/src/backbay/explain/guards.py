@@ -1,13 +1,14 @@
-"""Guards as a readable list, out of the tree that torch writes to its structured trace.
+"""Guards as a readable list, and why they led to a recompile, out of torch's structured trace.
 
-The tree is what is checked at every call, in C++; torch's own list of guards (``guard_export_fn``)
-holds also what is not checked, and says nothing of sizes.
+The tree of guards is what is checked at every call, in C++; torch's own list of guards
+(``guard_export_fn``) holds also what is not checked, and says nothing of sizes.
 """
 
+import json
 import re
 from collections.abc import Iterator
 
-from backbay.explain.record import GuardRecord
+from backbay.explain.record import GuardRecord, ReasonRecord
 from backbay.reporting.lines import whole
 
 _NODE = re.compile(r"^(?P<depth>(?:\| )*)\+- (?P<kind>\w+)(?:: (?P<rest>.*))?$")
@@ -21,6 +22,9 @@ _TENSOR = re.compile(
 _TYPE = re.compile(r"^___check_type_id\(.*\), type=<class '(?P<type>.*)'>")
 _IDENTITY = re.compile(r"^___check_obj_id\(.*?, \d+\), type=(?:<class '(.*)'>|(.*))$")
 """With the object's type; up to 2.12 with the object itself, where that is no class."""
+_VERSION = re.compile(r"^(?P<version>\d+/\d+): ")
+_HINT = re.compile(r"\(HINT: (?P<hint>.*?)\)(?=\s*$|\n)", re.DOTALL)
+_PLACE = re.compile(r"#\s+(?P<code>.*?)\s*#\s+(?P<file>\S+):(?P<number>\d+) in (?P<function>\S+)")
 _MARK = re.compile(r"^hasattr\(.*, '_dynamo_(?P<mark>\w+)_indices'\) == False")
 _NAMED = re.compile(r"\b[LG]\[[^]]*\](?:\.\w+(?![\w(])|\[[^]]*\])*")
 
@@ -147,3 +151,27 @@ def _line(comment: str) -> str:
         return ""
     place, code = f"{whole(found['file'])}:{found['number']}", found["code"].strip()
     return f"{place}: {code}" if code else place
+
+
+def parse_reasons(payload: str) -> tuple[ReasonRecord, ...]:
+    """Return why a function was compiled again; torch writes several reasons as a JSON list."""
+    try:
+        found = json.loads(payload) if payload.startswith("[") else [payload]
+    except ValueError:
+        found = [payload]
+    return tuple(_reason(str(x)) for x in found)
+
+
+def _reason(text: str) -> ReasonRecord:
+    said = text.partition("\nUser stack trace")[0].strip()
+    version = _VERSION.match(said)
+    hint, place = _HINT.search(said), _PLACE.search(said)
+    failed = said[version.end() :] if version else said
+    failed = _HINT.sub("", failed).partition("  # ")[0]
+    line = f"{whole(place['file'])}:{place['number']}: {place['code']}" if place else ""
+    return ReasonRecord(
+        version=version["version"] if version else "",
+        failed=" ".join(failed.split()),
+        line=line,
+        hint=" ".join(hint["hint"].split()) if hint else "",
+    )

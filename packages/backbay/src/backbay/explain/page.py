@@ -1,25 +1,14 @@
-"""An explanation as one HTML file, which needs nothing else: no network, no script, no font.
+"""An explanation as one HTML file, without a script."""
 
-Everything that comes from an explanation is escaped; the explanation itself is embedded as JSON, so
-that the page is also the record.
-"""
-
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-
-import jinja2
 
 from backbay.explain import words
 from backbay.explain.boxes import marks, picture
 from backbay.explain.drawing import svg
-from backbay.explain.record import Explanation, GraphRecord, NodeRecord, StageRecord
-from backbay.reporting.embedding import embedded
-from backbay.reporting.wording import plain, short
-
-_TEMPLATE = "page.html.jinja"
+from backbay.explain.record import Explanation, GraphRecord, NodeRecord
+from backbay.reporting.page import command, rendered
 
 
 def write_page(explanation: Explanation, path: str | Path) -> None:
@@ -29,21 +18,23 @@ def write_page(explanation: Explanation, path: str | Path) -> None:
 
 def page(explanation: Explanation) -> str:
     """Return an explanation's page; the same explanation always gives the same text."""
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(plain=plain, short=short)
-    template = resources.files("backbay.explain").joinpath(_TEMPLATE).read_text(encoding="utf-8")
-    return environment.from_string(template).render(
-        told=explanation,
+    settings = explanation.settings
+    chosen = () if settings.backend is None else ("--backend", settings.backend)
+    return rendered(
+        "backbay.explain",
+        explanation,
+        noun="explanation",
         sheets=_sheets(explanation.graphs),
         words=words,
-        command=_command(explanation),
-        json=embedded(explanation),
+        command=command(
+            "explain",
+            [settings.workload],
+            chosen,
+            mode=settings.mode,
+            dtype=settings.dtype,
+            device=settings.device,
+            seed=settings.seed,
+        ),
     )
 
 
@@ -93,17 +84,14 @@ def _drawings(graph: GraphRecord) -> list[Drawing]:
     gone = marks(graph.nodes, first.after)[0] if first is not None and first.after else {}
     drawings = [_drawn("As Dynamo hands it over", graph.nodes, graph.groups, gone)]
     for stage in graph.stages:
-        drawings += _of_stage(stage, dynamo=stage is first)
+        if stage.after is None:
+            continue
+        gone, made = marks(stage.before, stage.after)
+        name = words.which(stage)
+        if stage is not first:
+            drawings.append(_drawn(f"{name}, before its passes", stage.before, (), gone))
+        drawings.append(_drawn(f"{name}, after its passes", stage.after, (), made))
     return drawings
-
-
-def _of_stage(stage: StageRecord, *, dynamo: bool) -> list[Drawing]:
-    if stage.after is None:
-        return []
-    gone, made = marks(stage.before, stage.after)
-    name = words.which(stage)
-    drawings = [] if dynamo else [_drawn(f"{name}, before its passes", stage.before, (), gone)]
-    return [*drawings, _drawn(f"{name}, after its passes", stage.after, (), made)]
 
 
 def _drawn(
@@ -114,14 +102,3 @@ def _drawn(
 ) -> Drawing:
     found = picture(nodes, groups, marked)
     return Drawing(title=title, svg=svg(found, title), remark=found.remark)
-
-
-def _command(explanation: Explanation) -> str:
-    settings = explanation.settings
-    command = ["backbay", "explain", settings.workload]
-    if settings.backend is not None:
-        command += ["--backend", settings.backend]
-    if settings.mode == "train":
-        command += ["--train"]
-    command += ["--dtype", settings.dtype, "--device", settings.device]
-    return shlex.join([*command, "--seed", str(settings.seed)])

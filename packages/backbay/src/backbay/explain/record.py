@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
-SCHEMA = "backbay.explain/1"
+from backbay.workloads.setup import Mode
 
-Mode = Literal["infer", "train"]
+SCHEMA = "backbay.explain/1"
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):

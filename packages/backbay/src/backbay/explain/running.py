@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -11,10 +12,8 @@ import torch._inductor.config
 from torch._dynamo.utils import counters
 
 from backbay import compile_log
-from backbay.explain.assembling import assembled
-from backbay.explain.record import Explanation, ProblemRecord, Settings
-from backbay.explain.watching import Watch
-from backbay.kit.backend import Backend
+from backbay.explain.record import ProblemRecord
+from backbay.explain.watching import Capturing, Watch
 from backbay.proof import Step, Workload, unchanged
 from backbay.registry import CompilerFn
 from backbay.reporting.lines import innermost, own, traced
@@ -26,61 +25,35 @@ _UNCACHED = {
 }
 
 
+@dataclass(kw_only=True)
 class WatchedRun:
     """One workload with one backend, watched."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        compiler_fn: CompilerFn | None,
-        made_by: CompilerFn | None,
-        *,
-        train: bool,
-        seed: int,
-    ) -> None:
-        self.workload = workload
-        self.train = train
-        self.seed = seed
-        self.watch = Watch()
-        self.names: list[str] = []
-        """Of the calls that were made."""
-        self.problems: dict[int, ProblemRecord] = {}
-        """By call; the model itself, uncompiled, is ``-1``."""
-        self.notes: list[str] = []
-        self._compiler_fn = compiler_fn
-        self._made_by = made_by
-        self._known = len(compile_log.records())
+    workload: Workload
+    compiler_fn: CompilerFn | None
+    """``None``: graphs are run as they are."""
+    train: bool
+    seed: int
+    watch: Watch = field(default_factory=Watch)
+    names: list[str] = field(default_factory=list)
+    """Of the calls that were made."""
+    problems: dict[int, ProblemRecord] = field(default_factory=dict)
+    """By call; the model itself, uncompiled, is ``-1``."""
+    notes: list[str] = field(default_factory=list)
 
     def run(self, *, again: bool) -> None:
         """Run the model itself, then compiled, each time from the same state."""
+        known = len(compile_log.records())
         problem = self._eager(self.workload)
         if problem is not None:
             self.problems[-1] = problem
             return
         with _alone(), _attributes_kept(self.workload.model), self.watch.on():
             self._compiled(again=again)
-
-    def explanation(
-        self, settings: Settings, *, created: str, versions: dict[str, str]
-    ) -> Explanation:
-        """Put together what was seen."""
-        return assembled(
-            self.watch,
-            settings=settings,
-            created=created,
-            versions=versions,
-            calls=self.names,
-            problems=self.problems,
-            kit=self._made_by if isinstance(self._made_by, Backend) else None,
-            notes=[*self.notes, *self._timed()],
-        )
-
-    def _timed(self) -> list[str]:
-        """Return what was measured of rewrites, of each graph whose rewrites were."""
-        return [f"rewrites {x.why}" for x in compile_log.records()[self._known :] if x.timed]
+        self.notes += (f"rewrites {x.why}" for x in compile_log.records()[known:] if x.timed)
 
     def _compiled(self, *, again: bool) -> None:
-        backend = self.watch.capturing(self._compiler_fn or _as_it_is)
+        backend = Capturing(self.compiler_fn or _as_it_is, self.watch)
         call = torch.compile(self.workload.model, backend=backend)
         if not self._call("first", call, self.workload) or not again:
             return
@@ -91,22 +64,19 @@ class WatchedRun:
             self.notes.append(f"no other batch size was tried: {batch}")
             return
         for size in (batch, batch + 1):
-            if not self._larger(call, size):
+            larger = with_batch(self.workload, size + 1)
+            problem = self._eager(larger)
+            if problem is not None:
+                self.notes.append(
+                    f"batch {size + 1} was not tried compiled: uncompiled, the model raises "
+                    f"{problem.error}"
+                )
+                return
+            if not self._call(f"batch {size} to {size + 1}", call, larger):
                 return
 
-    def _larger(self, call: Any, size: int) -> bool:
-        larger = with_batch(self.workload, size + 1)
-        problem = self._eager(larger)
-        if problem is not None:
-            self.notes.append(
-                f"batch {size + 1} was not tried compiled: uncompiled, the model raises "
-                f"{problem.error}"
-            )
-            return False
-        return self._call(f"batch {size} to {size + 1}", call, larger)
-
     def _call(self, name: str, call: Any, workload: Workload) -> bool:
-        """Make one call; tell whether it went well."""
+        """Make one call; returns whether it went well."""
         self.watch.call = len(self.names)
         self.names.append(name)
         problem = self._raised("compiled", call, workload)
@@ -155,7 +125,7 @@ def _as_it_is(graph_module: torch.fx.GraphModule, _: Any) -> Any:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Return Dynamo an empty state, and leave it empty; caches are not read, counters are kept."""
+    """Reset Dynamo before and after; caches are not read, counters are kept."""
     counted = {key: value.copy() for key, value in counters.items()}
     torch._dynamo.reset()  # noqa: SLF001 (torch.compiler.reset is this, since 2.1)
     with contextlib.ExitStack() as stack:
@@ -182,13 +152,12 @@ def _gradients_kept(model: torch.nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _attributes_kept(model: torch.nn.Module) -> Iterator[None]:
     """Write back what modules count in plain attributes: Dynamo guards on those."""
-    kept = [(x, _plain_attributes(x)) for x in model.modules()]
+    plain = (int, float, str, tuple)
+    kept = [
+        (x, {k: v for k, v in vars(x).items() if isinstance(v, plain)}) for x in model.modules()
+    ]
     try:
         yield
     finally:
         for module, attributes in kept:
             vars(module).update(attributes)
-
-
-def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
-    return {k: v for k, v in vars(module).items() if isinstance(v, (int, float, str, tuple))}

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from backbay.explain import words
@@ -17,13 +16,13 @@ from backbay.explain.record import (
     CallRecord,
     Explanation,
     GraphRecord,
-    GuardRecord,
     NearMissRecord,
     PassRecord,
     ProblemRecord,
     StageRecord,
 )
-from backbay.reporting.wording import plain, short
+from backbay.reporting.terminal import add_row, indented, line, table
+from backbay.reporting.wording import counted, plain, short
 
 _MOST_GRAPHS = 16
 _MOST_NEAR = 8
@@ -51,7 +50,7 @@ def text(explanation: Explanation) -> RenderableType:
     parts += _section("Passes", _passes(explanation.graphs))
     parts += _section("Guards", _guards(explanation.graphs))
     parts += _section("Calls", _calls(explanation.calls))
-    parts += [_line(f"note: {note}", "dim") for note in explanation.notes]
+    parts += [line(f"note: {note}", "dim") for note in explanation.notes]
     return Group(*parts)
 
 
@@ -64,57 +63,52 @@ def _section(title: str, found: Iterable[RenderableType]) -> list[RenderableType
 
 def _problem(problem: ProblemRecord) -> Iterator[RenderableType]:
     who = "the model itself, uncompiled" if problem.stage == "eager" else "compiled"
-    yield _line(f"{who}: {problem.error}", "red")
+    yield line(f"{who}: {problem.error}", "red")
     if problem.line:
-        yield _line(f"at {short(problem.line)}")
+        yield line(f"at {short(problem.line)}")
     if problem.raised_at:
-        yield _line(f"raised at {short(problem.raised_at)}")
+        yield line(f"raised at {short(problem.raised_at)}")
 
 
 def _graphs(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
     if not graphs:
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("graph", "call", "ops", "groups"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("function", overflow="fold")
+    made = table("graph", "call", "ops", "groups", "function", folded="function")
     for graph in graphs[:_MOST_GRAPHS]:
         dynamic = "".join(f"; {k} = {v}" for k, v in graph.dynamic.items())
         calls, groups = sum(graph.operators.values()), len(graph.groups)
         what = f"{short(graph.function)}{dynamic}"
         cells = (graph.number, graph.call, calls, groups, what)
-        table.add_row(*(Text(plain(str(x))) for x in cells))
-    yield table
+        add_row(made, cells)
+    yield made
     yield from _more(len(graphs) - _MOST_GRAPHS, "graph")
     for graph in graphs[:_MOST_GRAPHS]:
         if graph.call == 0:
-            yield _line(f"graph {graph.number}, {words.size_of(graph)}: {words.operators(graph)}")
+            yield line(f"graph {graph.number}, {words.size_of(graph)}: {words.operators(graph)}")
 
 
 def _breaks(breaks: Sequence[BreakRecord]) -> Iterator[RenderableType]:
     for number, one in enumerate(breaks, 1):
-        yield _line(f"{number}. {one.reason}", "yellow")
-        yield _indented(f"at {short(one.line)}", "bold")
+        yield line(f"{number}. {one.reason}", "yellow")
+        yield indented(f"at {short(one.line)}", "bold", by=3)
         if one.skipped:
-            yield _indented(f"all of {short(one.function) or 'the function'} runs eagerly")
-        yield _indented(f"why: {one.explanation}")
+            yield indented(f"all of {short(one.function) or 'the function'} runs eagerly", by=3)
+        yield indented(f"why: {one.explanation}", by=3)
         for hint in one.hints:
-            yield _indented(f"change: {hint}", "green")
+            yield indented(f"change: {hint}", "green", by=3)
         if one.url:
-            yield _indented(one.url, "dim")
+            yield indented(one.url, "dim", by=3)
 
 
 def _passes(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
     shown = [x for x in graphs if x.call == 0 and x.stages]
     if not shown:
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("graph", "of", "pass", "level", "did", "near misses"):
-        table.add_column(title, no_wrap=True)
+    made = table("graph", "of", "pass", "level", "did", "near misses")
     for graph, stage, one in _each(shown):
         cells = (graph.number, stage.graph, one.name, one.level, words.did(one), len(one.near))
-        table.add_row(*(Text(plain(str(x))) for x in cells))
-    yield table
+        add_row(made, cells)
+    yield made
     yield from _near_misses(shown)
     for graph, stage, one in _each(shown):
         yield from _detail(graph, stage, one)
@@ -131,24 +125,24 @@ def _near_misses(graphs: Iterable[GraphRecord]) -> Iterator[RenderableType]:
             found.setdefault((one.name, miss.pattern, miss.reason), []).append(miss)
     for (name, pattern, reason), misses in list(found.items())[:_MOST_NEAR]:
         nodes = ", ".join(dict.fromkeys(x.node for x in misses))
-        yield _line(f"{name} nearly did: {pattern} at {nodes}: {reason}", "yellow")
-        for line in dict.fromkeys(x.line for x in misses if x.line):
-            yield _indented(f"at {short(line)}")
+        yield line(f"{name} nearly did: {pattern} at {nodes}: {reason}", "yellow")
+        for place in dict.fromkeys(x.line for x in misses if x.line):
+            yield indented(f"at {short(place)}", by=3)
     yield from _more(len(found) - _MOST_NEAR, "near miss", "near misses")
 
 
 def _detail(graph: GraphRecord, stage: StageRecord, one: PassRecord) -> Iterator[RenderableType]:
     if one.error:
-        yield _line(f"{one.name} failed: {one.error}", "red")
+        yield line(f"{one.name} failed: {one.error}", "red")
     for key, value in one.detail.items():
-        yield _line(f"{one.name}: {key}: {value}")
+        yield line(f"{one.name}: {key}: {value}")
     if not one.diff or not one.changes:
         return
     yield Text()
-    yield _line(f"graph {graph.number}, {stage.graph}: {one.name}", "bold")
+    yield line(f"graph {graph.number}, {stage.graph}: {one.name}", "bold")
     lines = one.diff.splitlines()[2:]  # the first two name the sides
-    for line in lines[:_MOST_DIFF_LINES]:
-        yield Text(line, style=_COLOURS.get(line[:1], "dim"), no_wrap=True, overflow="ellipsis")
+    for part in lines[:_MOST_DIFF_LINES]:
+        yield Text(part, style=_COLOURS.get(part[:1], "dim"), no_wrap=True, overflow="ellipsis")
     yield from _more(len(lines) - _MOST_DIFF_LINES, "line")
 
 
@@ -158,49 +152,41 @@ def _guards(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
             continue
         parted = words.by_group(graph.guards)
         numbers = ", ".join(f"{group} {len(found)}" for group, found in parted.items())
-        yield _line(f"graph {graph.number}: {words.counted(len(graph.guards), 'guard')}: {numbers}")
-        telling = [x for group in _TELLING for x in parted.get(group, []) if not _is_state(x)]
+        yield line(f"graph {graph.number}: {counted(len(graph.guards), 'guard')}: {numbers}")
+        telling = [
+            # Parameters and buffers change less than inputs do.
+            x
+            for group in _TELLING
+            for x in parted.get(group, [])
+            if "_parameters[" not in x.source and "_buffers[" not in x.source
+        ]
         for one in telling[:_MOST_GUARDS]:
             said = one.says if one.source in one.says else f"{one.source}: {one.says}"
-            yield _indented(said, "dim")
+            yield indented(said, "dim", by=3)
         yield from _more(len(telling) - _MOST_GUARDS, "guard")
-
-
-def _is_state(guard: GuardRecord) -> bool:
-    """Return whether a guard is of a parameter or buffer, which change less than inputs do."""
-    return "_parameters[" in guard.source or "_buffers[" in guard.source
 
 
 def _calls(calls: Sequence[CallRecord]) -> Iterator[RenderableType]:
     told = set[str]()
     for number, call in enumerate(calls):
-        said = f"{number}. {call.name}: {words.counted(call.graphs, 'graph')} compiled"
-        yield _line(said if not call.problem else f"{said}, then {call.problem.error}")
+        said = f"{number}. {call.name}: {counted(call.graphs, 'graph')} compiled"
+        yield line(said if not call.problem else f"{said}, then {call.problem.error}")
         for one in call.recompiles[:_MOST_RECOMPILES]:
             reason = one.reasons[0] if one.reasons else None
             why = reason.failed if reason else "torch gives no reason"
-            yield _indented(f"again {short(one.function)}: {why}", "yellow")
+            yield indented(f"again {short(one.function)}: {why}", "yellow", by=3)
             if reason is not None and reason.line:
-                yield _indented(f"  at {short(reason.line)}")
+                yield indented(f"  at {short(reason.line)}", by=3)
             if reason is not None and reason.hint and reason.hint not in told:
                 told.add(reason.hint)
-                yield _indented(f"  {reason.hint}", "green")
+                yield indented(f"  {reason.hint}", "green", by=3)
             if one.dynamic:
                 sizes = ", ".join(f"{v} ({k})" for k, v in one.dynamic.items())
-                yield _indented(f"  automatic dynamic shapes: from now on any {sizes}")
+                yield indented(f"  automatic dynamic shapes: from now on any {sizes}", by=3)
         yield from _more(len(call.recompiles) - _MOST_RECOMPILES, "recompile")
 
 
 def _more(count: int, noun: str, plural: str | None = None) -> Iterator[RenderableType]:
     if count > 0:
-        word = noun if count == 1 else plural or f"{noun}s"
-        yield _line(f"and {count:,} more {word}: {_REST}", "dim")
-
-
-def _line(said: str, style: str = "") -> Text:
-    return Text(plain(said), style=style)
-
-
-def _indented(said: str, style: str = "") -> RenderableType:
-    lead = len(said) - len(said.lstrip())
-    return Padding(_line(said, style), (0, 0, 0, 3 + lead))
+        more = counted(count, f"more {noun}", plural and f"more {plural}")
+        yield line(f"and {more}: {_REST}", "dim")

@@ -8,19 +8,19 @@ of torch is patched. What other threads compile meanwhile is not taken for the w
 import contextlib
 import difflib
 import logging
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from backbay.errors import BackbayError
-from backbay.explain import graphs
 from backbay.explain.record import NearMissRecord, NodeRecord, PassRecord
-from backbay.graph.match import NearMiss
-from backbay.graph.report import line_of, listing, summary
+from backbay.graph.report import line_of, listing, rows, summary
 from backbay.kit.observing import observed_by
 from backbay.kit.passes import Pass, PassReport
 from backbay.registry import CompilerFn
@@ -29,6 +29,7 @@ from backbay.registry.bridge import CONTRACT
 _TRACE = "torch.__trace"
 _EVENTS = ("artifact", "compilation_metrics", "create_symbol", "dynamo_cpp_guards_str")
 _TEXTS = (str, int, float, bool, type(None))
+_ROOT = re.compile(r"^L\['\w+'\]\.?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,27 +92,18 @@ class Watch:
         finally:
             logger.removeHandler(handler)
 
-    def capturing(self, compiler_fn: CompilerFn) -> "Capturing":
-        """Return a backend that notes each graph, then compiles it with another."""
-        return Capturing(compiler_fn, self)
-
-    def captured(self, graph_module: GraphModule) -> Captured:
-        """Note a graph as Dynamo hands it over."""
+    @contextlib.contextmanager
+    def compiling(self, graph_module: GraphModule) -> Iterator[None]:
+        """Note a graph as Dynamo hands it over; passes that run until the block ends are its."""
         found = summary(graph_module.graph)
-        one = Captured(
+        self._compiling = Captured(
             compile_id=_compile_id(),
             call=self.call,
-            nodes=graphs.nodes(graph_module.graph),
+            nodes=nodes_of(graph_module.graph),
             operators=dict(found.operators.most_common()),
             groups=found.groups,
         )
-        self.graphs.append(one)
-        return one
-
-    @contextlib.contextmanager
-    def compiling(self, graph: Captured) -> Iterator[None]:
-        """Take the passes that run until the block ends for those of one graph."""
-        self._compiling = graph
+        self.graphs.append(self._compiling)
         try:
             yield
         finally:
@@ -128,28 +120,34 @@ class Watch:
         which = _which(one)
         last = graph.stages[-1] if graph.stages else None
         if last is None or last.graph != which or last.lines != self._before:
-            before = graphs.nodes(graph_module.graph)
+            before = nodes_of(graph_module.graph)
             graph.stages.append(Stage(which, before, self._before))
 
     def after(self, one: Pass, graph_module: GraphModule, report: PassReport) -> None:
         """Note what a pass did."""
-        self._note(
-            graph_module,
-            PassRecord(
-                name=one.name,
-                level=one.level,
-                changes=report.changes,
-                near=tuple(dict.fromkeys(map(_near, report.near))),
-                detail={str(key): _plain(value) for key, value in _told(report).items()},
-            ),
+        near = (
+            NearMissRecord(
+                pattern=x.pattern, node=x.node, reason=x.reason, line=line_of(x.stack_trace)
+            )
+            for x in report.near
         )
+        detail = {
+            **{str(key): value for key, value in report.detail.items()},
+            **{f"Inductor's {key}": value for key, value in report.inductor.items()},
+        }
+        record = PassRecord(
+            name=one.name,
+            level=one.level,
+            changes=report.changes,
+            near=tuple(dict.fromkeys(near)),
+            detail={k: v if isinstance(v, _TEXTS) else str(v) for k, v in detail.items()},
+        )
+        self._note(graph_module, record)
 
     def failed(self, one: Pass, graph_module: GraphModule, error: BackbayError) -> None:
         """Note that a pass raised, or left a graph that is not right."""
-        self._note(
-            graph_module,
-            PassRecord(name=one.name, level=one.level, changes=0, error=str(error)),
-        )
+        record = PassRecord(name=one.name, level=one.level, changes=0, error=str(error))
+        self._note(graph_module, record)
 
     def _note(self, graph_module: GraphModule, record: PassRecord) -> None:
         graph = self._graph()
@@ -161,8 +159,8 @@ class Watch:
             diff = difflib.unified_diff(
                 self._before, now, f"before {record.name}", f"after {record.name}", lineterm=""
             )
-            record = _with_diff(record, "\n".join(diff))
-            stage.after = graphs.nodes(graph_module.graph)
+            record = msgspec.structs.replace(record, diff="\n".join(diff))
+            stage.after = nodes_of(graph_module.graph)
             stage.lines = now
         stage.passes.append(record)
 
@@ -184,8 +182,7 @@ class Capturing:
 
     def __call__(self, graph_module: GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
         """Note the graph, then compile it."""
-        graph = self._watch.captured(graph_module)
-        with self._watch.compiling(graph):
+        with self._watch.compiling(graph_module):
             return self._inner(graph_module, inputs, **given)
 
     def __getattr__(self, name: str) -> Any:
@@ -235,31 +232,22 @@ def _which(one: Pass) -> str:
     return next((x for x in kinds if f"_{x}" in name), name)
 
 
-def _told(report: PassReport) -> dict[Any, Any]:
-    wanted = {f"Inductor's {key}": value for key, value in report.inductor.items()}
-    return {**report.detail, **wanted}
-
-
-def _near(miss: NearMiss) -> NearMissRecord:
-    return NearMissRecord(
-        pattern=miss.pattern,
-        node=miss.node,
-        reason=miss.reason,
-        line=line_of(miss.stack_trace),
-    )
-
-
-def _with_diff(record: PassRecord, diff: str) -> PassRecord:
-    return PassRecord(
-        name=record.name,
-        level=record.level,
-        changes=record.changes,
-        near=record.near,
-        diff=diff,
-        detail=record.detail,
-        error=record.error,
-    )
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, _TEXTS) else str(value)
+def nodes_of(graph: Graph) -> tuple[NodeRecord, ...]:
+    """Return a record of each node of a graph, in order: its shape, the user's line, its module."""
+    found = []
+    for node, row in zip(graph.nodes, rows(graph), strict=True):
+        stack: dict[str, Any] = node.meta.get("nn_module_stack") or {}
+        paths = [str(x[0]) for x in stack.values() if isinstance(x, tuple) and x]
+        found.append(
+            NodeRecord(
+                name=row.name,
+                op=row.op,
+                target=row.target,
+                shape=row.shape,
+                dtype=row.dtype,
+                line=row.line,
+                module=_ROOT.sub("", paths[-1]) if paths else "",
+                inputs=tuple(x.name for x in node.all_input_nodes),
+            )
+        )
+    return tuple(found)

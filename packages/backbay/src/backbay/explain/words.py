@@ -1,21 +1,9 @@
 """How an explanation reads: the same words in the terminal and on the page."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from backbay.explain.record import GraphRecord, GuardRecord, NodeRecord, PassRecord, StageRecord
+from backbay.explain.record import GraphRecord, GuardRecord, PassRecord, StageRecord
 from backbay.reporting.wording import counted
-
-__all__ = [
-    "by_group",
-    "counted",
-    "did",
-    "kind",
-    "most_common",
-    "operators",
-    "size_of",
-    "which",
-]
 
 _MOST_OPERATORS = 12
 
@@ -31,11 +19,6 @@ def operators(graph: GraphRecord, most: int = _MOST_OPERATORS) -> str:
     named = [f"{count}x {name}" for name, count in graph.operators.items()]
     more = len(named) - most
     return ", ".join(named[:most]) + (f", and {counted(more, 'other')}" if more > 0 else "")
-
-
-def kind(node: NodeRecord) -> str:
-    """Word what a node gives."""
-    return " ".join(filter(None, (node.dtype, node.shape)))
 
 
 def did(one: PassRecord) -> str:
@@ -58,8 +41,3 @@ def by_group(guards: Sequence[GuardRecord]) -> dict[str, list[GuardRecord]]:
     for one in guards:
         parted.setdefault(one.group, []).append(one)
     return parted
-
-
-def most_common(names: Iterable[str]) -> str:
-    """Word how often each name occurs, the most frequent first."""
-    return ", ".join(f"{count}x {name}" for name, count in Counter(names).most_common())

@@ -7,12 +7,14 @@ be significantly faster than Inductor, not only than eager.
 
 from collections.abc import Mapping, Sequence
 
-from backbay.race.record import Decision
+from backbay.race.record import EAGER, Decision
+from backbay.reporting.wording import listed
 from backbay.timing import stats
 from backbay.timing.interval import Interval
 from backbay.workloads.setup import Mode
 
-EAGER = "eager"
+__all__ = ["EAGER", "INDUCTOR", "decide"]
+
 INDUCTOR = "inductor"
 _MOST_DIGITS = 4
 
@@ -27,16 +29,19 @@ def decide(workload: str, mode: Mode, samples: Samples) -> Decision:
         mode: what was timed.
         samples: backend to one time a round, in the same rounds; must hold eager.
     """
-    rivals = sorted((name for name in samples if name != EAGER), key=lambda n: _order(n, samples))
+    rivals = sorted(
+        (name for name in samples if name != EAGER),
+        key=lambda name: (name != INDUCTOR, stats.median(samples[name])[0]),
+    )
     holder = EAGER
     for rival in rivals:
-        if _faster(rival, holder, samples):
+        if stats.ratio(samples[holder], samples[rival])[1][0] > 1.0:
             holder = rival
     if holder == EAGER:
         return _keep_eager(workload, mode, rivals, samples)
     value, interval = stats.ratio(samples[EAGER], samples[holder])
     tied = [rival for rival in rivals if rival != holder and _tied(rival, holder, samples)]
-    also = f"; {_listed(tied)} cannot be told from it" if tied else ""
+    also = f"; {listed(tied)} cannot be told from it" if tied else ""
     return Decision(
         workload=workload,
         mode=mode,
@@ -73,14 +78,6 @@ def _eager(workload: str, mode: Mode, sentence: str, *, abstained: bool = False)
     )
 
 
-def _order(name: str, samples: Samples) -> tuple[bool, float]:
-    return name != INDUCTOR, stats.median(samples[name])[0]
-
-
-def _faster(rival: str, holder: str, samples: Samples) -> bool:
-    return stats.ratio(samples[holder], samples[rival])[1][0] > 1.0
-
-
 def _tied(rival: str, holder: str, samples: Samples) -> bool:
     low, high = stats.ratio(samples[holder], samples[rival])[1]
     return low <= 1.0 <= high
@@ -93,7 +90,3 @@ def _times(value: float, interval: Interval) -> str:
         digits += 1
     low, high = interval
     return f"{value:.{digits}f}x [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

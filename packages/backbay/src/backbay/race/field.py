@@ -57,7 +57,8 @@ def by_default(registry: Registry, device: str, *, same_process: bool) -> list[E
     entrants = [Entrant(name=EAGER)]
     for name, resolution in registry.resolutions().items():
         spec, here = resolution.spec, resolution.standing == "wins"
-        hidden = _stands_for_another(spec) or set(HIDDEN_TAGS).intersection(spec.tags)
+        stands_for_another = spec.alias_of is not None or "alias" in spec.tags
+        hidden = stands_for_another or set(HIDDEN_TAGS).intersection(spec.tags)
         if not here or hidden or (_only_here(spec) and not same_process):
             continue
         availability = registry.availability(name, device)
@@ -66,10 +67,6 @@ def by_default(registry: Registry, device: str, *, same_process: bool) -> list[E
         elif name == INDUCTOR:
             entrants.append(Entrant(name=name, spec=spec, unavailable=availability))
     return entrants
-
-
-def _stands_for_another(spec: BackendSpec) -> bool:
-    return spec.alias_of is not None or "alias" in spec.tags
 
 
 def _only_here(spec: BackendSpec | None) -> bool:

@@ -16,10 +16,9 @@ from matplotlib.transforms import blended_transform_factory
 
 from backbay.race.inline import COLOURS, FAINT, INK, PAPER, inline, stand_in
 from backbay.race.labels import label
-from backbay.race.record import Result
+from backbay.race.record import EAGER, Result
 from backbay.race.sections import Section
 from backbay.reporting import wording
-from backbay.reporting.wording import EAGER
 from backbay.timing.interval import Interval
 
 _MARKERS = "osD^v"  # their shapes tell backends apart when the colours come round again
@@ -206,7 +205,9 @@ def _memory(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     if len(rows) < 2:  # noqa: PLR2004 (a bar alone compares nothing)
         return None
     figure, axes = _rows(rows, [wording.size(row.peak_bytes) for row in rows])
-    unit, scale = _unit(max(max(r.peak_bytes or 0, r.compile_peak_bytes or 0) for r in rows))
+    largest = max(max(r.peak_bytes or 0, r.compile_peak_bytes or 0) for r in rows)
+    unit = wording.size(largest).split()[-1]
+    scale = 1024.0 ** wording.SIZES.index(unit)
     for y, row in enumerate(rows):
         _bar(axes, y, (row.peak_bytes or 0) / scale, _colour(row.backend, series))
         if row.compile_peak_bytes:
@@ -298,8 +299,3 @@ def _colour(backend: str, series: Mapping[str, int]) -> str:
     if backend == EAGER:
         return stand_in(COLOURS)
     return stand_in(series.get(backend, 0) % COLOURS)
-
-
-def _unit(largest: int) -> tuple[str, float]:
-    word = wording.size(largest).split()[-1]
-    return word, 1024.0 ** ("B", "KiB", "MiB", "GiB", "TiB").index(word)

@@ -14,6 +14,8 @@ from backbay.timing.interval import Interval
 from backbay.workloads.setup import Mode
 
 SCHEMA = "backbay.race/1"
+EAGER = "eager"
+"""What the others are measured by: it takes part in every race."""
 
 Status = Literal["ok", "wrong", "failed", "crashed", "timeout", "unavailable"]
 

@@ -1,11 +1,10 @@
 """A report as its reader meets it: a section for each workload, the fastest backend first."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from backbay.race.record import Decision, Report, Result
-from backbay.reporting.wording import EAGER, NEVER
-from backbay.timing.interval import Interval
+from backbay.race.record import EAGER, Decision, Report, Result
+from backbay.reporting import wording
+from backbay.reporting.wording import NEVER, NOTHING, Reading, counted, plain, rough
 from backbay.workloads.setup import Mode
 
 
@@ -41,7 +40,8 @@ class Section:
             return None
         if eager.median_ms is None or result.median_ms is None or not is_timed(result):
             return None
-        low, high = _ratio_interval(result, eager.median_ms / result.median_ms)
+        ratio = eager.median_ms / result.median_ms
+        low, high = result.ratio_to_eager_ci or (ratio, ratio)
         if high < 1:
             return NEVER
         if low <= 1 or eager.median_ms <= result.median_ms:
@@ -49,8 +49,55 @@ class Section:
         return 1000 * result.compile_s / (eager.median_ms - result.median_ms)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A result in words."""
+
+    result: Result
+    name: str
+    chosen: bool
+    """Whether it is the backend to use."""
+    timed: bool
+    reason: str
+    verdict: str
+    median: Reading
+    to_eager: Reading
+    to_inductor: Reading
+    compile: str
+    warmup: str
+    pays_off: str
+    peak: str
+    compile_peak: str
+    graphs: str
+
+
+def worded(section: Section) -> list[Row]:
+    """Return a section's results in words."""
+    return [
+        Row(
+            result=x,
+            name=plain(x.backend),
+            chosen=x.backend == section.winner,
+            timed=is_timed(x),
+            reason=_reason(x),
+            verdict=_judged(x),
+            median=wording.milliseconds(x.median_ms, x.ci_ms),
+            to_eager=wording.ratio(x.ratio_to_eager, x.ratio_to_eager_ci),
+            to_inductor=wording.ratio(x.ratio_to_inductor, x.ratio_to_inductor_ci),
+            compile=wording.seconds(x.compile_s),
+            warmup=wording.seconds(x.warmup_s) if x.warmup_s else "",
+            pays_off=wording.calls(section.break_even(x)),
+            peak=wording.size(x.peak_bytes),
+            compile_peak=wording.size(x.compile_peak_bytes) if x.compile_peak_bytes else "",
+            graphs=_graphs(x),
+        )
+        for x in section.results
+    ]
+
+
 def sections(report: Report) -> tuple[Section, ...]:
     """Group a report's results by workload, in the order raced."""
+    raced: tuple[Decision | Result, ...] = (*report.decision, *report.results)
     return tuple(
         Section(
             workload=workload,
@@ -61,11 +108,11 @@ def sections(report: Report) -> tuple[Section, ...]:
             results=tuple(
                 sorted(
                     (r for r in report.results if (r.workload, r.mode) == (workload, mode)),
-                    key=_rank,
+                    key=lambda r: (not is_timed(r), r.median_ms if is_timed(r) else 0.0),
                 )
             ),
         )
-        for workload, mode in dict.fromkeys(_raced(report))
+        for workload, mode in dict.fromkeys((x.workload, x.mode) for x in raced)
     )
 
 
@@ -79,16 +126,28 @@ def is_timed(result: Result) -> bool:
     return result.status == "ok" and result.median_ms is not None and result.median_ms > 0
 
 
-def _raced(report: Report) -> Iterator[tuple[str, Mode]]:
-    yield from ((decision.workload, decision.mode) for decision in report.decision)
-    yield from ((result.workload, result.mode) for result in report.results)
+def _judged(result: Result) -> str:
+    """Word a verdict; empty where nothing was compared."""
+    proof = result.verdict
+    if proof is None:
+        return "reference" if (result.backend, result.status) == (EAGER, "ok") else ""
+    error = "" if proof.ratio is None else f"{rough(proof.ratio)}x eager's error"
+    if proof.passed:
+        return ", ".join(filter(None, ("right", error)))
+    return ": ".join(
+        filter(None, ("wrong", ", ".join(filter(None, (plain(proof.where or ""), error)))))
+    )
 
 
-def _rank(result: Result) -> tuple[bool, float]:
-    if not is_timed(result) or result.median_ms is None:
-        return True, 0.0
-    return False, result.median_ms
+def _reason(result: Result) -> str:
+    """Word why a result is not ``ok``; empty where it is."""
+    if result.status == "ok":
+        return ""
+    proven = result.verdict.reason if result.verdict is not None else ""
+    return plain(result.reason or proven) or "no reason was recorded"
 
 
-def _ratio_interval(result: Result, ratio: float) -> Interval:
-    return result.ratio_to_eager_ci or (ratio, ratio)
+def _graphs(result: Result) -> str:
+    """Word into how many graphs the model was cut."""
+    counts = ((result.graphs, "graph"), (result.breaks, "break"))
+    return ", ".join(counted(n, noun) for n, noun in counts if n is not None) or NOTHING

@@ -11,13 +11,16 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.text import Text
 
-from backbay.race.record import Report, Result, Status
-from backbay.race.sections import Section, sections
+from backbay.race.record import Report, Status
+from backbay.race.sections import Row, Section, sections, worded
 from backbay.reporting import wording
+from backbay.reporting.terminal import Hanging
 
 _GAP = 2
 _INDENT = 6
 _NAME_ROOM = 20
+_FEWEST = 2
+"""Columns that are shown however narrow the terminal is."""
 _IMPORTANCE = (
     "status",
     "median ms",
@@ -45,7 +48,9 @@ def table(report: Report) -> RenderableType:
     for section in found:
         parts += [*_section(section), Text()]
     parts += [_remark("note: ", note) for note in report.notes]
-    parts += [_decision(section) for section in found if section.decision is not None]
+    for decision in (section.decision for section in found if section.decision is not None):
+        lead = f"{wording.plain(decision.workload)} ({decision.mode}): "
+        parts.append(Text(lead).append(wording.plain(decision.sentence), style="bold"))
     if not report.results:
         parts.append(Text("Nothing was raced."))
     parts.append(_surroundings(report))
@@ -55,28 +60,22 @@ def table(report: Report) -> RenderableType:
 def _section(section: Section) -> Iterator[RenderableType]:
     title = Text(wording.plain(section.workload), style="bold")
     yield title.append(f"  {section.mode}", style="not bold dim")
-    yield _Rows(section)
-    if any(map(wording.reason, section.results)):
+    rows = worded(section)
+    yield _Rows(rows)
+    if any(row.reason for row in rows):
         yield Text()
-    for result in section.results:
-        name = wording.plain(result.backend)
-        why = wording.reason(result)
-        if why:
-            yield _remark(f"{name} {result.status}: ", why, style=_STYLES[result.status])
-    for result in section.results:
-        for note in result.notes:
-            yield _remark(f"{wording.plain(result.backend)}: ", note)
-
-
-def _decision(section: Section) -> Text:
-    sentence = wording.plain(section.decision.sentence) if section.decision else ""
-    line = Text(f"{wording.plain(section.workload)} ({section.mode}): ")
-    return line.append(sentence, style="bold")
+    for row in rows:
+        if row.reason:
+            status = row.result.status
+            yield _remark(f"{row.name} {status}: ", row.reason, style=_STYLES[status])
+    for row in rows:
+        for note in row.result.notes:
+            yield _remark(f"{row.name}: ", note)
 
 
 def _remark(lead: str, remark: str, *, style: str = "dim") -> RenderableType:
     line = Text(lead, style=style).append(wording.plain(remark), style="not bold not dim default")
-    return _Hanging(line, first=2, rest=4)
+    return Hanging(line, first=2, rest=4)
 
 
 def _surroundings(report: Report) -> Text:
@@ -110,58 +109,43 @@ class _Column:
 
 
 @dataclass(frozen=True)
-class _Hanging:
-    """A line whose further lines are indented; no spaces are left at their ends."""
-
-    line: Text
-    first: int
-    rest: int
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        room = max(options.max_width - max(self.first, self.rest), 1)
-        for number, line in enumerate(self.line.wrap(console, room)):
-            line.rstrip()
-            yield Text(" " * (self.rest if number else self.first)).append_text(line)
-
-
-@dataclass(frozen=True)
 class _Rows:
     """One workload's rows, with as many columns as the width allows."""
 
-    section: Section
+    rows: Sequence[Row]
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        results = self.section.results
-        if not results:
+        if not self.rows:
             yield Text("  no results", style="dim")
             return
-        columns = [column for column in _columns(results) if not column.empty]
+        columns = [column for column in _columns(self.rows) if not column.empty]
         room = options.max_width - _GAP
-        shown = _fitting(columns, room - _longest_name(results, _NAME_ROOM))
-        names = _longest_name(results, max(_NAME_ROOM, room - _total(shown)))
-        yield _line("backend", names, [(c.title, c.width) for c in shown], style="dim")
-        for number, result in enumerate(results):
-            yield from _row(
-                self.section, result, names, [(c.cells[number], c.width) for c in shown]
-            )
+        by_importance = sorted(columns, key=lambda column: _IMPORTANCE.index(column.title))
+        count = len(columns)
+        narrow = room - self._longest_name(_NAME_ROOM)
+        while count > _FEWEST and _total(by_importance[:count]) > narrow:
+            count -= 1
+        shown = [column for column in columns if column in by_importance[:count]]
+        width = self._longest_name(max(_NAME_ROOM, room - _total(shown)))
+        yield _line("backend", width, [(c.title, c.width) for c in shown], style="dim")
+        for number, row in enumerate(self.rows):
+            name = Text(row.name)
+            if row.chosen:
+                name.stylize("bold")
+            if name.cell_len > width:
+                yield Text("  ").append_text(name)
+                name = Text("")
+            yield _line(name, width, [(c.cells[number], c.width) for c in shown])
             words = [c.words[number] for c in columns if c not in shown and c.words[number]]
             if words:
                 yield from _packed(words, options.max_width)
 
-
-def _row(
-    section: Section, result: Result, width: int, cells: Sequence[tuple[Text, int]]
-) -> Iterator[Text]:
-    name = Text(wording.plain(result.backend))
-    if result.backend == section.winner:
-        name.stylize("bold")
-    if name.cell_len <= width:
-        yield _line(name, width, cells)
-        return
-    yield Text("  ").append_text(name)
-    yield _line("", width, cells)
+    def _longest_name(self, room: int) -> int:
+        """Return how wide the names are that fit; a longer one gets a line of its own."""
+        widths = [cell_len(row.name) for row in self.rows]
+        return max(len("backend"), *(width for width in widths if width <= room), 0)
 
 
 def _line(
@@ -183,50 +167,46 @@ def _packed(words: Sequence[str], width: int) -> Iterator[RenderableType]:
         if cell_len(f"{line}; {phrase}") + _INDENT < width:
             line = f"{line}; {phrase}"
             continue
-        yield _Hanging(Text(f"{line};", style="dim"), first=_INDENT, rest=_INDENT)
+        yield Hanging(Text(f"{line};", style="dim"), first=_INDENT, rest=_INDENT)
         line = phrase
-    yield _Hanging(Text(line, style="dim"), first=_INDENT, rest=_INDENT)
-
-
-def _fitting(columns: Sequence[_Column], room: int) -> list[_Column]:
-    """Choose columns by importance until one does not fit; give them in their order on the line."""
-    by_importance = sorted(columns, key=lambda column: _IMPORTANCE.index(column.title))
-    count = next((n for n in range(len(columns), 2, -1) if _total(by_importance[:n]) <= room), 2)
-    return [column for column in columns if column in by_importance[:count]]
+    yield Hanging(Text(line, style="dim"), first=_INDENT, rest=_INDENT)
 
 
 def _total(columns: Sequence[_Column]) -> int:
     return sum(column.width + _GAP for column in columns)
 
 
-def _longest_name(results: Sequence[Result], room: int) -> int:
-    """Return how wide the names are that fit; a longer one gets a line of its own."""
-    widths = [cell_len(wording.plain(result.backend)) for result in results]
-    return max(len("backend"), *(width for width in widths if width <= room), 0)
-
-
-def _columns(results: Sequence[Result]) -> list[_Column]:
+def _columns(rows: Sequence[Row]) -> list[_Column]:
+    nothing = wording.NOTHING
+    counts = [
+        [nothing if x is None else str(x) for x in (row.result.graphs, row.result.breaks)]
+        for row in rows
+    ]
     return [
         _Column(
             "status",
-            [Text(r.status, style=_STYLES[r.status]) for r in results],
-            [""] * len(results),
+            [Text(x.result.status, style=_STYLES[x.result.status]) for x in rows],
+            [""] * len(rows),
         ),
-        _worded("verdict", [wording.judged(r) for r in results], "{}"),
-        _measured("median ms", [wording.milliseconds(r.median_ms, r.ci_ms) for r in results]),
-        _measured(
-            "vs eager", [wording.ratio(r.ratio_to_eager, r.ratio_to_eager_ci) for r in results]
+        _worded("verdict", [x.verdict for x in rows], "{}"),
+        _measured("median ms", [x.median for x in rows]),
+        _measured("vs eager", [x.to_eager for x in rows]),
+        _measured("vs inductor", [x.to_inductor for x in rows]),
+        _worded(
+            "compile",
+            [
+                f"{x.compile} + {x.warmup} warm-up"
+                if x.warmup and x.compile != nothing
+                else x.compile
+                for x in rows
+            ],
+            "compiled in {}",
         ),
-        _measured(
-            "vs inductor",
-            [wording.ratio(r.ratio_to_inductor, r.ratio_to_inductor_ci) for r in results],
-        ),
-        _worded("compile", [_compile(r) for r in results], "compiled in {}"),
-        _worded("peak", [wording.size(r.peak_bytes) for r in results], "peak {}"),
+        _worded("peak", [x.peak for x in rows], "peak {}"),
         _Column(
             "graphs/breaks",
-            [Text(_graphs(r)) for r in results],
-            [wording.graphs(r).replace(wording.NOTHING, "") for r in results],
+            [Text(nothing if x == [nothing, nothing] else "/".join(x)) for x in counts],
+            [x.graphs.replace(nothing, "") for x in rows],
         ),
     ]
 
@@ -247,16 +227,3 @@ def _measured(title: str, readings: Sequence[wording.Reading]) -> _Column:
     ]
     words = ["" if r.value == wording.NOTHING else f"{title} {r}" for r in readings]
     return _Column(title, cells, words)
-
-
-def _compile(result: Result) -> str:
-    if result.compile_s is None or not result.warmup_s:
-        return wording.seconds(result.compile_s)
-    return f"{wording.seconds(result.compile_s)} + {wording.seconds(result.warmup_s)} warm-up"
-
-
-def _graphs(result: Result) -> str:
-    counts = (result.graphs, result.breaks)
-    if counts == (None, None):
-        return wording.NOTHING
-    return "/".join(wording.NOTHING if count is None else str(count) for count in counts)

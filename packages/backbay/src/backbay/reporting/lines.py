@@ -63,9 +63,13 @@ def own(found: Iterable[Place]) -> list[Place]:
     """Keep the user's places: those outside of torch, and not before a call that we made."""
     kept: list[Place] = []
     for place in found:
-        if _is_ours(place.file):
+        path = Path(place.file)
+        is_model = path.parent == _WORKLOADS and path.name in _MODELS
+        # What torch and Python make at run time has no file: <eval_with_key>, <frozen importlib>.
+        generated = place.file.startswith(("<eval_with_key>", "<frozen "))
+        if path.is_relative_to(_OURS) and not is_model:
             kept.clear()  # who called us is not what is explained
-        elif not _is_torchs(place.file):
+        elif not generated and not path.is_relative_to(_torch_folder()):
             kept.append(place)
     return kept
 
@@ -74,18 +78,6 @@ def innermost(found: Iterable[Place]) -> str:
     """Return the user's line that is nearest to where it happened; empty if none is theirs."""
     theirs = own(found)
     return str(theirs[-1]) if theirs else ""
-
-
-def _is_ours(file: str) -> bool:
-    path = Path(file)
-    is_model = path.parent == _WORKLOADS and path.name in _MODELS
-    return path.is_relative_to(_OURS) and not is_model
-
-
-def _is_torchs(file: str) -> bool:
-    # What torch and Python make at run time has no file: <eval_with_key>, <frozen importlib>.
-    generated = file.startswith(("<eval_with_key>", "<frozen "))
-    return generated or Path(file).is_relative_to(_torch_folder())
 
 
 @functools.cache

@@ -26,11 +26,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine(device_name: str) -> Machine:
-    """Describe this machine."""
+    """Describe this machine; of its cores, those that this process may use count."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     return Machine(
         system=f"{platform.system()} {platform.release()}",
         processor=_processor(),
-        cores=_usable_cores(),
+        cores=len(usable) if usable is not None else os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         device=device_name,
     )
@@ -79,9 +80,3 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

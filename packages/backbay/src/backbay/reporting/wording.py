@@ -12,20 +12,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from backbay.timing.interval import Interval
 
-if TYPE_CHECKING:
-    from backbay.race.record import Result
-
-EAGER = "eager"
 NOTHING = "–"  # noqa: RUF001 (a dash for a cell without a value, wider than a hyphen)
 NEVER = math.inf
 
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _GROUPED_FROM = 1_000
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 _SCIENTIFIC_FROM = 1_000_000
 
 
@@ -88,41 +83,20 @@ def size(value: float | None) -> str:
     """Word a number of bytes."""
     if value is None:
         return NOTHING
-    exponent = min(int(math.log2(max(value, 1)) // 10), len(_SIZES) - 1)
+    exponent = min(int(math.log2(max(value, 1)) // 10), len(SIZES) - 1)
     scaled = value / 1024**exponent
-    return f"{scaled:.{_digits(scaled, 3) if exponent else 0}f} {_SIZES[exponent]}"
-
-
-def judged(result: "Result") -> str:
-    """Word a verdict; empty where nothing was compared."""
-    proof = result.verdict
-    if proof is None:
-        return "reference" if (result.backend, result.status) == (EAGER, "ok") else ""
-    error = "" if proof.ratio is None else f"{rough(proof.ratio)}x eager's error"
-    if proof.passed:
-        return ", ".join(filter(None, ("right", error)))
-    return ": ".join(
-        filter(None, ("wrong", ", ".join(filter(None, (plain(proof.where or ""), error)))))
-    )
-
-
-def reason(result: "Result") -> str:
-    """Word why a result is not ``ok``; empty where it is."""
-    if result.status == "ok":
-        return ""
-    proven = result.verdict.reason if result.verdict is not None else ""
-    return plain(result.reason or proven) or "no reason was recorded"
-
-
-def graphs(result: "Result") -> str:
-    """Word into how many graphs the model was cut."""
-    counts = ((result.graphs, "graph"), (result.breaks, "break"))
-    return ", ".join(counted(n, noun) for n, noun in counts if n is not None) or NOTHING
+    return f"{scaled:.{_digits(scaled, 3) if exponent else 0}f} {SIZES[exponent]}"
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """Return a number of things in words; where the plural is not ``nouns``, it is given."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as one lists them: ``a, b and c``."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def calls(count: float | None) -> str:
@@ -142,7 +116,7 @@ def elided(text: str, width: int) -> str:
 
 def aligned(values: Sequence[str], *, space: str = " ", point: str = " ") -> list[str]:
     """Pad numbers to one width, so that their decimal points stand in one column."""
-    tails = [_tail(value) for value in values]
+    tails = [value[value.find(".") :] if "." in value else "" for value in values]
     longest = max(tails, key=len, default="")
     padded = [
         value
@@ -166,11 +140,6 @@ def _folders() -> tuple[str, ...]:
     here = f"{Path.cwd()}{os.sep}"
     roots = {f"{Path(x).resolve()}{os.sep}" for x in sys.path if x not in {"", os.sep}}
     return (here, *sorted(roots - {here}, key=len, reverse=True))
-
-
-def _tail(value: str) -> str:
-    point = value.find(".")
-    return value[point:] if point >= 0 else ""
 
 
 def _reading(value: float | None, interval: Interval | None, digits: int, unit: str) -> Reading:

@@ -1,11 +1,12 @@
 """Verifies backends on one workload: checks what is asked for, makes the truth, tries each."""
 
-import contextlib
 import datetime as dt
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from backbay.dependencies import check_installed
 from backbay.errors import BackendLoadError, InputError, WorkloadInvalid
@@ -13,30 +14,26 @@ from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.target import parse
 from backbay.reporting import machine
 from backbay.session import NoReply, Refused
-from backbay.verify.backend import BackendVerification, Course, Tell
-from backbay.verify.record import BackendRecord, Limits, Report, Settings
+from backbay.verify.backend import BackendVerification, Tell, Unproven
+from backbay.verify.record import Limits, Report, Settings
 from backbay.verify.requests import (
     SERVICE,
+    Course,
     NothingToTrain,
     Prepare,
     Prepared,
     VerifySession,
 )
 from backbay.verify.wording import summary
-from backbay.workloads.reference import DEFAULT, check
-from backbay.workloads.setup import (
-    Mode,
-    WorkloadSetup,
-    check_device,
-    check_dtype,
-    placed,
-)
+from backbay.workloads.reference import DEFAULT
+from backbay.workloads.setup import Mode, WorkloadSetup, checked_setup
 
 if TYPE_CHECKING:
     from backbay.proof import Workload
 
 DEFAULT_BACKEND = "inductor"
 
+_UNPROVEN = "eager gives nothing to compare with"
 _IN_PROCESS = "the model object was verified in this process: a crash or a hang would have ended it"
 
 
@@ -80,134 +77,71 @@ def run(
         InputError: what was asked for does not exist or cannot run here; nothing was compiled.
     """
     check_installed("verify")
-    given = None if isinstance(workload, str) else workload
-    if given is not None:
-        device, dtype = placed(given)
-    device = device or registry.environment.default_device
-    check_device(device, registry)
-    name = workload if isinstance(workload, str) else _name(workload)
-    if given is None:
-        check(name, size)
-        check_dtype(dtype)
+    modes: tuple[Mode, ...] = ("infer", "train") if train is None else (_MODES[train],)
+    setup = checked_setup(
+        workload,
+        mode=modes[0],
+        dtype=dtype,
+        device=device,
+        size=size,
+        seed=seed,
+        registry=registry,
+    )
     _check_numbers(steps, batches)
     wanted = [backends] if isinstance(backends, str) else list(dict.fromkeys(backends))
     compilers = backends if isinstance(backends, Mapping) else {}
-    specs = _specs(registry, wanted, compilers, device, same_process=given is not None)
-    modes: tuple[Mode, ...] = ("infer", "train") if train is None else (_MODES[train],)
+    given = None if isinstance(workload, str) else workload
+    specs = _specs(registry, wanted, compilers, setup.device, same_process=given is not None)
     settings = Settings(
-        workload=name,
+        workload=setup.workload,
         backends=tuple(wanted),
         modes=modes,
-        dtype=dtype,
-        device=device,
+        dtype=setup.dtype,
+        device=setup.device,
         seed=seed,
         steps=steps,
         batches=None if batches is None else tuple(batches),
     )
+    limits = limits or Limits()
     with tempfile.TemporaryDirectory(prefix="backbay-verify-") as folder:
-        environment = _caches(Path(folder))
-        open_session, left = _sessions(given, compilers, registry, environment)
-        verification = _Verification(
-            settings,
-            size=size,
-            folder=folder,
-            open_session=open_session,
-            limits=limits or Limits(),
-            tell=tell,
-        )
-        with left:
-            results = verification.run()
-    return _report(verification, results, specs, registry, here=given is not None)
+        open_session = _sessions(given, compilers, registry, Path(folder))
+        try:
+            with open_session() as session:
+                courses, notes = _courses(
+                    session, setup, settings, folder, limits=limits, tell=tell
+                )
+            prepared = next((x for x in courses if isinstance(x, Prepared)), None)
+            name = prepared.workload if prepared is not None else setup.workload
+            results = tuple(
+                BackendVerification(
+                    backend=backend,
+                    workload=name,
+                    courses=courses,
+                    steps=steps,
+                    open_session=open_session,
+                    limits=limits,
+                    tell=tell,
+                ).run()
+                for backend in wanted
+            )
+        finally:
+            if given is not None:
+                import torch  # noqa: PLC0415 (there is a model)
+
+                torch.compiler.reset()  # what was compiled for it is no longer wanted
+    device_name = prepared.device_name if prepared is not None else setup.device
+    return Report(
+        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        machine=machine.machine(device_name),
+        versions=machine.versions(registry.environment, specs),
+        settings=settings,
+        sentence=summary(results, name),
+        results=results,
+        notes=(*([_IN_PROCESS] if given is not None else ()), *dict.fromkeys(notes)),
+    )
 
 
 _MODES: dict[bool, Mode] = {False: "infer", True: "train"}
-
-
-class _Verification:
-    """The references first, then one backend after the other."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        size: str | None,
-        folder: str,
-        open_session: Callable[[], VerifySession],
-        limits: Limits,
-        tell: Tell,
-    ) -> None:
-        self.settings = settings
-        self._size = size
-        self._folder = folder
-        self._open_session = open_session
-        self._limits = limits
-        self._tell = tell
-        self.notes: list[str] = []
-        self.device_name = settings.device
-        self.workload = settings.workload
-
-    def run(self) -> list[BackendRecord]:
-        with self._open_session() as session:
-            found = [self._course(session, mode) for mode in self.settings.modes]
-        courses = [x for x in found if x is not None]
-        if not courses:
-            raise InputError(
-                f"workload {self.workload!r} has nothing to train, and nothing else to do"
-            )
-        return [self._record(name, courses) for name in self.settings.backends]
-
-    def _record(self, name: str, courses: Sequence[Course]) -> BackendRecord:
-        verification = BackendVerification(
-            backend=name,
-            courses=courses,
-            steps=self.settings.steps,
-            open_session=self._open_session,
-            limits=self._limits,
-            tell=self._tell,
-        )
-        return verification.run()
-
-    def _course(self, session: VerifySession, mode: Mode) -> Course | None:
-        """Prepare a mode; None where there is nothing to train, and nobody asked for it."""
-        settings = self.settings
-        setup = WorkloadSetup(
-            workload=settings.workload,
-            size=self._size,
-            mode=mode,
-            dtype=settings.dtype,
-            device=settings.device,
-            seed=settings.seed,
-        )
-        self._tell(settings.workload, "eager", f"{mode}: eager and float64")
-        request = Prepare(
-            setup=setup, folder=self._folder, steps=settings.steps, batches=settings.batches
-        )
-        try:
-            reply = session.ask(request, timeout_s=self._limits.check_s)
-        except NoReply as error:
-            if isinstance(error, Refused) and error.input_error:
-                raise WorkloadInvalid(error.reason, error.detail) from None
-            return self._unproven(setup, error.reason)
-        if isinstance(reply, Prepared):
-            self._note(mode, reply)
-            return Course(setup=setup, folder=self._folder, prepared=reply)
-        assert isinstance(reply, NothingToTrain)
-        if len(settings.modes) == 1:
-            return self._unproven(setup, reply.reason)
-        self.notes.append(reply.reason)
-        return None
-
-    def _unproven(self, setup: WorkloadSetup, why: str) -> Course:
-        reason = f"eager gives nothing to compare with: {why}"
-        return Course(setup=setup, folder=self._folder, prepared=None, reason=reason)
-
-    def _note(self, mode: Mode, prepared: Prepared) -> None:
-        self.workload, self.device_name = prepared.workload, prepared.device_name
-        self.notes += (f"{mode}: {note}" for note in prepared.notes)
-
-
-def _name(workload: "Workload") -> str:
-    return workload.name or type(workload.model).__name__
 
 
 def _check_numbers(steps: int, batches: Sequence[int] | None) -> None:
@@ -226,7 +160,7 @@ def _specs(
     *,
     same_process: bool,
 ) -> list[BackendSpec]:
-    """Check that every backend exists and runs here, and give what is known of them."""
+    """Check that every backend exists and runs here, and return what is known of them."""
     if not names:
         raise InputError("no backend was named: give at least one")
     if compilers and not same_process:
@@ -256,52 +190,59 @@ def _spec(registry: Registry, name: str, device: str) -> BackendSpec | None:
     return None
 
 
-def _caches(folder: Path) -> dict[str, str]:
-    """Point compilers at caches of their own: nothing may come from an earlier run."""
-    cache = folder / "cache"
-    return {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+def _courses(
+    session: VerifySession,
+    setup: WorkloadSetup,
+    settings: Settings,
+    folder: str,
+    *,
+    limits: Limits,
+    tell: Tell,
+) -> tuple[list[Prepared | Unproven], list[str]]:
+    """Prepare each mode, but one in which there is nothing to train, where others were asked for.
+
+    Raises:
+        WorkloadInvalid: the workload can't be built, or raises.
+    """
+    courses: list[Prepared | Unproven] = []
+    notes: list[str] = []
+    for mode in settings.modes:
+        course = Course(setup=msgspec.structs.replace(setup, mode=mode), folder=folder)
+        tell(setup.workload, "eager", f"{mode}: eager and float64")
+        request = Prepare(course=course, steps=settings.steps, batches=settings.batches)
+        try:
+            reply = session.ask(request, timeout_s=limits.check_s)
+        except NoReply as error:
+            if isinstance(error, Refused) and error.input_error:
+                raise WorkloadInvalid(error.reason, error.detail) from None
+            courses.append(Unproven(course, f"{_UNPROVEN}: {error.reason}"))
+            continue
+        assert isinstance(reply, Prepared | NothingToTrain)
+        if isinstance(reply, Prepared):
+            courses.append(reply)
+            notes += (f"{mode}: {note}" for note in reply.notes)
+        elif len(settings.modes) == 1:
+            courses.append(Unproven(course, f"{_UNPROVEN}: {reply.reason}"))
+        else:
+            notes.append(reply.reason)
+    return courses, notes
 
 
 def _sessions(
     given: "Workload | None",
     compilers: Mapping[str, str | CompilerFn],
     registry: Registry,
-    environment: Mapping[str, str],
-) -> tuple[Callable[[], VerifySession], contextlib.AbstractContextManager[None]]:
-    """Return what opens a session, and what must be around all of them."""
+    folder: Path,
+) -> Callable[[], VerifySession]:
+    """Return what opens a session; caches are its own: nothing may come from an earlier run."""
+    cache = folder / "cache"
+    environment = {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+    }
     if given is None:
-        return (lambda: SERVICE.session(environment)), contextlib.nullcontext()
+        return lambda: SERVICE.session(environment)
     from backbay.verify.handler import VerifyHandler  # noqa: PLC0415 (torch is loaded: a model is)
 
     handler = VerifyHandler(given, compilers, registry)
-    return (lambda: SERVICE.here(handler, environment)), _forgotten()
-
-
-@contextlib.contextmanager
-def _forgotten() -> Iterator[None]:
-    """Forget afterwards what this process compiled."""
-    import torch  # noqa: PLC0415 (there is a model)
-
-    try:
-        yield
-    finally:
-        torch.compiler.reset()
-
-
-def _report(
-    verification: _Verification,
-    results: Sequence[BackendRecord],
-    specs: Sequence[BackendSpec],
-    registry: Registry,
-    *,
-    here: bool,
-) -> Report:
-    return Report(
-        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        machine=machine.machine(verification.device_name),
-        versions=machine.versions(registry.environment, specs),
-        settings=verification.settings,
-        sentence=summary(results, verification.workload),
-        results=tuple(results),
-        notes=(*([_IN_PROCESS] if here else ()), *dict.fromkeys(verification.notes)),
-    )
+    return lambda: SERVICE.here(handler, environment)

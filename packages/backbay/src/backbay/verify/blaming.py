@@ -8,22 +8,25 @@ modules: then they are compiled one more at a time, until it is wrong.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
 
 from backbay.session import NoReply
-from backbay.verify.record import FAILURES, BlameRecord, Status
+from backbay.verify.record import FAILURES, BlameRecord
 from backbay.verify.requests import (
     Alone,
     Call,
     Called,
     Calls,
+    Course,
     Judged,
     Situation,
     VerifySession,
     judged,
 )
 from backbay.verify.wording import blamed
-from backbay.workloads.setup import WorkloadSetup
 
 _LEAST_S = 15.0
 """A question is given at least this long: a child must start, and import torch, to answer it."""
@@ -31,52 +34,42 @@ _SHARE = 3
 """...and at most this share of what is left, as a divisor: one hang must not take all of it."""
 
 Found = Literal["alone", "own", "between", "not_found"]
-Tell = Callable[[str], None]
 
 
 class OutOfTime(Exception):  # noqa: N818 (what ended the search)
     """The limit was reached."""
 
 
+@dataclass(kw_only=True)
 class Search:
     """The search for what is to blame for one failed check of one backend."""
 
-    def __init__(
-        self,
-        session: VerifySession,
-        *,
-        setup: WorkloadSetup,
-        folder: str,
-        digest: str,
-        backend: str,
-        situation: Situation,
-        check: str,
-        seconds: float,
-        question_s: float,
-        tell: Tell,
-    ) -> None:
-        self._session = session
-        self._common: dict[str, Any] = {"setup": setup, "folder": folder, "digest": digest}
-        self._backend = backend
-        self._situation = situation
-        self._check = check
-        self._end = time.monotonic() + seconds
-        self._question_s = question_s
-        self._tell = tell
-        self._calls: dict[str, Call] = {}
-        self._tried = 0
-        self._notes: list[str] = []
+    session: VerifySession
+    course: Course
+    backend: str
+    situation: Situation
+    check: str
+    seconds: float
+    question_s: float
+    tell: Callable[[str], None]
+    _end: float = field(default=0.0, init=False)
+    _calls: dict[str, Call] = field(default_factory=dict, init=False)
+    _tried: int = field(default=0, init=False)
+    _notes: list[str] = field(default_factory=list, init=False)
 
     def run(self) -> BlameRecord:
         """Search, until it is found or time is out."""
+        self._end = time.monotonic() + self.seconds
         try:
             self._calls = {x.module: x for x in self._called()}
             whole = self._alone("")
-            if whole.status not in FAILURES:
-                return self._nothing(f"the model itself is {_words(whole)} when compiled anew")
-            return self._within("", whole)
+            if whole.status in FAILURES:
+                return self._within("", whole)
+            how = "right" if whole.status == "right" else f"{whole.status} ({whole.reason})"
+            why = f"the model itself is {how} when compiled anew"
         except OutOfTime:
-            return self._nothing("the time for it ran out")
+            why = "the time for it ran out"
+        return self._blame("not_found", "", Judged(status="unproven", reason=why))
 
     def _within(self, path: str, how: Judged) -> BlameRecord:
         """Look into a module that is wrong."""
@@ -121,7 +114,7 @@ class Search:
 
     def _called(self) -> Sequence[Call]:
         try:
-            reply = self._session.ask(Calls(**self._common), timeout_s=self._left())
+            reply = self.session.ask(Calls(course=self.course), timeout_s=self._left())
         except NoReply as error:
             self._notes.append(f"the model's modules could not be listed: {error.reason}")
             raise OutOfTime from error
@@ -131,19 +124,16 @@ class Search:
     def _alone(self, path: str, eager: Sequence[str] = ()) -> Judged:
         left = self._left()
         self._tried += 1
-        self._tell(f"compiling {path or 'the model'} alone")
+        self.tell(f"compiling {path or 'the model'} alone")
         request = Alone(
-            **self._common,
-            backend=self._backend,
-            situation=self._situation,
+            course=self.course,
+            backend=self.backend,
+            situation=self.situation,
             module=path,
             eager=tuple(eager),
         )
-        limit = min(self._question_s, max(_LEAST_S, left / _SHARE))
-        how = judged(self._session, request, timeout_s=limit)
-        if how.parts:
-            return Judged(parts=how.parts, status=how.parts[0].status, reason=how.parts[0].reason)
-        return how
+        limit = min(self.question_s, max(_LEAST_S, left / _SHARE))
+        return judged(self.session, request, timeout_s=limit)
 
     def _left(self) -> float:
         left = self._end - time.monotonic()
@@ -151,30 +141,22 @@ class Search:
             raise OutOfTime
         return left
 
-    def _nothing(self, why: str) -> BlameRecord:
-        return self._blame("not_found", "", Judged(reason=why))
-
     def _blame(self, found: Found, path: str, how: Judged, *, last: str = "") -> BlameRecord:
         call = self._calls.get(path)
-        status: Status = how.status if found != "not_found" else "unproven"
         record = BlameRecord(
-            mode=self._common["setup"].mode,
-            check=self._check,
+            mode=self.course.setup.mode,
+            check=self.check,
             found=found,
             module=path,
             type=call.type if call else "",
             forward=call.forward if call else "",
             called_at=call.called_at if call else "",
             last=last,
-            status=status,
+            status=how.status,
             reason=how.reason,
-            proof=how.parts[0].proof if how.parts else None,
+            proof=how.worst.proof if how.worst is not None else None,
             tried=self._tried,
             notes=tuple(self._notes),
             sentence="",
         )
-        return blamed(record)
-
-
-def _words(how: Judged) -> str:
-    return "right" if how.status == "right" else f"{how.status} ({how.reason})"
+        return msgspec.structs.replace(record, sentence=blamed(record))

@@ -11,21 +11,11 @@ from backbay.proof import Workload, digest
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.session import Refused
 from backbay.timing.device import device_name
-from backbay.verify.calling import called
-from backbay.verify.isolating import Isolation
-from backbay.verify.preparing import Preparation
-from backbay.verify.proving import CompiledModel
-from backbay.verify.requests import (
-    Alone,
-    Called,
-    Calls,
-    Prepare,
-    Prove,
-    Reply,
-    Request,
-    Train,
-)
-from backbay.verify.situations import FIRST, Files, state_of
+from backbay.verify.compiled import CompiledModel
+from backbay.verify.modules import called, judged_alone
+from backbay.verify.reference import prepared
+from backbay.verify.requests import Alone, Called, Calls, Prepare, Prove, Reply, Request, Train
+from backbay.verify.situations import FIRST, Situations
 from backbay.workloads.setup import WorkloadSetup, not_alike
 
 
@@ -54,7 +44,7 @@ class VerifyHandler:
         """
         workload = self._workload(request)
         try:
-            with _in_mode(workload.model, train=request.setup.train):
+            with _in_mode(workload.model, train=request.course.setup.train):
                 return self._carry_out(request, workload)
         except ProofImpossible as error:
             raise Refused(str(error)) from error
@@ -62,52 +52,35 @@ class VerifyHandler:
     def _carry_out(self, request: Request, workload: Workload) -> Reply:
         match request:
             case Prepare():
-                return Preparation(workload, request).run(
-                    device_name(torch.device(request.setup.device))
-                )
+                device = torch.device(request.course.setup.device)
+                return prepared(workload, request, device_name(device))
             case Prove():
                 return self._compiled(request, workload).judged(request.situation)
             case Train():
                 model = self._compiled(request, workload)
                 return model.trained(request.steps, request.learning_rate)
             case Calls():
-                files = Files(request.folder, request.setup.mode)
-                golden = files.golden(FIRST)
-                with state_of(workload.model, FIRST, files):
-                    return Called(calls=tuple(called(golden.at(workload), request.setup.seed)))
+                situations = Situations.prepared(workload, request.course)
+                with situations.state_of(FIRST):
+                    return Called(calls=called(situations.workload, situations.seed))
             case Alone():
                 self._model = None  # Dynamo is reset
-                return self._isolation(request, workload).judged(request.situation, request.eager)
+                situations = Situations.prepared(workload, request.course)
+                return judged_alone(situations, self._compiler(request.backend), request)
 
     def _compiled(self, request: Prove | Train, workload: Workload) -> CompiledModel:
-        setup = request.setup
-        if self._model is None or self._model[:2] != (setup, request.backend):
-            model = CompiledModel(
-                workload,
-                self._compiler(request.backend),
-                Files(request.folder, setup.mode),
-                train=setup.train,
-                seed=setup.seed,
-            )
-            self._model = (setup, request.backend, model)
+        key = (request.course.setup, request.backend)
+        if self._model is None or self._model[:2] != key:
+            situations = Situations.prepared(workload, request.course)
+            self._model = (*key, CompiledModel(situations, self._compiler(request.backend)))
         return self._model[2]
-
-    def _isolation(self, request: Alone, workload: Workload) -> Isolation:
-        return Isolation(
-            workload,
-            self._compiler(request.backend),
-            Files(request.folder, request.setup.mode),
-            module=request.module,
-            train=request.setup.train,
-            seed=request.setup.seed,
-        )
 
     def _compiler(self, name: str) -> CompilerFn:
         given = self._backends.get(name, name)
         return self._registry.lookup_backend(given) if isinstance(given, str) else given
 
     def _workload(self, request: Request) -> Workload:
-        setup = request.setup
+        setup = request.course.setup
         if self._given is not None:
             return self._given
         if self._built is None or self._built[0] != setup:
@@ -115,7 +88,7 @@ class VerifyHandler:
 
             built = build(setup)
             self._built = (setup, digest(built), built)
-        if not isinstance(request, Prepare) and self._built[1] != request.digest:
+        if not isinstance(request, Prepare) and self._built[1] != request.course.digest:
             raise not_alike(setup.workload)
         return self._built[2]
 

@@ -78,9 +78,9 @@ class CheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Graphs that were compiled for this check, beside those that were there."""
     usual_graphs: int | None = None
     """The same with Dynamo alone; fewer where the backend made a size a constant."""
-    rungs: dict[str, Status] = {}
+    reference_backends: dict[str, Status] = {}
     """Of what failed: what became of it on torch's own backends below, the lowest first."""
-    charged_to: str = ""
+    attributed_to: str = ""
     """The first of those that fails alike; empty where none does."""
 
 

@@ -8,8 +8,17 @@ from typing import Literal
 import msgspec
 
 from backbay.session import NoReply, Service, Session
-from backbay.verify.record import ProofRecord, Status
+from backbay.verify.record import CheckRecord, Status
 from backbay.workloads.setup import WorkloadSetup
+
+
+class Course(msgspec.Struct, frozen=True, kw_only=True):
+    """One mode of a workload: how it is built, and where what it is held against is kept."""
+
+    setup: WorkloadSetup
+    folder: str
+    digest: str = ""
+    """Of the workload that was prepared; empty before: each process must build the same one."""
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,8 +41,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     """Run eager and float64 in every situation, and keep what they gave in files."""
 
-    setup: WorkloadSetup
-    folder: str
+    course: Course
     steps: int
     batches: tuple[int, ...] | None
     """Sizes to try; ``null``: choose two."""
@@ -42,9 +50,7 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
 class Prove(msgspec.Struct, frozen=True, kw_only=True, tag="prove"):
     """Judge the compiled model in one situation; it is compiled first where it is not yet."""
 
-    setup: WorkloadSetup
-    folder: str
-    digest: str
+    course: Course
     backend: str
     situation: Situation
 
@@ -52,9 +58,7 @@ class Prove(msgspec.Struct, frozen=True, kw_only=True, tag="prove"):
 class Train(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     """Train freely with the compiled model."""
 
-    setup: WorkloadSetup
-    folder: str
-    digest: str
+    course: Course
     backend: str
     steps: int
     learning_rate: float
@@ -63,32 +67,19 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
 class Calls(msgspec.Struct, frozen=True, kw_only=True, tag="calls"):
     """List which modules call which, in eager."""
 
-    setup: WorkloadSetup
-    folder: str
-    digest: str
+    course: Course
 
 
 class Alone(msgspec.Struct, frozen=True, kw_only=True, tag="alone"):
     """Compile one module by itself, and judge it on the inputs that it gets in eager."""
 
-    setup: WorkloadSetup
-    folder: str
-    digest: str
+    course: Course
     backend: str
     situation: Situation
     module: str
     """Its path; empty for the model itself."""
     eager: tuple[str, ...] = ()
     """Paths of modules inside that are not compiled."""
-
-
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One check that a situation gives rise to."""
-
-    check: str
-    status: Status
-    reason: str
-    proof: ProofRecord
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +97,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     """What there is to be held against."""
 
     workload: str
-    digest: str
-    batch: int | None
-    """The workload's own batch size; ``null`` where it has none."""
+    course: Course
+    """As it was asked for, with the workload's digest."""
     situations: tuple[Situation, ...]
     """Those that have a truth, in the order in which they are to be tried."""
     usual_graphs: tuple[int | None, ...]
@@ -124,16 +114,22 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
 class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
     """How it went in one situation."""
 
-    parts: tuple[Part, ...] = ()
+    checks: tuple[CheckRecord, ...] = ()
     """Empty where nothing was computed."""
     status: Status = "right"
-    """``failed``, ``not_compiled`` or ``unproven`` where nothing was judged."""
+    """That of the first check that is not ``right``; without checks, what became of it."""
     reason: str = ""
     graphs: int = 0
     breaks: int = 0
     hands_on_to: str = ""
     """The backend that generates its code, where it says so."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> CheckRecord | None:
+        """The first check that is not right, else the first; None where there is none."""
+        wrong = (x for x in self.checks if x.status != "right")
+        return next(wrong, self.checks[0] if self.checks else None)
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True, tag="trained"):
@@ -163,7 +159,7 @@ SERVICE = Service[Request, Reply]("backbay.verify.handler:VerifyHandler", Reply)
 VerifySession = Session[Request, Reply]
 
 
-def judged(session: VerifySession, request: Request, *, timeout_s: float) -> Judged:
+def judged(session: VerifySession, request: Prove | Alone, *, timeout_s: float) -> Judged:
     """Return a judgement; no reply is one as well."""
     try:
         reply = session.ask(request, timeout_s=timeout_s)

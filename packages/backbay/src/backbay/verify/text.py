@@ -4,15 +4,14 @@ from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from backbay.reporting.wording import NOTHING, plain, rough, short
+from backbay.reporting.terminal import add_row, indented, line, table
+from backbay.reporting.wording import NOTHING, rough, short
 from backbay.verify.record import (
     FAILURES,
     BackendRecord,
     BlameRecord,
-    CheckRecord,
     CurveRecord,
     Report,
 )
@@ -21,40 +20,38 @@ from backbay.verify.wording import STATUSES
 
 def text(report: Report) -> RenderableType:
     """Lay a verification out for the terminal."""
-    parts: list[RenderableType] = [_line(report.sentence, "bold" if report.passed else "bold red")]
+    parts: list[RenderableType] = [line(report.sentence, "bold" if report.passed else "bold red")]
     several = len(report.results) > 1
     for result in report.results:
         if several:
-            parts += [Text(), _line(result.sentence, "" if result.passed else "red")]
+            parts += [Text(), line(result.sentence, "" if result.passed else "red")]
         parts += [Text(), _table(result), *_failures(result)]
         if result.curve is not None:
             parts += [Text(), *_curve(result.curve, result.backend)]
         if result.blame is not None:
             parts += [Text(), *_blame(result.blame)]
-        parts += [_line(f"note: {note}", "dim") for note in result.notes]
-    parts += [_line(f"note: {note}", "dim") for note in report.notes]
+        parts += [line(f"note: {note}", "dim") for note in result.notes]
+    parts += [line(f"note: {note}", "dim") for note in report.notes]
     return Group(*parts)
 
 
 def _table(result: BackendRecord) -> RenderableType:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("mode", "check", "verdict", "of allowed", "of eager's", "graphs", "worst at"):
-        table.add_column(title, no_wrap=title != "worst at", overflow="fold")
+    titles = ("mode", "check", "verdict", "of allowed", "of eager's", "graphs", "worst at")
+    made = table(*titles, folded="worst at")
     for check in result.checks:
-        style = "red" if check.status in FAILURES else ""
-        table.add_row(*(Text(plain(x)) for x in _cells(check)), style=style)
-    return table
-
-
-def _cells(check: CheckRecord) -> Iterator[str]:
-    yield check.mode
-    yield check.check
-    yield STATUSES[check.status]
-    proof = check.proof
-    yield NOTHING if proof is None or proof.severity is None else rough(proof.severity)
-    yield NOTHING if proof is None or proof.ratio is None else rough(proof.ratio)
-    yield "" if check.graphs is None else str(check.graphs)
-    yield "" if proof is None else proof.where or ""
+        proof = check.proof
+        severity, ratio = (proof.severity, proof.ratio) if proof is not None else (None, None)
+        cells = (
+            check.mode,
+            check.check,
+            STATUSES[check.status],
+            NOTHING if severity is None else rough(severity),
+            NOTHING if ratio is None else rough(ratio),
+            "" if check.graphs is None else check.graphs,
+            "" if proof is None else proof.where or "",
+        )
+        add_row(made, cells, "red" if check.status in FAILURES else "")
+    return made
 
 
 def _failures(result: BackendRecord) -> Iterator[RenderableType]:
@@ -66,38 +63,30 @@ def _failures(result: BackendRecord) -> Iterator[RenderableType]:
             continue
         told.add((check.mode, how))
         style = "red" if check.status in FAILURES else "yellow"
-        yield _line(f"{check.mode}, {check.check}: {check.reason}", style)
-        if check.rungs:
-            below = ", ".join(f"{name} {STATUSES[x]}" for name, x in check.rungs.items())
-            yield _indented(f"below it: {below}")
+        yield line(f"{check.mode}, {check.check}: {check.reason}", style)
+        if check.reference_backends:
+            below = ", ".join(
+                f"{name} {STATUSES[x]}" for name, x in check.reference_backends.items()
+            )
+            yield indented(f"below it: {below}")
 
 
 def _curve(curve: CurveRecord, backend: str) -> Iterator[RenderableType]:
-    yield _line("Training freely (shown, not judged)", "bold")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("step", "float64", "eager", backend):
-        table.add_column(title, justify="right", no_wrap=True)
+    yield line("Training freely (shown, not judged)", "bold")
+    made = table("step", "float64", "eager", backend, justify="right")
     rows = zip(curve.truth, curve.eager, curve.backend, strict=True)
     for number, losses in enumerate(rows, 1):
-        table.add_row(str(number), *(NOTHING if x is None else f"{x:.8g}" for x in losses))
-    yield Padding(table, (0, 0, 0, 2))
+        add_row(made, [number, *(NOTHING if x is None else f"{x:.8g}" for x in losses)])
+    yield Padding(made, (0, 0, 0, 2))
     if curve.drift is not None:
-        yield _indented(f"parameters: {rough(curve.drift)}x as far from float64's as eager's")
+        yield indented(f"parameters: {rough(curve.drift)}x as far from float64's as eager's")
 
 
 def _blame(blame: BlameRecord) -> Iterator[RenderableType]:
-    yield _line("Where it begins", "bold")
-    yield _indented(blame.sentence, "" if blame.found == "not_found" else "red")
+    yield line("Where it begins", "bold")
+    yield indented(blame.sentence, "" if blame.found == "not_found" else "red")
     if blame.called_at:
-        yield _indented(f"called at {short(blame.called_at)}")
-    yield _indented(f"{blame.tried} compiled alone, for: {blame.mode}, {blame.check}", "dim")
+        yield indented(f"called at {short(blame.called_at)}")
+    yield indented(f"{blame.tried} compiled alone, for: {blame.mode}, {blame.check}", "dim")
     for note in blame.notes:
-        yield _indented(f"note: {note}", "dim")
-
-
-def _line(said: str, style: str = "") -> Text:
-    return Text(plain(said), style=style)
-
-
-def _indented(said: str, style: str = "") -> RenderableType:
-    return Padding(_line(said, style), (0, 0, 0, 2))
+        yield indented(f"note: {note}", "dim")

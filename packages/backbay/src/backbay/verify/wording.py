@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import msgspec
-
 from backbay.reporting.wording import counted, plain, short
 from backbay.verify.record import FAILURES, BackendRecord, BlameRecord, CheckRecord, Status
 
@@ -39,9 +37,11 @@ def verdict(
     failed = failed or next((x for x in checks if x.status == "unproven"), None)
     if failed is None:
         return f"{backend} is right on {workload}: {_listed(checks, steps)}"
-    said = f"{backend} {_VERBS[failed.status]} on {workload}: {_where(failed)}{failed.reason}"
-    if failed.charged_to:
-        said += f"; {failed.charged_to} fails alike, so the fault stands below {backend}"
+    # The reason of what is wrong with a state begins with its name.
+    where = f"{failed.mode}, " + (f"{failed.check}: " if failed.check != "state" else "")
+    said = f"{backend} {_VERBS[failed.status]} on {workload}: {where}{failed.reason}"
+    if failed.attributed_to:
+        said += f"; {failed.attributed_to} fails alike, so the fault stands below {backend}"
     return said if blame is None else f"{said}; {blame.sentence}"
 
 
@@ -57,16 +57,13 @@ def summary(results: Sequence[BackendRecord], workload: str) -> str:
     return ": ".join(filter(None, (said, ", ".join(right)))) + f"; not {', '.join(wrong)}"
 
 
-def blamed(blame: BlameRecord) -> BlameRecord:
-    """Return what is to blame with its sentence."""
-    named: BlameRecord = msgspec.structs.replace(blame, sentence=_blame(blame))
-    return named
-
-
-def _blame(blame: BlameRecord) -> str:
+def blamed(blame: BlameRecord) -> str:
+    """Word what is to blame in a sentence."""
     if blame.found == "not_found":
         return f"no module was found that it begins in: {blame.reason}"
-    what, how = _module(blame), _VERBS.get(blame.status, "fails").lower()
+    kind = ", ".join(filter(None, (blame.type, short(blame.forward))))
+    what = f"{blame.module or 'the model itself'} ({kind})"
+    how = _VERBS.get(blame.status, "fails").lower()
     if blame.found == "between":
         return (
             f"no module {how} alone: it takes {blame.last} compiled together with what comes "
@@ -74,19 +71,6 @@ def _blame(blame: BlameRecord) -> str:
         )
     own = ", by its own operators, not by a module that it calls" if blame.found == "own" else ""
     return f"{what} is the first module that {how} alone{own}: {blame.reason}"
-
-
-def _module(blame: BlameRecord) -> str:
-    """Name a module, its class, and where it is written."""
-    name = blame.module or "the model itself"
-    place = short(blame.forward)
-    return f"{name} ({', '.join(filter(None, (blame.type, place)))})"
-
-
-def _where(check: CheckRecord) -> str:
-    if check.check == "state":
-        return f"{check.mode}, "
-    return f"{check.mode}, {check.check}: "
 
 
 def _listed(checks: Sequence[CheckRecord], steps: int) -> str:

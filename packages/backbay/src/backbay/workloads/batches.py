@@ -1,7 +1,8 @@
-"""The same workload with another batch: what torch.compile does when a size changes."""
+"""The same workload with another batch, or smaller inputs, and how inputs are changed alike."""
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,10 +10,14 @@ from torch.utils import _pytree as pytree
 
 from backbay.workloads.workload import Workload
 
+_PART = 4
+_SHORTEST = 8
+
 
 def batch_of(workload: Workload) -> int | str:
     """Return the leading size that all tensor inputs share, or why there is none."""
-    tensors = [x for x in _leaves(workload) if isinstance(x, torch.Tensor) and x.ndim > 0]
+    leaves = pytree.tree_leaves((workload.args, dict(workload.kwargs)))
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor) and x.ndim > 0]
     sizes = sorted({int(x.shape[0]) for x in tensors})
     if not sizes:
         return "it has no tensor inputs"
@@ -23,24 +28,51 @@ def batch_of(workload: Workload) -> int | str:
 
 
 def with_batch(workload: Workload, size: int) -> Workload:
-    """Return the workload with another batch: of fewer rows, or of more, where all come again.
+    """Return the workload with another batch: of fewer rows, or of more, where all come again."""
 
-    A tensor that is given twice stays one tensor.
-    """
-    made: dict[int, torch.Tensor] = {}
+    def resized(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.ndim == 0:
+            return tensor
+        times = math.ceil(size / tensor.shape[0])
+        return torch.cat([tensor.detach()] * times)[:size].clone()  # cat keeps the layout
 
-    def resized(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.ndim == 0:
-            return leaf
-        if id(leaf) not in made:
-            times = math.ceil(size / leaf.shape[0])
-            other = torch.cat([leaf.detach()] * times)[:size].clone()  # cat keeps the layout
-            made[id(leaf)] = other.requires_grad_(leaf.requires_grad)
-        return made[id(leaf)]
-
-    args, kwargs = pytree.tree_map(resized, (workload.args, dict(workload.kwargs)))
+    args, kwargs = with_tensors((workload.args, dict(workload.kwargs)), resized)
     return dataclasses.replace(workload, args=args, kwargs=kwargs, reduced=None)
 
 
-def _leaves(workload: Workload) -> list[Any]:
-    return pytree.tree_leaves((workload.args, dict(workload.kwargs)))
+def with_tensors(inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a pytree with its tensors changed; one that occurs twice stays one tensor.
+
+    What requires grad does so afterwards.
+    """
+    changed: dict[int, torch.Tensor] = {}
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in changed:
+            made = change(leaf)
+            changed[id(leaf)] = made if made is leaf else made.requires_grad_(leaf.requires_grad)
+        return changed[id(leaf)]
+
+    return pytree.tree_map(one, inputs)
+
+
+def reduced_batch(workload: Workload) -> Workload:
+    """Return the workload a ``reduced`` form: a quarter of the batch, and of the tokens' length.
+
+    All tensor inputs have the batch first; those of integers and two dimensions are sequences.
+    """
+
+    def reduced() -> Workload:
+        args, kwargs = with_tensors((workload.args, dict(workload.kwargs)), _quarter)
+        return dataclasses.replace(workload, args=args, kwargs=kwargs, reduced=None)
+
+    return dataclasses.replace(workload, reduced=reduced)
+
+
+def _quarter(tensor: torch.Tensor) -> torch.Tensor:
+    smaller = tensor[: max(1, tensor.shape[0] // _PART)]
+    if tensor.ndim == 2 and not tensor.is_floating_point():  # noqa: PLR2004 (batch, sequence)
+        smaller = smaller[:, : max(_SHORTEST, tensor.shape[1] // _PART)]
+    return smaller.clone(memory_format=torch.contiguous_format)

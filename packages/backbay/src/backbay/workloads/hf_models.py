@@ -5,12 +5,10 @@ from typing import Any
 
 import torch
 
-from backbay.workloads.inputs import reduced_batch
-from backbay.workloads.offline import offline
-from backbay.workloads.optional import require
+from backbay.workloads.batches import reduced_batch
+from backbay.workloads.libraries import offline, require
 from backbay.workloads.randomise import randomise
 from backbay.workloads.reference import Reference, hf_table
-from backbay.workloads.torchvision_ops import ensure_torchvision_imports
 from backbay.workloads.workload import Workload
 
 _AUTO_CLASS = {
@@ -40,7 +38,6 @@ def build_hf(
     entry = hf_table()[reference.name]
     sizes = entry[reference.size_on(device.type)]
     name = reference.canonical(device.type)
-    ensure_torchvision_imports()
     transformers = require("transformers", name)
     with offline(), device:
         config = transformers.AutoConfig.for_model(

@@ -2,7 +2,7 @@
 
 import torch
 
-from backbay.workloads.decoder_workload import build_decoder
+from backbay.workloads.decoder import build_decoder
 from backbay.workloads.hf_models import build_hf
 from backbay.workloads.own import build_own
 from backbay.workloads.reference import check, parse

@@ -6,27 +6,30 @@ import importlib
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 import backbay
 from backbay.errors import WorkloadInvalid, WorkloadNotFound
 from backbay.registry.target import TargetNotFound
+from backbay.workloads.batches import with_tensors
 from backbay.workloads.reference import Reference
 from backbay.workloads.workload import Workload
 
 _WANTED = "return (model, args), (model, args, kwargs) or a backbay.Workload"
-_OUR_FILES = str(Path(backbay.__file__).parent)
-_IMPORT_SYSTEM = str(Path(importlib.__file__).parent)
+_NOT_THEIRS = (
+    str(Path(backbay.__file__).parent),
+    str(Path(importlib.__file__).parent),
+    "<frozen importlib",
+)
+"""Beginnings of files of ours, and of the import system's."""
 
 
 def build_own(
     reference: Reference, *, dtype: torch.dtype, device: torch.device, train: bool
 ) -> Workload:
-    """Call the user's function and give what it returns as a workload.
+    """Call the user's function and return what it returns as a workload.
 
     The model and its floating-point inputs are moved to ``device`` and ``dtype``; inputs of other
     dtypes to ``device`` only. Parameters are left as the user made them.
@@ -65,31 +68,20 @@ def _call(name: str, function: Callable[[], Any]) -> Any:
 
 
 def _invalid(name: str, error: BaseException) -> WorkloadInvalid:
-    theirs = _from_their_frame(error.__traceback__)
+    theirs = error.__traceback__
+    while theirs is not None and theirs.tb_frame.f_code.co_filename.startswith(_NOT_THEIRS):
+        theirs = theirs.tb_next
+    where = ""
+    if theirs is not None:
+        # The last line of their file that was reached; a library's may come after.
+        frames = traceback.extract_tb(theirs)
+        last = [frame for frame in frames if frame.filename == frames[0].filename][-1]
+        where = f" at {last.filename}:{last.lineno}"
     first_line = next(iter(str(error).splitlines()), "")
-    where = f" at {_location(theirs)}" if theirs else ""
     invalid = WorkloadInvalid(f"{name} raised {type(error).__name__}{where}: {first_line}")
     lines = traceback.format_exception(type(error), error, theirs)
     invalid.add_note("".join(lines).rstrip())
     return invalid
-
-
-def _from_their_frame(trace: TracebackType | None) -> TracebackType | None:
-    """Cut our own frames, and the import system's, off the beginning of a traceback."""
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    return trace
-
-
-def _is_ours(file: str) -> bool:
-    return file.startswith((_OUR_FILES, _IMPORT_SYSTEM, "<frozen importlib"))
-
-
-def _location(trace: TracebackType) -> str:
-    """Return the last line of the user's file that was reached; a library's may come after."""
-    frames = traceback.extract_tb(trace)
-    last = [frame for frame in frames if frame.filename == frames[0].filename][-1]
-    return f"{last.filename}:{last.lineno}"
 
 
 def _as_workload(name: str, returned: Any) -> Workload:
@@ -125,11 +117,13 @@ def _described(value: object) -> str:
 def _placed(
     workload: Workload, name: str, *, dtype: torch.dtype, device: torch.device, train: bool
 ) -> Workload:
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        wanted = dtype if tensor.is_floating_point() else tensor.dtype
+        return tensor.detach().to(device=device, dtype=wanted)
+
     place = functools.partial(_placed, name=name, dtype=dtype, device=device, train=train)
     reduced = workload.reduced
-    args, kwargs = _inputs_on(
-        (tuple(workload.args), dict(workload.kwargs)), dtype=dtype, device=device
-    )
+    args, kwargs = with_tensors((tuple(workload.args), dict(workload.kwargs)), moved)
     return dataclasses.replace(
         workload,
         model=workload.model.to(device=device, dtype=dtype).train(train),
@@ -138,19 +132,3 @@ def _placed(
         name=name,
         reduced=None if reduced is None else lambda: place(reduced()),
     )
-
-
-def _inputs_on(inputs: Any, *, dtype: torch.dtype, device: torch.device) -> Any:
-    """Move the tensors of a pytree; one that occurs twice stays one tensor."""
-    moved: dict[int, torch.Tensor] = {}
-
-    def move(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if id(leaf) not in moved:
-            wanted = dtype if leaf.is_floating_point() else leaf.dtype
-            placed = leaf.detach().to(device=device, dtype=wanted)
-            moved[id(leaf)] = placed.requires_grad_(leaf.requires_grad)
-        return moved[id(leaf)]
-
-    return pytree.tree_map(move, inputs)

@@ -30,18 +30,15 @@ def randomise(model: torch.nn.Module) -> None:
     variances uniform in [0.5, 1.5]. What initialisation has drawn at random is left alone.
     """
     for module in model.modules():
-        _open_gate(module)
+        gate = module.weight if isinstance(module, _GATING_NORMS) else None
+        if gate is not None and not gate.any():
+            gate.fill_(_OPENED_GATE)
         _randomise_statistics(module)
     for parameter in model.parameters():
-        if _is_constant(parameter):
+        if not parameter.is_floating_point() or not parameter.numel():
+            continue
+        if (parameter == parameter.flatten()[0]).all():
             _spread(parameter)
-
-
-def _open_gate(module: torch.nn.Module) -> None:
-    if not isinstance(module, _GATING_NORMS) or module.weight is None:
-        return
-    if not module.weight.any():
-        module.weight.fill_(_OPENED_GATE)
 
 
 def _randomise_statistics(module: torch.nn.Module) -> None:
@@ -50,12 +47,6 @@ def _randomise_statistics(module: torch.nn.Module) -> None:
         mean.copy_(0.1 * _normal(mean))
     if isinstance(variance, torch.Tensor):
         variance.copy_(0.5 + torch.rand(variance.shape, device=variance.device))
-
-
-def _is_constant(parameter: torch.Tensor) -> bool:
-    if not parameter.is_floating_point() or not parameter.numel():
-        return False
-    return bool((parameter == parameter.flatten()[0]).all())
 
 
 def _spread(parameter: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from backbay.errors import WorkloadInvalid, WorkloadNotFound
 from backbay.registry import target
 from backbay.registry.target import Target, TargetNotFound
-from backbay.workloads.optional import require_installed
+from backbay.workloads.libraries import require_installed
 
 DEFAULT = "decoder"
 SIZES = ("tiny", "small", "base")

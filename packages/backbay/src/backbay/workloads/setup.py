@@ -6,6 +6,7 @@ import msgspec
 
 from backbay.errors import InputError
 from backbay.registry import Registry
+from backbay.workloads.reference import check
 
 if TYPE_CHECKING:
     from backbay.workloads.workload import Workload
@@ -49,6 +50,44 @@ def placed(workload: "Workload") -> tuple[str, str]:
         return "cpu", DTYPES[0]
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     return str(tensors[0].device), str((floating or tensors)[0].dtype).removeprefix("torch.")
+
+
+def checked_setup(
+    workload: "str | Workload",
+    *,
+    mode: Mode,
+    dtype: str,
+    device: str | None,
+    size: str | None,
+    seed: int,
+    registry: Registry,
+) -> WorkloadSetup:
+    """Return how a workload is built, checked as far as that goes without importing torch.
+
+    Args:
+        workload: a reference; or an object, which keeps its device and dtype.
+        mode: what a step is.
+        dtype: of parameters and inputs.
+        device: as torch spells it; ``None``: the accelerator, if there is one.
+        size: of built-in workloads.
+        seed: of everything random.
+        registry: knows which devices are here.
+
+    Raises:
+        InputError: there is no such workload, dtype or device.
+    """
+    given = not isinstance(workload, str)
+    if not isinstance(workload, str):
+        device, dtype = placed(workload)
+        workload = workload.name or type(workload.model).__name__
+    device = device or registry.environment.default_device
+    check_device(device, registry)
+    if not given:
+        check(workload, size)
+        check_dtype(dtype)
+    return WorkloadSetup(
+        workload=workload, size=size, mode=mode, dtype=dtype, device=device, seed=seed
+    )
 
 
 def check_dtype(dtype: str) -> None:

@@ -8,11 +8,9 @@ import torch
 from torch.nn import functional
 
 from backbay.errors import WorkloadNotFound
-from backbay.workloads.offline import offline
-from backbay.workloads.optional import require
+from backbay.workloads.libraries import offline, require
 from backbay.workloads.randomise import randomise
 from backbay.workloads.reference import Reference
-from backbay.workloads.torchvision_ops import ensure_torchvision_imports
 from backbay.workloads.workload import Workload
 
 _BATCH = {"tiny": 2, "small": 8, "base": 64}
@@ -44,7 +42,6 @@ def build_timm(
         WorkloadNotFound: timm has no such model.
     """
     name, size = reference.canonical(device.type), reference.size_on(device.type)
-    ensure_torchvision_imports()
     timm = require("timm", name)
     _check_known(timm, reference.name)
     with offline(), device:

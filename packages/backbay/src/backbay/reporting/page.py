@@ -1,0 +1,71 @@
+"""A record as one HTML file, which needs nothing else: no network, no font.
+
+Everything that comes from a record is escaped by the template; the record itself is embedded as
+JSON, so that the page is also the record. ``page.html.jinja`` beside this file is what every page
+extends: it has the theme, the order of things and the embedded record.
+"""
+
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+import jinja2
+import msgspec
+
+from backbay.reporting.embedding import embedded
+from backbay.reporting.wording import counted, plain, short
+
+
+def rendered(package: str, record: msgspec.Struct, *, noun: str, **values: Any) -> str:
+    """Return a package's ``page.html.jinja``, filled in.
+
+    Args:
+        package: where the template is.
+        record: what the page shows; the template knows it as ``record``.
+        noun: what the page calls the record.
+        values: what else the template needs.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PrefixLoader(
+            {
+                "reporting": jinja2.PackageLoader("backbay.reporting", ""),
+                "own": jinja2.PackageLoader(package, ""),
+            }
+        ),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(plain=plain, short=short)
+    template = environment.get_template("own/page.html.jinja")
+    return template.render(
+        record=record, noun=noun, json=embedded(record), counted=counted, **values
+    )
+
+
+def command(
+    question: str,
+    workloads: Iterable[str],
+    chosen: Iterable[str],
+    *,
+    mode: str,
+    dtype: str,
+    device: str,
+    seed: int,
+) -> str:
+    """Return the command that asks a question again, quoted for a shell.
+
+    Args:
+        question: the command's name.
+        workloads: references.
+        chosen: further options and their values.
+        mode: ``infer`` or ``train``.
+        dtype: as the command takes it.
+        device: likewise.
+        seed: likewise.
+    """
+    train = ["--train"] if mode == "train" else []
+    where = ["--dtype", dtype, "--device", device, "--seed", str(seed)]
+    return shlex.join(["backbay", question, *workloads, *chosen, *train, *where])
