@@ -130,7 +130,7 @@ class Conduct:
                 timeout_s=self.patience.arm_s,
                 on_round=lambda _done, _of: None,
             )
-            for name, values in more.items():
+            for name, values in more.milliseconds.items():
                 samples[name] += values
             self.keep(self._run_of(ready, samples))
             if not self.extend(samples):

@@ -162,7 +162,7 @@ class EndlessPass(GraphBroken):
     """A pass goes on adding nodes: it changes the graph while it walks over it."""
 
 
-PACKAGES = {"torch": ("torch",), "race": ("numpy", "matplotlib", "psutil")}
+PACKAGES = {"torch": ("torch",), "race": ("numpy", "matplotlib", "psutil", "safetensors")}
 """Modules that each extra brings."""
 
 

@@ -241,7 +241,7 @@ def test_where_truth_does_not_fit_the_proof_is_smaller_and_the_report_says_so(mo
         return lambda *args: tuple(1.001 * output for output in graph_module(*args))
 
     limited = functools.partial(make_golden, memory_bytes=4_000_000)
-    monkeypatch.setattr("backbay.race.handler.make_golden", limited)
+    monkeypatch.setattr("backbay.proof.bank.make_golden", limited)
     workload = Workload(torch.nn.Linear(64, 64).eval(), (torch.randn(8192, 64),))
     backends = {"scaled": scaled, "aot_eager": "aot_eager"}
     report = run(workload, backends=backends, limits=QUICK)

@@ -1,7 +1,10 @@
 """Who is timed where, and who must compile again, in sessions that start no process."""
 
+import time
+from pathlib import Path
+
 from backbay.race.requests import Open, Opened
-from backbay.race.timing import Limits, Timing
+from backbay.race.timing import InputSets, Limits, Timing
 from backbay.session import Lost, Refused, Session
 from backbay.timing.measure import Block, Timed
 from backbay.workloads.setup import WorkloadSetup
@@ -13,22 +16,28 @@ class Client:
     """Answers at once; a block of a backend called "dies" ends it, one of "raises" is refused."""
 
     def __init__(self, opened):
-        self.ready, self.running, self.over = (), True, False
+        self.ready, self.running, self.over, self.blocks = (), True, False, 0
         opened.append(self)
 
     def ask(self, request, *, timeout_s):
         if not self.running:
             raise Lost("no answer: it is stopped", "timeout")
         if isinstance(request, Open):
-            self.ready = request.backends
-            return Opened(step_s=dict.fromkeys(self.ready, 1.0), failed={})
+            self.ready += request.backends
+            return Opened(step_s=dict.fromkeys(self.ready, 1.0), failed={}, most_calls=9)
         assert isinstance(request, Block)
         assert request.backend in self.ready
         if request.backend == "dies":
             raise Lost("died")
         if request.backend == "raises":
             raise Refused("ValueError: no")
-        return Timed(seconds=1.0 * request.calls)
+        if request.backend == "slow_clock":
+            time.sleep(1e-4)
+        self.blocks += 1
+        if request.backend == "slow_clock":
+            return Timed(seconds=1e-6)
+        slowed = 3.0 if "slows_others" in self.ready else 1.0
+        return Timed(seconds=slowed * request.calls)
 
     def end(self):
         self.over = True
@@ -40,7 +49,7 @@ class Client:
         self.running = True
 
 
-def timed(*names):
+def timed(*names, apart=()):
     opened = []
     timing = Timing(
         setup=SETUP,
@@ -48,8 +57,10 @@ def timed(*names):
         open_session=lambda: Session(lambda: Client(opened)),
         limits=Limits(backend_s=1.0, timing_s=1.0),
         tell=lambda backend, text, how_far: None,
+        folder=Path(),
+        sets=InputSets(sampled=False),
     )
-    timing.run(names)
+    timing.run(names, apart)
     assert all(x.over for x in opened)
     return timing, [x.ready for x in opened]
 
@@ -80,3 +91,33 @@ def test_eager_is_left_alone_and_waits_for_ever():
 def test_without_eager_others_are_timed():
     timing, _ = timed("dies", "a")
     assert timing.samples == {}
+
+
+def test_who_slows_others_down_is_timed_apart_from_them():
+    timing, opened = timed("eager", "slows_others", "a")
+    assert opened == [("eager", "slows_others", "a"), ("eager",), ("slows_others",), ("a",)]
+    (note,) = timing.notes
+    assert "eager alone took 1e+03 ms a call before the others were loaded and 3e+03 ms" in note
+    assert set(timing.samples["eager"]) == set(timing.samples["a"]) == {1e3}
+
+
+def test_whose_clock_is_not_this_ones_has_no_times_and_the_others_have():
+    timing, opened = timed("eager", "slow_clock", "a")
+    assert opened[1:] == [("eager",), ("slow_clock",), ("a",)]
+    assert set(timing.samples) == {"eager", "a"}
+    (status, reason) = timing.lost["slow_clock"]
+    assert (status, "process's clock says" in reason) == ("failed", True)
+
+
+def test_who_changed_what_all_share_is_in_a_process_of_its_own_from_the_start():
+    timing, opened = timed("eager", "a", "changes", apart={"changes"})
+    assert opened == [("eager", "a"), ("changes",)]
+    assert set(timing.samples) == {"eager", "a", "changes"}
+    assert timing.notes == []
+
+
+def test_who_dies_beside_eager_leaves_nobody_to_compare_with():
+    timing, _ = timed("eager", "dies", "changes", apart={"changes"})
+    assert timing.samples == {}
+    assert timing.lost["dies"] == ("crashed", "died")
+    assert "dies was timed in the same process" in timing.lost["eager"][1]

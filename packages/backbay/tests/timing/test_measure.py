@@ -42,7 +42,7 @@ class Diary:
 
 def timed(sessions, *, rounds=3):
     chosen = Plan(rounds=rounds, calls=dict.fromkeys(sessions, 2))
-    return interleave(sessions, chosen, timeout_s=1.0, on_round=lambda done, of: None)
+    return interleave(sessions, chosen, timeout_s=1.0, on_round=lambda done, of: None).milliseconds
 
 
 def test_everyone_is_timed_in_every_round_and_nobody_always_behind_the_same():

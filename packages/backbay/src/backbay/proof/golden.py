@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from backbay.proof.evidence import picked
 from backbay.proof.judging import Proof, Reference
 from backbay.proof.noise import Noise
 from backbay.proof.outcome import Outcome
@@ -50,27 +51,29 @@ class Golden:
         """Return the workload on the inputs that the proof was made on; the model is the same."""
         return shrunk(workload, train=self.train) if self.reduced else workload
 
-    @contextlib.contextmanager
-    def context(self) -> Iterator[None]:
-        """Be in the state that a candidate must be compiled and observed in."""
-        with contextlib.ExitStack() as stack:
-            if self.math_attention:
-                stack.enter_context(draws_in_the_open())
-            if self.draws_random:
-                import torch._inductor.config as inductor  # noqa: PLC0415 (a second; rarely needed)
+    def picked(self, seed: int) -> "Golden":
+        """Return the golden of some elements of each large tensor; see `evidence.picked`."""
+        return dataclasses.replace(
+            self, eager=picked(self.eager, seed), truth=picked(self.truth, seed)
+        )
 
-                stack.enter_context(inductor.patch(fallback_random=True))
-            yield
+    def context(self) -> contextlib.AbstractContextManager[None]:
+        """Be in the state that a candidate must be compiled and observed in."""
+        return proof_context(draws_random=self.draws_random, math_attention=self.math_attention)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write to a file that ``load`` reads, in this process or another."""
+        torch.save(self.content(), path)
+
+    def content(self) -> dict[str, Any]:
+        """Return containers that torch.load reads without running code."""
         content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         content["format"] = FORMAT
         content["working"] = str(self.working).removeprefix("torch.")
         content["noise"] = {name: dataclasses.asdict(x) for name, x in self.noise.items()}
         for name in ("eager", "truth"):
             content[name] = _plain(getattr(self, name))
-        torch.save(content, path)
+        return content
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Golden":
@@ -78,14 +81,33 @@ class Golden:
         content: dict[str, Any] = torch.load(
             str(path), mmap=True, map_location="cpu", weights_only=True
         )
-        if content.pop("format", None) != FORMAT:
+        if content.get("format") != FORMAT:
             raise ValueError(f"{path} was written by another version of Backbay: make it again")
+        return cls.of_content(content)
+
+    @classmethod
+    def of_content(cls, content: dict[str, Any]) -> "Golden":
+        """Return what `content` is of."""
+        del content["format"]
         content["working"] = getattr(torch, content["working"])
         content["noise"] = {name: Noise(**x) for name, x in content["noise"].items()}
         for name in ("eager", "truth"):
             pairs = content[name]["aliases"]
             content[name] = Outcome(**content[name] | {"aliases": frozenset(map(tuple, pairs))})
         return cls(**content)
+
+
+@contextlib.contextmanager
+def proof_context(*, draws_random: bool, math_attention: bool) -> Iterator[None]:
+    """Be in the state that a candidate is compiled and observed in; see `Golden`."""
+    with contextlib.ExitStack() as stack:
+        if math_attention:
+            stack.enter_context(draws_in_the_open())
+        if draws_random:
+            import torch._inductor.config as inductor  # noqa: PLC0415 (a second; rarely needed)
+
+            stack.enter_context(inductor.patch(fallback_random=True))
+        yield
 
 
 @contextlib.contextmanager

@@ -76,6 +76,22 @@ def make_golden(
     return dataclasses.replace(golden, reduced=True, notes=(note, *golden.notes))
 
 
+def make_golden_alike(golden: Golden, workload: Workload, *, train: bool, seed: int) -> Golden:
+    """Make the golden of other inputs, whose honest results scatter as those of known ones do.
+
+    Args:
+        golden: of the known inputs.
+        workload: the same model on other inputs, of the same shapes. It is left as it was.
+        train: whether to run backward as well.
+        seed: of the random state that each run starts from.
+
+    Raises:
+        ProofImpossible: there is no float64 truth of these inputs.
+    """
+    maker = _Maker(train=train, seed=seed, memory_bytes=None, seconds=None)
+    return dataclasses.replace(maker.alike(golden, workload), reduced=golden.reduced)
+
+
 class _TooLargeError(Exception):
     """The float64 run does not fit; the message is the beginning of a sentence."""
 
@@ -122,6 +138,16 @@ class _Maker:
             truth = self._truth(workload, eager)
             noise = self._noise(workload, eager, truth)
         return self._reference(eager, truth, noise)
+
+    def alike(self, golden: Golden, workload: Workload) -> Golden:
+        eager = self._eager(workload, math_attention=golden.math_attention)
+        if eager.exact:
+            return self._reference(eager, _without_tensors(eager.outcome), {})
+        with _open(eager.math_attention):
+            truth = self._truth(workload, eager)
+        own = _scatter(eager.outcome, truth)
+        known = {n: dataclasses.replace(x, size=own[n].size) for n, x in golden.noise.items()}
+        return self._reference(eager, truth, {n: x.at_least(own[n]) for n, x in known.items()})
 
     def _reference(self, eager: _Eager, truth: Outcome, noise: dict[str, Noise]) -> Golden:
         return Golden(

@@ -48,7 +48,10 @@ class Noise:
 
     def widened(self, other: "Noise") -> "Noise":
         """Take another draw into account, which was rounded twice as often as eager."""
-        other = other.halved()
+        return self.at_least(other.halved())
+
+    def at_least(self, other: "Noise") -> "Noise":
+        """Take another draw into account, which was rounded as eager is."""
         return replace(
             self,
             rms=max(self.rms, other.rms),

@@ -70,9 +70,7 @@ def outcome_of(
 
     ``during`` is active while the step runs, and not while its results are noted.
     """
-    model = step.workload.model
-    state: Named = [*step.inputs, *((f"buffer {n}", x) for n, x in model.named_buffers())]
-    weights: Named = [(f"parameter {n}", x) for n, x in model.named_parameters()]
+    state, weights = _state_and_weights(step)
     with _restored(state) as before, _seeded(seed):
         with during or nullcontext():
             output = step(call)
@@ -82,16 +80,39 @@ def outcome_of(
             step.clear_gradients()
 
 
+def outcome_of_last(output: Any, step: Step, before: list[torch.Tensor]) -> Outcome:
+    """Note what the last call of a step gave, which somebody else made.
+
+    Args:
+        output: what it returned.
+        step: whose call it was.
+        before: copies of the step's inputs and of the model's buffers before it.
+    """
+    state, weights = _state_and_weights(step)
+    return _noted(output, step, state, weights, before, fingerprints=False)
+
+
 @contextmanager
 def unchanged(step: Step) -> Iterator[None]:
     """Write back, when the block ends, what steps in it changed: buffers, inputs, random state."""
-    buffers = [(f"buffer {n}", x) for n, x in step.workload.model.named_buffers()]
-    with _restored([*step.inputs, *buffers]), _seeded(0):
+    with _restored(_state_and_weights(step)[0]), _seeded(0):
         yield
 
 
+def _state_and_weights(step: Step) -> tuple[Named, Named]:
+    model = step.workload.model
+    state: Named = [*step.inputs, *((f"buffer {n}", x) for n, x in model.named_buffers())]
+    return state, [(f"parameter {n}", x) for n, x in model.named_parameters()]
+
+
 def _noted(
-    output: Any, step: Step, state: Named, weights: Named, before: list[torch.Tensor]
+    output: Any,
+    step: Step,
+    state: Named,
+    weights: Named,
+    before: list[torch.Tensor],
+    *,
+    fingerprints: bool = True,
 ) -> Outcome:
     found = leaves(output, "output")
     tensors: Named = [(name, x) for name, x in found if isinstance(x, torch.Tensor)]
@@ -108,7 +129,7 @@ def _noted(
             for (name, x), old in zip(state, before, strict=True)
             if not _same_bits(x, old)
         },
-        parameters={name: fingerprint(x) for name, x in weights},
+        parameters={name: fingerprint(x) for name, x in weights if fingerprints},
         opaque=tuple(f"{name} ({plain(x)})" for name, x in found if is_opaque(x)),
     )
 

@@ -1,5 +1,6 @@
 """One step of a workload, for proof and for timing alike: what is proven is what is timed."""
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,11 +36,18 @@ class Step:
         """The last call's loss, where the workload has one."""
         self.cotangents: dict[int, torch.Tensor] = dict(cotangents or {})
         """What backward starts from, where the workload has no loss. Made on first use."""
-        self._seed = seed
+        self.seed = seed
         leaf = _same if not train else _as_given if workload.grad_as_given else _leaf
         self.args, self.kwargs = mapped(leaf, (workload.args, dict(workload.kwargs)))
-        self._leaves = [x for _, x in self.inputs if x.requires_grad]
-        self._leaves += [p for p in workload.model.parameters() if p.requires_grad]
+        self.trained = self._trained()
+        """The leaves whose gradients a step makes."""
+
+    def with_inputs(self, args: Any, kwargs: Any) -> "Step":
+        """Return a step with other inputs, as they are; everything else is shared."""
+        other = copy.copy(self)
+        other.args, other.kwargs = args, kwargs
+        other.trained = other._trained()  # noqa: SLF001 (it is a step, too)
+        return other
 
     @property
     def inputs(self) -> list[tuple[str, torch.Tensor]]:
@@ -59,8 +67,12 @@ class Step:
 
     def clear_gradients(self) -> None:
         """Forget the gradients of the last call."""
-        for leaf in self._leaves:
+        for leaf in self.trained:
             leaf.grad = None
+
+    def _trained(self) -> list[torch.Tensor]:
+        inputs = [x for _, x in self.inputs if x.requires_grad]
+        return inputs + [p for p in self.workload.model.parameters() if p.requires_grad]
 
     def _backward(self, output: Any) -> None:
         if self.workload.loss is not None:
@@ -75,7 +87,7 @@ class Step:
     def _cotangent(self, position: int, output: torch.Tensor) -> torch.Tensor:
         known = self.cotangents.get(position)
         if known is None or known.shape != output.shape:
-            known = self.cotangents[position] = _drawn(output, self._seed + position)
+            known = self.cotangents[position] = _drawn(output, self.seed + position)
         # Truth is given eager's own cotangent: rounded to the working dtype first.
         return known.to(output.dtype)
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from backbay.dependencies import check_installed
 from backbay.errors import InputError, WorkloadInvalid
+from backbay.judge.requests import SERVICE as JUDGE
 from backbay.race import field
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER
 from backbay.race.record import Report, Settings
 from backbay.race.requests import SERVICE, Load, Reply, Request
 from backbay.race.timing import Limits
-from backbay.race.workload_race import OpenSession, Tell, WorkloadRace
+from backbay.race.workload_race import Sessions, Tell, WorkloadRace
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.reporting import machine
 from backbay.session import NoReply, Refused, Session
@@ -34,7 +35,7 @@ _MODEL_PACKAGES = {"hf": ["transformers"], "timm": ["timm", "torchvision"]}
 """Distributions whose versions a result depends on, by the prefix of a workload's reference."""
 
 _IN_PROCESS = (
-    "the model object was raced in this process: a crash or a hang would have ended it, "
+    "the model object was raced in this process: neither cheats nor crashes are contained, "
     "and what ran here before may show in the numbers"
 )
 
@@ -90,8 +91,8 @@ def run(
     ]
     same_process = not isinstance(workloads, str | Sequence)
     entrants = _entrants(registry, backends, device, same_process=same_process)
-    open_session, notes = _sessions(workloads, backends, setups, registry)
-    races = _races(setups, entrants, open_session, limits or Limits(), tell)
+    sessions, notes = _sessions(workloads, backends, setups, registry)
+    races = _races(setups, entrants, sessions, limits or Limits(), tell)
     settings = Settings(
         backends=tuple(entrant.name for entrant in entrants),
         mode=mode,
@@ -99,26 +100,26 @@ def run(
         device=device,
         seed=seed,
     )
-    return _report(races, settings, registry, notes)
+    return _report(races, settings, registry, notes, same_process=same_process)
 
 
 def _races(
     setups: Sequence[WorkloadSetup],
     entrants: Sequence[field.Entrant],
-    open_session: OpenSession,
+    sessions: Sessions,
     limits: Limits,
     tell: Tell,
 ) -> list[WorkloadRace]:
     """Race every workload, one after the other; what they leave on disk is gone afterwards."""
     races: list[WorkloadRace] = []
     with tempfile.TemporaryDirectory(prefix="backbay-race-") as folder:
-        for setup in setups:
+        for number, setup in enumerate(setups):
             race = WorkloadRace(
                 setup=setup,
                 entrants=entrants,
                 caches=Caches(Path(folder)),
-                golden=Path(folder) / "golden.pt",
-                open_session=open_session,
+                folder=Path(folder) / f"workload-{number}",
+                sessions=sessions,
                 limits=limits,
                 tell=tell,
             )
@@ -156,21 +157,27 @@ def _sessions(
     backends: Sequence[str] | Mapping[str, str | CompilerFn] | None,
     setups: Sequence[WorkloadSetup],
     registry: Registry,
-) -> tuple[OpenSession, tuple[str, ...]]:
-    """Return what opens a session, and what a reader must know of it."""
+) -> tuple[Sessions, tuple[str, ...]]:
+    """Return how sessions are opened, and what a reader must know of it."""
     if not isinstance(workloads, str | Sequence):
-        from backbay.race.handler import RaceHandler  # noqa: PLC0415 (torch is loaded: a model is)
+        from backbay.judge.handler import JudgeHandler  # noqa: PLC0415 (torch is loaded: a model is)
+        from backbay.race.handler import RaceHandler  # noqa: PLC0415 (as above)
 
         given = backends if isinstance(backends, Mapping) else None
-        handler = RaceHandler(workloads, given, registry)
-        return (lambda environment: SERVICE.here(handler, environment)), (_IN_PROCESS,)
+        handler, reference = RaceHandler(workloads, given, registry), JudgeHandler(workloads)
+        sessions = Sessions(
+            reference=lambda: JUDGE.here(reference),
+            backends=lambda environment: SERVICE.here(handler, environment),
+        )
+        return sessions, (_IN_PROCESS,)
     if isinstance(backends, Mapping):
         raise InputError(
             "compiler functions cannot travel to child processes: race a Workload object"
         )
     _preflight(setups)
     disturbed = machine.disturbance()
-    return SERVICE.session, (disturbed,) if disturbed else ()
+    sessions = Sessions(reference=JUDGE.session, backends=SERVICE.session)
+    return sessions, (disturbed,) if disturbed else ()
 
 
 def _preflight(setups: Sequence[WorkloadSetup]) -> None:
@@ -204,6 +211,8 @@ def _report(
     settings: Settings,
     registry: Registry,
     notes: Sequence[str],
+    *,
+    same_process: bool,
 ) -> Report:
     decisions = [race.decision for race in races]
     device_name = next((race.device_name for race in races if race.device_name), settings.device)
@@ -214,6 +223,7 @@ def _report(
         machine=machine.machine(device_name),
         versions=_versions(races, registry),
         settings=settings,
+        isolation="in_process" if same_process else "process",
         decision=tuple(decision for decision in decisions if decision is not None),
         results=tuple(result for race in races for result in race.results),
         notes=(*notes, *noted),

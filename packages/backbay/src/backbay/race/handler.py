@@ -1,38 +1,38 @@
-"""Answers a race's requests: in a child process, or in this one for a model object."""
+"""Runs backends for a race: in a child process, or in this one for a model object."""
 
 import contextlib
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from backbay.messages import one_line
-from backbay.proof import Golden, Step, Workload, digest, make_golden, unchanged
+from backbay.proof import Workload, digest, evidence
+from backbay.proof.bank import Inputs
+from backbay.race import process_state
 from backbay.race.requests import (
+    Call,
+    Done,
+    Finish,
+    Hand,
     Load,
     Loaded,
     Open,
     Opened,
-    Reference,
-    Referenced,
     Reply,
     Request,
-    Tried,
     Try,
 )
+from backbay.race.ring import Ring, fitting
+from backbay.race.runs import Runs, state
 from backbay.race.trial import EAGER, Trial, compiled
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.timing import clock
-from backbay.timing.device import device_name, synchronize
-from backbay.timing.measure import Block, Timed
-from backbay.timing.memory import peak_bytes, reset_peak
+from backbay.timing.measure import WARMUPS, Block, Timed
 from backbay.workloads.setup import WorkloadSetup, not_alike
 
-_RANDOM = (
-    "the model draws random numbers: it was proven with Inductor's fallback_random, which draws "
-    "what eager draws, and timed without it"
-)
 _RECOMPILE_LIMIT = 256
 
 
@@ -51,8 +51,12 @@ class RaceHandler:
         self._backends = backends or {}
         self._registry = registry
         self._built: tuple[WorkloadSetup, Workload] | None = None
+        self._trial: Trial | None = None
         self._calls: dict[str, Callable[..., Any]] = {}
-        self._step: Step | None = None
+        self._runs: Runs | None = None
+        self._sets: list[Inputs] = []
+        self._ring: Ring | None = None
+        self._renewals = 0
         self._device = torch.device("cpu")
 
     def answer(self, request: Request) -> Reply:
@@ -60,16 +64,32 @@ class RaceHandler:
         match request:
             case Load():
                 return Loaded(workload=self._workload(request.setup).name)
-            case Reference():
-                return self._reference(request)
             case Try():
-                return self._trial(request)
+                self._trial = self._tried(request)
+                return Done()
+            case Finish():
+                assert self._trial is not None, "a trial is finished after Try"
+                return self._trial.finished()
+            case Hand():
+                (self._trial or self._ready).hand(Path(request.path), request.picked)
+                return Done()
+        with _room_for_all():
+            return self._compiled_answer(request)
+
+    def _compiled_answer(self, request: Call | Open | Block) -> Reply:
+        match request:
+            case Call():
+                self._call(request)
+                return Done()
             case Open():
-                with _room_for_all():
-                    return self._open(request)
+                return self._open(request)
             case Block():
-                with _room_for_all():
-                    return self._block(request)
+                return self._block(request)
+
+    @property
+    def _ready(self) -> Runs:
+        assert self._runs is not None, "backends are called after Open"
+        return self._runs
 
     def _workload(self, setup: WorkloadSetup) -> Workload:
         self._device = torch.device(setup.device)
@@ -83,77 +103,80 @@ class RaceHandler:
         self._built = (setup, workload)
         return workload
 
-    def _reference(self, request: Reference) -> Referenced:
-        setup = request.setup
-        workload = self._workload(setup)
-        fingerprint = digest(workload)
-        eager_peak = self._eager_peak(workload, setup)  # first: a golden keeps its tensors
-        golden = make_golden(workload, train=setup.train, seed=setup.seed)
-        golden.save(request.golden)
-        return Referenced(
-            workload=workload.name,
-            digest=fingerprint,
-            peak_bytes=eager_peak,
-            notes=(*golden.notes, *([_RANDOM] if golden.draws_random else [])),
-            device_name=device_name(self._device),
-        )
-
-    def _eager_peak(self, workload: Workload, setup: WorkloadSetup) -> int | None:
-        step = Step(workload, train=setup.train, seed=setup.seed)
-        with unchanged(step):
-            step(workload.model)
-            reset_peak(self._device)
-            step(workload.model)
-            synchronize(self._device)
-            return peak_bytes(self._device)
-
-    def _trial(self, request: Try) -> Tried:
+    def _tried(self, request: Try) -> Trial:
         setup = request.setup
         workload = self._same_workload(setup, request.digest)
-        try:
-            trial = Trial(
-                workload=workload,
-                device=self._device,
-                train=setup.train,
-                seed=setup.seed,
-                compiler=self._compiler(request.backend),
-            )
-            return trial.run(Golden.load(request.golden))
-        except Exception as error:  # noqa: BLE001 (a backend may raise anything)
-            traceback.print_exc()
-            return Tried(status="failed", reason=one_line(error))
+        self._runs = None
+        before = process_state.state()  # what a backend changes, it may change when it is imported
+        compiler = self._compiler(request.backend)
+        assert compiler is not None, "eager is what others are compared with"
+        return Trial(
+            workload,
+            self._device,
+            compiler,
+            request.proving,
+            before,
+            train=setup.train,
+            seed=setup.seed,
+        )
+
+    def _call(self, request: Call) -> None:
+        inputs = None if request.inputs is None else self._read(request.inputs)
+        if self._trial is not None:
+            self._trial.call(inputs, fresh=request.fresh)
+            return
+        self._ready.call(self._calls[request.backend], inputs, fresh=request.fresh)
 
     def _open(self, request: Open) -> Opened:
         setup = request.setup
-        workload = self._same_workload(setup, request.digest)
-        self._step = Step(workload, train=setup.train, seed=setup.seed)
+        if self._runs is None:
+            workload = self._same_workload(setup, request.digest)
+            self._trial = None
+            self._runs = Runs(workload, self._device, train=setup.train, seed=setup.seed)
+            own = tuple(x.detach().clone() for _, x in self._runs.step.inputs)
+            self._sets = [own, *map(self._read, request.inputs)]
+            self._ring = None
+        model = self._runs.step.workload.model
         step_s: dict[str, float] = {}
         failed: dict[str, str] = {}
         for backend in request.backends:
             try:
-                self._calls[backend] = compiled(workload.model, self._compiler(backend))
+                self._calls[backend] = compiled(model, self._compiler(backend))
                 self._seconds(backend, calls=2)
                 step_s[backend] = self._seconds(backend, calls=1)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 (a backend may raise anything)
                 traceback.print_exc()
                 failed[backend] = one_line(error)
-        return Opened(step_s=step_s, failed=failed)
+        most = fitting(self._runs.step) - WARMUPS
+        return Opened(step_s=step_s, failed=failed, most_calls=max(1, most))
 
     def _block(self, request: Block) -> Timed:
-        assert self._step is not None, "blocks are timed after Open"
-        step, call = self._step, self._calls[request.backend]
-        taken = clock.block(
-            lambda: step(call),
-            warmups=request.warmups,
-            calls=request.calls,
-            device=self._device,
-        )
+        runs, number = self._ready, request.warmups + request.calls
+        if self._ring is None or len(self._ring.steps) < number:
+            self._ring = Ring(runs.step, self._varies(), number)
+        self._renewals += 1
+        self._ring.renew(self._renewals, self._sets[request.inputs], used=number)
+        last = self._ring.steps[number - 1]
+        before = state(last) if request.sample else []
+        calls = self._ring.calls(self._calls[request.backend], number)
+        taken, output = clock.block_of(calls, warmups=request.warmups, device=self._device)
+        if request.sample:
+            runs.hold_last(output, last, before)
         return Timed(seconds=taken)
 
+    def _varies(self) -> list[bool]:
+        """Return of each input whether other values of it are known."""
+        if len(self._sets) < 2:  # noqa: PLR2004 (the workload's own, and another)
+            return [False] * len(self._sets[0])
+        return [not torch.equal(a, b) for a, b in zip(self._sets[0], self._sets[1], strict=True)]
+
     def _seconds(self, backend: str, calls: int) -> float:
-        assert self._step is not None, "there is a step after Open"
-        step, call = self._step, self._calls[backend]
+        step, call = self._ready.step, self._calls[backend]
         return clock.seconds(lambda: step(call), calls, self._device)
+
+    def _read(self, path: str) -> Inputs:
+        found = evidence.read_tensors(path)
+        return tuple(found[str(i)].to(self._device) for i in range(len(found)))
 
     def _compiler(self, backend: str) -> str | CompilerFn | None:
         if backend in self._backends:

@@ -38,6 +38,8 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Root-mean-square error over eager's own root-mean-square error, in that tensor."""
     tensors: int = 0
     """How many tensors were compared."""
+    calls: int = 0
+    """Of how many calls."""
 
 
 class Trying(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +62,8 @@ class Trying(msgspec.Struct, frozen=True, kw_only=True):
     """Graphs handed to the backend."""
     breaks: int | None = None
     """Graph breaks as Dynamo counts them: one that it meets while inlining can count twice."""
+    outputs_live: Literal["next_call"] | None = None
+    """``next_call`` where torch lets nobody look at an output after the next call."""
     notes: tuple[str, ...] = ()
     """What a reader must know to read the numbers rightly."""
 
@@ -119,4 +123,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     decision: tuple[Decision, ...]
     """One for each workload, in the order raced."""
     results: tuple[Result, ...]
+    isolation: Literal["process", "in_process"] = "process"
+    """``in_process`` where backends ran in the process of who asked: cheats and crashes are not
+    contained then."""
     notes: tuple[str, ...] = ()

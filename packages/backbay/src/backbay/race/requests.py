@@ -1,12 +1,14 @@
-"""What is asked of the processes of a race, and what they reply.
+"""What is asked of the processes in which backends run, and what they reply.
 
 No torch here: the process that asks never imports it. A model never travels; its workload's
-reference, seed and dtype do, and a digest of what was built from them must match.
+reference, seed and dtype do, and a digest of what was built from them must match. Nor does a
+verdict: what a call gave is handed on as a file, for a judge.
 """
+
+from typing import Literal
 
 import msgspec
 
-from backbay.race.record import Trying
 from backbay.session import Service
 from backbay.timing.measure import Block, Timed
 from backbay.workloads.setup import WorkloadSetup
@@ -18,21 +20,48 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     setup: WorkloadSetup
 
 
-class Reference(msgspec.Struct, frozen=True, kw_only=True, tag="reference"):
-    """Run eager and float64 truth once, and keep the results in a file."""
+class Proving(msgspec.Struct, frozen=True, kw_only=True):
+    """How a backend must be compiled and called so that a judge can compare."""
 
-    setup: WorkloadSetup
-    golden: str
-    """Path of the file to write."""
+    draws_random: bool
+    math_attention: bool
+    reduced: bool
+
+    @property
+    def apart(self) -> bool:
+        """Whether what is proven is compiled for itself, and not what is timed."""
+        return self.draws_random or self.math_attention or self.reduced
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True, tag="try"):
-    """Compile with one backend, in an empty cache, and prove the result."""
+    """Get ready to compile with one backend, in an empty cache."""
 
     setup: WorkloadSetup
     backend: str
-    golden: str
     digest: str
+    proving: Proving
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
+    """Call what a backend compiled, once, and hold what it gives; the first time compiles it."""
+
+    backend: str
+    inputs: str | None = None
+    """File with the values of the inputs; the workload's own if there is none."""
+    fresh: bool = False
+    """Whether the inputs are at other addresses than before."""
+
+
+class Hand(msgspec.Struct, frozen=True, kw_only=True, tag="hand"):
+    """Write what the last call gave to a file."""
+
+    path: str
+    picked: int | None
+    """What elements are drawn from, of large tensors; all are handed on if there is none."""
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
+    """Look at what only the process itself can see, and report what was measured."""
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
@@ -41,9 +70,11 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     setup: WorkloadSetup
     backends: tuple[str, ...]
     digest: str
+    inputs: tuple[str, ...] = ()
+    """Files with further sets of inputs, after the workload's own."""
 
 
-Request = Load | Reference | Try | Open | Block
+Request = Load | Try | Call | Hand | Finish | Open | Block
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
@@ -53,18 +84,26 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
     """Its canonical name."""
 
 
-class Referenced(msgspec.Struct, frozen=True, kw_only=True, tag="referenced"):
-    """The reference is in its file."""
-
-    workload: str
-    digest: str
-    peak_bytes: int | None
-    notes: tuple[str, ...]
-    device_name: str
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """It was done; there is nothing to say of it."""
 
 
-class Tried(Trying, frozen=True, kw_only=True, tag="tried"):
-    """How one backend did, before it is timed."""
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """What was measured of a backend, and what its process saw."""
+
+    compile_s: float | None = None
+    warmup_s: float | None = None
+    compile_peak_bytes: int | None = None
+    peak_bytes: int | None = None
+    graphs: int | None = None
+    breaks: int | None = None
+    notes: tuple[str, ...] = ()
+    fault: str = ""
+    """Why it is wrong, of what no judge can see."""
+    outputs_live: Literal["next_call"] | None = None
+    """``next_call`` where torch refuses a look at outputs after the next call."""
+    disturbs: tuple[str, ...] = ()
+    """What it changed of that which all in a process share."""
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
@@ -74,8 +113,10 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """Backend to the time of one warm step."""
     failed: dict[str, str]
     """Backend to why it did not get ready."""
+    most_calls: int
+    """That a block may have: each has inputs of its own."""
 
 
-Reply = Loaded | Referenced | Tried | Opened | Timed
+Reply = Loaded | Done | Finished | Opened | Timed
 
 SERVICE = Service[Request, Reply]("backbay.race.handler:RaceHandler", Reply)

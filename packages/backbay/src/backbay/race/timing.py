@@ -1,16 +1,35 @@
-"""Times the survivors: all in one process, or each in its own where that one dies."""
+"""Times the survivors: all in one process, or each in its own where that one dies.
+
+Who changes what all in a process share is timed in a process of its own, and so is everyone where
+a clock does not agree with this process's or eager is not as fast as it was alone.
+"""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from backbay.judge import Piece
+from backbay.judge.client import secret
 from backbay.race.decide import EAGER
-from backbay.race.requests import Open, Opened, Reply, Request
+from backbay.race.requests import Call, Hand, Open, Opened, Reply, Request
 from backbay.session import Failure, NoReply, Session
-from backbay.timing import measure
+from backbay.timing import measure, stats
 from backbay.workloads.setup import WorkloadSetup
 
 RaceSession = Session[Request, Reply]
+
+_SAMPLES = 3
+"""Rounds of each backend in which what it gave while the clock ran is judged."""
+_ALONE_ROUNDS = 8
+_ALONE_S = 0.5
+_MOVED = 1.25
+"""Eager alone may be so many times as fast after the others came as before."""
+_UNACCOUNTED = 1.5
+"""A block may take so many times as long by this process's clock as by its own, over eager's."""
+_LOST_CLOCK = 3.0
+"""Eager's own blocks may take so many times as long by this process's clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +40,33 @@ class Limits:
     """One backend's compile and proof, or the reference."""
     timing_s: float = 20.0
     """The timing of all backends of one workload together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSets:
+    """Which sets of inputs rounds have, and what is judged of their results."""
+
+    files: tuple[Path, ...] = ()
+    """Of the sets after the workload's own."""
+    seeds: tuple[int, ...] = (0,)
+    """Of each set, what elements are drawn from; 0 is a secret of the moment."""
+    last: Path | None = None
+    """The file of a set that nobody saw before timing has ended."""
+    sampled: bool = True
+    """Whether results can be judged at all: of what was timed there is a truth."""
+
+    def picked(self, inputs: int) -> int:
+        """Return what the elements are drawn from that are handed on."""
+        return self.seeds[inputs] or secret()
+
+
+class _VoidError(Exception):
+    """Times are not to be believed; the message says why."""
+
+    def __init__(self, reason: str, backend: str | None = None) -> None:
+        super().__init__(reason)
+        self.backend = backend
+        """Whose times they are, where it is one's alone."""
 
 
 @dataclass(kw_only=True)
@@ -34,71 +80,221 @@ class Timing:
     limits: Limits
     tell: Callable[[str, str, str], None]
     """Called with backend and text."""
+    folder: Path
+    """Where what was given is handed on."""
+    sets: InputSets = field(default_factory=InputSets)
+    reveal_last: Callable[[], None] = lambda: None
+    """Writes the last set's file."""
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     """Milliseconds a call, one sample a round."""
     lost: dict[str, tuple[Failure, str]] = field(default_factory=dict)
     """Who had been right and could not be timed, and why."""
+    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    """What each gave while the clock ran, and afterwards."""
     notes: list[str] = field(default_factory=list)
+    _most_calls: int | None = None
 
-    def run(self, names: Sequence[str]) -> None:
-        """Time these backends; eager must be one of them."""
+    def run(self, names: Sequence[str], apart: Collection[str] = ()) -> None:
+        """Time these backends; eager must be one of them.
+
+        Args:
+            names: of the backends.
+            apart: those that are not to be in one process with others.
+        """
+        together = [x for x in names if x not in apart]
+        if not apart:
+            why = self._run_together(together)
+            if why is None:
+                return
+            self._forget()
+            together = []
+            self.notes.append(
+                f"{why}: each was timed in a process of its own, the idle ones stopped"
+            )
+        self._run_apart(names, together)
+
+    def _run_together(self, names: Sequence[str]) -> str | None:
+        """Time them in one process; return why their times can't be used, if so."""
         try:
             with self.open_session() as session:
-                step_s = self._ready(session, names)
+                step_s = self._ready(session, [EAGER])
+                before = self._alone(session, step_s)
+                step_s |= self._ready(session, [x for x in names if x != EAGER])
                 self._interleave(dict.fromkeys(step_s, session), step_s)
+                self._check_eager(before, self._alone(session, step_s))
+                self._call_afterwards(dict.fromkeys(step_s, session))
         except (NoReply, measure.BlockLost) as failure:
-            self.notes.append(
-                f"timing all backends in one process failed ({failure}): each was timed in a "
-                "process of its own, the idle ones stopped"
-            )
-            self._run_apart(names)
+            return f"timing all backends in one process failed ({failure})"
+        except _VoidError as void:
+            return str(void)
+        return None
 
-    def _run_apart(self, names: Sequence[str]) -> None:
+    def _run_apart(self, names: Sequence[str], together: Collection[str]) -> None:
         left = [name for name in names if name not in self.lost]
         with contextlib.ExitStack() as stack:
-            sessions, step_s = self._open_apart(left, stack)
+            sessions, step_s = self._open_apart(left, together, stack)
             while EAGER in sessions and not self.samples:  # without eager nobody can be compared
-                if len(sessions) == 1:
+                if len(set(map(id, sessions.values()))) == 1:
                     sessions[EAGER].resume()  # alone it is not stopped between blocks
                 try:
                     self._interleave(sessions, {name: step_s[name] for name in sessions})
+                    self._call_afterwards(sessions)
                 except measure.BlockLost as failure:  # the others are ready as they are
-                    self.lost[failure.backend] = (failure.status, failure.reason)
-                    sessions.pop(failure.backend).stop()
+                    self._lose(sessions, failure.backend, failure.status, failure.reason)
+                except _VoidError as void:
+                    if void.backend is None:
+                        self.notes.append(f"the times can't be believed: {void}")
+                        self._forget()
+                        return
+                    self._lose(sessions, void.backend, "failed", str(void))
+
+    def _lose(
+        self, sessions: dict[str, RaceSession], backend: str, status: Failure, reason: str
+    ) -> None:
+        self._forget()
+        self.lost[backend] = (status, reason)
+        gone = sessions.pop(backend)
+        gone.stop()
+        for name in [x for x, session in sessions.items() if session is gone]:
+            self.lost[name] = (status, f"{backend} was timed in the same process: {reason}")
+            del sessions[name]
+
+    def _forget(self) -> None:
+        self.samples = {}
+        self.pieces = {}
 
     def _open_apart(
-        self, names: Sequence[str], stack: contextlib.ExitStack
+        self, names: Sequence[str], together: Collection[str], stack: contextlib.ExitStack
     ) -> tuple[dict[str, RaceSession], dict[str, float]]:
         sessions: dict[str, RaceSession] = {}
         step_s: dict[str, float] = {}
-        for name in names:
+        groups = [[x for x in names if x in together], *([x] for x in names if x not in together)]
+        for group in filter(None, groups):
             session = stack.enter_context(self.open_session())
             try:
-                step_s |= self._ready(session, [name])
+                ready = self._ready(session, group)
             except NoReply as failure:
-                self.lost[name] = (failure.status, failure.reason)
+                self.lost |= dict.fromkeys(group, (failure.status, failure.reason))
                 continue
+            step_s |= ready
             session.stop()
-            sessions[name] = session
-        return {name: sessions[name] for name in step_s}, step_s
+            sessions |= dict.fromkeys(ready, session)
+        return {name: sessions[name] for name in names if name in step_s}, step_s
 
-    def _ready(self, session: RaceSession, names: Sequence[str]) -> Mapping[str, float]:
+    def _ready(self, session: RaceSession, names: Sequence[str]) -> dict[str, float]:
         """Compile these, and return the time of one step of each that got ready."""
         self.tell(", ".join(names), "compiling again, from a warm cache", "")
-        request = Open(setup=self.setup, backends=tuple(names), digest=self.digest)
-        reply = session.ask(request, timeout_s=self.limits.backend_s * len(names))
+        request = Open(
+            setup=self.setup,
+            backends=tuple(names),
+            digest=self.digest,
+            inputs=tuple(map(str, self.sets.files)),
+        )
+        reply = session.ask(request, timeout_s=self.limits.backend_s * max(1, len(names)))
         assert isinstance(reply, Opened)
+        self._most_calls = reply.most_calls
         self.lost |= {name: ("failed", why) for name, why in reply.failed.items()}
-        return reply.step_s
+        return dict(reply.step_s)
+
+    def _alone(self, session: RaceSession, step_s: Mapping[str, float]) -> list[float]:
+        """Return eager's times while nobody else runs; none if eager did not get ready."""
+        if EAGER not in step_s:
+            return []
+        plan = measure.plan({EAGER: step_s[EAGER]}, _ALONE_S, most_calls=self._most_calls)
+        few = measure.Plan(rounds=_ALONE_ROUNDS, calls=plan.calls)
+        alone = measure.interleave(
+            {EAGER: session},
+            few,
+            timeout_s=self.limits.backend_s,
+            on_round=lambda _done, _of: None,
+        )
+        return alone.milliseconds[EAGER]
+
+    def _check_eager(self, before: list[float], after: list[float]) -> None:
+        """Check that eager is as fast as it was before others were loaded.
+
+        Raises:
+            _VoidError: it is not.
+        """
+        if not before:
+            return
+        (was, was_ci), (now, now_ci) = stats.median(before), stats.median(after)
+        apart = was_ci[1] < now_ci[0] or now_ci[1] < was_ci[0]
+        if apart and not 1 / _MOVED < was / now < _MOVED:
+            raise _VoidError(
+                f"eager alone took {was:.3g} ms a call before the others were loaded and "
+                f"{now:.3g} ms after: one of them changed it"
+            )
 
     def _interleave(self, sessions: Mapping[str, RaceSession], step_s: Mapping[str, float]) -> None:
         if EAGER not in sessions:  # nobody to compare with
             return
         everyone = ", ".join(sessions)
-        self.samples = measure.interleave(
+        plan = measure.plan(step_s, self.limits.timing_s, most_calls=self._most_calls)
+        sets = len(self.sets.files) + 1
+        taken = measure.interleave(
             sessions,
-            measure.plan(step_s, self.limits.timing_s),
+            plan,
             timeout_s=self.limits.backend_s,
             on_round=lambda done, of: self.tell(everyone, "timing", f"round {done} of {of}"),
+            sets=sets,
+            sampled=self._sampled(sessions, plan.rounds),
+            on_sample=lambda name, inputs: self._hand(sessions[name], name, inputs, timed=True),
         )
+        self._check_clocks(taken.unaccounted)
+        self.samples = taken.milliseconds
+
+    def _sampled(self, names: Collection[str], rounds: int) -> dict[str, Collection[int]]:
+        if not self.sets.sampled:
+            return {}
+        draw = secrets.SystemRandom()  # nobody who is timed can know when it is looked at
+        return {x: draw.sample(range(rounds), min(_SAMPLES, rounds)) for x in names if x != EAGER}
+
+    def _check_clocks(self, unaccounted: Mapping[str, float]) -> None:
+        """Check that what processes say of their times fits what passed here.
+
+        Raises:
+            _VoidError: it does not.
+        """
+        eager = max(1.0, 1.0 + unaccounted[EAGER])
+        if eager > _LOST_CLOCK:
+            raise _VoidError(
+                f"eager's blocks took {eager:.3g} times as long here as their process's clock says"
+            )
+        for name, share in unaccounted.items():
+            if 1.0 + share > _UNACCOUNTED * eager:
+                raise _VoidError(
+                    f"the blocks of {name} took {1.0 + share:.3g} times as long here as their "
+                    f"process's clock says, and eager's {eager:.3g} times",
+                    name,
+                )
+
+    def _call_afterwards(self, sessions: Mapping[str, RaceSession]) -> None:
+        """Call once more, with inputs that nobody has seen: what was timed is what is right."""
+        if not self.sets.sampled or self.sets.last is None:
+            return
+        self.reveal_last()
+        several = len(set(map(id, sessions.values()))) > 1
+        for name, session in sessions.items():
+            if name == EAGER:
+                continue
+            if several:
+                session.resume()
+            self._ask(session, name, Call(backend=name, inputs=str(self.sets.last)))
+            self._hand(session, name, len(self.sets.seeds) - 1, timed=False)
+            if several:
+                session.stop()
+
+    def _hand(self, session: RaceSession, name: str, inputs: int, *, timed: bool) -> None:
+        pieces = self.pieces.setdefault(name, [])
+        picked, path = self.sets.picked(inputs), self.folder / f"timed-{secret():x}"
+        self._ask(session, name, Hand(path=str(path), picked=picked))
+        what = "while the clock ran" if timed else "after timing, with inputs that are new"
+        pieces.append(Piece(path=str(path), inputs=inputs, what=what, picked=picked, timed=timed))
+
+    def _ask(self, session: RaceSession, name: str, request: Request) -> Reply:
+        try:
+            return session.ask(request, timeout_s=self.limits.backend_s)
+        except NoReply as failure:
+            raise measure.BlockLost(name, failure.status, failure.reason) from failure

@@ -1,23 +1,31 @@
-"""One backend's trial: compile in an empty cache, count its graphs, prove what it computes."""
+"""One backend's trial: compile in an empty cache, count its graphs, call it for a judge."""
 
 import contextlib
+import functools
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
+from torch.fx import GraphModule
 
-from backbay.proof import Golden, Proof, Step, Workload, observe, unchanged
-from backbay.race.record import VerdictRecord
-from backbay.race.requests import Tried
+from backbay import compile_log
+from backbay.proof import Workload
+from backbay.proof.bank import Inputs
+from backbay.proof.golden import proof_context
+from backbay.proof.shrink import shrunk
+from backbay.race import process_state
+from backbay.race.requests import Finished, Proving
+from backbay.race.runs import Ran, Runs
 from backbay.registry import CompilerFn
 from backbay.timing.device import synchronize
-from backbay.timing.memory import peak_bytes, reset_peak
 
 EAGER = "eager"
 """The uncompiled model. (torch's debug backend of that name adds Dynamo to it.)"""
+_MEASURED = 2
+"""Calls of which more than the result is of interest: one compiles, one is warm."""
+_AS_IT_IS = "runs the captured graph as it is"
 
 
 def compiled(model: torch.nn.Module, compiler: str | CompilerFn | None) -> Callable[..., Any]:
@@ -28,116 +36,162 @@ def compiled(model: torch.nn.Module, compiler: str | CompilerFn | None) -> Calla
     return call
 
 
-def warm_up_toolchain(compiler: str | CompilerFn, device: torch.device, *, train: bool) -> float:
-    """Compile a trivial function, so that what a toolchain does once is not charged to the model.
-
-    Returns:
-        Seconds that it took. A failure says nothing of the model, and is not reported.
-    """
-    start = time.perf_counter()
-    with contextlib.suppress(Exception):
-        function = torch.compile(lambda x: x + 1, backend=compiler)
-        result = function(torch.ones(8, device=device, requires_grad=train))
-        if train:
-            result.sum().backward()
-    synchronize(device)
-    torch._dynamo.reset()  # noqa: SLF001 (torch.compiler.reset is this, since 2.1)
-    return time.perf_counter() - start
-
-
-@dataclass
 class Trial:
-    """What is measured of one backend before it is timed."""
+    """What is measured and seen of one backend before it is timed."""
 
-    workload: Workload
-    device: torch.device
-    train: bool
-    seed: int
-    compiler: str | CompilerFn | None
-    notes: list[str] = field(default_factory=list)
+    def __init__(
+        self,
+        workload: Workload,
+        device: torch.device,
+        compiler: str | CompilerFn,
+        proving: Proving,
+        before: process_state.State,
+        *,
+        train: bool,
+        seed: int,
+    ) -> None:
+        self._before = before
+        self._device = device
+        self._compiler = _Watched(compiler) if callable(compiler) else compiler
+        self._proving = proving
+        self._train = train
+        self._call: Callable[..., Any] | None = None
+        self._measured: list[Ran] = []
+        self._graphs: list[tuple[int, int]] = []
+        self._warmup_s = self._warm_up()
+        self._runs = Runs(workload, device, train=train, seed=seed)
 
-    def run(self, golden: Golden) -> Tried:
-        """Compile, count and prove.
+    def call(self, inputs: Inputs | None, *, fresh: bool) -> None:
+        """Call once; the first time compiles."""
+        if len(self._measured) < _MEASURED:
+            if not self._proving.apart:
+                self._measure(inputs, fresh=fresh)
+                return
+            for _ in range(_MEASURED):
+                self._measure(None, fresh=False)
+            self._get_ready_apart()
+        with self._context():
+            self._runs.call(self._compiled(), inputs, fresh=fresh)
 
-        Whatever the backend raises is raised: the caller knows what a failure means.
-        """
-        warmup_s = self._warm_up()
-        call = compiled(self.workload.model, self.compiler)
-        step = Step(self.workload, train=self.train, seed=self.seed)
-        with unchanged(step):  # the proof starts from the state that the reference started from
-            compile_s, compile_peak = self._first_call(step, call)
-            graphs, breaks = _counted()
-            run_peak = self._second_call(step, call)
-        self._note_recompiles(graphs)
-        measured: dict[str, Any] = {
-            "warmup_s": warmup_s,
-            "compile_s": compile_s if self.compiler is not None else None,
-            "compile_peak_bytes": compile_peak if self.compiler is not None else None,
-            "peak_bytes": run_peak,
-            "graphs": graphs if self.compiler is not None else None,
-            "breaks": breaks if self.compiler is not None else None,
-        }
-        if self.compiler is not None and graphs == 0:
-            reason = "Dynamo captured no graph, so this backend compiled nothing"
-            return Tried(status="failed", reason=reason, notes=tuple(self.notes), **measured)
-        return self._judged(golden, call, measured)
+    def hand(self, path: Any, picked: int | None) -> None:
+        """Write what the last call gave to a file."""
+        self._runs.hand(path, picked)
 
-    def _warm_up(self) -> float | None:
-        if self.compiler is None:
-            return None
-        return warm_up_toolchain(self.compiler, self.device, train=self.train)
-
-    def _first_call(self, step: Step, call: Callable[..., Any]) -> tuple[float, int | None]:
-        counters.clear()
-        reset_peak(self.device)
-        start = time.perf_counter()
-        step(call)
-        synchronize(self.device)
-        return time.perf_counter() - start, peak_bytes(self.device)
-
-    def _second_call(self, step: Step, call: Callable[..., Any]) -> int | None:
-        reset_peak(self.device)
-        step(call)
-        synchronize(self.device)
-        return peak_bytes(self.device)
-
-    def _note_recompiles(self, graphs: int) -> None:
-        again = _counted()[0] - graphs
-        if again > 0 and self.compiler is not None:
-            self.notes.append(f"compiled {again} more graph(s) on the second call")
-
-    def _judged(self, golden: Golden, call: Callable[..., Any], measured: dict[str, Any]) -> Tried:
-        with golden.context():
-            if golden.draws_random or golden.reduced:
-                # The proof needs other random draws, or other shapes, than what is timed: a fresh
-                # compile keeps Dynamo from making the sizes symbolic because they changed.
-                torch._dynamo.reset()  # noqa: SLF001
-                call = compiled(self.workload.model, self.compiler)
-            workload = golden.at(self.workload)
-            proof = golden.judge(observe(call, workload, train=self.train, seed=self.seed))
-        verdict = verdict_record(proof)
-        return Tried(
-            status="ok" if proof.passed else "wrong",
-            reason="" if proof.passed else verdict.reason,
-            verdict=verdict,
-            notes=tuple(self.notes),
-            **measured,
+    def finished(self) -> Finished:
+        """Return what was measured, and what only this process can see."""
+        first, second = self._measured
+        (graphs, breaks), (again, _) = self._graphs
+        notes = []
+        if again > graphs:
+            notes.append(f"compiled {again - graphs} more graph(s) on the second call")
+        overwritten = self._runs.overwritten()
+        after = process_state.state()
+        return Finished(
+            warmup_s=self._warmup_s,
+            compile_s=first.seconds,
+            compile_peak_bytes=first.peak_bytes,
+            peak_bytes=second.peak_bytes,
+            graphs=graphs,
+            breaks=breaks,
+            notes=(*notes, *self._seen()),
+            fault=self._fault(overwritten, process_state.changes_values(self._before, after)),
+            disturbs=process_state.changed(self._before, after),
+            outputs_live="next_call" if self._runs.says_overwritten else None,
         )
 
+    def _warm_up(self) -> float:
+        """Compile a trivial function: what a toolchain does once is not charged to the model.
 
-def verdict_record(proof: Proof) -> VerdictRecord:
-    """Return a proof as the report has it."""
-    worst = proof.worst
-    return VerdictRecord(
-        passed=proof.passed,
-        reason=worst.reason,
-        where=worst.where,
-        worst=worst.worst,
-        index=worst.index,
-        ulps=worst.ulps,
-        ratio=worst.ratio,
-        tensors=len(proof.verdicts),
-    )
+        Returns:
+            Seconds that it took. A failure says nothing of the model, and is not reported.
+        """
+        start = time.perf_counter()
+        with contextlib.suppress(Exception):
+            function = torch.compile(lambda x: x + 1, backend=self._compiler)
+            result = function(torch.ones(8, device=self._device, requires_grad=self._train))
+            if self._train:
+                result.sum().backward()
+        synchronize(self._device)
+        torch._dynamo.reset()  # noqa: SLF001 (torch.compiler.reset is this, since 2.1)
+        if isinstance(self._compiler, _Watched):
+            self._compiler.graphs.clear()
+        return time.perf_counter() - start
+
+    def _measure(self, inputs: Inputs | None, *, fresh: bool) -> None:
+        if not self._measured:
+            counters.clear()
+        self._measured.append(self._runs.call(self._compiled(), inputs, fresh=fresh))
+        self._graphs.append(_counted())
+
+    def _get_ready_apart(self) -> None:
+        """Have another form compiled, of other random draws or shapes than what is timed.
+
+        Dynamo is reset: sizes must not become symbolic because they changed.
+        """
+        torch._dynamo.reset()  # noqa: SLF001
+        self._call = None
+        workload = self._runs.step.workload
+        if self._proving.reduced:
+            workload = shrunk(workload, train=self._train)
+        self._runs = Runs(workload, self._device, train=self._train, seed=self._runs.step.seed)
+
+    def _context(self) -> contextlib.AbstractContextManager[None]:
+        return proof_context(
+            draws_random=self._proving.draws_random, math_attention=self._proving.math_attention
+        )
+
+    def _compiled(self) -> Callable[..., Any]:
+        if self._call is None:
+            self._call = compiled(self._runs.step.workload.model, self._compiler)
+        return self._call
+
+    def _seen(self) -> Iterator[str]:
+        """Yield what the backend left to others."""
+        if isinstance(self._compiler, _Watched) and self._compiler.graphs:
+            graphs = self._compiler.graphs
+            if all(graphs):
+                yield _AS_IT_IS
+            elif any(graphs):
+                yield f"{_AS_IT_IS}, in {sum(graphs)} of {len(graphs)} graphs"
+        fell = [x for x in compile_log.records() if x.fell_back]
+        yield from dict.fromkeys(f"{x.ran} ran in its place: {x.why}" for x in fell)
+
+    def _fault(self, overwritten: str | None, changes: Sequence[str]) -> str:
+        if self._graphs[0][0] == 0:
+            return ""
+        if overwritten is not None:
+            return (
+                f"{overwritten} changed when it was called again: it returns memory that it "
+                "writes anew, and says so nowhere"
+            )
+        if changes:
+            return f"it leaves changed what others compute with: {', '.join(changes)}"
+        return ""
+
+
+class _Watched:
+    """A compiler function, and whether it returns each graph as it was given."""
+
+    def __init__(self, compiler: CompilerFn) -> None:
+        self._compiler = compiler
+        self.graphs: list[bool] = []
+        functools.update_wrapper(self, compiler, updated=())
+
+    def __call__(self, graph_module: GraphModule, example_inputs: Any, **options: Any) -> Any:
+        given = _operators(graph_module)
+        made = self._compiler(graph_module, example_inputs, **options)
+        owner = getattr(made, "__self__", made)
+        self.graphs.append(isinstance(owner, GraphModule) and _operators(owner) == given)
+        return made
+
+    def reset(self) -> None:
+        """Hand on what torch.compiler.reset asks."""
+        if hasattr(self._compiler, "reset"):
+            self._compiler.reset()
+
+
+def _operators(graph_module: GraphModule) -> list[Any]:
+    return [(n.op, n.target) for n in graph_module.graph.nodes if n.op.startswith("call")]
 
 
 def _counted() -> tuple[int, int]:

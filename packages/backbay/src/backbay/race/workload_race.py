@@ -1,9 +1,11 @@
 """One workload's race: reference, a trial for each backend, interleaved timing, a decision.
 
 Everything that touches torch happens in sessions. A backend that fails, crashes, hangs or is wrong
-is a row with its reason, and the race goes on.
+is a row with its reason, and the race goes on. Backends hand on what their calls gave; a judge, in
+a process where none was loaded, says whether it is right.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +14,24 @@ from typing import Any
 import msgspec
 
 from backbay.errors import WorkloadInvalid
+from backbay.judge import Judge, Judged, Piece, Prepared
+from backbay.judge.client import OpenSession as OpenReference
+from backbay.judge.client import secret
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER, INDUCTOR, decide
 from backbay.race.field import Entrant
-from backbay.race.record import Decision, Result
-from backbay.race.requests import Reference, Referenced, Reply, Request, Tried, Try
-from backbay.race.timing import Limits, Timing
+from backbay.race.record import Decision, Result, Trying, VerdictRecord
+from backbay.race.requests import (
+    Call,
+    Finish,
+    Finished,
+    Hand,
+    Proving,
+    Reply,
+    Request,
+    Try,
+)
+from backbay.race.timing import InputSets, Limits, Timing
 from backbay.session import NoReply, Refused, Session
 from backbay.timing import stats
 from backbay.workloads.setup import WorkloadSetup
@@ -25,8 +39,43 @@ from backbay.workloads.setup import WorkloadSetup
 OpenSession = Callable[[Mapping[str, str]], Session[Request, Reply]]
 """Returns a session whose process has these environment variables."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class Sessions:
+    """How sessions are opened: in child processes, or in this one."""
+
+    reference: OpenReference
+    """Makes the reference."""
+    backends: OpenSession
+
+
 Tell = Callable[[str, str, str, str], None]
 """Called with workload, backend, what is going on, and how far it is; the last may be empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planned:
+    """One call that is judged before anything is timed."""
+
+    inputs: int
+    fresh: bool = False
+
+    def what(self, number: int) -> str:
+        """Word which call it is."""
+        values = "new values" if self.inputs else "the workload's own values"
+        where = "other addresses" if self.fresh else "the same addresses"
+        return f"in call {number}, {values} at {where}" if number > 1 else "in the first call"
+
+
+CALLS = (
+    *(_Planned(inputs=0), _Planned(inputs=0)),  # one compiles, one is warm
+    *(_Planned(inputs=1), _Planned(inputs=0, fresh=True), _Planned(inputs=2)),
+    *(_Planned(inputs=0), _Planned(inputs=1, fresh=True), _Planned(inputs=2)),
+    *(_Planned(inputs=1), _Planned(inputs=0), _Planned(inputs=2, fresh=True)),
+)
+"""What is kept by address, by shape, by number of calls or in one buffer is wrong in one of them.
+Of faults that occur in one call in N, that many calls find 1 - (1 - 1/N)^11; three more that are
+timed, and one afterwards, are judged as well."""
 
 
 @dataclass(kw_only=True)
@@ -36,9 +85,9 @@ class WorkloadRace:
     setup: WorkloadSetup
     entrants: Sequence[Entrant]
     caches: Caches
-    golden: Path
-    """The file that keeps the reference while the race runs."""
-    open_session: OpenSession
+    folder: Path
+    """Where the reference is on its way to the judge, and what calls gave."""
+    sessions: Sessions
     limits: Limits
     tell: Tell
 
@@ -46,7 +95,9 @@ class WorkloadRace:
     """Its canonical name, once it was built."""
     device_name: str = ""
     notes: list[str] = field(default_factory=list)
-    tried: dict[str, Tried] = field(default_factory=dict)
+    tried: dict[str, Trying] = field(default_factory=dict)
+    disturbing: set[str] = field(default_factory=set)
+    """Who has changed what all in a process share."""
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     decision: Decision | None = None
@@ -59,80 +110,177 @@ class WorkloadRace:
             WorkloadInvalid: the workload could not be built; nothing was raced.
         """
         self.workload = self.setup.workload
-        reference = self._reference()
-        if isinstance(reference, Tried):
-            self.decision = self._without_reference(reference)
-        else:
-            self.decision = self._race(reference)
+        self.folder.mkdir(exist_ok=True)
+        judge = Judge(
+            self.setup,
+            self.folder,
+            open_session=self.sessions.reference,
+            timeout_s=self.limits.backend_s,
+        )
+        with judge:
+            prepared = self._prepared(judge)
+            if isinstance(prepared, Trying):
+                self.decision = self._without_reference(prepared)
+            else:
+                self.decision = self._race(judge, prepared)
         self.results = tuple(self._result(entrant.name) for entrant in self.entrants)
 
-    def _race(self, reference: Referenced) -> Decision:
-        self.tried[EAGER] = Tried(status="ok", peak_bytes=reference.peak_bytes)
+    def _race(self, judge: Judge, prepared: Prepared) -> Decision:
+        self.tried[EAGER] = Trying(status="ok", peak_bytes=prepared.peak_bytes)
+        proving = Proving(
+            draws_random=prepared.draws_random,
+            math_attention=prepared.math_attention,
+            reduced=prepared.reduced,
+        )
+        sets = self._sets(judge, prepared, proving)
         for entrant in self.entrants[1:]:
-            self.tried[entrant.name] = self._trial(entrant, reference.digest)
-        self._time(reference.digest)
+            self.tried[entrant.name] = self._trial(entrant, judge, prepared, proving, sets)
+        self._time(judge, prepared, sets)
         if EAGER not in self.samples:
             return self._undecided(f"nothing was timed: {self.tried[EAGER].reason}")
         return decide(self.workload, self.setup.mode, self.samples)
 
-    def _reference(self) -> Referenced | Tried:
-        self._say(EAGER, "reference: eager and float64")
-        reply = self._ask(Reference(setup=self.setup, golden=str(self.golden)))
-        if isinstance(reply, Tried):
-            return reply
-        assert isinstance(reply, Referenced)
-        self.workload = reply.workload
-        self.device_name = reply.device_name
-        self.notes += reply.notes
-        return reply
-
-    def _trial(self, entrant: Entrant, digest: str) -> Tried:
-        if entrant.unavailable is not None:
-            why = entrant.unavailable
-            return Tried(status="unavailable", reason=f"{why.reason}; {why.remedy}")
-        self._say(entrant.name, "compiling and proving")
-        request = Try(
-            setup=self.setup, backend=entrant.name, golden=str(self.golden), digest=digest
-        )
-        reply = self._ask(request)
-        self.caches.keep(entrant.name)
-        assert isinstance(reply, Tried)
-        return reply
-
-    def _ask(self, request: Request) -> Reply:
-        """Ask a process of its own, with empty caches; one that gives no reply has tried in vain.
+    def _prepared(self, judge: Judge) -> Prepared | Trying:
+        """Have the reference made; eager may have failed.
 
         Raises:
             WorkloadInvalid: the workload could not be built.
         """
+        self._say(EAGER, "reference: eager and float64")
         self.caches.empty()
         try:
-            with self.open_session(self.caches.environment) as session:
-                return session.ask(request, timeout_s=self.limits.backend_s)
+            prepared = judge.prepare()
         except Refused as refused:
-            if isinstance(request, Reference) and refused.input_error:
+            if refused.input_error:
                 raise WorkloadInvalid(refused.reason, refused.detail) from None
-            return Tried(status="failed", reason=refused.reason)
+            return Trying(status="failed", reason=refused.reason)
         except NoReply as lost:
-            return Tried(status=lost.status, reason=lost.reason)
+            return Trying(status=lost.status, reason=lost.reason)
+        self.workload = prepared.workload
+        self.device_name = prepared.device_name
+        self.notes += prepared.notes
+        return prepared
 
-    def _time(self, digest: str) -> None:
+    def _sets(self, judge: Judge, prepared: Prepared, proving: Proving) -> InputSets:
+        """Have all sets of inputs written but the last, which is kept for the end."""
+        files = [self.folder / f"inputs-{i}" for i in range(1, len(prepared.seeds))]
+        last = files.pop() if len(prepared.seeds) > 1 else None
+        for number, file in enumerate(files, 1):
+            judge.reveal(number, file)
+        timed_is_judged = not proving.apart and not prepared.changes_state
+        if not timed_is_judged:
+            why = "it changes its own state" if prepared.changes_state else "it was proven apart"
+            self.notes.append(f"what ran while the clock did was not judged: {why}")
+        return InputSets(
+            files=tuple(files), seeds=prepared.seeds, last=last, sampled=timed_is_judged
+        )
+
+    def _trial(
+        self,
+        entrant: Entrant,
+        judge: Judge,
+        prepared: Prepared,
+        proving: Proving,
+        sets: InputSets,
+    ) -> Trying:
+        if entrant.unavailable is not None:
+            why = entrant.unavailable
+            return Trying(status="unavailable", reason=f"{why.reason}; {why.remedy}")
+        self._say(entrant.name, "compiling and proving")
+        self.caches.empty()
+        request = Try(
+            setup=self.setup,
+            backend=entrant.name,
+            digest=prepared.digest,
+            proving=proving,
+        )
+        try:
+            with self.sessions.backends(self.caches.environment) as session:
+                finished, pieces = self._called(session, request, sets)
+            judged = judge.verdict(pieces)
+        except NoReply as lost:
+            return Trying(status=lost.status, reason=lost.reason)
+        finally:
+            self.caches.keep(entrant.name)
+        if finished.disturbs:
+            self.disturbing.add(entrant.name)
+        return _outcome(finished, judged, len(pieces))
+
+    def _called(
+        self, session: Session[Request, Reply], request: Try, sets: InputSets
+    ) -> tuple[Finished, list[Piece]]:
+        """Have a backend called, again and again, within the time that it has for all."""
+        deadline = time.monotonic() + self.limits.backend_s
+
+        def ask(wanted: Request) -> Reply:
+            return session.ask(wanted, timeout_s=max(0.1, deadline - time.monotonic()))
+
+        ask(request)
+        pieces: list[Piece] = []
+        for number, planned in enumerate(CALLS, 1):
+            inputs = planned.inputs if planned.inputs <= len(sets.files) else 0
+            file = str(sets.files[inputs - 1]) if inputs else None
+            ask(Call(backend=request.backend, inputs=file, fresh=planned.fresh))
+            # All of it once: later, what was drawn after the call was made is enough.
+            picked = None if number == 1 else sets.picked(inputs)
+            path = self.folder / f"given-{secret():x}"
+            ask(Hand(path=str(path), picked=picked))
+            what = planned.what(number)
+            pieces.append(Piece(path=str(path), inputs=inputs, what=what, picked=picked))
+        finished = ask(Finish())
+        assert isinstance(finished, Finished)
+        return finished, pieces
+
+    def _time(self, judge: Judge, prepared: Prepared, sets: InputSets) -> None:
         survivors = [name for name, outcome in self.tried.items() if outcome.status == "ok"]
         self.caches.restore(survivors)
+
+        def reveal_last() -> None:
+            if sets.last is not None:
+                judge.reveal(len(sets.seeds) - 1, sets.last)
+
         timing = Timing(
             setup=self.setup,
-            digest=digest,
-            open_session=lambda: self.open_session(self.caches.environment),
+            digest=prepared.digest,
+            open_session=lambda: self.sessions.backends(self.caches.environment),
             limits=self.limits,
             tell=self._say,
+            folder=self.folder,
+            sets=sets,
+            reveal_last=reveal_last,
         )
-        timing.run(survivors)
+        timing.run(survivors, apart=self.disturbing.intersection(survivors))
         self.caches.drop()
         self.samples = timing.samples
         self.notes += timing.notes
         for name, (status, reason) in timing.lost.items():
             why = f"right, but lost while it was timed: {reason}"
             self.tried[name] = msgspec.structs.replace(self.tried[name], status=status, reason=why)
+        for name, pieces in timing.pieces.items():
+            self._judge_timed(judge, name, pieces)
+
+    def _judge_timed(self, judge: Judge, name: str, pieces: Sequence[Piece]) -> None:
+        """Take the times from who was right, and not while the clock ran."""
+        tried = self.tried[name]
+        if tried.status != "ok":
+            return
+        try:
+            judged = judge.verdict(pieces)
+        except NoReply as lost:
+            reason = f"what it gave while the clock ran could not be judged: {lost.reason}"
+            self.tried[name] = msgspec.structs.replace(tried, status="failed", reason=reason)
+        else:
+            if judged.passed:
+                assert tried.verdict is not None, "it was judged before"
+                calls = tried.verdict.calls + len(pieces)
+                verdict = msgspec.structs.replace(tried.verdict, calls=calls)
+                self.tried[name] = msgspec.structs.replace(tried, verdict=verdict)
+                return
+            verdict = _verdict(judged, len(pieces))
+            self.tried[name] = msgspec.structs.replace(
+                tried, status="wrong", reason=verdict.reason, verdict=verdict
+            )
+        self.samples = {x: times for x, times in self.samples.items() if x != name}
 
     def _result(self, name: str) -> Result:
         outcome = self.tried[name]
@@ -161,12 +309,12 @@ class WorkloadRace:
                 times |= {f"ratio_to_{rival}": value, f"ratio_to_{rival}_ci": interval}
         return times
 
-    def _without_reference(self, eager: Tried) -> Decision:
+    def _without_reference(self, eager: Trying) -> Decision:
         """Fill the rows with why nothing could be raced."""
         self.tried[EAGER] = eager
         for entrant in self.entrants[1:]:
             reason = "not run: eager itself gave nothing to compare with"
-            self.tried[entrant.name] = Tried(status="failed", reason=reason)
+            self.tried[entrant.name] = Trying(status="failed", reason=reason)
         return self._undecided(f"nothing was raced: eager itself {eager.status}: {eager.reason}")
 
     def _undecided(self, sentence: str) -> Decision:
@@ -180,3 +328,47 @@ class WorkloadRace:
 
     def _say(self, backend: str, text: str, how_far: str = "") -> None:
         self.tell(self.workload, backend, text, how_far)
+
+
+def _outcome(finished: Finished, judged: Judged, calls: int) -> Trying:
+    """Return how a backend did in its trial."""
+    verdict = _verdict(judged, calls)
+    notes = list(finished.notes)
+    if finished.disturbs:
+        notes.append(f"changed for everybody in its process: {', '.join(finished.disturbs)}")
+    row = Trying(
+        status="ok",
+        verdict=verdict,
+        compile_s=finished.compile_s,
+        warmup_s=finished.warmup_s,
+        compile_peak_bytes=finished.compile_peak_bytes,
+        peak_bytes=finished.peak_bytes,
+        graphs=finished.graphs,
+        breaks=finished.breaks,
+        outputs_live=finished.outputs_live,
+        notes=tuple(notes),
+    )
+    if finished.graphs == 0:
+        reason = "Dynamo captured no graph, so this backend compiled nothing"
+        return msgspec.structs.replace(row, status="failed", reason=reason, verdict=None)
+    if judged.passed and finished.fault:
+        seen = msgspec.structs.replace(verdict, passed=False, reason=finished.fault)
+        return msgspec.structs.replace(row, status="wrong", reason=finished.fault, verdict=seen)
+    if not judged.passed:
+        return msgspec.structs.replace(row, status="wrong", reason=verdict.reason)
+    return row
+
+
+def _verdict(judged: Judged, calls: int) -> VerdictRecord:
+    reason = judged.reason if judged.passed else f"{judged.reason} ({judged.what})"
+    return VerdictRecord(
+        passed=judged.passed,
+        reason=reason,
+        where=judged.where,
+        worst=judged.worst,
+        index=judged.index,
+        ulps=judged.ulps,
+        ratio=judged.ratio,
+        tensors=judged.tensors,
+        calls=calls,
+    )

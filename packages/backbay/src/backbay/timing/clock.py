@@ -1,44 +1,69 @@
-"""How long calls take, by the clock of the device that runs them."""
+"""How long calls take, by the clock of the device that runs them.
+
+The clocks are bound when this is imported, before any backend is: who replaces ``time``'s or
+torch's afterwards changes nothing here.
+"""
 
 import gc
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
+from torch.cuda import Event, synchronize
 
 
 def seconds(step: Callable[[], Any], calls: int, device: torch.device) -> float:
     """Return how long some calls take together; on a GPU, from its first kernel to its last."""
-    if device.type == "cuda":
-        return _cuda_seconds(step, calls)
-    start = time.perf_counter()
-    for _ in range(calls):
-        step()
-    return time.perf_counter() - start
+    return _timed([step] * calls, device)[0]
 
 
 def block(step: Callable[[], Any], *, warmups: int, calls: int, device: torch.device) -> float:
     """Return how long some calls take together, after others that are not counted."""
-    seconds(step, warmups, device)
+    return block_of([step] * (warmups + calls), warmups=warmups, device=device)[0]
+
+
+def block_of(
+    steps: Sequence[Callable[[], Any]], *, warmups: int, device: torch.device
+) -> tuple[float, Any]:
+    """Return how long calls take together, after the first of them, which are not counted.
+
+    Returns:
+        Seconds, and what the last call returned.
+    """
+    _timed(steps[:warmups], device)
     gc.collect(1)  # what blocks leave is young; to look at all objects takes longer than a block
     gc.disable()  # a collection inside a block would be charged to the backend
     try:
-        return seconds(step, calls, device)
+        return _timed(steps[warmups:], device)
     finally:
         gc.enable()
 
 
-def _cuda_seconds(step: Callable[[], Any], calls: int) -> float:
-    start, end = _event(), _event()
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(calls):
+def _timed(steps: Sequence[Callable[[], Any]], device: torch.device) -> tuple[float, Any]:
+    if not steps:
+        return 0.0, None
+    *others, last = steps
+    if device.type == "cuda":
+        return _cuda_timed(others, last)
+    start = perf_counter()
+    for step in others:
         step()
+    result = last()
+    return perf_counter() - start, result
+
+
+def _cuda_timed(others: Sequence[Callable[[], Any]], last: Callable[[], Any]) -> tuple[float, Any]:
+    start, end = _event(), _event()
+    synchronize()
+    start.record()
+    for step in others:
+        step()
+    result = last()
     end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
+    synchronize()
+    return float(start.elapsed_time(end)) / 1e3, result
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch has no stub
+def _event() -> Event:
+    return Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch has no stub

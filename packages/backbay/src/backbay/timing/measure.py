@@ -7,8 +7,11 @@ of A B C everyone would run behind the same neighbour, in the clocks and caches 
 
 import math
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -32,6 +35,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
     backend: str
     warmups: int
     calls: int
+    inputs: int = 0
+    """Which set of inputs, of those that the process knows, the last call gets."""
+    sample: bool = False
+    """Whether what the last call gave is noted, after the clock has stopped."""
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
@@ -73,16 +80,30 @@ class Plan:
     """Backend to calls in a block."""
 
 
-def plan(step_s: Mapping[str, float], budget_s: float) -> Plan:
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """What interleaved timing gave."""
+
+    milliseconds: dict[str, list[float]] = field(default_factory=dict)
+    """Backend to time a call, one sample a round."""
+    unaccounted: dict[str, float] = field(default_factory=dict)
+    """Backend to what its process did not report of the time of a block as it was seen from here,
+    over what it did report; the middle one of all blocks."""
+
+
+def plan(step_s: Mapping[str, float], budget_s: float, *, most_calls: int | None = None) -> Plan:
     """Return as many rounds as the time allows, within limits.
 
     Args:
         step_s: backend to seconds of one warm step.
         budget_s: seconds for the timing of all of them together.
+        most_calls: that a block may have; default: as many as its time takes.
     """
     share_s = budget_s / (MOST_ROUNDS * len(step_s))
     block_s = min(max(share_s, SHORTEST_BLOCK_S), LONGEST_BLOCK_S)
     calls = {name: math.ceil(block_s / max(step, 1e-7)) for name, step in step_s.items()}
+    if most_calls is not None:
+        calls = {name: min(x, most_calls) for name, x in calls.items()}
     round_s = sum((calls[name] + WARMUPS) * step for name, step in step_s.items())
     fitting = int(budget_s / max(round_s, 1e-7))
     return Plan(rounds=min(max(fitting, FEWEST_ROUNDS), MOST_ROUNDS), calls=calls)
@@ -94,7 +115,10 @@ def interleave(
     *,
     timeout_s: float,
     on_round: Callable[[int, int], None],
-) -> dict[str, list[float]]:
+    sets: int = 1,
+    sampled: Mapping[str, Collection[int]] = MappingProxyType({}),
+    on_sample: Callable[[str, int], None] = lambda _name, _inputs: None,
+) -> Samples:
     """Time every backend in every round.
 
     Args:
@@ -103,34 +127,49 @@ def interleave(
         chosen: how much to time.
         timeout_s: seconds that one block may take.
         on_round: called with the number of rounds done and of all rounds.
-
-    Returns:
-        Backend to milliseconds a call, one sample a round.
+        sets: how many sets of inputs the processes have; each round is of another one.
+        sampled: backend to the rounds in which the result of its last call is noted.
+        on_sample: called with backend and set of inputs when one was noted.
 
     Raises:
         BlockLost: a backend raised, or its process died or hung.
     """
-    samples: dict[str, list[float]] = {name: [] for name in sessions}
+    milliseconds: dict[str, list[float]] = {name: [] for name in sessions}
+    unaccounted: dict[str, list[float]] = {name: [] for name in sessions}
     order, shuffled = list(sessions), random.Random(0)  # noqa: S311 (no secret)
     several = len({id(x) for x in sessions.values()}) > 1
     for index in range(chosen.rounds):
         shuffled.shuffle(order)
         for name in order:
-            seconds = _block(sessions[name], name, chosen, several=several, timeout_s=timeout_s)
-            samples[name].append(1e3 * seconds / chosen.calls[name])
+            request = Block(
+                backend=name,
+                warmups=WARMUPS,
+                calls=chosen.calls[name],
+                inputs=index % sets,
+                sample=index in sampled.get(name, ()),
+            )
+            session = sessions[name]
+            if several:
+                session.resume()
+            taken, whole = _block(session, request, timeout_s)
+            if request.sample:
+                on_sample(name, request.inputs)
+            if several:
+                session.stop()
+            milliseconds[name].append(1e3 * taken / request.calls)
+            reported = taken * (request.calls + WARMUPS) / request.calls
+            unaccounted[name].append(whole / max(reported, 1e-9) - 1.0)
         on_round(index + 1, chosen.rounds)
-    return samples
+    middle = {name: statistics.median(x) for name, x in unaccounted.items()}
+    return Samples(milliseconds=milliseconds, unaccounted=middle)
 
 
-def _block(session: Timer, name: str, chosen: Plan, *, several: bool, timeout_s: float) -> float:
-    request = Block(backend=name, warmups=WARMUPS, calls=chosen.calls[name])
-    if several:
-        session.resume()
+def _block(session: Timer, request: Block, timeout_s: float) -> tuple[float, float]:
+    """Return the seconds that a block took by its process's clock, and by this one's."""
+    start = perf_counter()
     try:
         reply = session.ask(request, timeout_s=timeout_s)
     except NoReply as error:
-        raise BlockLost(name, error.status, error.reason) from error
-    if several:
-        session.stop()
+        raise BlockLost(request.backend, error.status, error.reason) from error
     assert isinstance(reply, Timed)
-    return reply.seconds
+    return reply.seconds, perf_counter() - start

@@ -1,0 +1,98 @@
+"""Asks the processes of a judge. No torch here."""
+
+import contextlib
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+from backbay.judge.requests import (
+    SERVICE,
+    Compare,
+    Judged,
+    Keep,
+    Piece,
+    Prepare,
+    Prepared,
+    Reply,
+    Request,
+    Reveal,
+)
+from backbay.session import Session
+from backbay.workloads.setup import WorkloadSetup
+
+FURTHER_SETS = 3
+"""Sets of inputs beside the workload's own. The last one is not shown before timing has ended."""
+
+OpenSession = Callable[[], Session[Request, Reply]]
+
+
+def secret() -> int:
+    """Return a seed that nobody can guess; torch takes 63 bits."""
+    return secrets.randbits(62)
+
+
+class Judge:
+    """The judge of one workload.
+
+    ``open_session`` makes the reference: in a child process, which is gone before a backend runs,
+    or in this one for a model that can't travel. What is kept of it always is in a child.
+    """
+
+    def __init__(
+        self,
+        setup: WorkloadSetup,
+        folder: Path,
+        *,
+        open_session: OpenSession,
+        timeout_s: float,
+    ) -> None:
+        self._setup = setup
+        self._bank = folder / "bank.pt"
+        self._open_session = open_session
+        self._timeout_s = timeout_s
+        self._keeper: Session[Request, Reply] = SERVICE.session()
+
+    def __enter__(self) -> Self:
+        """Return the judge itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End its process."""
+        self._keeper.end()
+        with contextlib.suppress(OSError):
+            self._bank.unlink(missing_ok=True)
+
+    def prepare(self) -> Prepared:
+        """Make the reference, and put it where no backend can write it.
+
+        Raises:
+            Refused: the workload can't be built, or there is no truth of it.
+            NoReply: the process died, or took too long.
+        """
+        seeds = tuple(secret() for _ in range(FURTHER_SETS))
+        with self._open_session() as session:
+            request = Prepare(setup=self._setup, bank=str(self._bank), seeds=seeds)
+            prepared = session.ask(request, timeout_s=self._timeout_s)
+        assert isinstance(prepared, Prepared)
+        self._keeper.ask(Keep(bank=str(self._bank)), timeout_s=self._timeout_s)
+        self._keeper.stop()
+        return prepared
+
+    def reveal(self, inputs: int, path: Path) -> None:
+        """Write the inputs of one set to a file."""
+        self._ask(Reveal(inputs=inputs, path=str(path)))
+
+    def verdict(self, pieces: Sequence[Piece]) -> Judged:
+        """Return whether all of what a backend gave is right."""
+        judged = self._ask(Compare(pieces=tuple(pieces)))
+        assert isinstance(judged, Judged)
+        return judged
+
+    def _ask(self, request: Request) -> Reply:
+        """Ask the child that keeps the reference, which is stopped in between."""
+        self._keeper.resume()
+        try:
+            return self._keeper.ask(request, timeout_s=self._timeout_s)
+        finally:
+            self._keeper.stop()

@@ -1,0 +1,150 @@
+"""Calls of what backends compiled, and what each gave, handed on to a judge."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backbay.proof import Outcome, Step, Workload, evidence
+from backbay.proof.bank import Inputs, elsewhere, inputs_of
+from backbay.proof.outcome import outcome_of, outcome_of_last
+from backbay.proof.tree import leaves
+from backbay.timing.device import synchronize
+from backbay.timing.memory import peak_bytes, reset_peak
+
+_KEPT_BYTES = 1 << 28
+"""Of outputs that are kept aside, to see whether later calls overwrite them."""
+_OVERWRITTEN = "overwritten by a subsequent run"
+"""What torch says of an output of CUDA graphs that is looked at too late."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ran:
+    """One call."""
+
+    seconds: float
+    peak_bytes: int | None
+
+
+class Runs:
+    """A workload, and calls of it whose results are noted."""
+
+    def __init__(self, workload: Workload, device: torch.device, *, train: bool, seed: int) -> None:
+        self.step = Step(workload, train=train, seed=seed)
+        self._device = device
+        self._own = inputs_of(workload, train=train)
+        self._buffers = [(x, x.detach().clone()) for x in workload.model.buffers()]
+        self._held: Outcome | None = None
+        self._kept: list[tuple[dict[str, torch.Tensor], Outcome]] = []
+        self.says_overwritten = False
+        """Whether torch refused a look at an earlier output: it says when they end."""
+
+    def call(
+        self,
+        compiled: Callable[..., Any],
+        inputs: Inputs | None = None,
+        *,
+        fresh: bool = False,
+        during: AbstractContextManager[Any] | None = None,
+    ) -> Ran:
+        """Call once, from the state that the reference started from, and hold what it gave.
+
+        Args:
+            compiled: the model, as a backend runs it.
+            inputs: values of its inputs; default: the workload's own.
+            fresh: whether the inputs are at other addresses than in other calls.
+            during: active while the step runs.
+        """
+        step = self.step
+        if fresh:
+            workload = elsewhere(step.workload)
+            step = Step(workload, train=step.train, seed=step.seed, cotangents=step.cotangents)
+        outputs: list[Any] = []
+
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            outputs.append(compiled(*args, **kwargs))
+            return outputs[-1]
+
+        self.put_state()
+        put(step, inputs or self._own)
+        spent: dict[str, Any] = {}
+        try:
+            with during or nullcontext():
+                measured = _measured(self._device, spent)
+                outcome = outcome_of(noting, step, seed=step.seed, during=measured)
+        finally:
+            put(self.step, self._own)
+        self._hold(outcome, outputs[-1])
+        return Ran(**spent)
+
+    def hold_last(self, output: Any, step: Step, before: list[torch.Tensor]) -> None:
+        """Hold what a step gave that somebody else called and timed."""
+        self._held = outcome_of_last(output, step, before)
+
+    def put_state(self) -> None:
+        """Put buffers into the state that the reference started from."""
+        with torch.no_grad():
+            for value, old in self._buffers:
+                value.copy_(old)
+
+    def hand(self, path: Path, picked: int | None) -> None:
+        """Write what the last call gave to a file, or some elements of it, and forget it."""
+        assert self._held is not None, "there was a call"
+        outcome, self._held = self._held, None
+        evidence.write(outcome if picked is None else evidence.picked(outcome, picked), path)
+
+    def overwritten(self) -> str | None:
+        """Return which earlier output is not what it was, if one is.
+
+        What torch itself refuses to show is not among them; see `says_overwritten`.
+        """
+        for number, (outputs, outcome) in enumerate(self._kept, 1):
+            shared = {name for name, _ in outcome.aliases}
+            for name in outputs.keys() & outcome.tensors.keys() - shared:
+                try:
+                    same = torch.equal(outputs[name], outcome.tensors[name])
+                except RuntimeError as error:
+                    self.says_overwritten |= _OVERWRITTEN in str(error)
+                    continue
+                if not (same or _is_nan_alike(outputs[name], outcome.tensors[name])):
+                    return f"{name} of call {number}"
+        return None
+
+    def _hold(self, outcome: Outcome, output: Any) -> None:
+        self._held = outcome
+        kept = {n: x.detach() for n, x in leaves(output, "output") if isinstance(x, torch.Tensor)}
+        size = sum(x.numel() * x.element_size() for x in kept.values())
+        if not self._kept or size * (len(self._kept) + 1) <= _KEPT_BYTES:
+            self._kept.append((kept, dataclasses.replace(outcome, gradients={}, changed={})))
+
+
+def state(step: Step) -> list[torch.Tensor]:
+    """Return copies of a step's inputs and the model's buffers, as they are."""
+    values = (*(x for _, x in step.inputs), *step.workload.model.buffers())
+    return [x.detach().clone() for x in values]
+
+
+def put(step: Step, inputs: Sequence[torch.Tensor]) -> None:
+    """Write values into a step's inputs, where they are."""
+    with torch.no_grad():
+        for (_, there), value in zip(step.inputs, inputs, strict=True):
+            there.copy_(value)
+
+
+def _is_nan_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not (one.is_floating_point() or one.is_complex()):
+        return False
+    return bool(torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True))
+
+
+@contextmanager
+def _measured(device: torch.device, spent: dict[str, Any]) -> Iterator[None]:
+    reset_peak(device)
+    start = time.perf_counter()
+    yield
+    synchronize(device)
+    spent |= {"seconds": time.perf_counter() - start, "peak_bytes": peak_bytes(device)}
