@@ -1,10 +1,18 @@
 """Attention that is written out becomes one call, whatever is added; all else stays."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from spelled_attention import (
+    INFINITY,
+    B,
+    H,
+    K,
+    S,
+    plain,
+    product,
+    t5,
+    tensors,
+)
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
@@ -14,20 +22,6 @@ from backbay.proof import Workload
 from backbay_optimizer.passes.fused_attention import fused_attention
 from backbay_optimizer.passes.masks import constant_masks
 from backbay_optimizer.passes.windowed_attention import windowed_attention
-
-sys.path.insert(0, str(Path(__file__).parent))
-from spelled_attention import (
-    INFINITY,
-    B,
-    H,
-    K,
-    S,
-    anywhere,  # noqa: F401 (a fixture)
-    plain,
-    product,
-    t5,
-    tensors,
-)
 
 LOWEST = torch.finfo(torch.float32).min
 

@@ -1,19 +1,7 @@
 """In training, layers that attention reads become one, and gradients are those of each."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
-from torch.testing._internal.two_tensor import TwoTensor
-
-from backbay.kit.observing import verified
-from backbay.proof import Workload
-from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
-
-sys.path.insert(0, str(Path(__file__).parent))
 from layers_of_one_input import (
     BOTH,
     HD,
@@ -26,8 +14,6 @@ from layers_of_one_input import (
     D,
     Layer,
     Model,
-    _fresh,  # noqa: F401 (a fixture)
-    anywhere,  # noqa: F401 (a fixture)
     attention,
     codegen,
     gated,
@@ -35,6 +21,13 @@ from layers_of_one_input import (
     inputs,
     rotated,
 )
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+from torch.testing._internal.two_tensor import TwoTensor
+
+from backbay.kit.observing import verified
+from backbay.proof import Workload
+from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
 
 
 def gradients(program, model, x):

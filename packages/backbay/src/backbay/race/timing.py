@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from backbay.race.decide import EAGER
 from backbay.race.requests import Open, Opened, Reply, Request
 from backbay.session import Failure, NoReply, Session
-from backbay.timing import measure
+from backbay.timing import measure, rounds
 from backbay.workloads.setup import WorkloadSetup
 
 RaceSession = Session[Request, Reply]
@@ -98,7 +98,7 @@ class Timing:
         everyone = ", ".join(sessions)
         self.samples = measure.interleave(
             sessions,
-            measure.plan(step_s, self.limits.timing_s),
+            rounds.plan(step_s, self.limits.timing_s),
             timeout_s=self.limits.backend_s,
             on_round=lambda done, of: self.tell(everyone, f"timing, round {done} of {of}"),
         )

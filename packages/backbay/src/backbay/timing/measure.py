@@ -1,29 +1,12 @@
-"""Interleaved timing: one block of calls of everyone in turn, in rounds.
+"""Interleaved timing of backends in sessions: `rounds`, asked of child processes."""
 
-A machine's speed drifts over seconds (clocks, temperature, neighbours). Taking one block of every
-backend in each round lets the drift meet all of them alike. Each round is shuffled: in turns
-of A B C everyone would run behind the same neighbour, in the clocks and caches that it left.
-"""
-
-import math
-import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
 from backbay.session import Failure, NoReply
-
-SHORTEST_BLOCK_S = 0.02
-"""Shorter blocks are at the mercy of single interrupts."""
-LONGEST_BLOCK_S = 0.1
-"""Longer blocks would tell no more: from here on rounds are what narrows an interval."""
-FEWEST_ROUNDS = 12
-"""Below this a bootstrap interval of the median is not to be trusted."""
-MOST_ROUNDS = 60
-WARMUPS = 2
-"""Calls before a block: caches hold another backend's data, and Dynamo's guards another's entry."""
+from backbay.timing.rounds import WARMUPS, Plan, in_turns
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
@@ -64,30 +47,6 @@ class BlockLost(Exception):  # noqa: N818 (what happened to a backend, not an er
         self.reason = reason
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How many calls to time."""
-
-    rounds: int
-    calls: Mapping[str, int]
-    """Backend to calls in a block."""
-
-
-def plan(step_s: Mapping[str, float], budget_s: float) -> Plan:
-    """Return as many rounds as the time allows, within limits.
-
-    Args:
-        step_s: backend to seconds of one warm step.
-        budget_s: seconds for the timing of all of them together.
-    """
-    share_s = budget_s / (MOST_ROUNDS * len(step_s))
-    block_s = min(max(share_s, SHORTEST_BLOCK_S), LONGEST_BLOCK_S)
-    calls = {name: math.ceil(block_s / max(step, 1e-7)) for name, step in step_s.items()}
-    round_s = sum((calls[name] + WARMUPS) * step for name, step in step_s.items())
-    fitting = int(budget_s / max(round_s, 1e-7))
-    return Plan(rounds=min(max(fitting, FEWEST_ROUNDS), MOST_ROUNDS), calls=calls)
-
-
 def interleave(
     sessions: Mapping[str, Timer],
     chosen: Plan,
@@ -111,14 +70,15 @@ def interleave(
         BlockLost: a backend raised, or its process died or hung.
     """
     samples: dict[str, list[float]] = {name: [] for name in sessions}
-    order, shuffled = list(sessions), random.Random(0)  # noqa: S311 (no secret)
     several = len({id(x) for x in sessions.values()}) > 1
-    for index in range(chosen.rounds):
-        shuffled.shuffle(order)
-        for name in order:
-            seconds = _block(sessions[name], name, chosen, several=several, timeout_s=timeout_s)
-            samples[name].append(1e3 * seconds / chosen.calls[name])
-        on_round(index + 1, chosen.rounds)
+
+    def block(name: str) -> float:
+        return _block(sessions[name], name, chosen, several=several, timeout_s=timeout_s)
+
+    for number, taken in enumerate(in_turns(sessions, chosen, block), 1):
+        for name, milliseconds in taken.items():
+            samples[name].append(milliseconds)
+        on_round(number, chosen.rounds)
     return samples
 
 
