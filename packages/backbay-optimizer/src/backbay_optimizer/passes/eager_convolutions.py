@@ -33,13 +33,7 @@ PAYS_FROM = 2**17
 
 @dataclass(frozen=True, kw_only=True)
 class EagerConvolutions(Rewrite[Convolution]):
-    """Call convolutions whose weights outweigh their activations as eager does; for CPUs.
-
-    ::
-
-        before:  torch.conv2d(x, weight)
-        after:   torch.ops.backbay.convolution(x, weight)
-    """
+    """Call convolutions whose weights outweigh their activations as eager does; for CPUs."""
 
     summary = "on a CPU, convolutions of more weights than activations are as eager's"
     requires = Requires(

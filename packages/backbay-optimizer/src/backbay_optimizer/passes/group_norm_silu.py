@@ -27,6 +27,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.effects import mutates
+from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import bound, call_before, layout, replace_node
 from backbay.graph.values import computed, evaluated, is_ordinary, propagate, value_of
 from backbay.kit.passes import NotApplicable, Pass, PassContext, Requires, option
@@ -86,13 +87,7 @@ class _Layouts:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupNormSilu(Pass):
-    """Compute group norm and SiLU in one kernel, with channels last between convolutions.
-
-    ::
-
-        before:  F.silu(F.group_norm(x, groups, weight, bias, eps))
-        after:   torch.ops.backbay.group_norm_silu(x, weight, bias, groups, eps)[0]
-    """
+    """Compute group norm and SiLU in one kernel, with channels last between convolutions."""
 
     summary = "on CUDA, group norm and SiLU are one kernel, with channels last around it"
     requires = Requires(
@@ -124,8 +119,8 @@ class GroupNormSilu(Pass):
 
     def _sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
         for node in graph_module.graph.find_nodes(op="call_function", target=F.silu):
-            norm = node.args[0] if node.args else node.kwargs.get("input")
-            if isinstance(norm, Node) and norm.target is F.group_norm:
+            norm = first_input(node)
+            if is_call(norm, (F.group_norm,)):
                 with context.attempt(node):
                     yield self._site(node, norm)
 
@@ -206,7 +201,7 @@ def _follow(found: _Layouts, node: Node, inputs: list[Node]) -> None:
         others[x] = given = found.of(x)
         is_image = is_ordinary(given) and given.dim() == _IMAGE and given.shape[2:].numel() > 1
         if is_image and given.is_contiguous() and not _is_last(given):
-            others[x] = computed(_laid_out_last, given)
+            others[x] = computed(lambda y: y.contiguous(memory_format=torch.channels_last), given)
             copies.append((node, x, torch.channels_last))
     given = evaluated(node, {**found.values, **others})
     if is_ordinary(given) and is_ordinary(value) and _is_last(given):
@@ -232,10 +227,6 @@ def _restore(found: _Layouts, node: Node, inputs: list[Node]) -> None:
 def _is_last(value: Any) -> bool:
     """Return whether an image has its channels last; one that also has them first counts."""
     return bool(value.is_contiguous(memory_format=torch.channels_last))
-
-
-def _laid_out_last(value: torch.Tensor) -> torch.Tensor:
-    return value.contiguous(memory_format=torch.channels_last)
 
 
 # 2. What takes their place

@@ -133,17 +133,14 @@ def _is_seen_to_change(given: Sequence[Any]) -> bool:
     return all(type(x) in plain and not x.is_inference() for x in given)
 
 
-def _watched(value: torch.Tensor) -> StorageWeakRef:
-    return StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call] # torch has no stub
-
-
 class _State:
     """What some tensors were, as far as it can be seen without reading their numbers."""
 
     def __init__(self, given: Tensors) -> None:
         self._versions = [x._version for x in given]  # noqa: SLF001 (nothing else has it)
         self._addresses = [x.data_ptr() for x in given]
-        self._memory = [_watched(x) for x in given]
+        watched: Any = StorageWeakRef  # torch has no stub
+        self._memory = [watched(x.untyped_storage()) for x in given]
         self._held = [x.cdata for x in self._memory]
 
     def holds(self, given: Tensors) -> bool:

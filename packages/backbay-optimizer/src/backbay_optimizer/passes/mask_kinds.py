@@ -103,7 +103,10 @@ def kind_of(mask: Any, queries: int, keys: int) -> Kind:
         return "none"
     window = _window(seen, queries, keys)
     if window is None:
-        raise NotConstantError(f"the mask is neither causal nor empty: it {_described(seen)}")
+        share = seen.float().mean().item()
+        raise NotConstantError(
+            f"the mask is neither causal nor empty: it lets {share:.0%} of all pairs through"
+        )
     is_causal = queries == keys == window.left + 1 and window.right == 0
     return "causal" if is_causal else window
 
@@ -130,8 +133,3 @@ def _window(seen: torch.Tensor, queries: int, keys: int) -> Window | None:
     if window.right < 0 or bool((seen != window.seen(queries, keys, seen.device)).any()):
         return None
     return window
-
-
-def _described(seen: torch.Tensor) -> str:
-    share = seen.float().mean().item()
-    return f"lets {share:.0%} of all pairs through"

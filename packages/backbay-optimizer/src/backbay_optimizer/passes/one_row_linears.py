@@ -19,7 +19,6 @@ default, is turned on where all linear layers of a graph are such, and no size i
 the user says otherwise.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -40,13 +39,7 @@ _MATRIX = 2
 
 @dataclass(frozen=True, kw_only=True)
 class OneRowLinears(Rewrite[Call]):
-    """Compute linear layers of one row as sums, in inference on CUDA, in 16 bits.
-
-    ::
-
-        before:  F.linear(x, weight)
-        after:   (x.float() * weight).sum(-1).to(x.dtype)
-    """
+    """Compute linear layers of one row as sums, in inference on CUDA, in 16 bits."""
 
     summary = "on CUDA, linear layers of one row are sums that Inductor fuses, in inference"
     requires = Requires(
@@ -60,14 +53,12 @@ class OneRowLinears(Rewrite[Call]):
     targets = (F.linear,)
     parameters = ("input", "weight", "bias")
 
-    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[Call]:
-        """Yield linear layers of one row."""
-        for call in super().sites(graph_module, context):
-            x = value_of(call.given["input"])
-            if not isinstance(x, torch.Tensor) or x.dim() == 0:
-                continue
-            if all(type(n) is int and n == 1 for n in x.shape[:-1]):
-                yield call
+    def site(self, call: Call, context: PassContext) -> Call | None:  # noqa: ARG002 (of those that ask)
+        """Return the layer if its input has one row."""
+        x = value_of(call.given["input"])
+        if not isinstance(x, torch.Tensor) or x.dim() == 0:
+            return None
+        return call if all(type(n) is int and n == 1 for n in x.shape[:-1]) else None
 
     def replacement(self, site: Call, context: PassContext) -> Node:  # noqa: ARG002 (of those that ask)
         """Return the sum."""

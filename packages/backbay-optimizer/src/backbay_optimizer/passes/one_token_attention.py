@@ -15,17 +15,17 @@ fewer, and where too few are left the copies cost less than idle multiprocessors
 a number of heads on that was measured. A mask that tells heads apart is left alone.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from backbay.graph.region import between
-from backbay.graph.rewrite import bound, call_before, layout
+from backbay.graph.rewrite import call_before, layout
 from backbay.graph.values import is_ordinary, value_of
-from backbay.kit.passes import NotApplicable, PassContext, Replacement, Requires, Rewrite
+from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.passes import attention
 
 BLOCKS = 64
@@ -46,13 +46,7 @@ class _Site:
 
 @dataclass(frozen=True, kw_only=True)
 class OneTokenAttention(Rewrite[_Site]):
-    """Attend to keys and values that are not repeated, where there is one query; for CUDA.
-
-    ::
-
-        before:  F.scaled_dot_product_attention(q, repeat(k), repeat(v), attn_mask=mask)
-        after:   F.scaled_dot_product_attention(q.reshape(2, 8, 4, 64), k, v, attn_mask=mask)
-    """
+    """Attend to keys and values that are not repeated, where there is one query; for CUDA."""
 
     summary = "on CUDA, one query attends to a cache that is not repeated for each head"
     requires = Requires(
@@ -62,17 +56,14 @@ class OneTokenAttention(Rewrite[_Site]):
         dtypes_because="it was measured in 16 bits",
     )
     targets = attention.TARGETS
+    parameters = attention.PARAMETERS
     sources = (attention,)
     removes_dead_code = True  # what repeated
 
-    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:  # noqa: ARG002 (the base's)
-        """Yield attention of one query, with a mask and grouped heads."""
-        for node in list(graph_module.graph.nodes):
-            if node.target in self.targets:
-                given = bound(node, attention.PARAMETERS)
-                single = _one_for_a_group(node, given)
-                if single is not None:
-                    yield _Site(node=node, given=given, single=single)
+    def site(self, call: Call, context: PassContext) -> _Site | None:  # noqa: ARG002 (of those that ask)
+        """Return attention of one query, with a mask and grouped heads."""
+        single = _one_for_a_group(call.node, call.given)
+        return None if single is None else _Site(node=call.node, given=call.given, single=single)
 
     def replacement(self, site: _Site, context: PassContext) -> Replacement:  # noqa: ARG002 (of those that ask)
         """Return attention of the groups' queries, one head for each group."""

@@ -159,11 +159,8 @@ def _broadcast(tensor: torch.Tensor, part: Part) -> Part:
     if tensor.dim() > len(part):
         raise MixedError("its result has fewer dimensions than an input")
     along = part[len(part) - tensor.dim() :]
-    return tuple(WHOLE if _is_one(n) else cut for n, cut in zip(tensor.shape, along, strict=True))
-
-
-def _is_one(size: Any) -> bool:
-    return isinstance(size, int) and size == 1
+    is_one = [isinstance(n, int) and n == 1 for n in tensor.shape]
+    return tuple(WHOLE if one else cut for one, cut in zip(is_one, along, strict=True))
 
 
 def _whole(part: Part, dims: set[int], what: str) -> None:
@@ -276,13 +273,10 @@ def _attention(given: dict[str, Any], part: Part) -> Needs:
 
 
 def _unary(given: dict[str, Any], part: Part) -> Needs:
-    if any(isinstance(x, Node) for x in (*given["given"], *_further(given))):
+    further = [x for name, x in given.items() if name not in {"input", "given"}]
+    if any(isinstance(x, Node) for x in (*given["given"], *further)):
         raise MixedError("a cast to what the graph computes")
     return Needs(parts={"input": part}, saves=False)
-
-
-def _further(given: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(x for name, x in given.items() if name not in {"input", "given"})
 
 
 _POINTWISE = Operator(("input", "other", "third", "fourth", "fifth"), _pointwise)

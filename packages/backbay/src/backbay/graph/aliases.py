@@ -123,7 +123,7 @@ class Disturbances:
         self._writes: list[tuple[Node, list[frozenset[int] | None]]] = []
 
     def until(self, end: Node, read: Iterable[Node]) -> str | None:
-        """What forbids to read values at ``end`` in place of the beginning, or the other way.
+        """Return what forbids to read values at ``end`` instead of the beginning, or vice versa.
 
         Args:
             end: a place behind the beginning; what was asked for further behind counts, too.

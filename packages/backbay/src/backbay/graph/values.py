@@ -26,6 +26,16 @@ def value_of(node: Any) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in a value, which may be nested."""
+    return [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+
+
+def wants_gradient(node: Node) -> bool:
+    """Whether a gradient by some of a node's results may be wanted."""
+    return any(x.requires_grad for x in tensors_in(value_of(node)))
+
+
 def is_ordinary(value: Any) -> bool:
     """Return whether a value is a tensor of no subclass: not distributed, quantised or wrapped.
 
@@ -35,7 +45,7 @@ def is_ordinary(value: Any) -> bool:
 
 
 def propagate(node: Node, like: Node) -> None:
-    """Return a new node the value that it would have, and the place of what it replaces."""
+    """Set the value that a new node would have, and say that it is from where another one is."""
     carry(node, like)
     if node.op not in {"call_function", "call_method"}:
         return
@@ -46,7 +56,7 @@ def propagate(node: Node, like: Node) -> None:
 
 
 def adopt(node: Node, like: Node) -> None:
-    """Return a new node the value and the place of what it replaces, which is laid out alike."""
+    """Set a new node's value and origin to those of another one, which is laid out alike."""
     carry(node, like)
     node.meta[_key(like)] = value_of(like)
 
@@ -83,7 +93,7 @@ def _key(node: Node) -> str:
 
 
 def carry(node: Node, like: Node) -> None:
-    """Return a new node the place of what it replaces."""
+    """Say that a new node is from where the one is that it replaces."""
     for name in CARRIED:
         if name in like.meta:
             node.meta[name] = like.meta[name]
@@ -115,7 +125,7 @@ def computed(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def refresh(old: Node, new: Node) -> None:
-    """Return what views a node, which has taken another's place, values that view its value.
+    """Set anew what views a node that has taken another's place.
 
     Otherwise a later pass sees two memories where there is one: of ``new``, and of the views.
     """
@@ -130,7 +140,7 @@ def storages(node: Any) -> frozenset[int] | None:
     value = value_of(node)
     if value is None:
         return None
-    tensors = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+    tensors = tensors_in(value)
     if any(x.layout != torch.strided or _is_wrapped(x) for x in tensors):
         return None
     return frozenset(x.untyped_storage()._cdata for x in tensors)  # noqa: SLF001 (its identity)
@@ -171,7 +181,7 @@ _SOURCES = "_param_name_to_source"
 
 
 def say_sources(old: GraphModule, new: GraphModule) -> None:
-    """Tell of a copy where Dynamo's graph has its inputs from; inputs that are new have no source.
+    """Note on a copy where Dynamo's graph has its inputs from; inputs that are new have no source.
 
     Nothing that copies a graph copies that. Without it a graph is taken for an exported one, of
     which no input stays where it is: CUDA graphs then copy every parameter in every call.

@@ -81,13 +81,7 @@ class _Step:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldScalarChain(Pass):
-    """Join numbers that a tensor meets in a row, and drop those that change nothing.
-
-    ::
-
-        before:  y = x * 2; z = y * 4; w = z / 1; return w + v
-        after:   z = x * 8; return z + v
-    """
+    """Join numbers that a tensor meets in a row, and drop those that change nothing."""
 
     allow_reassociation: bool = option(
         False,  # noqa: FBT003 (the default)
