@@ -14,6 +14,7 @@ as soon as nothing in the graph reads it.
 """
 
 import copy
+import functools
 import operator
 import threading
 import weakref
@@ -198,7 +199,7 @@ class _Kept:
         state = _State(given)  # before they are read: what is written meanwhile is seen next time
         computed = self._computed(given)
         if found is None:
-            forget = _Forget(self, key)
+            forget = functools.partial(_forget, weakref.ref(self), key)
             found = _Results(computed, state, [weakref.ref(x, forget) for x in given])
         else:
             with torch.inference_mode(mode=False), torch.no_grad():
@@ -211,10 +212,6 @@ class _Kept:
         self._known[key] = found
         return found.kept
 
-    def forget(self, key: Key) -> None:
-        """Drop what was made of tensors of which one is gone."""
-        self._known.pop(key, None)
-
     def _computed(self, given: Tensors) -> Tensors:
         # Not in inference mode: a tensor that is made there can be written nowhere else.
         with _disable_current_modes(), torch.inference_mode(mode=False), torch.no_grad():
@@ -222,14 +219,8 @@ class _Kept:
         return results
 
 
-class _Forget:
-    """What a tensor that goes away calls; it keeps nothing alive."""
-
-    def __init__(self, kept: _Kept, key: Key) -> None:
-        self._kept = weakref.ref(kept)
-        self._key = key
-
-    def __call__(self, _: "weakref.ref[torch.Tensor]") -> None:
-        kept = self._kept()
-        if kept is not None:
-            kept.forget(self._key)
+def _forget(kept: "weakref.ref[_Kept]", key: Key, _: "weakref.ref[torch.Tensor]") -> None:
+    """Drop what was made of tensors of which one is gone; nothing is kept alive to do that."""
+    found = kept()
+    if found is not None:
+        found._known.pop(key, None)  # noqa: SLF001 (of this file)

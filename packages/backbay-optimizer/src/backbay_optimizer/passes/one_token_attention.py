@@ -34,12 +34,10 @@ BLOCKS = 64
 _RANK = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Site:
+@dataclass(frozen=True, slots=True)
+class _Site(Call):
     """Attention of one query with a mask."""
 
-    node: Node
-    given: dict[str, Any]
     single: dict[str, Node]
     """Key and value, one for a group."""
 
@@ -63,7 +61,7 @@ class OneTokenAttention(Rewrite[_Site]):
     def site(self, call: Call, context: PassContext) -> _Site | None:  # noqa: ARG002 (of those that ask)
         """Return attention of one query, with a mask and grouped heads."""
         single = _one_for_a_group(call.node, call.given)
-        return None if single is None else _Site(node=call.node, given=call.given, single=single)
+        return None if single is None else _Site(call.node, call.given, single)
 
     def replacement(self, site: _Site, context: PassContext) -> Replacement:  # noqa: ARG002 (of those that ask)
         """Return attention of the groups' queries, one head for each group."""

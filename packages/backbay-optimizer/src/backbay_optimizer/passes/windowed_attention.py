@@ -17,7 +17,6 @@ takes masks. So it is used where it leaves out enough of them: how many was meas
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.backends.cuda import can_use_flash_attention
@@ -38,12 +37,10 @@ MOST = 0.5
 _RANK = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Site:
+@dataclass(frozen=True, slots=True)
+class _Site(Call):
     """Attention with a window."""
 
-    node: Node
-    given: dict[str, Any]
     window: Window
 
 
@@ -72,9 +69,7 @@ class WindowedAttention(Rewrite[_Site]):
             kind = mask_kinds.masks_of(context).kind(call.given)
         except NotApplicable:
             return None
-        if not isinstance(kind, Window):
-            return None
-        return _Site(node=call.node, given=call.given, window=kind)
+        return _Site(call.node, call.given, kind) if isinstance(kind, Window) else None
 
     def about(self, site: _Site) -> str:
         """Return which window it is."""
