@@ -21,7 +21,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from backbay.graph.rewrite import call_before
-from backbay.graph.values import value_of
+from backbay.graph.values import are_numbers, value_of
 from backbay.kit.passes import NotApplicable, PassContext, Requires, Rewrite
 from backbay_optimizer.kernels import convolution as kernel
 from backbay_optimizer.passes import convolutions
@@ -54,7 +54,7 @@ class EagerConvolutions(Rewrite[Convolution]):
         x, weight, result = map(value_of, (site.x, site.weight, site.node))
         if {x.dtype, weight.dtype} != {torch.float32}:
             raise NotApplicable(f"it takes {x.dtype}, and gives {result.dtype}: it pays in float32")
-        if not all(isinstance(n, int) for n in (*x.shape, *weight.shape, *result.shape)):
+        if not are_numbers((*x.shape, *weight.shape, *result.shape)):
             raise NotApplicable("its size is a symbol: whether it pays is not known")
         if not x.is_contiguous() or not weight.is_contiguous():
             raise NotApplicable("its input or weight has not its channels first")

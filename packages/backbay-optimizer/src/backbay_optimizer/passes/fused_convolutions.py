@@ -29,7 +29,7 @@ from backbay.graph.aliases import disturbed
 from backbay.graph.layouts import Layouts, kind
 from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import bound, call_before, cast_before, layout, put_before, replace_node
-from backbay.graph.values import is_ordinary, state_at, value_of
+from backbay.graph.values import are_numbers, is_ordinary, state_at, value_of
 from backbay.kit.passes import EIGHTS, NotApplicable, Pass, PassContext, Requires
 from backbay_optimizer.kernels import folded_batch_norm
 from backbay_optimizer.kernels import fused_convolution as kernel
@@ -164,7 +164,7 @@ class FusedConvolutions(Pass):
                 raise NotApplicable("a gradient is wanted, or dtypes differ on the way")
         self.requires.check(result)
         _check_engine(region.convolution)
-        if all(isinstance(n, int) for n in result.shape) and result.numel() < LAUNCH:
+        if are_numbers(result.shape) and result.numel() < LAUNCH:
             raise NotApplicable(
                 f"{result.numel()} results: cuDNN's usual engines are as fast for so few"
             )
@@ -232,7 +232,7 @@ def _laid_out(region: _Region, layouts: Layouts) -> tuple[Any, ...] | None:
 
 def _check_engine(found: Convolution) -> None:
     result, channels = value_of(found.node), tuple(value_of(found.weight).shape[:2])
-    if not all(isinstance(n, int) for n in value_of(found.weight).shape):
+    if not are_numbers(value_of(found.weight).shape):
         raise NotApplicable("the size of its weight is a symbol")
     if found.groups != 1 or any(n % EIGHTS for n in channels):
         raise NotApplicable(f"{channels} channels in {found.groups} groups: they are not in eights")

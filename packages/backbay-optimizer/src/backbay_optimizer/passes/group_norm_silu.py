@@ -29,7 +29,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay.graph.effects import mutates
 from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import bound, call_before, layout, replace_node
-from backbay.graph.values import computed, evaluated, is_ordinary, propagate, value_of
+from backbay.graph.values import are_numbers, computed, evaluated, is_ordinary, propagate, value_of
 from backbay.kit.passes import NotApplicable, Pass, PassContext, Requires, option
 from backbay_optimizer.kernels import group_norm_silu as kernel
 from backbay_optimizer.passes import convolutions
@@ -134,7 +134,7 @@ class GroupNormSilu(Pass):
             raise NotApplicable(f"{norm.name}, which it activates, is used elsewhere, too")
         if not is_ordinary(value_of(x)) or value_of(x).dtype != value.dtype:
             raise NotApplicable("it has another dtype than what it normalises")
-        if value.dim() != _IMAGE or not all(isinstance(n, int) for n in value.shape):
+        if value.dim() != _IMAGE or not are_numbers(value.shape):
             raise NotApplicable("it is no batch of images, or its size is a symbol")
         if reason := kernel.pays(value_of(x), given["num_groups"]):
             raise NotApplicable(reason)

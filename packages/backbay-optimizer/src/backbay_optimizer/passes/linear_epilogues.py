@@ -31,7 +31,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay.graph.match import Match, first_input, is_call
 from backbay.graph.region import between
 from backbay.graph.rewrite import bound, call_before, cast_before
-from backbay.graph.values import carry, computed, is_ordinary, value_of
+from backbay.graph.values import are_numbers, carry, computed, is_ordinary, value_of
 from backbay.kit.passes import (
     EIGHTS,
     Call,
@@ -151,7 +151,7 @@ class LinearEpilogues(Rewrite[_Site]):
             "its input is no matrix": x.dim() < _MATRIX,
             "its bias is no vector": any(y.dim() != 1 for y in biases),
             "its weight is no matrix": weight.dim() != _MATRIX,
-            "the size of its weight is a symbol": not all(isinstance(n, int) for n in sizes),
+            "the size of its weight is a symbol": not are_numbers(sizes),
             "its sizes are not in eights": any(isinstance(n, int) and n % EIGHTS for n in sizes),
         }
         return next((reason for reason, holds in reasons.items() if holds), None)

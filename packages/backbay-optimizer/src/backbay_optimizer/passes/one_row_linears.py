@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.rewrite import call_before, cast_before
-from backbay.graph.values import is_ordinary, value_of
+from backbay.graph.values import are_numbers, is_ordinary, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite
 
 MOST = 2**27
@@ -98,7 +98,7 @@ def _check(node: Node, weight: Node | None) -> None:
     if not all(is_ordinary(value_of(x)) for x in node.all_input_nodes):
         raise NotApplicable("its tensors are of a subclass")
     value = value_of(weight)
-    if not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+    if not are_numbers((*value.shape, *value.stride())):
         raise NotApplicable("the size of its weight is a symbol")
     if value.dim() != _MATRIX or value.stride(1) != 1:
         raise NotApplicable("the rows of its weight are not contiguous")

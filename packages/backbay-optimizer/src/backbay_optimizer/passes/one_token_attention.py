@@ -24,7 +24,7 @@ from torch.fx import Node
 
 from backbay.graph.region import between
 from backbay.graph.rewrite import call_before, layout
-from backbay.graph.values import is_ordinary, value_of
+from backbay.graph.values import are_numbers, is_ordinary, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.passes import attention
 
@@ -107,7 +107,7 @@ def _check(node: Node, given: Mapping[str, Any], single: Mapping[str, Node]) -> 
     if any(str(n) != "1" for n in mask.shape[-3:-1]):
         raise NotApplicable("its mask tells heads apart")
     batch, heads = query.shape[:2]
-    if not all(isinstance(n, int) for n in (batch, heads, key.shape[1], query.shape[3])):
+    if not are_numbers((batch, heads, key.shape[1], query.shape[3])):
         raise NotApplicable("how many sequences or heads there are is a symbol")
     if batch * key.shape[1] < BLOCKS:
         raise NotApplicable(f"{batch * key.shape[1]} heads of keys leave multiprocessors idle")

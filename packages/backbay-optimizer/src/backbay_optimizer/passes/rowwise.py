@@ -15,7 +15,7 @@ from torch.fx import Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.effects import is_pure
-from backbay.graph.values import value_of
+from backbay.graph.values import are_numbers, value_of
 
 Part = tuple[slice, ...]
 WHOLE = slice(None)
@@ -215,7 +215,7 @@ def _reshape(given: dict[str, Any], part: Part) -> Needs:
     before = value_of(given["input"]).shape
     sizes = _sizes(given["shape"], before)
     cut = max((i for i, x in enumerate(part) if x != WHOLE), default=-1)
-    if len(sizes) != len(part) or not all(isinstance(x, int) for x in before[: cut + 1]):
+    if len(sizes) != len(part) or not are_numbers(before[: cut + 1]):
         raise MixedError("a reshape of unknown sizes")
     kept = [len(range(n)[x]) for n, x in zip(before, part[: cut + 1], strict=False)]
     if len(before) <= cut or any(
@@ -232,7 +232,7 @@ def _sizes(shape: Any, before: torch.Size) -> tuple[Any, ...]:
     """Return the sizes that a reshape asks for; -1 is left where others are symbols."""
     only = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
     sizes = tuple(only)
-    if sizes.count(-1) != 1 or not all(isinstance(x, int) for x in (*sizes, *before)):
+    if sizes.count(-1) != 1 or not are_numbers((*sizes, *before)):
         return sizes
     rest = math.prod(x for x in sizes if x != -1)
     return tuple(before.numel() // rest if x == -1 and rest else x for x in sizes)

@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node
 
 from backbay.graph.aliases import Memory
 from backbay.graph.rewrite import call_before, erase_dead, replace_node
-from backbay.graph.values import value_of
+from backbay.graph.values import are_numbers, value_of
 from backbay.kit.passes import Pass, PassContext
 from backbay_optimizer.passes import rowwise
 from backbay_optimizer.passes.rowwise import WHOLE, MixedError, Needs, Part
@@ -125,7 +125,7 @@ def _can_be_laid_out(cut: _Cut, memory: Memory) -> bool:
     if not memory.returned(cut.node):
         return True
     value = value_of(cut.node)
-    if not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+    if not are_numbers((*value.shape, *value.stride())):
         return False
     overlaps = any(n > 1 and step == 0 for n, step in zip(value.shape, value.stride(), strict=True))
     others = (x for x in cut.source.users if x is not cut.node)
@@ -133,7 +133,7 @@ def _can_be_laid_out(cut: _Cut, memory: Memory) -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    if not all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride())):
+    if not are_numbers((*tensor.shape, *tensor.stride())):
         return False
     return tensor.is_contiguous()  # which does not ask about dimensions of size 1
 

@@ -29,7 +29,7 @@ from torch.fx import GraphModule, Node
 
 from backbay.graph.layouts import kind
 from backbay.graph.rewrite import call_before, cast_before
-from backbay.graph.values import value_of
+from backbay.graph.values import are_numbers, value_of
 from backbay.kit.passes import EIGHTS, NotApplicable, PassContext, Requires, Rewrite
 from backbay_optimizer.passes import convolutions
 from backbay_optimizer.passes.convolutions import Convolution
@@ -107,7 +107,7 @@ space_to_depth = SpaceToDepth()
 
 def _check(found: Convolution) -> None:
     x, weight, result = map(value_of, (found.x, found.weight, found.node))
-    if not all(isinstance(n, int) for n in (*x.shape[1:], *weight.shape, *result.shape[1:])):
+    if not are_numbers((*x.shape[1:], *weight.shape, *result.shape[1:])):
         raise NotApplicable("a size of its images or weight is a symbol")
     channels = x.shape[1]
     if channels >= EIGHTS or found.groups != 1:

@@ -15,7 +15,7 @@ import torch
 from torch._guards import tracing
 from torch.fx import GraphModule
 
-from backbay.graph.values import value_of
+from backbay.graph.values import are_numbers, value_of
 from backbay.kit.codegen import Codegen
 from backbay.kit.passes import Pass, PassContext
 from backbay.timing import stats
@@ -75,7 +75,7 @@ def _can_be_made(value: Any) -> bool:
     if not value.is_floating_point() and value.dtype != torch.bool:
         return False  # random numbers may be indices out of range
     sizes = (*value.shape, *value.stride())
-    return all(isinstance(x, int) for x in sizes) and value.numel() > 0 and 0 not in value.stride()
+    return are_numbers(sizes) and value.numel() > 0 and 0 not in value.stride()
 
 
 def _made(value: torch.Tensor) -> torch.Tensor:

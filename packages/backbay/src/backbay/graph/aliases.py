@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from backbay.graph.checkpoints import as_run
 from backbay.graph.effects import changes_state, may_write, mutates, written
-from backbay.graph.values import storages, value_of
+from backbay.graph.values import are_numbers, storages, value_of
 
 Storages = frozenset[int]
 
@@ -90,7 +90,7 @@ def is_plain(value: object) -> bool:
     """Whether a fake value is a tensor with memory of its own kind, in sizes known by now."""
     if type(value) is not FakeTensor or value.layout != torch.strided:
         return False
-    return all(isinstance(x, int) for x in (*value.shape, *value.stride(), value.storage_offset()))
+    return are_numbers((*value.shape, *value.stride(), value.storage_offset()))
 
 
 def disturbed(

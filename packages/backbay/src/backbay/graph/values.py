@@ -5,7 +5,7 @@ reads them, and where the user wrote a node: what a pass puts in must carry both
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,11 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 def wants_gradient(node: Node) -> bool:
     """Whether a gradient by some of a node's results may be wanted."""
     return any(x.requires_grad for x in tensors_in(value_of(node)))
+
+
+def are_numbers(sizes: Iterable[Any]) -> bool:
+    """Whether sizes, or strides, are all known by now: none is a symbol."""
+    return all(isinstance(x, int) for x in sizes)
 
 
 def is_ordinary(value: Any) -> bool:
