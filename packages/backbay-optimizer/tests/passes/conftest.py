@@ -36,7 +36,7 @@ def hoists(request) -> Any:
 
 
 @pytest.fixture
-def anywhere(lift, monkeypatch):
+def layers_anywhere(lift, monkeypatch):
     """Let training merge what `attention` has here, on the CPU, in every dtype, for any reader."""
     lift(horizontal_fusion, DEVICES=("cpu",))
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -13,6 +13,7 @@ from spelled_attention import (
     H,
     K,
     S,
+    anywhere,  # noqa: F401 (a fixture)
     plain,
     product,
     t5,

@@ -209,7 +209,7 @@ def _branch(node: Node, other: Node | None, after: tuple[Node, ...]) -> _Region 
         norm = bound(node, _BATCH_NORM)
         inside = (*inside, node)
         node = norm["input"]
-    if not isinstance(node, Node) or not convolutions.is_convolution(node):
+    if not is_call(node, convolutions.IMAGES):
         return None
     inside = (*inside, node)
     for each in inside[1:]:

@@ -175,7 +175,7 @@ def _planned(graph_module: GraphModule, sites: dict[Node, _Site]) -> _Layouts:
         elif node in sites:
             _restore(found, sites[node].norm, inputs)
         elif (inputs and node.target in _INDIFFERENT) or (
-            (inputs or is_first) and convolutions.is_convolution(node)
+            (inputs or is_first) and is_call(node, convolutions.IMAGES)
         ):
             _follow(found, node, inputs)
         else:
@@ -196,7 +196,7 @@ def _planned(graph_module: GraphModule, sites: dict[Node, _Site]) -> _Layouts:
 def _follow(found: _Layouts, node: Node, inputs: list[Node]) -> None:
     """Have a node compute with channels last, if that is what it then gives."""
     value, others, copies = value_of(node), {}, []
-    is_convolution = convolutions.is_convolution(node)
+    is_convolution = is_call(node, convolutions.IMAGES)
     for x in node.all_input_nodes[:1] if is_convolution else node.all_input_nodes:
         others[x] = given = found.of(x)
         is_image = is_ordinary(given) and given.dim() == _IMAGE and given.shape[2:].numel() > 1
@@ -254,7 +254,7 @@ def _fuse(site: _Site) -> None:
     """Put the kernel in the place of a norm and its SiLU."""
     assert callable(kernel.group_norm_silu)  # registers it: torch.ops has it only after that
     x, shift = bound(site.norm, _NORM)["input"], None
-    if convolutions.is_convolution(x) and len(x.users) == 1:
+    if is_call(x, convolutions.IMAGES) and len(x.users) == 1:
         read = Convolution.of(x)
         if read.bias is not None:
             shift = read.bias

@@ -59,7 +59,7 @@ class ConstantMasks(Rewrite[Call]):
     def replacement(self, site: Call, context: PassContext) -> Node | None:
         """Return attention without the mask, and with keys that are not repeated."""
         node, given = site.node, dict(site.given)
-        kind = mask_kinds.masks_of(context).kind(given)
+        kind = mask_kinds.kind_in(context, given)
         if isinstance(kind, Window):
             raise NotApplicable(f"the mask is neither causal nor empty: it is {kind}")
         given.pop("attn_mask", None)

@@ -21,16 +21,16 @@ Only in 16 bits on CUDA, and where it was measured to pay.
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from backbay.graph.layouts import kind
 from backbay.graph.rewrite import call_before, cast_before
 from backbay.graph.values import are_numbers, value_of
-from backbay.kit.passes import EIGHTS, NotApplicable, PassContext, Requires, Rewrite
+from backbay.kit.passes import EIGHTS, Call, NotApplicable, PassContext, Requires, Rewrite
 from backbay_optimizer.passes import convolutions
 from backbay_optimizer.passes.convolutions import Convolution
 
@@ -79,13 +79,13 @@ class SpaceToDepth(Rewrite[Convolution]):
         dtypes=(torch.bfloat16, torch.float16),  # of these bfloat16 was measured
         dtypes_because="it was measured in 16 bits",
     )
+    targets = (*convolutions.IMAGES, *convolutions.VOLUMES)
     sources = (convolutions,)
 
-    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[Convolution]:
-        """Yield convolutions with strides."""
-        for found in convolutions.read(graph_module.graph, context, 2, 3):
-            if any(n != 1 for n in found.stride):
-                yield found
+    def site(self, call: Call, context: PassContext) -> Convolution | None:  # noqa: ARG002 (of those that ask)
+        """Return a convolution with strides."""
+        found = Convolution.of(call.node)
+        return found if any(n != 1 for n in found.stride) else None
 
     def replacement(self, site: Convolution, context: PassContext) -> Node:  # noqa: ARG002 (of those that ask)
         """Return the convolution, or product, of blocks."""

@@ -66,7 +66,7 @@ class WindowedAttention(Rewrite[_Site]):
     def site(self, call: Call, context: PassContext) -> _Site | None:
         """Return attention with a window; why a mask is none, constant_masks says."""
         try:
-            kind = mask_kinds.masks_of(context).kind(call.given)
+            kind = mask_kinds.kind_in(context, call.given)
         except NotApplicable:
             return None
         return _Site(call.node, call.given, kind) if isinstance(kind, Window) else None

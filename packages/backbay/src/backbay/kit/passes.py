@@ -388,15 +388,21 @@ class Rewrite(Pass, Generic[SiteT]):
     def sites(self, graph_module: GraphModule, context: PassContext) -> Iterable[SiteT]:
         """Yield where the rewrite may fire: by default, at each call of a target."""
         for node in [x for x in graph_module.graph.nodes if is_call(x, self.targets)]:
-            if not node._erased:  # noqa: SLF001 (nothing else tells)
+            if node._erased:  # noqa: SLF001 (nothing else tells)
+                continue
+            site = None
+            with context.attempt(node):
                 site = self.site(Call(node, bound(node, self.parameters)), context)
-                if site is not None:
-                    yield site
+            if site is not None:
+                yield site
 
     def site(self, call: Call, context: PassContext) -> SiteT | None:  # noqa: ARG002 (of those that define it)
-        """Return what a call of a target is the site of: by default, itself; None where of nothing.
+        """Return what a call of a target is the site of: by default, itself.
 
-        Nothing is noted where it is None: the rewrite is not about such calls.
+        None where the rewrite is not about such a call, and nothing is to be noted.
+
+        Raises:
+            NotApplicable: it is a near miss already.
         """
         return call  # type: ignore[return-value] # the default
 
