@@ -90,15 +90,15 @@ class Optimizing(Backend):
     ) -> Compiled:
         """Compile one of Dynamo's graphs; torch.compile calls this."""
         given = dict(options or {})
-        graph = _Graph(
+        compiler = _GraphCompiler(
             backend=self, example_inputs=example_inputs, given=given, mode=mode, name=name
         )
         tune = given.get("tune", "cache")
         if tune not in {"cache", "full"}:  # also what is no value of it, which is refused there
-            return graph.compile(graph_module)
+            return compiler.compile(graph_module)
         from backbay_optimizer.tuning import cache, variants  # noqa: PLC0415 (14 ms, unless "off")
 
-        key = variants.key_of(graph_module, example_inputs, self.passes, graph.settings)
+        key = variants.key_of(graph_module, example_inputs, self.passes, compiler.settings)
         known = cache.read(key)
         if known is not None:
             why = f"timed on {known.created[:10]}: {known}"
@@ -107,15 +107,15 @@ class Optimizing(Backend):
                     asked=name or self.__name__, ran=self.codegen, why=why, timed=True
                 )
             )
-            return graph.compile(graph_module, known.off)
+            return compiler.compile(graph_module, known.off)
         if tune == "cache":
-            return graph.compile(graph_module)
-        return graph.choosing(graph_module, functools.partial(cache.write, key))
+            return compiler.compile(graph_module)
+        return compiler.choosing(graph_module, functools.partial(cache.write, key))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Graph:
-    """How one graph is compiled: with all rewrites, or without some."""
+class _GraphCompiler:
+    """Compiles one graph: with all rewrites, or without some."""
 
     backend: Optimizing
     example_inputs: Sequence[Any]

@@ -50,7 +50,7 @@ def is_ordinary(value: Any) -> bool:
 
 
 def propagate(node: Node, like: Node) -> None:
-    """Set the value that a new node would have, and say that it is from where another one is."""
+    """Evaluate a new node, and give it the provenance of the node that it stands for."""
     carry(node, like)
     if node.op not in {"call_function", "call_method"}:
         return
@@ -61,7 +61,7 @@ def propagate(node: Node, like: Node) -> None:
 
 
 def adopt(node: Node, like: Node) -> None:
-    """Set a new node's value and origin to those of another one, which is laid out alike."""
+    """Copy value and provenance to a new node from one that is laid out alike."""
     carry(node, like)
     node.meta[_key(like)] = value_of(like)
 
@@ -98,7 +98,7 @@ def _key(node: Node) -> str:
 
 
 def carry(node: Node, like: Node) -> None:
-    """Say that a new node is from where the one is that it replaces."""
+    """Copy a node's provenance to the one that replaces it."""
     for name in CARRIED:
         if name in like.meta:
             node.meta[name] = like.meta[name]
@@ -130,7 +130,7 @@ def computed(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def refresh(old: Node, new: Node) -> None:
-    """Set anew what views a node that has taken another's place.
+    """Refresh the values of what views a node that has taken another's place.
 
     Otherwise a later pass sees two memories where there is one: of ``new``, and of the views.
     """
@@ -186,7 +186,7 @@ _SOURCES = "_param_name_to_source"
 
 
 def say_sources(old: GraphModule, new: GraphModule) -> None:
-    """Note on a copy where Dynamo's graph has its inputs from; inputs that are new have no source.
+    """Copy where a graph of Dynamo's has its inputs from; inputs that are new have no source.
 
     Nothing that copies a graph copies that. Without it a graph is taken for an exported one, of
     which no input stays where it is: CUDA graphs then copy every parameter in every call.
