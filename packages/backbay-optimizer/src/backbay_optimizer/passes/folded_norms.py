@@ -37,10 +37,10 @@ class Norm:
     """A batch norm of running statistics, behind a convolution."""
 
     convolution: Convolution
-    mean: Node
-    variance: Node
-    scale: Node | None
-    shift: Node | None
+    running_mean: Node
+    running_var: Node
+    weight: Node | None
+    bias: Node | None
     eps: float
     dtype: torch.dtype
     """Of the convolution."""
@@ -51,13 +51,14 @@ class Norm:
     def reads(self) -> tuple[Node | None, ...]:
         """What it is made of."""
         found = self.convolution
-        return found.weight, found.bias, self.mean, self.variance, self.scale, self.shift
+        own = self.running_mean, self.running_var, self.weight, self.bias
+        return found.weight, found.bias, *own
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What all of one call have in common."""
         absent = tuple(x is None for x in self.reads)
-        return self.dtype, value_of(self.mean).device, self.eps, absent
+        return self.dtype, value_of(self.running_mean).device, self.eps, absent
 
 
 class _Group:

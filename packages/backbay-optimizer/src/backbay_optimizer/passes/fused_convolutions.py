@@ -291,13 +291,6 @@ def _as_they_are(region: _Region) -> tuple[Node, Node | None]:
 
 def _norm(region: _Region, *, eps: float = 1e-5, **given: Any) -> Norm:
     """Return what is folded."""
-    return Norm(
-        convolution=region.convolution,
-        mean=given["running_mean"],
-        variance=given["running_var"],
-        scale=given.get("weight"),
-        shift=given.get("bias"),
-        eps=float(eps),
-        dtype=region.dtype,
-        place=region.node,
-    )
+    numbers: dict[str, Any] = {x: given.get(x) for x in _NUMBERS}
+    found, place = region.convolution, region.node
+    return Norm(convolution=found, place=place, dtype=region.dtype, eps=float(eps), **numbers)

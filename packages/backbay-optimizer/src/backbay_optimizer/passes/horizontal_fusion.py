@@ -37,7 +37,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.utils import _pytree as pytree
 
 from backbay.graph import aliases
-from backbay.graph.aliases import Memory, is_parameter
+from backbay.graph.aliases import Memory, is_parameter, views
 from backbay.graph.effects import changes_state, may_write, reads_by_index, written
 from backbay.graph.rewrite import bound, call_before, cast_before, layout, replace_node
 from backbay.graph.values import (
@@ -190,8 +190,8 @@ def _check_gradients(layer: _Layer, reached: set[Node]) -> None:
 
 def _other_reader(node: Node) -> Node | None:
     """Return what reads a result, or a view of it, and is no attention; None if nothing does."""
-    views = _views(node) or {node}
-    readers = sorted({y for x in views for y in x.users if y not in views})
+    shared = views(node) or {node}
+    readers = sorted({y for x in shared for y in x.users if y not in shared})
     return next((x for x in readers if x.target not in _ATTENTION), None)
 
 
@@ -284,37 +284,23 @@ def _slices(run: Sequence[_Layer]) -> Sequence[torch.Tensor]:
 
 def _refusal(node: Node, part: torch.Tensor) -> str | None:
     """Return why a slice can't stand for a result: a reader sees that; None if none does."""
-    views = _views(node)
-    if views is None:
+    shared = views(node)
+    if shared is None:
         return "what reads it is not known"
     own, values = storages(part) or frozenset(), {node: part}
-    for reader in sorted({y for x in views for y in x.users}):
+    for reader in sorted({y for x in shared for y in x.users}):
         if not reads_by_index(reader):
             return f"{reader.name} may depend on how it is laid out"
         try:
             value = evaluated(reader, values)
         except (RuntimeError, ValueError) as error:
             return f"{reader.name} takes no slice: {error}".splitlines()[0]
-        if reader in views:
+        if reader in shared:
             values[reader] = value
         is_fresh = own.isdisjoint(storages(value) or ())
         if is_fresh and _layouts(value) != _layouts(value_of(reader)):
             return f"what {reader.name} gives would be laid out otherwise"
     return None
-
-
-def _views(node: Node) -> set[Node] | None:
-    """Return a node and what shares its memory; None where that is not known."""
-    own, found, waiting = storages(node), {node}, [node]
-    while waiting:
-        for user in waiting.pop().users:
-            theirs = storages(user)
-            if own is None or theirs is None:
-                return None
-            if user not in found and not own.isdisjoint(theirs):
-                found.add(user)
-                waiting.append(user)
-    return found
 
 
 def _layouts(value: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from torch.fx import Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.effects import is_pure
+from backbay.graph.rewrite import bound
 from backbay.graph.values import are_numbers, value_of
 
 Part = tuple[slice, ...]
@@ -79,12 +80,10 @@ def arguments(node: Node, operator: Operator | None = None) -> dict[str, Any]:
     assert operator is not None
     names = operator.names
     if names[-1].startswith("*"):
-        rest = len(names) - 1
-        given = dict(zip(names[:rest], node.args[:rest], strict=False))
-        return {**given, names[-1][1:]: node.args[rest:], **node.kwargs}
+        return {names[-1][1:]: node.args[len(names) - 1 :], **bound(node, names[:-1])}
     if len(node.args) > len(names):
         raise MixedError(f"{_name(node)} has more arguments than are known")
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return bound(node, names)
 
 
 def called(given: dict[str, Any], node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:

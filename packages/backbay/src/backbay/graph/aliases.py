@@ -74,6 +74,20 @@ def _meets(some: Storages | None, others: Storages | None) -> bool:
     return some is None or others is None or not some.isdisjoint(others)
 
 
+def views(node: Node) -> set[Node] | None:
+    """Return a node and what shares its memory; None where that is not known."""
+    own, found, waiting = storages(node), {node}, [node]
+    while waiting:
+        for user in waiting.pop().users:
+            theirs = storages(user)
+            if own is None or theirs is None:
+                return None
+            if user not in found and not own.isdisjoint(theirs):
+                found.add(user)
+                waiting.append(user)
+    return found
+
+
 def is_parameter(node: Node, memory: Memory) -> bool:
     """Return whether a node is a parameter or buffer that the graph does not write.
 
