@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from backbay.timing import measure
+from backbay.timing import rounds
 from speed import arms, judging, model_table, requests
 from speed.command import parser_of, write
 from speed.conduct import Conduct, Patience, Unmeasurable
@@ -122,7 +122,7 @@ def one(
         prepare=requests.Prepare(
             kind="model", name=case.name, size=given.size, device=given.device
         ),
-        planned=lambda step_s: measure.plan(step_s, budget_s),
+        planned=lambda step_s: rounds.plan(step_s, budget_s),
         extend=judging.Extending(arms.INDUCTOR, arms.OURS),
         patience=Patience(arm_s=given.arm_seconds),
         tell=lambda text: print(f"{case.name}: {text}", flush=True),

@@ -30,7 +30,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from backbay.session import NoReply
-from backbay.timing import measure
+from backbay.timing.rounds import Plan
 from speed import arms, judging, pattern_table, requests
 from speed.command import parser_of, write
 from speed.conduct import Conduct, Patience, Unmeasurable
@@ -126,8 +126,8 @@ def one(
     pattern, _, size = row.name.partition("/")
     rounds = ROUNDS // 2 if given.quick else ROUNDS
 
-    def planned(step_s: Mapping[str, float]) -> measure.Plan:
-        return measure.Plan(rounds=rounds, calls=dict.fromkeys(step_s, CALLS))
+    def planned(step_s: Mapping[str, float]) -> Plan:
+        return Plan(rounds=rounds, calls=dict.fromkeys(step_s, CALLS))
 
     def kept(run: Run) -> Entry:
         assert conduct.prepared is not None

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 
 from backbay.session import Lost, NoReply, Refused
 from backbay.timing import measure
+from backbay.timing.rounds import Plan
 from speed import requests
 from speed.record import Run, Sampled
 from speed.turns import Client, Clients
 
 Tell = Callable[[str], None]
 Keep = Callable[[Run], object]
-Planned = Callable[[Mapping[str, float]], measure.Plan]
+Planned = Callable[[Mapping[str, float]], Plan]
 """From each arm's seconds a step to how much is timed."""
 
 

@@ -90,17 +90,16 @@ class Optimizing(Backend):
     ) -> Compiled:
         """Compile one of Dynamo's graphs; torch.compile calls this."""
         given = dict(options or {})
-        variants = _Variants(
+        compiler = _GraphCompiler(
             backend=self, example_inputs=example_inputs, given=given, mode=mode, name=name
         )
         tune = given.get("tune", "cache")
         if tune not in {"cache", "full"}:  # also what is no value of it, which is refused there
-            return variants.compile(graph_module)
-        from backbay_optimizer.tuning import cache as choices  # noqa: PLC0415 (14 ms, unless "off")
-        from backbay_optimizer.tuning import variants as tuning  # noqa: PLC0415 (14 ms, unless "off")
+            return compiler.compile(graph_module)
+        from backbay_optimizer.tuning import cache, variants  # noqa: PLC0415 (14 ms, unless "off")
 
-        key = tuning.key_of(graph_module, example_inputs, self.passes, variants.settings)
-        known = choices.read(key)
+        key = variants.key_of(graph_module, example_inputs, self.passes, compiler.settings)
+        known = cache.read(key)
         if known is not None:
             why = f"timed on {known.created[:10]}: {known}"
             compile_log.note(
@@ -108,15 +107,15 @@ class Optimizing(Backend):
                     asked=name or self.__name__, ran=self.codegen, why=why, timed=True
                 )
             )
-            return variants.compile(graph_module, known.off)
+            return compiler.compile(graph_module, known.off)
         if tune == "cache":
-            return variants.compile(graph_module)
-        return variants.choosing(graph_module, functools.partial(choices.write, key))
+            return compiler.compile(graph_module)
+        return compiler.choosing(graph_module, functools.partial(cache.write, key))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Variants:
-    """One graph, compiled with all rewrites, or without some."""
+class _GraphCompiler:
+    """Compiles one graph: with all rewrites, or without some."""
 
     backend: Optimizing
     example_inputs: Sequence[Any]
@@ -150,19 +149,19 @@ class _Variants:
 
     def choosing(self, graph_module: GraphModule, keep: "Callable[[Choice], None]") -> Compiled:
         """Compile the graph in every variant, of which the first call takes the best."""
-        from backbay_optimizer.tuning import variants as tuning  # noqa: PLC0415 (14 ms, unless "off")
+        from backbay_optimizer.tuning import variants  # noqa: PLC0415 (14 ms, unless "off")
 
         untouched, sites = _copied(graph_module), MatchSites(keep=True)
-        whole = self._compiled(graph_module, tuning.ALL, sites)
+        whole = self._compiled(graph_module, variants.ALL, sites)
         fired = tuple(x.name for x in whole.reports if x.changes)
         if not fired:
             return whole.run
-        arms = {tuning.ALL: whole.run}
-        variants = dict.fromkeys((fired, *((x,) for x in fired), self._slower(sites)))
-        for off in (x for x in variants if x not in arms):
+        arms = {variants.ALL: whole.run}
+        further = dict.fromkeys((fired, *((x,) for x in fired), self._slower(sites)))
+        for off in (x for x in further if x not in arms):
             with nested_tracing(self.example_inputs), unobserved():
                 arms[off] = self.compile(_copied(untouched), off)
-        return tuning.Choosing(arms, fired, self.backend.__name__, keep)
+        return variants.Choosing(arms, fired, self.backend.__name__, keep)
 
     def _slower(self, sites: MatchSites) -> tuple[str, ...]:
         from backbay_optimizer.tuning import site_timing  # noqa: PLC0415 (only tune="full" asks)

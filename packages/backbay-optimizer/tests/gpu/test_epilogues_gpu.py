@@ -14,7 +14,7 @@ from backbay.kit.observing import collected  # noqa: E402
 from backbay.proof import Workload, make_golden, observe  # noqa: E402
 from backbay_optimizer.backend import backbay  # noqa: E402
 from backbay_optimizer.kernels import fused_convolution as kernel  # noqa: E402
-from backbay_optimizer.tuning import cache as choices  # noqa: E402
+from backbay_optimizer.tuning import cache  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -239,9 +239,9 @@ def test_places_are_timed_wrongly_or_change_results(tmp_path, monkeypatch):
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
     model, x = Stack(64, 3), channels_last(samples(torch.bfloat16, 32, 64, 64, 64))
     assert_right(model, x, options={"tune": "full"})
-    (place,) = tmp_path.glob("choices/places/*.json")
-    assert choices.read_site(place.stem).ratio > 0
-    assert len(list(tmp_path.glob("choices/*.json"))) == 1
+    (site,) = tmp_path.glob("tuning/sites/*.json")
+    assert cache.read_site(site.stem).ratio > 0
+    assert len(list(tmp_path.glob("tuning/*.json"))) == 1
 
 
 def new_gelu(x):

@@ -1,10 +1,19 @@
-"""A pass that hoists, for passes that ask whether another does."""
+"""What tests of several passes share."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from backbay import compile_log
 from backbay.kit import Pass
+from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
+from backbay_optimizer.tuning import variants
+
+sys.path.insert(0, str(Path(__file__).parent))  # for what tests of two files read
+import layers_of_one_input as layers
 
 
 class Idle(Pass):
@@ -24,3 +33,24 @@ class Hoists(Idle):
 def hoists(request) -> Any:
     """Return a pass that says so, or, for False, one that does not."""
     return Hoists() if getattr(request, "param", True) else Idle()
+
+
+@pytest.fixture
+def layers_anywhere(lift, monkeypatch):
+    """Let training merge what `attention` has here, on the CPU, in every dtype, for any reader."""
+    lift(horizontal_fusion, DEVICES=("cpu",))
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    lift(horizontal_fusion, DTYPES=dtypes)
+    monkeypatch.setattr(layers.MODULE, "ROWS", (layers.B * layers.T, layers.B * layers.T))
+    monkeypatch.setattr(layers.MODULE, "COPIED", (layers.WIDE + 2 * layers.NARROW) * layers.D)
+    monkeypatch.setattr(layers.MODULE, "_other_reader", lambda node: None)
+
+
+@pytest.fixture
+def _fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
+    monkeypatch.setattr(variants, "BUDGET_S", 0.05)
+    torch.compiler.reset()
+    compile_log.clear()
+    yield
+    torch.compiler.reset()

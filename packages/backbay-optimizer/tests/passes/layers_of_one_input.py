@@ -2,16 +2,13 @@
 
 import sys
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay import compile_log
 from backbay_optimizer.backend import Optimizing
 from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
 from backbay_optimizer.passes.parameter_hoist import parameter_hoist
-from backbay_optimizer.tuning import variants as tuning
 
 BOTH = (horizontal_fusion, parameter_hoist)
 ON = {"parameter_hoist": True}
@@ -19,17 +16,6 @@ B, T, D, H, HD = 2, 5, 16, 4, 8
 WIDE, NARROW = H * HD, 2 * HD
 MODULE = sys.modules["backbay_optimizer.passes.horizontal_fusion"]
 OTHER_READER = MODULE._other_reader
-
-
-@pytest.fixture
-def anywhere(lift, monkeypatch):
-    """Let training merge what `attention` has here, on the CPU, in every dtype, for any reader."""
-    lift(horizontal_fusion, DEVICES=("cpu",))
-    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-    lift(horizontal_fusion, DTYPES=dtypes)
-    monkeypatch.setattr(MODULE, "ROWS", (B * T, B * T))
-    monkeypatch.setattr(MODULE, "COPIED", (WIDE + 2 * NARROW) * D)
-    monkeypatch.setattr(MODULE, "_other_reader", lambda node: None)
 
 
 class Model(nn.Module):
@@ -111,16 +97,6 @@ def codegen(name):
     from backbay.kit.backend import Backend
 
     return type("Ending", (Backend,), {"passes": BOTH, "codegen": name})()
-
-
-@pytest.fixture
-def _fresh(tmp_path, monkeypatch):
-    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
-    monkeypatch.setattr(tuning, "BUDGET_S", 0.05)
-    torch.compiler.reset()
-    compile_log.clear()
-    yield
-    torch.compiler.reset()
 
 
 class AsItIs(Optimizing):

@@ -1,18 +1,11 @@
 """What of a graph is read as attention that is written out, however it is spelled; and what not."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings, strategies
 from hypothesis import given as drawn
-from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
-
-from backbay_optimizer.passes.fused_attention import fused_attention
-
-sys.path.insert(0, str(Path(__file__).parent))
 from spelled_attention import (
     INFINITY,
     B,
@@ -26,6 +19,9 @@ from spelled_attention import (
     t5,
     tensors,
 )
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay_optimizer.passes.fused_attention import fused_attention
 
 
 def bert(q, k, v, bias):

@@ -1,21 +1,7 @@
 """Attention that is written out becomes one call, whatever is added; all else stays."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
-from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils.checkpoint import checkpoint
-
-from backbay.kit import passes
-from backbay.proof import Workload
-from backbay_optimizer.passes.fused_attention import fused_attention
-from backbay_optimizer.passes.masks import constant_masks
-from backbay_optimizer.passes.windowed_attention import windowed_attention
-
-sys.path.insert(0, str(Path(__file__).parent))
 from spelled_attention import (
     INFINITY,
     B,
@@ -28,6 +14,15 @@ from spelled_attention import (
     t5,
     tensors,
 )
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
+
+from backbay.kit import passes
+from backbay.proof import Workload
+from backbay_optimizer.passes.fused_attention import fused_attention
+from backbay_optimizer.passes.masks import constant_masks
+from backbay_optimizer.passes.windowed_attention import windowed_attention
 
 LOWEST = torch.finfo(torch.float32).min
 

@@ -1,21 +1,7 @@
 """Linear layers that read the same become one where nobody can tell, and not elsewhere."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-from torch import nn
-from torch._dynamo.utils import counters
-from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
-
-from backbay import compile_log, explain
-from backbay.kit.observing import verified
-from backbay.proof import Workload
-from backbay_optimizer.backend import backbay as optimizing
-from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
-
-sys.path.insert(0, str(Path(__file__).parent))
 from layers_of_one_input import (
     BOTH,
     NARROW,
@@ -24,8 +10,6 @@ from layers_of_one_input import (
     D,
     Layer,
     Model,
-    _fresh,  # noqa: F401 (a fixture)
-    anywhere,  # noqa: F401 (a fixture)
     attention,
     codegen,
     gated,
@@ -36,6 +20,15 @@ from layers_of_one_input import (
     with_a_cache,
     with_a_copy,
 )
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay import compile_log, explain
+from backbay.kit.observing import verified
+from backbay.proof import Workload
+from backbay_optimizer.backend import backbay as optimizing
+from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
 
 MERGED = {
     "attention": (attention, 2),

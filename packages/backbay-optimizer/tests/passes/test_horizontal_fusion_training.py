@@ -1,19 +1,7 @@
 """In training, layers that attention reads become one, and gradients are those of each."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
-from torch.testing._internal.two_tensor import TwoTensor
-
-from backbay.kit.observing import verified
-from backbay.proof import Workload
-from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
-
-sys.path.insert(0, str(Path(__file__).parent))
 from layers_of_one_input import (
     BOTH,
     HD,
@@ -26,8 +14,6 @@ from layers_of_one_input import (
     D,
     Layer,
     Model,
-    _fresh,  # noqa: F401 (a fixture)
-    anywhere,  # noqa: F401 (a fixture)
     attention,
     codegen,
     gated,
@@ -35,6 +21,13 @@ from layers_of_one_input import (
     inputs,
     rotated,
 )
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+from torch.testing._internal.two_tensor import TwoTensor
+
+from backbay.kit.observing import verified
+from backbay.proof import Workload
+from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
 
 
 def gradients(program, model, x):
@@ -99,7 +92,7 @@ TRAINED = {
 }
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("wanted", [False, True], ids=["of parameters", "of the input"])
 @pytest.mark.parametrize("program", TRAINED.values(), ids=TRAINED)
@@ -112,7 +105,7 @@ def test_gradients_differ_from_eager(look, program, wanted, bias):
     torch.testing.assert_close(found, gradients(model, model, x), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 def test_weights_are_copied_long_before_they_are_read(look):
     model = Model(lambda m, x: attention(m, x.sin().cos()))
     seen = look(model, inputs(), passes=BOTH)
@@ -142,7 +135,7 @@ APART = {
 }
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 @pytest.mark.parametrize(("program", "changed", "reason"), APART.values(), ids=APART)
 def test_what_does_not_pay_is_merged_in_training(look, lift, program, changed, reason):
     lift(horizontal_fusion, **changed)
@@ -179,7 +172,7 @@ READERS = {
 }
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 @pytest.mark.parametrize(("program", "saved", "others"), READERS.values(), ids=READERS)
 def test_layers_are_merged_that_others_read(look, monkeypatch, program, saved, others):
     monkeypatch.setattr(MODULE, "_other_reader", OTHER_READER)
@@ -200,7 +193,7 @@ def test_a_condition_was_not_measured():
     assert 2048 * 3072 <= MODULE.COPIED < 4096 * 6144
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 def test_limits_of_training_are_taken_for_those_of_inference(look, lift):
     lift(horizontal_fusion, DEVICES=())
     with torch.no_grad():
@@ -208,7 +201,7 @@ def test_limits_of_training_are_taken_for_those_of_inference(look, lift):
     assert seen.changes == {"horizontal_fusion": 1, "parameter_hoist": 1}
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 @pytest.mark.parametrize("train", [True, False], ids=["training", "inference"])
 def test_readers_are_asked_with_other_gradients(look, monkeypatch, train):
     refusal, asked = MODULE._refusal, []  # on CUDA attention's layout depends on them
@@ -223,14 +216,14 @@ def test_readers_are_asked_with_other_gradients(look, monkeypatch, train):
     assert asked == [train] * 3
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 def test_rows_of_a_symbol_are_taken_for_a_number(look):
     seen = look(Model(attention), inputs(), passes=BOTH, dynamic=True)
     assert not seen.changes["horizontal_fusion"]
     assert any("the number of its rows is a symbol" in y for y in seen.near), seen.near
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 def test_a_subclass_is_taken_for_an_ordinary_tensor(look):
     model, x = Model(attention), inputs()
     seen = look(model, TwoTensor(x, x.clone()), passes=BOTH)
@@ -250,7 +243,7 @@ FROZEN = {
 }
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 @pytest.mark.parametrize("frozen", FROZEN.values(), ids=FROZEN)
 def test_gradients_of_what_is_frozen_are_computed(look, frozen):
     model = Model(with_another, bias=True, dtype=torch.float64)
@@ -264,7 +257,7 @@ def test_gradients_of_what_is_frozen_are_computed(look, frozen):
     torch.testing.assert_close(found, gradients(model, model, x), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 @pytest.mark.parametrize("wanted", [False, True], ids=["of nothing", "of the input"])
 def test_weights_that_are_all_frozen_are_copied_in_every_call(look, wanted):
     model = Model(attention).requires_grad_(requires_grad=False)
@@ -290,7 +283,7 @@ UNREACHED = {
 }
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 @pytest.mark.parametrize("program", UNREACHED.values(), ids=UNREACHED)
 def test_a_gradient_of_zeros_is_given_for_none(look, program):
     model = Model(program)
@@ -307,7 +300,7 @@ def with_gradients_inside(m, x):
         return attention(m, x)
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 def test_weights_lose_gradients_that_are_recorded_inside(look):
     model, x = Model(with_gradients_inside), inputs()
     with torch.no_grad():
@@ -325,7 +318,7 @@ AUTOCASTS = [
 ]
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "around"])
 @pytest.mark.parametrize("train", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize(("dtype", "lower"), AUTOCASTS, ids=str)
@@ -349,7 +342,7 @@ def test_autocast_is_forgotten(look, dtype, lower, train, inside):
         torch.testing.assert_close(one, expected[name], rtol=5e-2, atol=5e-2, msg=name)
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bits_are_less_accurate_than_eager(look, dtype):
     model, x = Model(attention, bias=True, dtype=dtype), inputs(dtype).requires_grad_()
@@ -362,7 +355,7 @@ def test_16_bits_are_less_accurate_than_eager(look, dtype):
         assert errors[0] <= 1.1 * errors[1], name
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 @pytest.mark.parametrize("name", ["eager", "aot_eager"])
 @pytest.mark.parametrize("to_none", [True, False], ids=["to None", "to zeros"])
 def test_gradients_do_not_add_up(name, to_none, reports):
@@ -385,7 +378,7 @@ def test_gradients_do_not_add_up(name, to_none, reports):
     assert [y.changes for y in reports if y.name == "horizontal_fusion"] == [2]
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 def test_training_is_not_verified(look):
     with verified():
         seen = look(Model(attention), inputs(), passes=BOTH)
@@ -404,7 +397,7 @@ LEARNT = [
 ]
 
 
-@pytest.mark.usefixtures("anywhere")
+@pytest.mark.usefixtures("layers_anywhere")
 @pytest.mark.parametrize(("codegen", "dtype"), LEARNT)
 def test_a_model_learns_wrong(prove, codegen, dtype):
     torch.manual_seed(0)
@@ -416,7 +409,7 @@ def test_a_model_learns_wrong(prove, codegen, dtype):
 ASKED = [({}, 2), ({"parameter_hoist": False}, 2), (ON, 2), ({"horizontal_fusion": False}, 0)]
 
 
-@pytest.mark.usefixtures("_fresh", "anywhere")
+@pytest.mark.usefixtures("_fresh", "layers_anywhere")
 @pytest.mark.parametrize(("options", "saved"), ASKED, ids=str)
 def test_training_asks_for_the_hoist_or_not_for_the_option(options, saved, reports):
     backend = AsItIs()

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.testing._internal.two_tensor import TwoTensor
 
-from backbay.graph.region import between, taken_out
+from backbay.graph.region import between, inputs_of, taken_out
 from backbay.kit.passes import PassContext
 from backbay_optimizer.backend import backbay
 from backbay_optimizer.passes.match_sites import MatchSites
@@ -168,3 +168,13 @@ def test_a_subclass_is_taken_for_an_ordinary_tensor(look, name):
         expected = program(*inputs)
     assert not seen.changes[name]
     torch.testing.assert_close(seen.result.a, expected)
+
+
+def test_a_part_gives_what_nobody_asked_for():
+    whole = torch.fx.symbolic_trace(lambda x, y: ((x + 1) * y).sin())
+    x, y, a, b, _, _ = whole.graph.nodes
+    assert inputs_of([b, a]) == [x, y]
+    assert [v.item() for v in taken_out([a, b], [b, a])(torch.tensor(3.0), torch.tensor(5.0))] == [
+        20,
+        4,
+    ]

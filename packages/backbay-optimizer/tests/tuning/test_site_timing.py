@@ -1,4 +1,4 @@
-"""Places are timed alone; where a rewrite is the slower, it is left out there and nowhere else."""
+"""Match sites are timed alone; a rewrite that is slower at one is left out there alone."""
 
 import time
 
@@ -14,15 +14,13 @@ from backbay.kit.backend import Backend
 from backbay.kit.passes import graph_pass
 from backbay_optimizer.backend import Optimizing
 from backbay_optimizer.passes.match_sites import MatchSite, MatchSites
-from backbay_optimizer.tuning import cache as choices
-from backbay_optimizer.tuning import site_timing as place_timing
-from backbay_optimizer.tuning import variants as tuning
+from backbay_optimizer.tuning import cache, site_timing, variants
 from backbay_optimizer.tuning.cache import SiteTiming
 
 LARGE = 100
 PAUSE_S = 0.003
 
-_library = Library("place_timing", "FRAGMENT")
+_library = Library("site_timing", "FRAGMENT")
 for name in ("slow_if_small", "slow_if_large"):
     _library.define(f"{name}(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -39,10 +37,10 @@ def _slow_if_large(x):
 
 for _name, _kernel in (("slow_if_small", _slow_if_small), ("slow_if_large", _slow_if_large)):
     _library.impl(_name, _kernel, "CPU")
-    torch.library.register_fake(f"place_timing::{_name}", lambda x: x * 2, lib=_library)
+    torch.library.register_fake(f"site_timing::{_name}", lambda x: x * 2, lib=_library)
 
-BEFORE = torch.ops.place_timing.slow_if_small.default
-AFTER = torch.ops.place_timing.slow_if_large.default
+BEFORE = torch.ops.site_timing.slow_if_small.default
+AFTER = torch.ops.site_timing.slow_if_large.default
 
 
 @graph_pass(level="torch", name="swap")
@@ -74,8 +72,8 @@ def inputs():
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path, monkeypatch):
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
-    monkeypatch.setattr(tuning, "BUDGET_S", 0.2)
-    monkeypatch.setattr(place_timing, "BUDGET_S", 0.05)
+    monkeypatch.setattr(variants, "BUDGET_S", 0.2)
+    monkeypatch.setattr(site_timing, "BUDGET_S", 0.05)
     torch.compiler.reset()
     compile_log.clear()
     yield
@@ -87,7 +85,7 @@ def compiled(backend, tune="full"):
 
 
 def kept(tmp_path):
-    return sorted(tmp_path.glob("choices/places/*.json"))
+    return sorted(tmp_path.glob("tuning/sites/*.json"))
 
 
 def test_a_rewrite_holds_everywhere_or_nowhere(tmp_path, reports):
@@ -96,10 +94,10 @@ def test_a_rewrite_holds_everywhere_or_nowhere(tmp_path, reports):
     with torch.no_grad():
         torch.testing.assert_close(compiled(backend)(*inputs()), program(*inputs()))
     assert torch.equal(state, torch.get_rng_state())
-    (graph,) = tmp_path.glob("choices/*.json")
-    off = choices.read(graph.stem).off
+    (graph,) = tmp_path.glob("tuning/*.json")
+    off = cache.read(graph.stem).off
     assert [x.partition("@")[0] for x in off] == ["swap"]
-    assert "swap kept; swap at 1 kind of place left out" in compile_log.records()[-1].why
+    assert "swap kept; swap at 1 kind of match site left out" in compile_log.records()[-1].why
     assert len(kept(tmp_path)) == 2  # the two small ones are of a kind
 
     torch.compiler.reset()  # as another process
@@ -109,12 +107,10 @@ def test_a_rewrite_holds_everywhere_or_nowhere(tmp_path, reports):
     assert [x.changes for x in reports] == [2]
 
 
-def test_a_place_is_timed_again_in_another_graph(monkeypatch):
+def test_a_site_is_timed_again_in_another_graph(monkeypatch):
     measured = []
-    real = place_timing._measured
-    monkeypatch.setattr(
-        place_timing, "_measured", lambda *given: measured.append(1) or real(*given)
-    )
+    real = site_timing._measured
+    monkeypatch.setattr(site_timing, "_measured", lambda *given: measured.append(1) or real(*given))
     with torch.no_grad():
         compiled(Swapping())(*inputs())
         torch.compile(lambda x: BEFORE(x * 3).sum(), backend=Swapping(), options={"tune": "full"})(
@@ -123,50 +119,50 @@ def test_a_place_is_timed_again_in_another_graph(monkeypatch):
     assert len(measured) == 2
 
 
-def places_of(function, *args, dynamic=False):
-    places = MatchSites(keep=True)
+def sites_of(function, *args, dynamic=False):
+    sites = MatchSites(keep=True)
 
     class Asking(Backend):
         passes = (swap,)
         codegen = "eager"
 
-    with torch.no_grad(), places.asked():
+    with torch.no_grad(), sites.asked():
         torch.compile(function, backend=Asking(), dynamic=dynamic)(*args)
-    return places.found
+    return sites.found
 
 
 def slower(found, generate=None, rewrite=swap):
     def as_it_is(graph_module, _):
         return graph_module.forward
 
-    return list(place_timing.slower(found.values(), (rewrite,), generate or as_it_is, None))
+    return list(site_timing.slower(found.values(), (rewrite,), generate or as_it_is, None))
 
 
-def test_the_slower_of_two_places_is_another():
-    found = places_of(program, *inputs())
+def test_the_slower_of_two_sites_is_another():
+    found = sites_of(program, *inputs())
     assert len(found) == 2
     (name,) = slower(found)
     (given,) = found[name].region.graph.find_nodes(op="placeholder")
     assert value_of(given).numel() == LARGE
 
 
-def test_what_only_all_places_of_a_graph_decide_refuses_each_alone():
+def test_what_only_all_sites_of_a_graph_decide_refuses_each_alone():
     @graph_pass(level="torch", name="swap")
     def swap_two(graph_module, context):
-        """Rewrite where a graph has two places, or is one."""
+        """Rewrite where a graph has two match sites, or is one."""
         count = sum(n.target is BEFORE for n in graph_module.graph.nodes)
         return swap.run(graph_module, context) if context.alone or count > 1 else 0
 
-    found = places_of(program, *inputs())
+    found = sites_of(program, *inputs())
     assert len(slower(found, rewrite=swap_two)) == 1
 
 
 def test_what_is_told_apart_is_names_of_nodes():
-    one = places_of(lambda x: BEFORE(x + 1), torch.ones(LARGE))
-    other = places_of(lambda y: BEFORE((y * 2).sin()).cos(), torch.ones(LARGE))
+    one = sites_of(lambda x: BEFORE(x + 1), torch.ones(LARGE))
+    other = sites_of(lambda y: BEFORE((y * 2).sin()).cos(), torch.ones(LARGE))
     assert one.keys() == other.keys()
     for x in (torch.ones(LARGE + 1), torch.ones(2 * LARGE)[::2], torch.ones(LARGE).double()):
-        assert places_of(lambda y: BEFORE(y), x).keys() != one.keys()
+        assert sites_of(lambda y: BEFORE(y), x).keys() != one.keys()
 
 
 NOT_ALONE = {
@@ -178,7 +174,7 @@ NOT_ALONE = {
 
 @pytest.mark.parametrize("x", NOT_ALONE.values(), ids=NOT_ALONE)
 def test_numbers_are_made_up_that_may_be_wrong(x, tmp_path):
-    found = places_of(BEFORE, x)
+    found = sites_of(BEFORE, x)
     assert len(found) == 1
     assert not slower(found)
     assert not kept(tmp_path)
@@ -186,10 +182,10 @@ def test_numbers_are_made_up_that_may_be_wrong(x, tmp_path):
 
 def test_a_symbol_is_timed_at_some_size(monkeypatch):
     made = []
-    monkeypatch.setattr(place_timing, "_made", made.append)
+    monkeypatch.setattr(site_timing, "_made", made.append)
     x = torch.ones(LARGE)
     torch._dynamo.mark_dynamic(x, 0)
-    found = places_of(BEFORE, x, dynamic=None)
+    found = sites_of(BEFORE, x, dynamic=None)
     assert len(found) == 1
     assert not slower(found)
     assert not made
@@ -199,14 +195,14 @@ def test_what_cannot_be_compiled_alone_stops_the_model(tmp_path):
     def refuses(*_):
         raise RuntimeError("out of memory")
 
-    assert not slower(places_of(program, *inputs()), refuses)
+    assert not slower(sites_of(program, *inputs()), refuses)
     assert not kept(tmp_path)
 
 
-def test_a_place_that_its_pass_leaves_alone_is_timed():
-    (place,) = places_of(BEFORE, torch.ones(LARGE)).values()
+def test_a_site_that_its_pass_leaves_alone_is_timed():
+    (site,) = sites_of(BEFORE, torch.ones(LARGE)).values()
     graph = torch.fx.symbolic_trace(lambda x: x + 1)
-    for node, like in zip(graph.graph.nodes, place.region.graph.nodes, strict=True):
+    for node, like in zip(graph.graph.nodes, site.region.graph.nodes, strict=True):
         node.meta = dict(like.meta)
     other = MatchSite(rewrite="swap", name=f"swap@{digest(graph.graph)}", region=graph)
     assert not slower({"": other})
@@ -222,15 +218,15 @@ def test_nothing_is_taken_out_where_nobody_asks(monkeypatch):
 
 
 @pytest.mark.parametrize(("low", "expected"), [(1.001, 1), (0.999, 0)])
-def test_noise_leaves_a_place_out(monkeypatch, low, expected):
+def test_noise_leaves_a_site_out(monkeypatch, low, expected):
     found = SiteTiming(ratio=1.1, interval=(low, 1.2), created="")
-    monkeypatch.setattr(choices, "read_site", lambda _: found)
-    assert len(slower(places_of(BEFORE, torch.ones(LARGE)))) == expected
+    monkeypatch.setattr(cache, "read_site", lambda _: found)
+    assert len(slower(sites_of(BEFORE, torch.ones(LARGE)))) == expected
 
 
 def test_a_broken_file_is_trusted(tmp_path):
     found = SiteTiming(ratio=1.5, interval=(1.4, 1.6), created="now")
-    choices.write_site("key", found)
-    assert choices.read_site("key") == found
+    cache.write_site("key", found)
+    assert cache.read_site("key") == found
     kept(tmp_path)[0].write_text("{")
-    assert choices.read_site("key") is None
+    assert cache.read_site("key") is None

@@ -11,8 +11,7 @@ from backbay import compile_log, explain
 from backbay.proof import Workload
 from backbay_optimizer.backend import Optimizing
 from backbay_optimizer.backend import backbay as optimizing
-from backbay_optimizer.tuning import cache as choices
-from backbay_optimizer.tuning import variants as tuning
+from backbay_optimizer.tuning import cache, variants
 from backbay_optimizer.tuning.variants import ALL, Choosing, chosen, key_of, unsuitable
 
 STOCK = ("constant_masks", "slice_pushdown")
@@ -22,7 +21,7 @@ ONE = ("constant_masks",)
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path, monkeypatch):
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
-    monkeypatch.setattr(tuning, "BUDGET_S", 0.05)
+    monkeypatch.setattr(variants, "BUDGET_S", 0.05)
     torch.compiler.reset()
     compile_log.clear()
     yield
@@ -169,12 +168,12 @@ def last(text):
 @pytest.fixture
 def _alike(monkeypatch):
     """Time variants, and find no difference: in so short a time noise may show one."""
-    timed = tuning.timed
+    timed = variants.timed
 
     def found(*given):
         return dict.fromkeys(timed(*given), around(1.0))
 
-    monkeypatch.setattr(tuning, "timed", found)
+    monkeypatch.setattr(variants, "timed", found)
 
 
 @pytest.mark.usefixtures("_alike")
@@ -235,24 +234,24 @@ def test_what_was_measured_is_not_explained():
 @pytest.mark.parametrize(("tune", "changes"), [("cache", []), ("off", ["constant_masks"])])
 def test_what_was_found_slower_is_done_again(tune, changes, monkeypatch, reports):
     model, x = Attention(), torch.randn(2, 6, 4)
-    off = choices.Choice(
+    off = cache.Choice(
         off=ONE, fired=ONE, gain=1.0, interval=(1.0, 1.0), milliseconds={}, created=""
     )
-    monkeypatch.setattr(choices, "read", lambda _: off)
+    monkeypatch.setattr(cache, "read", lambda _: off)
     compiled(model, tune)(x)
     assert [y.name for y in reports if y.changes] == changes
 
 
 def test_a_broken_file_is_trusted(tmp_path):
     choice = chosen({ALL: around(1.0), ONE: around(2.0)}, ONE)
-    choices.write("key", choice)
-    assert choices.read("key") == choice
-    (tmp_path / "choices" / "key.json").write_text("{")
-    assert choices.read("key") is None
+    cache.write("key", choice)
+    assert cache.read("key") == choice
+    (tmp_path / "tuning" / "key.json").write_text("{")
+    assert cache.read("key") is None
 
 
 def test_a_folder_that_cannot_be_written_to_stops_the_model(tmp_path, monkeypatch):
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path / "file"))
     (tmp_path / "file").write_text("")
-    choices.write("key", chosen({ALL: around(1.0), ONE: around(2.0)}, ONE))
-    assert choices.read("key") is None
+    cache.write("key", chosen({ALL: around(1.0), ONE: around(2.0)}, ONE))
+    assert cache.read("key") is None

@@ -4,8 +4,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from backbay.errors import InputError
+from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import bound, call_before, revocable
 from backbay.graph.values import value_of
 from backbay.kit import passes
@@ -372,3 +374,37 @@ def test_a_context_is_needed_for_what_is_kept():
     assert context.kept("a", lambda: made.append(1) or "a") == "a"
     assert context.kept("a", lambda: made.append(1) or "b") == "a"
     assert made == [1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SineOfMatrixToCosine(SineToCosine):
+    """The same, and about matrices alone."""
+
+    def site(self, call, context):
+        return call if value_of(call.given["input"]).dim() == 2 else None
+
+
+def test_what_a_rewrite_is_not_about_is_a_near_miss():
+    def program(x, y):
+        return x.sin() + torch.sin(input=y)
+
+    one = SineOfMatrixToCosine(minimum_rows=3)
+    _, (report,), _ = seen(one, program, torch.ones(2), torch.ones(2, 2))
+    assert [x.reason for x in report.near] == ["2 rows"]
+
+
+def test_a_method_is_not_put_in():
+    graph_module = torch.fx.symbolic_trace(lambda x: x.sin())
+    x, sine, _ = graph_module.graph.nodes
+    value = torch.ones(2)
+    with FakeTensorMode() as mode:
+        x.meta["example_value"] = sine.meta["example_value"] = mode.from_tensor(value)
+    made = call_before(sine, "mul", x, other=3)
+    assert is_call(made, ("mul",))
+    assert not is_call(made, (torch.mul,))
+    assert not is_call(x, ("x",))
+    assert first_input(made) is x
+    assert value_of(made).shape == (2,)
+    sine.replace_all_uses_with(made)
+    graph_module.recompile()
+    assert graph_module(value).tolist() == [3, 3]

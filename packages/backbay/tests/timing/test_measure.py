@@ -6,16 +6,13 @@ from collections import Counter
 import pytest
 
 from backbay.session import Lost, Refused
-from backbay.timing.measure import (
+from backbay.timing.measure import Block, BlockLost, Timed, interleave
+from backbay.timing.rounds import (
     FEWEST_ROUNDS,
     LONGEST_BLOCK_S,
     MOST_ROUNDS,
     SHORTEST_BLOCK_S,
-    Block,
-    BlockLost,
     Plan,
-    Timed,
-    interleave,
     plan,
 )
 

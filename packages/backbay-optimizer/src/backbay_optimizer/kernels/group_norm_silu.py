@@ -18,7 +18,7 @@ no copy is needed where one layout meets the other. Statistics are in float32, a
 import functools
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -328,7 +328,6 @@ def launch(
     ``kernels`` are the window's and the panel's; ``channels_last`` is the layout of what is
     written, by default that of ``x``; ``chosen`` is how to cut the image, by default :func:`plan`.
     """
-    window, panel = kernels
     shape = Geometry.of(x, groups)
     source = _flattened(x)
     other = None if residual is None else _flattened(residual)
@@ -342,15 +341,8 @@ def launch(
         total = _shaped(total, x, last=last) if other is not None else total
         return _shaped(y, x, last=last), total, mean, rstd
     layouts = {source.last, last, *([] if other is None else [other.last])}
-    how = chosen or plan(
-        Image(
-            *shape,
-            itemsize=x.element_size(),
-            last=layouts.pop() if len(layouts) == 1 else None,
-            tensors=1,
-        )
-    )
-    tiles = 1 if how.form == "panel" else -(-shape.pixels // how.span)
+    how = chosen or _planned(shape, x, layouts, tensors=1)
+    tiles = _tiles(how, shape)
     partial = y.new_empty((2, shape.samples, tiles, shape.channels), dtype=torch.float32)
     images = (
         source.flat, _vector(shift), None if other is None else other.flat,
@@ -362,16 +354,8 @@ def launch(
         "x_last": source.last,
         "residual_last": other.last if other is not None else last,
         "y_last": last,
-        **_constants(how, shape),
     }
-    stride = shape.channels if shift is not None and shift.dim() > 1 else 0
-    with torch.cuda.device(y.get_device()):  # Triton launches on the current one; -1 is none
-        if how.form == "panel":
-            grid = (shape.samples * -(-shape.channels // how.width),)
-            panel[grid](*images, shape.channels, shape.pixels, how.width, stride, eps, **kinds)
-        else:
-            numbers, grid, tickets = _window(how, shape, tiles, y)
-            window[grid](*images, tickets, *numbers, stride, eps, **kinds)
+    _run(kernels, how, shape, y, images, (_stride(shift, shape), eps), kinds)
     total = _shaped(total, x, last=last) if other is not None else total
     return _shaped(y, x, last=last), total, mean, rstd
 
@@ -391,7 +375,6 @@ def launch_backward(
     chosen: Plan | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run a backward kernel, likewise; ``dx`` has the layout of ``x``."""
-    window, panel = kernels
     shape = Geometry.of(x, groups)
     source, slope = _flattened(x), _flattened(dy)
     other = None if extra is None else _flattened(extra)
@@ -401,15 +384,8 @@ def launch_backward(
         sums = sums.fill_(0)
         return _shaped(dx, x, last=source.last), sums[0].sum(0), sums[1].sum(0)
     layouts = {source.last, slope.last, *([] if other is None else [other.last])}
-    how = chosen or plan(
-        Image(
-            *shape,
-            itemsize=x.element_size(),
-            last=layouts.pop() if len(layouts) == 1 else None,
-            tensors=2,
-        )
-    )
-    tiles = 1 if how.form == "panel" else -(-shape.pixels // how.span)
+    how = chosen or _planned(shape, x, layouts, tensors=2)
+    tiles = _tiles(how, shape)
     partial = mean.new_empty((2, shape.samples, tiles, shape.channels))
     means = mean.new_empty((2, shape.samples, groups))
     images = (
@@ -422,16 +398,8 @@ def launch_backward(
         "dy_last": slope.last,
         "x_last": source.last,
         "extra_last": other.last if other is not None else source.last,
-        **_constants(how, shape),
     }
-    stride = shape.channels if shift is not None and shift.dim() > 1 else 0
-    with torch.cuda.device(dx.get_device()):
-        if how.form == "panel":
-            grid = (shape.samples * -(-shape.channels // how.width),)
-            panel[grid](*images, shape.channels, shape.pixels, how.width, stride, **kinds)
-        else:
-            numbers, grid, tickets = _window(how, shape, tiles, dx)
-            window[grid](*images, tickets, *numbers, stride, **kinds)
+    _run(kernels, how, shape, dx, images, (_stride(shift, shape),), kinds)
     # Two sums, not one that is cut: an operator's results may not share memory.
     return _shaped(dx, x, last=source.last), sums[0].sum(0), sums[1].sum(0)
 
@@ -440,8 +408,33 @@ def _vector(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous().view(-1)
 
 
-def _constants(how: Plan, shape: Geometry) -> dict[str, Any]:
-    return {
+def _stride(shift: Tensor | None, shape: Geometry) -> Any:
+    """Return how far it is from one sample's shift to the next one's: 0 where all have the same."""
+    return shape.channels if shift is not None and shift.dim() > 1 else 0
+
+
+def _planned(shape: Geometry, x: Tensor, layouts: set[bool], *, tensors: int) -> Plan:
+    last = layouts.pop() if len(layouts) == 1 else None
+    return plan(Image(*shape, itemsize=x.element_size(), last=last, tensors=tensors))
+
+
+def _tiles(how: Plan, shape: Geometry) -> Any:
+    return 1 if how.form == "panel" else -(-shape.pixels // how.span)
+
+
+def _run(
+    kernels: tuple[Any, Any],
+    how: Plan,
+    shape: Geometry,
+    result: Tensor,
+    tensors: Sequence[Tensor | None],
+    numbers: tuple[Any, ...],
+    kinds: Mapping[str, Any],
+) -> None:
+    """Launch the kernel of a plan's form; ``kinds`` are constants beside those of the plan."""
+    window, panel = kernels
+    constants = {
+        **kinds,
         "group_size": shape.group_size,
         "groups_p2": _power_from(how.width // shape.group_size),
         "size_p2": _power_from(shape.group_size),
@@ -451,20 +444,18 @@ def _constants(how: Plan, shape: Geometry) -> dict[str, Any]:
         "stages": how.stages,
         "num_warps": how.warps,
     }
-
-
-def _window(how: Plan, shape: Geometry, tiles: Any, like: Tensor) -> tuple[Any, Any, Tensor]:
-    """Return the numbers of a window kernel, its grid and its tickets."""
-    column_tiles = -(-how.width // how.block_c)
-    panels = shape.samples * -(-shape.channels // how.width)
-    each = tiles * column_tiles
-    total = panels * each
-    lag = min(total, each + how.ahead)
-    tickets = like.new_zeros(1 + 2 * panels, dtype=torch.int32)
-    numbers = (
-        shape.channels, shape.pixels, how.span, tiles, how.width, column_tiles, shape.samples, lag,
-    )  # fmt: skip
-    return numbers, (total + lag,), tickets
+    image, panels = (shape.channels, shape.pixels), shape.samples * -(-shape.channels // how.width)
+    with torch.cuda.device(result.get_device()):  # Triton launches on the current one; -1 is none
+        if how.form == "panel":
+            panel[panels,](*tensors, *image, how.width, *numbers, **constants)
+            return
+        tiles, column_tiles = _tiles(how, shape), -(-how.width // how.block_c)
+        each = tiles * column_tiles
+        total = panels * each
+        lag = min(total, each + how.ahead)
+        tickets = result.new_zeros(1 + 2 * panels, dtype=torch.int32)
+        cut = (how.span, tiles, how.width, column_tiles, shape.samples, lag)
+        window[total + lag,](*tensors, tickets, *image, *cut, *numbers, **constants)
 
 
 # 4. When

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.backends.cuda import SDPAParams
 from torch.fx import Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.aliases import Memory, disturbed
 from backbay.graph.layouts import Layouts, kind
+from backbay.graph.match import is_call
 from backbay.graph.values import adopt, propagate, state_at, value_of
 from backbay.kit.passes import NotApplicable
 
@@ -71,6 +73,15 @@ def call_instead(
     return made
 
 
+def asked(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
+) -> Any:
+    """Return attention as torch's ``can_use_..._attention`` want it described, without dropout."""
+    make: Any = SDPAParams  # its stub knows other arguments
+    grouped = bool(query.shape[1] != key.shape[1])
+    return make(query, key, value, mask, 0.0, False, grouped)  # noqa: FBT003 (it takes no names)
+
+
 def unrepeated(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
     """Return the key and value of an attention before they were repeated, if kernels take groups.
 
@@ -78,7 +89,9 @@ def unrepeated(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
         node: the call of attention.
         given: arguments of ``scaled_dot_product_attention`` by name.
     """
-    if given.get("attn_mask") is not None or not _taken(value_of(given["query"])):
+    query = value_of(given["query"])
+    is_taken = query.device.type == "cpu" or query.dtype in _HALF  # CUDA's take no float32
+    if given.get("attn_mask") is not None or not is_taken:
         return None
     return sources(node, given)
 
@@ -106,20 +119,13 @@ def sources(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
     return {"key": key, "value": value}
 
 
-def _taken(query: torch.Tensor) -> bool:
-    """Return whether a fused kernel takes groups: in single precision, CUDA's do not."""
-    return query.device.type == "cpu" or query.dtype in _HALF
-
-
 def _source(node: Any) -> Node | None:
-    if not isinstance(node, Node):
-        return None
-    if _is_call(node, "repeat_interleave"):
+    if is_call(node, ("repeat_interleave", torch.repeat_interleave)):
         return _interleaved(node)
-    if not _is_call(node, "reshape"):
+    if not is_call(node, ("reshape", torch.reshape)):
         return None
     wide = node.args[0]
-    if not isinstance(wide, Node) or not _is_call(wide, "expand"):
+    if not is_call(wide, ("expand",)):
         return None
     thin = wide.args[0]
     if not isinstance(thin, Node) or not _adds_a_dimension(thin):
@@ -128,14 +134,8 @@ def _source(node: Any) -> Node | None:
     return source if isinstance(source, Node) and _fits(source, thin, wide, node) else None
 
 
-def _is_call(node: Node, name: str) -> bool:
-    if node.op == "call_method":
-        return node.target == name
-    return node.op == "call_function" and node.target is getattr(torch, name, None)
-
-
 def _adds_a_dimension(node: Node) -> bool:
-    if _is_call(node, "unsqueeze"):
+    if is_call(node, ("unsqueeze", torch.unsqueeze)):
         return True
     if node.target is not operator.getitem or not isinstance(node.args[1], tuple):
         return False

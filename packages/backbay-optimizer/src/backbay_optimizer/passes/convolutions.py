@@ -1,23 +1,21 @@
 """What a convolution of images or volumes in Dynamo's graph is called with."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from backbay.graph.rewrite import bound
 from backbay.graph.values import is_ordinary, value_of
-from backbay.kit.passes import NotApplicable, PassContext
+from backbay.kit.passes import NotApplicable
 
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _ATEN = torch.ops.aten
-_TARGETS: Mapping[int, tuple[Any, ...]] = {
-    2: (torch.conv2d, _ATEN.conv2d.default),
-    3: (torch.conv3d, _ATEN.conv3d.default),
-}
-"""By how many dimensions are convolved over: what models call, and what passes put in."""
+IMAGES: tuple[Any, ...] = (torch.conv2d, _ATEN.conv2d.default)
+"""What models call, and what passes put in."""
+VOLUMES: tuple[Any, ...] = (torch.conv3d, _ATEN.conv3d.default)
+"""Likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,7 @@ class Convolution:
         Raises:
             NotApplicable: it is another call than described above.
         """
-        dimensions = next(n for n, targets in _TARGETS.items() if node.target in targets)
+        dimensions = 2 if node.target in IMAGES else 3
         given = bound(node, _NAMES)
         x, weight, bias = given["input"], given["weight"], given.get("bias")
         for each in (node, *node.all_input_nodes):
@@ -63,22 +61,6 @@ class Convolution:
     def how(self) -> tuple[list[int], list[int], list[int], int]:
         """Stride, padding, dilation and groups."""
         return self.stride, self.padding, self.dilation, self.groups
-
-
-def is_convolution(node: Node, dimensions: int = 2) -> bool:
-    """Whether a node convolves over so many dimensions."""
-    return node.op == "call_function" and node.target in _TARGETS[dimensions]
-
-
-def read(graph: Graph, context: PassContext, *dimensions: int) -> Iterator[Convolution]:
-    """Yield the calls that convolve over so many dimensions; what is none as above is noted."""
-    for node in list(graph.nodes):
-        if any(is_convolution(node, n) for n in dimensions):
-            found = None
-            with context.attempt(node):
-                found = Convolution.of(node)
-            if found is not None:
-                yield found
 
 
 def _numbers(value: Any, dimensions: int) -> list[int]:

@@ -20,6 +20,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph.match import first_input, is_call
+from backbay.graph.rewrite import bound
 from backbay.graph.values import value_of
 from backbay_optimizer.passes import dropout
 
@@ -114,11 +116,14 @@ def _read(place: Node, weights: Node, value: Operand, order: Order) -> Written |
     while _is_cast(node) or dropout.is_dropout(node):
         drops = drops or (dropout.is_dropout(node) and dropout.drops(node))
         inside.append(node)
-        node = _first(node)
-    if not _is(node, _SOFTMAXES) or not _is_over_keys(node):
+        node = first_input(node)
+    if not is_call(node, _SOFTMAXES):
+        return None
+    given, softmax = bound(node, ("input", "dim")), value_of(node)
+    if not isinstance(softmax, torch.Tensor) or given.get("dim") not in {-1, softmax.dim() - 1}:
         return None
     inside.append(node)
-    above = _scores(_first(node))
+    above = _scores(first_input(node))
     if above is None:
         return None
     rest, changes, scale, operands = above
@@ -144,14 +149,14 @@ def _scores(node: Any) -> _Above | None:
     while isinstance(node, Node):
         inside.append(node)
         fill = _fill(node)
-        if _is(node, _SUMS):
+        if is_call(node, _SUMS):
             node, other = _terms(node)
             changes.append(other)
         elif fill is not None:
             node = fill[0]
             changes.append(fill[1])
         elif _is_cast(node):
-            node = _first(node)
+            node = first_input(node)
         else:
             return _product(node, inside, changes)
     return None
@@ -161,7 +166,7 @@ def _product(node: Node, inside: list[Node], changes: list[Node | Fill]) -> _Abo
     """Go up through factors to the product."""
     scale = 1.0
     inside.pop()
-    while _is_cast(node) or _is(node, (*_FACTORS, *_DIVISORS)):
+    while _is_cast(node) or is_call(node, (*_FACTORS, *_DIVISORS)):
         factor = 1.0 if _is_cast(node) else _factor(node)
         if factor is None:
             return None
@@ -180,14 +185,14 @@ def _factor(node: Node) -> float | None:
     if len(node.args) != _TERMS or node.kwargs:
         return None
     one, other = node.args
-    if isinstance(one, int | float) and _is(node, _FACTORS):
+    if isinstance(one, int | float) and is_call(node, _FACTORS):
         one, other = other, one
     if not isinstance(one, Node) or not isinstance(other, int | float):
         return None
     factor = float(other)
     if not math.isfinite(factor) or factor == 0.0:
         return None
-    return 1 / factor if _is(node, _DIVISORS) else factor
+    return 1 / factor if is_call(node, _DIVISORS) else factor
 
 
 def _terms(node: Node) -> tuple[Node | None, Any]:
@@ -207,8 +212,8 @@ def _comes_from_product(node: Any) -> bool:
     while isinstance(node, Node):
         if is_product(node):
             return True
-        known = _is_cast(node) or _is(node, (*_SUMS, *_FACTORS, *_DIVISORS, *_FILLS, torch.where))
-        if not known:
+        known = (*_SUMS, *_FACTORS, *_DIVISORS, *_FILLS, torch.where)
+        if not _is_cast(node) and not is_call(node, known):
             return False
         terms = node.args[1:] if node.target is torch.where else node.args
         node = next((x for x in terms if isinstance(x, Node)), None)
@@ -219,7 +224,7 @@ def _fill(node: Node) -> tuple[Node, Fill] | None:
     """Read what fills a number in: the scores, and how."""
     if len(node.args) != _TERMS + 1 or node.kwargs:
         return None
-    if _is(node, _FILLS):
+    if is_call(node, _FILLS):
         scores, mask, number = node.args
         holds = True
     elif node.target is torch.where:
@@ -237,33 +242,19 @@ def _fill(node: Node) -> tuple[Node, Fill] | None:
     return scores, Fill(where=mask, holds=holds, number=number)
 
 
-def _is(node: Any, targets: tuple[Any, ...]) -> bool:
-    return isinstance(node, Node) and node.op.startswith("call") and node.target in targets
-
-
 def _is_cast(node: Any) -> bool:
     """Whether a node gives the same numbers in another floating-point dtype, or in its own."""
     if not isinstance(node, Node) or node.op != "call_method" or node.target not in _CASTS:
         return False
-    one, other = value_of(node), value_of(_first(node))
+    one, other = value_of(node), value_of(first_input(node))
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
     return one.is_floating_point() and other.is_floating_point() and one.device == other.device
 
 
-def _is_over_keys(softmax: Node) -> bool:
-    dim = softmax.kwargs.get("dim", softmax.args[1] if len(softmax.args) > 1 else None)
-    value = value_of(softmax)
-    return isinstance(value, torch.Tensor) and dim in {-1, value.dim() - 1}
-
-
-def _first(node: Node) -> Any:
-    return node.args[0] if node.args else node.kwargs.get("input")
-
-
 def is_product(node: Any) -> bool:
     """Return whether a node calls a product."""
-    return isinstance(node, Node) and node.op.startswith("call") and node.target in PRODUCTS
+    return is_call(node, PRODUCTS)
 
 
 def scores_of(node: Any) -> tuple[Operand, Operand] | None:

@@ -14,15 +14,14 @@ Inductor's, which turns activations from one layout to the other where they meet
 Only for inference in float32, where all sizes are known. Weights of 1 by 1 need no copy.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from backbay.graph.rewrite import call_before
-from backbay.graph.values import value_of
-from backbay.kit.passes import NotApplicable, PassContext, Requires, Rewrite
+from backbay.graph.values import are_numbers, value_of
+from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite
 from backbay_optimizer.kernels import convolution as kernel
 from backbay_optimizer.passes import convolutions
 from backbay_optimizer.passes.convolutions import Convolution
@@ -33,13 +32,7 @@ PAYS_FROM = 2**17
 
 @dataclass(frozen=True, kw_only=True)
 class EagerConvolutions(Rewrite[Convolution]):
-    """Call convolutions whose weights outweigh their activations as eager does; for CPUs.
-
-    ::
-
-        before:  torch.conv2d(x, weight)
-        after:   torch.ops.backbay.convolution(x, weight)
-    """
+    """Call convolutions whose weights outweigh their activations as eager does; for CPUs."""
 
     summary = "on a CPU, convolutions of more weights than activations are as eager's"
     requires = Requires(
@@ -49,18 +42,19 @@ class EagerConvolutions(Rewrite[Convolution]):
         dtypes_because="it pays in float32",
         inference=True,
     )
+    targets = convolutions.IMAGES
     sources = (kernel, convolutions)
 
-    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[Convolution]:
-        """Yield convolutions of images."""
-        return convolutions.read(graph_module.graph, context, 2)
+    def site(self, call: Call, context: PassContext) -> Convolution:  # noqa: ARG002 (of those that ask)
+        """Return the convolution."""
+        return Convolution.of(call.node)
 
     def replacement(self, site: Convolution, context: PassContext) -> Node:  # noqa: ARG002 (of those that ask)
         """Return a call of the operator."""
         x, weight, result = map(value_of, (site.x, site.weight, site.node))
         if {x.dtype, weight.dtype} != {torch.float32}:
             raise NotApplicable(f"it takes {x.dtype}, and gives {result.dtype}: it pays in float32")
-        if not all(isinstance(n, int) for n in (*x.shape, *weight.shape, *result.shape)):
+        if not are_numbers((*x.shape, *weight.shape, *result.shape)):
             raise NotApplicable("its size is a symbol: whether it pays is not known")
         if not x.is_contiguous() or not weight.is_contiguous():
             raise NotApplicable("its input or weight has not its channels first")

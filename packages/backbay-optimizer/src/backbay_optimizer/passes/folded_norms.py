@@ -37,10 +37,10 @@ class Norm:
     """A batch norm of running statistics, behind a convolution."""
 
     convolution: Convolution
-    mean: Node
-    variance: Node
-    scale: Node | None
-    shift: Node | None
+    running_mean: Node
+    running_var: Node
+    weight: Node | None
+    bias: Node | None
     eps: float
     dtype: torch.dtype
     """Of the convolution."""
@@ -51,13 +51,14 @@ class Norm:
     def reads(self) -> tuple[Node | None, ...]:
         """What it is made of."""
         found = self.convolution
-        return found.weight, found.bias, self.mean, self.variance, self.scale, self.shift
+        own = self.running_mean, self.running_var, self.weight, self.bias
+        return found.weight, found.bias, *own
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What all of one call have in common."""
         absent = tuple(x is None for x in self.reads)
-        return self.dtype, value_of(self.mean).device, self.eps, absent
+        return self.dtype, value_of(self.running_mean).device, self.eps, absent
 
 
 class _Group:
@@ -81,7 +82,7 @@ class _Group:
 
 
 def put_folded(norms: Sequence[Norm]) -> list[Folded]:
-    """Fold batch norms in a graph; give the nodes of weight and bias for each.
+    """Fold batch norms in a graph; return the nodes of weight and bias for each.
 
     Args:
         norms: in the graph's order. Between convolution and place nothing writes what one reads.
@@ -99,7 +100,9 @@ def put_folded(norms: Sequence[Norm]) -> list[Folded]:
 
 def _put(group: _Group) -> Iterator[tuple[Norm, Folded]]:
     norms, first = group.norms, group.norms[0]
-    columns = [_column(x) for x in zip(*(norm.reads for norm in norms), strict=True)]
+    columns: list[Any] = [
+        None if x[0] is None else list(x) for x in zip(*(y.reads for y in norms), strict=True)
+    ]
     values = [computed(kernel.weight_like, value_of(x), first.dtype) for x in columns[0]]
     values += [computed(kernel.bias_like, value_of(x), first.dtype) for x in columns[2]]
     call = put_before(first.place, values, kernel.OPERATOR, *columns, first.eps, first.dtype)
@@ -109,7 +112,3 @@ def _put(group: _Group) -> Iterator[tuple[Norm, Folded]]:
     ]
     for number, norm in enumerate(norms):
         yield norm, (made[number], made[len(norms) + number])
-
-
-def _column(nodes: Sequence[Any]) -> Any:
-    return None if nodes[0] is None else list(nodes)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_efficient_attention
+from torch.backends.cuda import can_use_cudnn_attention, can_use_efficient_attention
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.nn.attention import SDPBackend
@@ -35,16 +35,9 @@ from backbay.graph.aliases import disturbed
 from backbay.graph.constant import NotConstantError, constant_value
 from backbay.graph.rewrite import call_before, cast_before, layout
 from backbay.graph.values import is_ordinary, value_of
-from backbay.kit.passes import (
-    EIGHTS,
-    NotApplicable,
-    PassContext,
-    Replacement,
-    Requires,
-    Rewrite,
-)
+from backbay.kit.passes import EIGHTS, NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.kernels import efficient_attention as kernel
-from backbay_optimizer.passes import decomposed_attention, dropout, mask_kinds
+from backbay_optimizer.passes import attention, decomposed_attention, dropout, mask_kinds
 from backbay_optimizer.passes.decomposed_attention import Fill, Order, Written, written_out
 
 BLOCK = 128
@@ -61,13 +54,7 @@ _MATRIX, _RANKS = 2, (3, 4)
 
 @dataclass(frozen=True, kw_only=True)
 class FusedAttention(Rewrite[Written]):
-    """Call a fused kernel for attention that is written out with a bias or a mask; for CUDA.
-
-    ::
-
-        before:  torch.matmul(F.softmax(torch.matmul(q, k.mT) + bias, dim=-1), v)
-        after:   F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
-    """
+    """Call a fused kernel for attention that is written out with a bias or a mask; for CUDA."""
 
     summary = "on CUDA, attention that is written out with a bias or a mask is one call"
     requires = Requires(
@@ -77,7 +64,7 @@ class FusedAttention(Rewrite[Written]):
         dtypes=(torch.bfloat16, torch.float16),
         dtypes_because="kernels take 16 bits",
     )
-    sources = (dropout, mask_kinds, decomposed_attention, kernel)
+    sources = (attention, dropout, mask_kinds, decomposed_attention, kernel)
     in_checkpoints = True
     removes_dead_code = True
 
@@ -115,7 +102,9 @@ def _kernel(found: Written) -> Callable[..., Any]:
     if found.drops:
         raise NotApplicable("it drops elements, and would draw other ones")
     _check_values(found)
-    _check_order(found)
+    why = disturbed(found.scores, found.node, found.reads, inside=found.inside)
+    if why is not None:
+        raise NotApplicable(why)
     query, keys, value = _operands(found)
     attend = _fastest(found, query, int(keys.shape[-1]))
     if query.is_cuda:
@@ -168,12 +157,6 @@ def _check_change(change: Node | Fill, scores: torch.Tensor) -> None:
         raise NotApplicable("what is added has one dimension, or does not fit into the scores")
 
 
-def _check_order(found: Written) -> None:
-    why = disturbed(found.scores, found.node, found.reads, inside=found.inside)
-    if why is not None:
-        raise NotApplicable(why)
-
-
 def _fastest(found: Written, query: torch.Tensor, keys: int) -> Callable[..., Any]:
     """Return the kernel that is faster than what Inductor makes of it; measured on an H200."""
     is_trained, queries = bool(value_of(found.node).requires_grad), query.shape[-2]
@@ -200,8 +183,7 @@ def _check_is_taken(attend: Any, found: Written, tensors: list[torch.Tensor]) ->
     dtype = value_of(found.scores).dtype
     query, key, value = (x.to(dtype) for x in tensors)
     bias = query.new_empty(1, 1, query.shape[2], key.shape[2]) if found.changes else None
-    make: Any = SDPAParams  # its stub knows other arguments
-    asked = make(query, key, value, bias, 0.0, False, False)  # noqa: FBT003 (it takes no names)
+    asked = attention.asked(query, key, value, bias)
     if attend is kernel.OPERATOR:
         if not can_use_efficient_attention(asked):
             raise NotApplicable("the memory-efficient kernel does not take it, or is switched off")

@@ -17,7 +17,7 @@ slower engines or none; a batch norm in float16, where folded weights may vanish
 """
 
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,9 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.aliases import disturbed
 from backbay.graph.layouts import Layouts, kind
+from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import bound, call_before, cast_before, layout, put_before, replace_node
-from backbay.graph.values import is_ordinary, state_at, value_of
+from backbay.graph.values import are_numbers, is_ordinary, state_at, value_of
 from backbay.kit.passes import EIGHTS, NotApplicable, Pass, PassContext, Requires
 from backbay_optimizer.kernels import folded_batch_norm
 from backbay_optimizer.kernels import fused_convolution as kernel
@@ -96,13 +97,7 @@ def _convolved(
 
 @dataclass(frozen=True, kw_only=True)
 class FusedConvolutions(Pass):
-    """Call cuDNN's fused convolution for one with batch norm, sum and ReLU; for CUDA.
-
-    ::
-
-        before:  F.relu(torch.conv2d(x, weight, bias) + other)
-        after:   torch.ops.backbay.convolution_relu(x, weight, bias, other)
-    """
+    """Call cuDNN's fused convolution for one with batch norm, sum and ReLU; for CUDA."""
 
     summary = "on CUDA, convolution, batch norm, sum and ReLU are one call, in inference"
     requires = Requires(
@@ -118,7 +113,10 @@ class FusedConvolutions(Pass):
         """Replace regions; return how many."""
         context.name, layouts = context.name or self.name, Layouts()
         found = self._found(graph_module, context, layouts, folding=True)
-        if not context.alone and not context.is_hoisted and not _folding_pays(found):
+        folded = [x.convolution for x in found if x.norm is not None]
+        more = sum(value_of(x.node).numel() - value_of(x.weight).numel() for x in folded)
+        is_free = context.alone or context.is_hoisted or not folded
+        if not is_free and more < FOLDING:
             context.near.clear()
             found = self._found(graph_module, context, layouts, folding=False)
         if found:
@@ -143,7 +141,12 @@ class FusedConvolutions(Pass):
                     )
                 self._check_values(region)
                 _check_norm(region)
-                _check_order(region, gone)
+                # What the call reads must be, at its end, what it was at its beginning.
+                inside = {*gone, *region.inside}
+                start = region.convolution.node
+                why = disturbed(start, region.node, region.reads, inside=inside)
+                if why is not None:
+                    raise NotApplicable(why)
                 if _laid_out(region, layouts) != kind(value_of(region.node)):
                     raise NotApplicable("its result would be laid out otherwise")
                 context.check_profitable(region.inside)
@@ -161,7 +164,7 @@ class FusedConvolutions(Pass):
                 raise NotApplicable("a gradient is wanted, or dtypes differ on the way")
         self.requires.check(result)
         _check_engine(region.convolution)
-        if all(isinstance(n, int) for n in result.shape) and result.numel() < LAUNCH:
+        if are_numbers(result.shape) and result.numel() < LAUNCH:
             raise NotApplicable(
                 f"{result.numel()} results: cuDNN's usual engines are as fast for so few"
             )
@@ -174,22 +177,14 @@ fused_convolutions = FusedConvolutions()
 # 1. What is found
 
 
-def _folding_pays(regions: Iterable[_Region]) -> bool:
-    folded = [x.convolution for x in regions if x.norm is not None]
-    more = sum(value_of(x.node).numel() - value_of(x.weight).numel() for x in folded)
-    return not folded or bool(more >= FOLDING)
-
-
 def _region(relu: Node) -> _Region | None:
     """Go up from a ReLU to the convolution; None where there is none.
 
     Raises:
         NotApplicable: there is one that can't be taken.
     """
-    if not relu.op.startswith("call") or relu.target not in _RELUS:
-        return None
-    last = relu.args[0] if relu.args else relu.kwargs.get("input")
-    if not isinstance(last, Node):
+    last = first_input(relu)
+    if not is_call(relu, _RELUS) or not isinstance(last, Node):
         return None
     if last.target not in (*_SUMS, *_SUMS_IN_PLACE):
         return _branch(last, None, (relu,))
@@ -214,7 +209,7 @@ def _branch(node: Node, other: Node | None, after: tuple[Node, ...]) -> _Region 
         norm = bound(node, _BATCH_NORM)
         inside = (*inside, node)
         node = norm["input"]
-    if not isinstance(node, Node) or not convolutions.is_convolution(node):
+    if not is_call(node, convolutions.IMAGES):
         return None
     inside = (*inside, node)
     for each in inside[1:]:
@@ -237,17 +232,13 @@ def _laid_out(region: _Region, layouts: Layouts) -> tuple[Any, ...] | None:
 
 def _check_engine(found: Convolution) -> None:
     result, channels = value_of(found.node), tuple(value_of(found.weight).shape[:2])
-    if not all(isinstance(n, int) for n in value_of(found.weight).shape):
+    if not are_numbers(value_of(found.weight).shape):
         raise NotApplicable("the size of its weight is a symbol")
     if found.groups != 1 or any(n % EIGHTS for n in channels):
         raise NotApplicable(f"{channels} channels in {found.groups} groups: they are not in eights")
-    if not _has_channels_last(result):
-        raise NotApplicable("its channels are not last: Inductor chooses a layout by itself")
-
-
-def _has_channels_last(value: torch.Tensor) -> bool:
     # By strides: of one pixel, the channels are last and first, and the layout is not told.
-    return value.stride()[1] == 1 and str(value.stride()[3]) == str(value.shape[1])
+    if result.stride()[1] != 1 or str(result.stride()[3]) != str(result.shape[1]):
+        raise NotApplicable("its channels are not last: Inductor chooses a layout by itself")
 
 
 def _check_norm(region: _Region) -> None:
@@ -267,14 +258,6 @@ def _check_norm(region: _Region) -> None:
         raise NotApplicable(
             f"{result.numel()} results, {weight.numel()} weights: folding costs more"
         )
-
-
-def _check_order(region: _Region, gone: Collection[Node]) -> None:
-    """See to it that what the call reads is, at its end, what it was at its beginning."""
-    inside = {*gone, *region.inside}
-    why = disturbed(region.convolution.node, region.node, region.reads, inside=inside)
-    if why is not None:
-        raise NotApplicable(why)
 
 
 # 3. What takes its place
@@ -308,13 +291,6 @@ def _as_they_are(region: _Region) -> tuple[Node, Node | None]:
 
 def _norm(region: _Region, *, eps: float = 1e-5, **given: Any) -> Norm:
     """Return what is folded."""
-    return Norm(
-        convolution=region.convolution,
-        mean=given["running_mean"],
-        variance=given["running_var"],
-        scale=given.get("weight"),
-        shift=given.get("bias"),
-        eps=float(eps),
-        dtype=region.dtype,
-        place=region.node,
-    )
+    numbers: dict[str, Any] = {x: given.get(x) for x in _NUMBERS}
+    found, place = region.convolution, region.node
+    return Norm(convolution=found, place=place, dtype=region.dtype, eps=float(eps), **numbers)

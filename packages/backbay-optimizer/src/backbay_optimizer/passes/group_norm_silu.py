@@ -27,8 +27,9 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.effects import mutates
+from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import bound, call_before, layout, replace_node
-from backbay.graph.values import computed, evaluated, is_ordinary, propagate, value_of
+from backbay.graph.values import are_numbers, computed, evaluated, is_ordinary, propagate, value_of
 from backbay.kit.passes import NotApplicable, Pass, PassContext, Requires, option
 from backbay_optimizer.kernels import group_norm_silu as kernel
 from backbay_optimizer.passes import convolutions
@@ -86,13 +87,7 @@ class _Layouts:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupNormSilu(Pass):
-    """Compute group norm and SiLU in one kernel, with channels last between convolutions.
-
-    ::
-
-        before:  F.silu(F.group_norm(x, groups, weight, bias, eps))
-        after:   torch.ops.backbay.group_norm_silu(x, weight, bias, groups, eps)[0]
-    """
+    """Compute group norm and SiLU in one kernel, with channels last between convolutions."""
 
     summary = "on CUDA, group norm and SiLU are one kernel, with channels last around it"
     requires = Requires(
@@ -124,8 +119,8 @@ class GroupNormSilu(Pass):
 
     def _sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
         for node in graph_module.graph.find_nodes(op="call_function", target=F.silu):
-            norm = node.args[0] if node.args else node.kwargs.get("input")
-            if isinstance(norm, Node) and norm.target is F.group_norm:
+            norm = first_input(node)
+            if is_call(norm, (F.group_norm,)):
                 with context.attempt(node):
                     yield self._site(node, norm)
 
@@ -139,7 +134,7 @@ class GroupNormSilu(Pass):
             raise NotApplicable(f"{norm.name}, which it activates, is used elsewhere, too")
         if not is_ordinary(value_of(x)) or value_of(x).dtype != value.dtype:
             raise NotApplicable("it has another dtype than what it normalises")
-        if value.dim() != _IMAGE or not all(isinstance(n, int) for n in value.shape):
+        if value.dim() != _IMAGE or not are_numbers(value.shape):
             raise NotApplicable("it is no batch of images, or its size is a symbol")
         if reason := kernel.pays(value_of(x), given["num_groups"]):
             raise NotApplicable(reason)
@@ -180,7 +175,7 @@ def _planned(graph_module: GraphModule, sites: dict[Node, _Site]) -> _Layouts:
         elif node in sites:
             _restore(found, sites[node].norm, inputs)
         elif (inputs and node.target in _INDIFFERENT) or (
-            (inputs or is_first) and convolutions.is_convolution(node)
+            (inputs or is_first) and is_call(node, convolutions.IMAGES)
         ):
             _follow(found, node, inputs)
         else:
@@ -201,12 +196,12 @@ def _planned(graph_module: GraphModule, sites: dict[Node, _Site]) -> _Layouts:
 def _follow(found: _Layouts, node: Node, inputs: list[Node]) -> None:
     """Have a node compute with channels last, if that is what it then gives."""
     value, others, copies = value_of(node), {}, []
-    is_convolution = convolutions.is_convolution(node)
+    is_convolution = is_call(node, convolutions.IMAGES)
     for x in node.all_input_nodes[:1] if is_convolution else node.all_input_nodes:
         others[x] = given = found.of(x)
         is_image = is_ordinary(given) and given.dim() == _IMAGE and given.shape[2:].numel() > 1
         if is_image and given.is_contiguous() and not _is_last(given):
-            others[x] = computed(_laid_out_last, given)
+            others[x] = computed(lambda y: y.contiguous(memory_format=torch.channels_last), given)
             copies.append((node, x, torch.channels_last))
     given = evaluated(node, {**found.values, **others})
     if is_ordinary(given) and is_ordinary(value) and _is_last(given):
@@ -234,10 +229,6 @@ def _is_last(value: Any) -> bool:
     return bool(value.is_contiguous(memory_format=torch.channels_last))
 
 
-def _laid_out_last(value: torch.Tensor) -> torch.Tensor:
-    return value.contiguous(memory_format=torch.channels_last)
-
-
 # 2. What takes their place
 
 
@@ -263,7 +254,7 @@ def _fuse(site: _Site) -> None:
     """Put the kernel in the place of a norm and its SiLU."""
     assert callable(kernel.group_norm_silu)  # registers it: torch.ops has it only after that
     x, shift = bound(site.norm, _NORM)["input"], None
-    if convolutions.is_convolution(x) and len(x.users) == 1:
+    if is_call(x, convolutions.IMAGES) and len(x.users) == 1:
         read = Convolution.of(x)
         if read.bias is not None:
             shift = read.bias

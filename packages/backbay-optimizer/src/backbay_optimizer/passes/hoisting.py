@@ -14,6 +14,7 @@ as soon as nothing in the graph reads it.
 """
 
 import copy
+import functools
 import operator
 import threading
 import weakref
@@ -133,17 +134,14 @@ def _is_seen_to_change(given: Sequence[Any]) -> bool:
     return all(type(x) in plain and not x.is_inference() for x in given)
 
 
-def _watched(value: torch.Tensor) -> StorageWeakRef:
-    return StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call] # torch has no stub
-
-
 class _State:
     """What some tensors were, as far as it can be seen without reading their numbers."""
 
     def __init__(self, given: Tensors) -> None:
         self._versions = [x._version for x in given]  # noqa: SLF001 (nothing else has it)
         self._addresses = [x.data_ptr() for x in given]
-        self._memory = [_watched(x) for x in given]
+        watched: Any = StorageWeakRef  # torch has no stub
+        self._memory = [watched(x.untyped_storage()) for x in given]
         self._held = [x.cdata for x in self._memory]
 
     def holds(self, given: Tensors) -> bool:
@@ -201,7 +199,7 @@ class _Kept:
         state = _State(given)  # before they are read: what is written meanwhile is seen next time
         computed = self._computed(given)
         if found is None:
-            forget = _Forget(self, key)
+            forget = functools.partial(_forget, weakref.ref(self), key)
             found = _Results(computed, state, [weakref.ref(x, forget) for x in given])
         else:
             with torch.inference_mode(mode=False), torch.no_grad():
@@ -214,10 +212,6 @@ class _Kept:
         self._known[key] = found
         return found.kept
 
-    def forget(self, key: Key) -> None:
-        """Drop what was made of tensors of which one is gone."""
-        self._known.pop(key, None)
-
     def _computed(self, given: Tensors) -> Tensors:
         # Not in inference mode: a tensor that is made there can be written nowhere else.
         with _disable_current_modes(), torch.inference_mode(mode=False), torch.no_grad():
@@ -225,14 +219,8 @@ class _Kept:
         return results
 
 
-class _Forget:
-    """What a tensor that goes away calls; it keeps nothing alive."""
-
-    def __init__(self, kept: _Kept, key: Key) -> None:
-        self._kept = weakref.ref(kept)
-        self._key = key
-
-    def __call__(self, _: "weakref.ref[torch.Tensor]") -> None:
-        kept = self._kept()
-        if kept is not None:
-            kept.forget(self._key)
+def _forget(kept: "weakref.ref[_Kept]", key: Key, _: "weakref.ref[torch.Tensor]") -> None:
+    """Drop what was made of tensors of which one is gone; nothing is kept alive to do that."""
+    found = kept()
+    if found is not None:
+        found._known.pop(key, None)  # noqa: SLF001 (of this file)

@@ -37,10 +37,17 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.utils import _pytree as pytree
 
 from backbay.graph import aliases
-from backbay.graph.aliases import Memory, is_parameter
+from backbay.graph.aliases import Memory, is_parameter, views
 from backbay.graph.effects import changes_state, may_write, reads_by_index, written
 from backbay.graph.rewrite import bound, call_before, cast_before, layout, replace_node
-from backbay.graph.values import evaluated, is_ordinary, propagate, storages, value_of
+from backbay.graph.values import (
+    evaluated,
+    is_ordinary,
+    propagate,
+    storages,
+    value_of,
+    wants_gradient,
+)
 from backbay.kit.passes import EIGHTS, NotApplicable, Pass, PassContext, Requires
 from backbay_optimizer.kernels import efficient_attention, windowed_attention
 from backbay_optimizer.passes import attention
@@ -86,11 +93,6 @@ class HorizontalFusion(Pass):
     """Make one linear layer of those that read the same.
 
     In inference where a later pass hoists; in training on CUDA, in 16 bits, where it was faster.
-
-    ::
-
-        before:  F.linear(x, wq), F.linear(x, wk)
-        after:   F.linear(x, torch.cat([wq, wk])).split([512, 128], -1)
     """
 
     summary = (
@@ -140,7 +142,8 @@ def _groups(graph_module: GraphModule, context: PassContext) -> Iterator[list[_L
             with context.attempt(node):
                 layer = _layer(node, memory)
                 _check_gradients(layer, reached)
-                alike.setdefault(_kind(layer), []).append(layer)
+                tensors = [value_of(y) for y in (node, *layer.learnt)]
+                alike.setdefault(tuple((y.dtype, y.device) for y in tensors), []).append(layer)
         yield from alike.values()
 
 
@@ -187,8 +190,8 @@ def _check_gradients(layer: _Layer, reached: set[Node]) -> None:
 
 def _other_reader(node: Node) -> Node | None:
     """Return what reads a result, or a view of it, and is no attention; None if nothing does."""
-    views = _views(node) or {node}
-    readers = sorted({y for x in views for y in x.users if y not in views})
+    shared = views(node) or {node}
+    readers = sorted({y for x in shared for y in x.users if y not in shared})
     return next((x for x in readers if x.target not in _ATTENTION), None)
 
 
@@ -197,18 +200,8 @@ def _reached(graph: Graph) -> set[Node]:
     found: set[Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output" or node in found:
-            found.update(x for x in node.all_input_nodes if _wants_gradient(x))
+            found.update(filter(wants_gradient, node.all_input_nodes))
     return found
-
-
-def _wants_gradient(node: Node) -> bool:
-    leaves = pytree.tree_leaves(value_of(node))
-    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
-
-
-def _kind(layer: _Layer) -> tuple[Any, ...]:
-    tensors = (value_of(x) for x in (layer.node, layer.weight, layer.bias))
-    return tuple(None if x is None else (x.dtype, x.device) for x in tensors)
 
 
 # 2. Whether it is taken
@@ -291,41 +284,23 @@ def _slices(run: Sequence[_Layer]) -> Sequence[torch.Tensor]:
 
 def _refusal(node: Node, part: torch.Tensor) -> str | None:
     """Return why a slice can't stand for a result: a reader sees that; None if none does."""
-    views = _views(node)
-    if views is None:
+    shared = views(node)
+    if shared is None:
         return "what reads it is not known"
-    own, values = part.untyped_storage()._cdata, {node: part}  # noqa: SLF001 (its identity)
-    for reader in sorted({y for x in views for y in x.users}):
+    own, values = storages(part) or frozenset(), {node: part}
+    for reader in sorted({y for x in shared for y in x.users}):
         if not reads_by_index(reader):
             return f"{reader.name} may depend on how it is laid out"
         try:
             value = evaluated(reader, values)
         except (RuntimeError, ValueError) as error:
             return f"{reader.name} takes no slice: {error}".splitlines()[0]
-        if reader in views:
+        if reader in shared:
             values[reader] = value
-        if _is_fresh(value, own) and _layouts(value) != _layouts(value_of(reader)):
+        is_fresh = own.isdisjoint(storages(value) or ())
+        if is_fresh and _layouts(value) != _layouts(value_of(reader)):
             return f"what {reader.name} gives would be laid out otherwise"
     return None
-
-
-def _views(node: Node) -> set[Node] | None:
-    """Return a node and what shares its memory; None where that is not known."""
-    own, found, waiting = storages(node), {node}, [node]
-    while waiting:
-        for user in waiting.pop().users:
-            theirs = storages(user)
-            if own is None or theirs is None:
-                return None
-            if user not in found and not own.isdisjoint(theirs):
-                found.add(user)
-                waiting.append(user)
-    return found
-
-
-def _is_fresh(value: Any, storage: int) -> bool:
-    tensors = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
-    return all(x.untyped_storage()._cdata != storage for x in tensors)  # noqa: SLF001 (as above)
 
 
 def _layouts(value: Any) -> list[Any]:

@@ -28,12 +28,13 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.graph.match import Match
+from backbay.graph.match import Match, first_input, is_call
 from backbay.graph.region import between
 from backbay.graph.rewrite import bound, call_before, cast_before
-from backbay.graph.values import carry, computed, is_ordinary, value_of
+from backbay.graph.values import are_numbers, carry, computed, is_ordinary, value_of
 from backbay.kit.passes import (
     EIGHTS,
+    Call,
     NotApplicable,
     PassContext,
     Replacement,
@@ -66,13 +67,7 @@ class _Site:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearEpilogues(Rewrite[_Site]):
-    """Compute GELU by tanh, and ReLU, in the product before it; for CUDA.
-
-    ::
-
-        before:  F.relu(F.linear(x, weight, bias))
-        after:   torch.ops.aten._addmm_activation(bias, x, weight.t())
-    """
+    """Compute GELU by tanh, and ReLU, in the product before it; for CUDA."""
 
     summary = "on CUDA, a linear layer with its ReLU or GELU by tanh is one call, in inference"
     # In 16 bits as it was measured in bfloat16, on an H200. In single precision the product takes
@@ -96,15 +91,15 @@ class LinearEpilogues(Rewrite[_Site]):
         if gelu.may_be_approximate(graph_module.graph):
             spelled = gelu.approximate_gelu(self._is_of_a_layer)
             rewrite_pass(*spelled, name="rewrite_gelu").run(graph_module, context)
-        for node in list(graph_module.graph.nodes):
-            if not node.op.startswith("call") or node.target not in self.targets:
-                continue
-            if node.target is F.gelu and node.kwargs.get("approximate", "none") != "tanh":
-                continue
-            read = node.args[0] if node.args else node.kwargs.get("input")
-            product = _product_of(read)
-            if product is not None and isinstance(read, Node):
-                yield _Site(product=product, node=node, read=read)
+        yield from super().sites(graph_module, context)
+
+    def site(self, call: Call, context: PassContext) -> _Site | None:  # noqa: ARG002 (of those that ask)
+        """Return a layer with its activation."""
+        node, read = call.node, first_input(call.node)
+        if node.target is F.gelu and node.kwargs.get("approximate", "none") != "tanh":
+            return None
+        product = _product_of(read)
+        return None if product is None else _Site(product=product, node=node, read=read)
 
     def replacement(self, site: _Site, context: PassContext) -> Replacement:
         """Return one call for product and activation; views between them stay, after both."""
@@ -132,7 +127,11 @@ class LinearEpilogues(Rewrite[_Site]):
         is_gelu = site.node.target is F.gelu
         made = call_before(place, activate, bias, x, weight, use_gelu=is_gelu)
         if value_of(place).dim() > _MATRIX:
-            made = call_before(place, _ATEN.reshape.default, made, list(_sizes(place, source)))
+            sizes = [  # numbers, or nodes where they are symbols
+                n if isinstance(n, int) else call_before(place, _ATEN.sym_size.int, source, dim)
+                for dim, n in enumerate(value_of(place).shape)
+            ]
+            made = call_before(place, _ATEN.reshape.default, made, sizes)
         return Replacement({site.node: site.read, place: made}, covers)
 
     def _refusal(self, product: Node, result: Any) -> str | None:
@@ -152,7 +151,7 @@ class LinearEpilogues(Rewrite[_Site]):
             "its input is no matrix": x.dim() < _MATRIX,
             "its bias is no vector": any(y.dim() != 1 for y in biases),
             "its weight is no matrix": weight.dim() != _MATRIX,
-            "the size of its weight is a symbol": not all(isinstance(n, int) for n in sizes),
+            "the size of its weight is a symbol": not are_numbers(sizes),
             "its sizes are not in eights": any(isinstance(n, int) and n % EIGHTS for n in sizes),
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
@@ -185,11 +184,11 @@ def _fusing_reader(node: Node) -> Node | None:
 
 def _product_of(node: Any) -> Node | None:
     """Go up through views that nothing else reads to a product; None where there is none."""
-    while isinstance(node, Node) and node.op == "call_method" and node.target in _VIEWS:
+    while is_call(node, _VIEWS):
         node = node.args[0]
         if isinstance(node, Node) and len(node.users) > 1:
             return None
-    return node if isinstance(node, Node) and node.target in _LAYERS else None
+    return node if is_call(node, _LAYERS) else None
 
 
 def _given(product: Node) -> tuple[Any, Any, Any]:
@@ -214,10 +213,3 @@ def _zeros(product: Node, size: int) -> Node:
     carry(made, product)
     made.meta["example_value"] = computed(lambda x: x.new_zeros([size]), value)
     return made
-
-
-def _sizes(product: Node, x: Node) -> Iterator[Any]:
-    """Yield the sizes of a result: numbers, or nodes where they are symbols."""
-    for dim, size in enumerate(value_of(product).shape):
-        is_known = isinstance(size, int)
-        yield size if is_known else call_before(product, _ATEN.sym_size.int, x, dim)

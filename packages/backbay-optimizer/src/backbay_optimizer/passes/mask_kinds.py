@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from backbay.graph.constant import NotConstantError, constant_value
-from backbay.graph.values import value_of
+from backbay.graph.values import are_numbers, value_of
 from backbay.kit.passes import NotApplicable, PassContext
 from backbay_optimizer.kernels import windowed_attention as kernel
 
@@ -40,48 +40,40 @@ class Window:
 Kind = Literal["none", "causal"] | Window
 
 
-class Masks:
-    """The masks of a graph, each of which is computed once."""
+def kind_in(context: PassContext, given: Mapping[str, Any]) -> Kind | None:
+    """Return what the mask is that attention is given; None where it is given none.
 
-    def __init__(self, graph_module: GraphModule) -> None:
-        self._graph_module = graph_module
-        self._known: dict[tuple[Node, int, int], Kind | NotApplicable] = {}
+    Each mask of a graph is computed once.
 
-    def kind(self, given: Mapping[str, Any]) -> Kind | None:
-        """Return what the mask is that attention is given; None where it is given none.
+    Args:
+        context: of the pass that asks.
+        given: arguments of ``scaled_dot_product_attention`` by name.
 
-        Args:
-            given: arguments of ``scaled_dot_product_attention`` by name.
-
-        Raises:
-            NotApplicable: it may be another one in another call, or is of no kind.
-        """
-        mask = given.get("attn_mask")
-        if mask is None:
-            return None
-        if not isinstance(mask, Node):
-            raise NotApplicable("the mask is no tensor of the graph")
-        queries, keys = (value_of(given[x]).shape[-2] for x in ("query", "key"))
-        if not isinstance(queries, int) or not isinstance(keys, int):
-            raise NotApplicable("how many queries and keys there are is a symbol")
-        asked = (mask, queries, keys)
-        if asked not in self._known:
-            try:
-                value = constant_value(self._graph_module, mask, most_bytes=MOST_BYTES)
-                self._known[asked] = kind_of(value, queries, keys)
-            except NotConstantError as error:
-                self._known[asked] = NotApplicable(str(error))
-        found = self._known[asked]
-        if isinstance(found, NotApplicable):
-            raise NotApplicable(str(found))
-        return found
-
-
-def masks_of(context: PassContext) -> Masks:
-    """Return the masks of the graph that a pass got."""
+    Raises:
+        NotApplicable: it may be another one in another call, or is of no kind.
+    """
+    mask = given.get("attn_mask")
+    if mask is None:
+        return None
+    if not isinstance(mask, Node):
+        raise NotApplicable("the mask is no tensor of the graph")
+    queries, keys = (value_of(given[x]).shape[-2] for x in ("query", "key"))
+    if not are_numbers((queries, keys)):
+        raise NotApplicable("how many queries and keys there are is a symbol")
     whole = context.whole
     assert whole is not None
-    return context.kept(Masks, lambda: Masks(whole))
+
+    def computed() -> Kind | NotConstantError:
+        try:
+            value = constant_value(whole, mask, most_bytes=MOST_BYTES)
+            return kind_of(value, queries, keys)
+        except NotConstantError as error:
+            return error
+
+    found = context.kept(("mask", mask, queries, keys), computed)
+    if isinstance(found, NotConstantError):
+        raise NotApplicable(str(found))
+    return found
 
 
 def kind_of(mask: Any, queries: int, keys: int) -> Kind:
@@ -103,7 +95,10 @@ def kind_of(mask: Any, queries: int, keys: int) -> Kind:
         return "none"
     window = _window(seen, queries, keys)
     if window is None:
-        raise NotConstantError(f"the mask is neither causal nor empty: it {_described(seen)}")
+        share = seen.float().mean().item()
+        raise NotConstantError(
+            f"the mask is neither causal nor empty: it lets {share:.0%} of all pairs through"
+        )
     is_causal = queries == keys == window.left + 1 and window.right == 0
     return "causal" if is_causal else window
 
@@ -130,8 +125,3 @@ def _window(seen: torch.Tensor, queries: int, keys: int) -> Window | None:
     if window.right < 0 or bool((seen != window.seen(queries, keys, seen.device)).any()):
         return None
     return window
-
-
-def _described(seen: torch.Tensor) -> str:
-    share = seen.float().mean().item()
-    return f"lets {share:.0%} of all pairs through"

@@ -33,13 +33,7 @@ from backbay_optimizer.passes.mask_kinds import Window
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantMasks(Rewrite[Call]):
-    """Take constant masks away from attention; works on Dynamo's graph.
-
-    ::
-
-        before:  F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(8, 8).tril() > 0)
-        after:   F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    """
+    """Take constant masks away from attention; works on Dynamo's graph."""
 
     summary = "attention without masks that are causal, or hide nothing, in every call"
     targets = attention.TARGETS
@@ -65,7 +59,7 @@ class ConstantMasks(Rewrite[Call]):
     def replacement(self, site: Call, context: PassContext) -> Node | None:
         """Return attention without the mask, and with keys that are not repeated."""
         node, given = site.node, dict(site.given)
-        kind = mask_kinds.masks_of(context).kind(given)
+        kind = mask_kinds.kind_in(context, given)
         if isinstance(kind, Window):
             raise NotApplicable(f"the mask is neither causal nor empty: it is {kind}")
         given.pop("attn_mask", None)

@@ -19,7 +19,6 @@ default, is turned on where all linear layers of a graph are such, and no size i
 the user says otherwise.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +26,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.rewrite import call_before, cast_before
-from backbay.graph.values import is_ordinary, value_of
+from backbay.graph.values import are_numbers, is_ordinary, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite
 
 MOST = 2**27
@@ -40,13 +39,7 @@ _MATRIX = 2
 
 @dataclass(frozen=True, kw_only=True)
 class OneRowLinears(Rewrite[Call]):
-    """Compute linear layers of one row as sums, in inference on CUDA, in 16 bits.
-
-    ::
-
-        before:  F.linear(x, weight)
-        after:   (x.float() * weight).sum(-1).to(x.dtype)
-    """
+    """Compute linear layers of one row as sums, in inference on CUDA, in 16 bits."""
 
     summary = "on CUDA, linear layers of one row are sums that Inductor fuses, in inference"
     requires = Requires(
@@ -60,14 +53,12 @@ class OneRowLinears(Rewrite[Call]):
     targets = (F.linear,)
     parameters = ("input", "weight", "bias")
 
-    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[Call]:
-        """Yield linear layers of one row."""
-        for call in super().sites(graph_module, context):
-            x = value_of(call.given["input"])
-            if not isinstance(x, torch.Tensor) or x.dim() == 0:
-                continue
-            if all(type(n) is int and n == 1 for n in x.shape[:-1]):
-                yield call
+    def site(self, call: Call, context: PassContext) -> Call | None:  # noqa: ARG002 (of those that ask)
+        """Return the layer if its input has one row."""
+        x = value_of(call.given["input"])
+        if not isinstance(x, torch.Tensor) or x.dim() == 0:
+            return None
+        return call if all(type(n) is int and n == 1 for n in x.shape[:-1]) else None
 
     def replacement(self, site: Call, context: PassContext) -> Node:  # noqa: ARG002 (of those that ask)
         """Return the sum."""
@@ -107,7 +98,7 @@ def _check(node: Node, weight: Node | None) -> None:
     if not all(is_ordinary(value_of(x)) for x in node.all_input_nodes):
         raise NotApplicable("its tensors are of a subclass")
     value = value_of(weight)
-    if not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+    if not are_numbers((*value.shape, *value.stride())):
         raise NotApplicable("the size of its weight is a symbol")
     if value.dim() != _MATRIX or value.stride(1) != 1:
         raise NotApplicable("the rows of its weight are not contiguous")

@@ -15,17 +15,17 @@ fewer, and where too few are left the copies cost less than idle multiprocessors
 a number of heads on that was measured. A mask that tells heads apart is left alone.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from backbay.graph.region import between
-from backbay.graph.rewrite import bound, call_before, layout
-from backbay.graph.values import is_ordinary, value_of
-from backbay.kit.passes import NotApplicable, PassContext, Replacement, Requires, Rewrite
+from backbay.graph.rewrite import call_before, layout
+from backbay.graph.values import are_numbers, is_ordinary, value_of
+from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.passes import attention
 
 BLOCKS = 64
@@ -34,25 +34,17 @@ BLOCKS = 64
 _RANK = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Site:
+@dataclass(frozen=True, slots=True)
+class _Site(Call):
     """Attention of one query with a mask."""
 
-    node: Node
-    given: dict[str, Any]
     single: dict[str, Node]
     """Key and value, one for a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneTokenAttention(Rewrite[_Site]):
-    """Attend to keys and values that are not repeated, where there is one query; for CUDA.
-
-    ::
-
-        before:  F.scaled_dot_product_attention(q, repeat(k), repeat(v), attn_mask=mask)
-        after:   F.scaled_dot_product_attention(q.reshape(2, 8, 4, 64), k, v, attn_mask=mask)
-    """
+    """Attend to keys and values that are not repeated, where there is one query; for CUDA."""
 
     summary = "on CUDA, one query attends to a cache that is not repeated for each head"
     requires = Requires(
@@ -62,17 +54,14 @@ class OneTokenAttention(Rewrite[_Site]):
         dtypes_because="it was measured in 16 bits",
     )
     targets = attention.TARGETS
+    parameters = attention.PARAMETERS
     sources = (attention,)
     removes_dead_code = True  # what repeated
 
-    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:  # noqa: ARG002 (the base's)
-        """Yield attention of one query, with a mask and grouped heads."""
-        for node in list(graph_module.graph.nodes):
-            if node.target in self.targets:
-                given = bound(node, attention.PARAMETERS)
-                single = _one_for_a_group(node, given)
-                if single is not None:
-                    yield _Site(node=node, given=given, single=single)
+    def site(self, call: Call, context: PassContext) -> _Site | None:  # noqa: ARG002 (of those that ask)
+        """Return attention of one query, with a mask and grouped heads."""
+        single = _one_for_a_group(call.node, call.given)
+        return None if single is None else _Site(call.node, call.given, single)
 
     def replacement(self, site: _Site, context: PassContext) -> Replacement:  # noqa: ARG002 (of those that ask)
         """Return attention of the groups' queries, one head for each group."""
@@ -118,7 +107,7 @@ def _check(node: Node, given: Mapping[str, Any], single: Mapping[str, Node]) -> 
     if any(str(n) != "1" for n in mask.shape[-3:-1]):
         raise NotApplicable("its mask tells heads apart")
     batch, heads = query.shape[:2]
-    if not all(isinstance(n, int) for n in (batch, heads, key.shape[1], query.shape[3])):
+    if not are_numbers((batch, heads, key.shape[1], query.shape[3])):
         raise NotApplicable("how many sequences or heads there are is a symbol")
     if batch * key.shape[1] < BLOCKS:
         raise NotApplicable(f"{batch * key.shape[1]} heads of keys leave multiprocessors idle")

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from backbay.graph import aliases
 from backbay.graph.aliases import Memory, is_parameter, is_plain
 from backbay.graph.effects import changes_state, is_pure, is_uninitialised
+from backbay.graph.region import between, inputs_of, taken_out
 from backbay.graph.values import storages, value_of
 from backbay.kit.codegen import Codegen
 from backbay.kit.passes import Pass, PassContext
@@ -39,13 +40,7 @@ microseconds that one kernel less saves."""
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterHoist(Pass):
-    """Put what only parameters decide into a module, which is called first; in inference.
-
-    ::
-
-        before:  x * (1 + w)
-        after:   (scale,) = self._hoisted(w); x * scale
-    """
+    """Put what only parameters decide into a module, which is called first; in inference."""
 
     summary = (
         "what only parameters decide is computed once, in inference, and anew when the version of "
@@ -62,7 +57,8 @@ class ParameterHoist(Pass):
         ends = search.ends(context)
         if not ends:
             return 0
-        put_call(graph_module, _apart(search, ends), search.sources(ends), ends)
+        inside = {x for end in ends for x in between(end, ())}
+        put_call(graph_module, taken_out(inside, ends), inputs_of(inside), ends)
         for node in reversed(search.known):
             if not node.users and node.op != "placeholder":
                 graph_module.graph.erase_node(node)
@@ -146,11 +142,6 @@ class _Search:
             return f"it has {value.nbytes >> 20} MiB, and pays up to {most >> 20}"
         return None
 
-    def sources(self, ends: list[Node]) -> list[Node]:
-        """Return the parameters that the ends are made of, in the graph's order."""
-        used = frozenset().union(*(self.known[x] for x in ends))
-        return [x for x in self.known if x in used]
-
 
 def _outside_modes(graph: Graph) -> Iterator[Node]:
     """Return the nodes that mean the same at the graph's beginning: outside autocast, say."""
@@ -163,19 +154,3 @@ def _outside_modes(graph: Graph) -> Iterator[Node]:
             return
         elif not open_modes:
             yield node
-
-
-def _apart(search: _Search, ends: list[Node]) -> GraphModule:
-    needed = set(ends)
-    for node in reversed(search.known):
-        if node in needed:
-            needed.update(node.all_input_nodes)
-    graph, copies = Graph(), dict[Node, Node]()
-    sources = search.sources(ends)
-    for node in sources:
-        copies[node] = graph.placeholder(node.name)
-        copies[node].meta = dict(node.meta)
-    for node in (x for x in search.known if x in needed and x not in sources):
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[x] for x in ends))
-    return GraphModule(torch.nn.Module(), graph)

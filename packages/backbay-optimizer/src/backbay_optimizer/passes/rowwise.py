@@ -15,7 +15,8 @@ from torch.fx import Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.effects import is_pure
-from backbay.graph.values import value_of
+from backbay.graph.rewrite import bound
+from backbay.graph.values import are_numbers, value_of
 
 Part = tuple[slice, ...]
 WHOLE = slice(None)
@@ -79,12 +80,10 @@ def arguments(node: Node, operator: Operator | None = None) -> dict[str, Any]:
     assert operator is not None
     names = operator.names
     if names[-1].startswith("*"):
-        rest = len(names) - 1
-        given = dict(zip(names[:rest], node.args[:rest], strict=False))
-        return {**given, names[-1][1:]: node.args[rest:], **node.kwargs}
+        return {names[-1][1:]: node.args[len(names) - 1 :], **bound(node, names[:-1])}
     if len(node.args) > len(names):
         raise MixedError(f"{_name(node)} has more arguments than are known")
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return bound(node, names)
 
 
 def called(given: dict[str, Any], node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -159,11 +158,8 @@ def _broadcast(tensor: torch.Tensor, part: Part) -> Part:
     if tensor.dim() > len(part):
         raise MixedError("its result has fewer dimensions than an input")
     along = part[len(part) - tensor.dim() :]
-    return tuple(WHOLE if _is_one(n) else cut for n, cut in zip(tensor.shape, along, strict=True))
-
-
-def _is_one(size: Any) -> bool:
-    return isinstance(size, int) and size == 1
+    is_one = [isinstance(n, int) and n == 1 for n in tensor.shape]
+    return tuple(WHOLE if one else cut for one, cut in zip(is_one, along, strict=True))
 
 
 def _whole(part: Part, dims: set[int], what: str) -> None:
@@ -218,7 +214,7 @@ def _reshape(given: dict[str, Any], part: Part) -> Needs:
     before = value_of(given["input"]).shape
     sizes = _sizes(given["shape"], before)
     cut = max((i for i, x in enumerate(part) if x != WHOLE), default=-1)
-    if len(sizes) != len(part) or not all(isinstance(x, int) for x in before[: cut + 1]):
+    if len(sizes) != len(part) or not are_numbers(before[: cut + 1]):
         raise MixedError("a reshape of unknown sizes")
     kept = [len(range(n)[x]) for n, x in zip(before, part[: cut + 1], strict=False)]
     if len(before) <= cut or any(
@@ -235,7 +231,7 @@ def _sizes(shape: Any, before: torch.Size) -> tuple[Any, ...]:
     """Return the sizes that a reshape asks for; -1 is left where others are symbols."""
     only = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
     sizes = tuple(only)
-    if sizes.count(-1) != 1 or not all(isinstance(x, int) for x in (*sizes, *before)):
+    if sizes.count(-1) != 1 or not are_numbers((*sizes, *before)):
         return sizes
     rest = math.prod(x for x in sizes if x != -1)
     return tuple(before.numel() // rest if x == -1 and rest else x for x in sizes)
@@ -276,13 +272,10 @@ def _attention(given: dict[str, Any], part: Part) -> Needs:
 
 
 def _unary(given: dict[str, Any], part: Part) -> Needs:
-    if any(isinstance(x, Node) for x in (*given["given"], *_further(given))):
+    further = [x for name, x in given.items() if name not in {"input", "given"}]
+    if any(isinstance(x, Node) for x in (*given["given"], *further)):
         raise MixedError("a cast to what the graph computes")
     return Needs(parts={"input": part}, saves=False)
-
-
-def _further(given: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(x for name, x in given.items() if name not in {"input", "given"})
 
 
 _POINTWISE = Operator(("input", "other", "third", "fourth", "fifth"), _pointwise)

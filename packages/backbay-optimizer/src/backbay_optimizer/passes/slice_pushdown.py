@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node
 
 from backbay.graph.aliases import Memory
 from backbay.graph.rewrite import call_before, erase_dead, replace_node
-from backbay.graph.values import propagate, value_of
+from backbay.graph.values import are_numbers, value_of
 from backbay.kit.passes import Pass, PassContext
 from backbay_optimizer.passes import rowwise
 from backbay_optimizer.passes.rowwise import WHOLE, MixedError, Needs, Part
@@ -43,13 +43,7 @@ class _Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class SlicePushdown(Pass):
-    """Compute only the rows that are selected later; works on Dynamo's graph.
-
-    ::
-
-        before:  F.linear(x, weight)[:, -1]
-        after:   F.linear(x[:, -1:], weight)[:, 0]
-    """
+    """Compute only the rows that are selected later; works on Dynamo's graph."""
 
     summary = "rows that are cut away at the end are not computed"
     sources = (rowwise,)
@@ -131,7 +125,7 @@ def _can_be_laid_out(cut: _Cut, memory: Memory) -> bool:
     if not memory.returned(cut.node):
         return True
     value = value_of(cut.node)
-    if not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+    if not are_numbers((*value.shape, *value.stride())):
         return False
     overlaps = any(n > 1 and step == 0 for n, step in zip(value.shape, value.stride(), strict=True))
     others = (x for x in cut.source.users if x is not cut.node)
@@ -139,7 +133,7 @@ def _can_be_laid_out(cut: _Cut, memory: Memory) -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    if not all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride())):
+    if not are_numbers((*tensor.shape, *tensor.stride())):
         return False
     return tensor.is_contiguous()  # which does not ask about dimensions of size 1
 
@@ -233,16 +227,9 @@ def _laid_out(selected: Node, place: Node) -> Node:
     if str(value_of(selected).stride()) == str(old.stride()):
         return selected
     if _is_dense(old):
-        return _method(place, "contiguous", selected)
-    whole = _method(place, "new_empty_strided", selected, tuple(old.shape), old.stride())
-    return _method(place, "copy_", whole, selected)
-
-
-def _method(place: Node, name: str, *arguments: Any) -> Node:
-    with place.graph.inserting_before(place):
-        made = place.graph.call_method(name, arguments)
-    propagate(made, place)
-    return made
+        return call_before(place, "contiguous", selected)
+    whole = call_before(place, "new_empty_strided", selected, tuple(old.shape), old.stride())
+    return call_before(place, "copy_", whole, selected)
 
 
 def _in_part(node: Node, needs: Needs, made: dict[Node, Node]) -> Node:
@@ -251,10 +238,7 @@ def _in_part(node: Node, needs: Needs, made: dict[Node, Node]) -> Node:
         source = given[name]
         given[name] = made[source] if source in made else _taken(node, source, part)
     args, kwargs = rowwise.called(given, node)
-    with node.graph.inserting_before(node):
-        new = node.graph.create_node(node.op, node.target, args, kwargs)
-    propagate(new, node)
-    return new
+    return call_before(node, node.target, *args, **kwargs)
 
 
 def _taken(place: Node, source: Node, part: Part) -> Node:
@@ -264,4 +248,4 @@ def _taken(place: Node, source: Node, part: Part) -> Node:
     if not rowwise.multiplies(place) or _is_dense(value_of(taken)):
         return taken
     # With gaps, each sequence would be a product of its own, which reads the matrix again.
-    return _method(place, "contiguous", taken)
+    return call_before(place, "contiguous", taken)

@@ -21,16 +21,16 @@ Only in 16 bits on CUDA, and where it was measured to pay.
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from backbay.graph.layouts import kind
 from backbay.graph.rewrite import call_before, cast_before
-from backbay.graph.values import value_of
-from backbay.kit.passes import EIGHTS, NotApplicable, PassContext, Requires, Rewrite
+from backbay.graph.values import are_numbers, value_of
+from backbay.kit.passes import EIGHTS, Call, NotApplicable, PassContext, Requires, Rewrite
 from backbay_optimizer.passes import convolutions
 from backbay_optimizer.passes.convolutions import Convolution
 
@@ -70,13 +70,7 @@ class _Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceToDepth(Rewrite[Convolution]):
-    """Fold the strides of convolutions of few channels into channels; for CUDA, in 16 bits.
-
-    ::
-
-        before:  torch.conv2d(x, weight, stride=16)
-        after:   torch.conv2d(blocks(x), blocks(weight))
-    """
+    """Fold the strides of convolutions of few channels into channels; for CUDA, in 16 bits."""
 
     summary = "on CUDA, strided convolutions of few channels read blocks of pixels as channels"
     requires = Requires(
@@ -85,21 +79,20 @@ class SpaceToDepth(Rewrite[Convolution]):
         dtypes=(torch.bfloat16, torch.float16),  # of these bfloat16 was measured
         dtypes_because="it was measured in 16 bits",
     )
+    targets = (*convolutions.IMAGES, *convolutions.VOLUMES)
     sources = (convolutions,)
 
-    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[Convolution]:
-        """Yield convolutions with strides."""
-        for found in convolutions.read(graph_module.graph, context, 2, 3):
-            if any(n != 1 for n in found.stride):
-                yield found
+    def site(self, call: Call, context: PassContext) -> Convolution | None:  # noqa: ARG002 (of those that ask)
+        """Return a convolution with strides."""
+        found = Convolution.of(call.node)
+        return found if any(n != 1 for n in found.stride) else None
 
     def replacement(self, site: Convolution, context: PassContext) -> Node:  # noqa: ARG002 (of those that ask)
         """Return the convolution, or product, of blocks."""
         _check(site)
         made = _put(site)
-        if self.is_alike(site.node, made):
-            return made
-        return call_before(site.node, _ATEN.contiguous.default, made)
+        is_alike = self.is_alike(site.node, made)
+        return made if is_alike else call_before(site.node, _ATEN.contiguous.default, made)
 
     def is_alike(self, old: Node, new: Node) -> bool:
         """Whether nobody can tell a new node's layout from the old one's, nor its gradient."""
@@ -114,7 +107,7 @@ space_to_depth = SpaceToDepth()
 
 def _check(found: Convolution) -> None:
     x, weight, result = map(value_of, (found.x, found.weight, found.node))
-    if not all(isinstance(n, int) for n in (*x.shape[1:], *weight.shape, *result.shape[1:])):
+    if not are_numbers((*x.shape[1:], *weight.shape, *result.shape[1:])):
         raise NotApplicable("a size of its images or weight is a symbol")
     channels = x.shape[1]
     if channels >= EIGHTS or found.groups != 1:
@@ -128,7 +121,8 @@ def _check(found: Convolution) -> None:
 
 def _check_size(found: Convolution) -> None:
     x, weight, result = map(value_of, (found.x, found.weight, found.node))
-    patches, kernel = _are_patches(found), weight.shape[2:]
+    kernel = weight.shape[2:]
+    patches = list(kernel) == found.stride and not any(found.padding)
     few = RESULTS_OF_PATCHES if patches else RESULTS
     if isinstance(result.shape[0], int) and result.numel() < few:
         raise NotApplicable(f"{result.numel()} results: it pays from {few} on")
@@ -143,7 +137,8 @@ def _check_size(found: Convolution) -> None:
     if small and not result.requires_grad and _has_channels_last(x):
         raise NotApplicable(f"a kernel of {tuple(kernel)}, and nothing is trained: it does not pay")
     only_weights = result.requires_grad and not x.requires_grad
-    if not only_weights or _has_channels_last(result) or _ratio(result, x) <= COPIED:
+    ratio = math.prod(result.shape[1:]) / math.prod(x.shape[1:])
+    if not only_weights or _has_channels_last(result) or ratio <= COPIED:
         return
     if small or x.shape[1] > OVERLAPPING:
         raise NotApplicable("its results are copied, and the gradients of them: it does not pay")
@@ -157,17 +152,8 @@ def _check_volumes(found: Convolution, *, patches: bool) -> None:
         raise NotApplicable(f"patches of {numbers} numbers: they are not in eights")
 
 
-def _are_patches(found: Convolution) -> bool:
-    kernel = list(value_of(found.weight).shape[2:])
-    return kernel == found.stride and not any(found.padding)
-
-
 def _has_channels_last(x: torch.Tensor) -> bool:
     return x.stride()[1] == 1
-
-
-def _ratio(result: torch.Tensor, x: torch.Tensor) -> float:
-    return math.prod(result.shape[1:]) / math.prod(x.shape[1:])
 
 
 # 2. What takes its place

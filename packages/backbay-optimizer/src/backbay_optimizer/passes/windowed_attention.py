@@ -15,15 +15,12 @@ The kernel leaves out blocks of scores, not single ones, and is otherwise slower
 takes masks. So it is used where it leaves out enough of them: how many was measured.
 """
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.backends.cuda import SDPAParams, can_use_flash_attention
-from torch.fx import GraphModule, Node
+from torch.backends.cuda import can_use_flash_attention
+from torch.fx import Node
 
 from backbay.graph.layouts import Layouts
 from backbay.graph.values import is_ordinary, value_of
@@ -40,25 +37,16 @@ MOST = 0.5
 _RANK = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Site:
+@dataclass(frozen=True, slots=True)
+class _Site(Call):
     """Attention with a window."""
 
-    node: Node
-    given: dict[str, Any]
     window: Window
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowedAttention(Rewrite[_Site]):
-    """Compute what lies in a constant window, and not what is hidden; for CUDA, in 16 bits.
-
-    ::
-
-        before:  back = torch.arange(4096)[:, None] - torch.arange(4096)
-                 F.scaled_dot_product_attention(q, k, v, attn_mask=(back >= 0) & (back < 512))
-        after:   torch.ops.backbay.windowed_attention(q, k, v, 511, 0)
-    """
+    """Compute what lies in a constant window, and not what is hidden; for CUDA, in 16 bits."""
 
     summary = "on CUDA, attention with a constant window computes what lies in it"
     requires = Requires(
@@ -75,13 +63,13 @@ class WindowedAttention(Rewrite[_Site]):
     is_timed = False
     removes_dead_code = True  # what made the masks
 
-    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
-        """Yield attention with a window; why a mask is none, constant_masks says."""
-        for call in Rewrite[Call].sites(self, graph_module, context):  # type: ignore[arg-type] # the calls
-            with contextlib.suppress(NotApplicable):
-                kind = mask_kinds.masks_of(context).kind(call.given)
-                if isinstance(kind, Window):
-                    yield _Site(node=call.node, given=call.given, window=kind)
+    def site(self, call: Call, context: PassContext) -> _Site | None:
+        """Return attention with a window; why a mask is none, constant_masks says."""
+        try:
+            kind = mask_kinds.kind_in(context, call.given)
+        except NotApplicable:
+            return None
+        return _Site(call.node, call.given, kind) if isinstance(kind, Window) else None
 
     def about(self, site: _Site) -> str:
         """Return which window it is."""
@@ -119,17 +107,11 @@ class WindowedAttention(Rewrite[_Site]):
         share = blocks(window, query.shape[2], key.shape[2])
         if share > MOST:
             raise NotApplicable(f"{share:.0%} of the blocks of scores lie in it: too many to pay")
-        if query.device.type == "cuda" and not can_use_flash_attention(_asked(*tensors)):
+        if query.device.type == "cuda" and not can_use_flash_attention(attention.asked(*tensors)):
             raise NotApplicable("FlashAttention does not take these tensors, or is switched off")
 
 
 windowed_attention = WindowedAttention()
-
-
-def _asked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
-    grouped = bool(query.shape[1] != key.shape[1])
-    asked: Any = SDPAParams  # its stub knows other arguments
-    return asked(query, key, value, None, 0.0, False, grouped)  # noqa: FBT003 (it takes no names)
 
 
 def blocks(window: Window, queries: int, keys: int) -> float:

@@ -1,7 +1,7 @@
 """What was measured of a graph before: which rewrites it is better off without, kept on disk.
 
-A file for each graph, and for each place that was timed alone, under ``$BACKBAY_CACHE/choices`` or
-the user's cache folder. One that cannot be read is as good as none: it is measured again.
+A file for each graph, and for each match site that was timed alone, under ``$BACKBAY_CACHE/tuning``
+or the user's cache folder. One that cannot be read is as good as none: it is measured again.
 """
 
 import os
@@ -18,7 +18,7 @@ from backbay_optimizer.passes.match_sites import is_site
 
 
 class SiteTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """One place's, alone."""
+    """One match site's, alone."""
 
     ratio: float
     """Time of what the rewrite makes of it, by that of what Inductor does."""
@@ -32,8 +32,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """One graph's."""
 
     off: tuple[str, ...]
-    """Rewrites that are left out, and places, as ``REWRITE@DIGEST``, where one is; empty: all that
-    fire are worth it."""
+    """Rewrites that are left out, and match sites, as ``REWRITE@DIGEST``, where one is; empty: all
+    that fire are worth it."""
     fired: tuple[str, ...]
     """Rewrites that changed the graph."""
     gain: float
@@ -49,17 +49,14 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         """Return it in one line."""
         low, high = self.interval
         kept = [x for x in self.fired if x not in self.off]
-        left = f"; {', '.join(self._left_out())} left out" if self.off else ""
+        whole = [x for x in self.off if not is_site(x)]
+        sites = Counter(x.partition("@")[0] for x in self.off if is_site(x))
+        kinds = [f"{x} at {n} kind{'s' * (n > 1)} of match site" for x, n in sites.items()]
+        left = f"; {', '.join(whole + kinds)} left out" if self.off else ""
         return (
             f"{', '.join(kept) or 'no rewrite'} kept{left}: "
             f"{self.gain:.3f} [{low:.3f}, {high:.3f}] times as fast as without rewrites"
         )
-
-    def _left_out(self) -> list[str]:
-        whole = [x for x in self.off if not is_site(x)]
-        places = Counter(x.partition("@")[0] for x in self.off if is_site(x))
-        kinds = (f"{x} at {n} kind{'s' * (n > 1)} of place" for x, n in places.items())
-        return [*whole, *kinds]
 
 
 _Kept = TypeVar("_Kept", Choice, SiteTiming)
@@ -68,7 +65,7 @@ _Kept = TypeVar("_Kept", Choice, SiteTiming)
 def folder() -> Path:
     """Return where choices are kept."""
     given = os.environ.get("BACKBAY_CACHE", "").strip()
-    return (Path(given) if given else platformdirs.user_cache_path("backbay")) / "choices"
+    return (Path(given) if given else platformdirs.user_cache_path("backbay")) / "tuning"
 
 
 def read(key: str) -> Choice | None:
@@ -82,13 +79,13 @@ def write(key: str, choice: Choice) -> None:
 
 
 def read_site(key: str) -> SiteTiming | None:
-    """Return what is known of a place."""
-    return _read(_path("places", key), SiteTiming)
+    """Return what is known of a match site."""
+    return _read(_path("sites", key), SiteTiming)
 
 
 def write_site(key: str, found: SiteTiming) -> None:
-    """Keep what was measured of a place, as `write` does of a graph."""
-    _write(_path("places", key), found)
+    """Keep what was measured of a match site, as `write` does of a graph."""
+    _write(_path("sites", key), found)
 
 
 def _read(path: Path, kind: type[_Kept]) -> _Kept | None:

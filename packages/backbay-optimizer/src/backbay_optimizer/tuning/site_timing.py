@@ -15,13 +15,12 @@ import torch
 from torch._guards import tracing
 from torch.fx import GraphModule
 
-from backbay.graph.values import value_of
+from backbay.graph.values import are_numbers, value_of
 from backbay.kit.codegen import Codegen
 from backbay.kit.passes import Pass, PassContext
 from backbay.timing import stats
 from backbay_optimizer.passes.match_sites import MatchSite
-from backbay_optimizer.tuning import cache as choices
-from backbay_optimizer.tuning import variants as tuning
+from backbay_optimizer.tuning import cache, variants
 from backbay_optimizer.tuning.cache import SiteTiming
 
 BUDGET_S = 0.5
@@ -56,9 +55,9 @@ def _found(
     if not all(map(_can_be_made, values)):
         return None
     rewrite = passes[site.rewrite]
-    parts = (site.name, rewrite.uuid(), settings, tuning.machine(values))
+    parts = (site.name, rewrite.uuid(), settings, variants.machine(values))
     key = hashlib.sha256(repr(parts).encode()).hexdigest()
-    known = choices.read_site(key)
+    known = cache.read_site(key)
     if known is not None:
         return known
     try:
@@ -66,7 +65,7 @@ def _found(
     except Exception:  # noqa: BLE001 (whatever it is: the site is timed with the whole graph)
         return None
     if found is not None:
-        choices.write_site(key, found)
+        cache.write_site(key, found)
     return found
 
 
@@ -76,7 +75,7 @@ def _can_be_made(value: Any) -> bool:
     if not value.is_floating_point() and value.dtype != torch.bool:
         return False  # random numbers may be indices out of range
     sizes = (*value.shape, *value.stride())
-    return all(isinstance(x, int) for x in sizes) and value.numel() > 0 and 0 not in value.stride()
+    return are_numbers(sizes) and value.numel() > 0 and 0 not in value.stride()
 
 
 def _made(value: torch.Tensor) -> torch.Tensor:
@@ -96,10 +95,10 @@ def _measured(
         return None
     # Apart from the graph that is being compiled: neither its fake tensors nor its guards are ours.
     with tracing(None), torch.no_grad():
-        arms = {tuning.ALL: generate(rewritten, inputs)}
+        arms = {variants.ALL: generate(rewritten, inputs)}
         without = (rewrite.name,)
         arms[without] = generate(copy.deepcopy(region), inputs)
-        samples = tuning.timed(arms, inputs, BUDGET_S)
-    ratio, interval = stats.ratio(samples[tuning.ALL], samples[without])
+        samples = variants.timed(arms, inputs, BUDGET_S)
+    ratio, interval = stats.ratio(samples[variants.ALL], samples[without])
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     return SiteTiming(ratio=ratio, interval=interval, created=now)

@@ -2,16 +2,15 @@
 
 What a rewrite gains depends on shapes and on the machine, and on what Inductor makes of the code
 around it; so the whole compiled graph is timed, forward and, where it trains, backward: with every
-rewrite, without any, without each, and without those places that are slower when each is timed
-alone (`site_timing.py`). They take turns on copies of the first call's inputs, so
-nobody's tensors change. A rewrite stays unless the graph is shown to be faster without it.
+rewrite, without any, without each, and without those match sites that are slower when each is
+timed alone (`site_timing.py`). They take turns on copies of the first call's inputs, so nobody's
+tensors change. A rewrite stays unless the graph is shown to be faster without it.
 """
 
 import datetime as dt
 import hashlib
 import importlib.metadata
 import platform
-import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -152,7 +151,7 @@ def timed(
     Returns:
         By variant, milliseconds a call, one sample a round.
     """
-    from backbay.timing import clock, measure  # noqa: PLC0415 (34 ms, with tune="full")
+    from backbay.timing import clock, rounds  # noqa: PLC0415 (34 ms, with tune="full")
 
     device = next((x.device for x in args if isinstance(x, torch.Tensor)), torch.device("cpu"))
     devices = [device] if device.type == "cuda" else []
@@ -160,17 +159,15 @@ def timed(
         copies = [_copied(x) for x in args]
         steps = {",".join(off): _step(arm, copies) for off, arm in arms.items()}
         for step in steps.values():
-            clock.seconds(step, measure.WARMUPS + 1, device)  # CUDA graphs record in the second
+            clock.seconds(step, rounds.WARMUPS + 1, device)  # CUDA graphs record in the second
         step_s = {name: clock.seconds(step, 1, device) for name, step in steps.items()}
-        plan = measure.plan(step_s, BUDGET_S if budget_s is None else budget_s)
-        samples: dict[str, list[float]] = {name: [] for name in steps}
-        order, shuffled = list(steps), random.Random(0)  # noqa: S311 (no secret)
-        for _ in range(plan.rounds):
-            shuffled.shuffle(order)
-            for name in order:
-                taken = clock.block(steps[name], warmups=1, calls=plan.calls[name], device=device)
-                samples[name].append(1e3 * taken / plan.calls[name])
-    return {off: samples[",".join(off)] for off in arms}
+        plan = rounds.plan(step_s, BUDGET_S if budget_s is None else budget_s)
+
+        def block(name: str) -> float:
+            return clock.block(steps[name], warmups=1, calls=plan.calls[name], device=device)
+
+        taken = list(rounds.in_turns(steps, plan, block))
+    return {off: [x[",".join(off)] for x in taken] for off in arms}
 
 
 def _copied(value: Any) -> Any:

@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from backbay.graph.checkpoints import as_run
 from backbay.graph.effects import changes_state, may_write, mutates, written
-from backbay.graph.values import storages, value_of
+from backbay.graph.values import are_numbers, storages, value_of
 
 Storages = frozenset[int]
 
@@ -74,6 +74,20 @@ def _meets(some: Storages | None, others: Storages | None) -> bool:
     return some is None or others is None or not some.isdisjoint(others)
 
 
+def views(node: Node) -> set[Node] | None:
+    """Return a node and what shares its memory; None where that is not known."""
+    own, found, waiting = storages(node), {node}, [node]
+    while waiting:
+        for user in waiting.pop().users:
+            theirs = storages(user)
+            if own is None or theirs is None:
+                return None
+            if user not in found and not own.isdisjoint(theirs):
+                found.add(user)
+                waiting.append(user)
+    return found
+
+
 def is_parameter(node: Node, memory: Memory) -> bool:
     """Return whether a node is a parameter or buffer that the graph does not write.
 
@@ -90,7 +104,7 @@ def is_plain(value: object) -> bool:
     """Whether a fake value is a tensor with memory of its own kind, in sizes known by now."""
     if type(value) is not FakeTensor or value.layout != torch.strided:
         return False
-    return all(isinstance(x, int) for x in (*value.shape, *value.stride(), value.storage_offset()))
+    return are_numbers((*value.shape, *value.stride(), value.storage_offset()))
 
 
 def disturbed(
@@ -123,7 +137,7 @@ class Disturbances:
         self._writes: list[tuple[Node, list[frozenset[int] | None]]] = []
 
     def until(self, end: Node, read: Iterable[Node]) -> str | None:
-        """What forbids to read values at ``end`` in place of the beginning, or the other way.
+        """Return what forbids to read values at ``end`` instead of the beginning, or vice versa.
 
         Args:
             end: a place behind the beginning; what was asked for further behind counts, too.

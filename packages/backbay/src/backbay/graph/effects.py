@@ -86,7 +86,7 @@ def may_write(node: Node) -> bool:
 
 
 def written(node: Node) -> list[Node]:
-    """What a node that may write writes to: all that it is given, where no name says which."""
+    """Return what a node that may write writes to: all it is given, where no name says which."""
     first = node.args[0] if node.args else None
     if node.op == "call_method" and mutates(node) and str(node.target) != "set_":
         return [first] if isinstance(first, Node) else node.all_input_nodes

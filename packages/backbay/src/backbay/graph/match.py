@@ -9,7 +9,7 @@ are only close, where a pattern allows it.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,6 +160,18 @@ def find(pattern: Pattern, graph: Graph) -> Found:
                 found.near.append(NearMiss.at(match.outputs[0], pattern.title, reason))
         found.near += (NearMiss.at(node, pattern.title, x) for node, x in matcher.leaking)
     return found
+
+
+def is_call(node: Any, targets: Collection[Any]) -> bool:
+    """Whether a node calls one of some functions, or one of some methods by its name."""
+    if not isinstance(node, Node) or node.op not in {"call_function", "call_method"}:
+        return False
+    return node.target in targets
+
+
+def first_input(node: Node) -> Any:
+    """Return what a call of an operator of PyTorch's is given first, by position or by name."""
+    return node.args[0] if node.args else node.kwargs.get("input")
 
 
 class _Matcher(SubgraphMatcher):

@@ -61,7 +61,7 @@ class Coverage:
         return sum(map(len, self.regions))
 
     def __str__(self) -> str:
-        """Say it in a line, and each operator that is left in one more."""
+        """Return it in a line, and each operator that is left in one more."""
         share = self.covered / self.operators if self.operators else 1.0
         regions = f"{len(self.regions)} region{'' if len(self.regions) == 1 else 's'}"
         lines = [f"{self.covered} of {self.operators} operators ({share:.0%}) in {regions}"]

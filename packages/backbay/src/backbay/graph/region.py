@@ -1,7 +1,7 @@
 """A part of a graph, taken out as a graph of its own; and what it is told apart by."""
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,21 +26,27 @@ def _is_call(node: Node) -> bool:
     return node.op.startswith("call")
 
 
-def taken_out(nodes: Iterable[Node]) -> GraphModule:
-    """Return a graph of some nodes of another: it takes what they read, and gives what others read.
+def inputs_of(nodes: Collection[Node]) -> list[Node]:
+    """Return what some nodes read that is not among them, in the order in which it is read."""
+    read = dict.fromkeys(x for node in sorted(nodes) for x in node.all_input_nodes)
+    return [x for x in read if x not in nodes]
+
+
+def taken_out(nodes: Iterable[Node], results: Sequence[Node] = ()) -> GraphModule:
+    """Return a graph of some nodes of another, which takes what `inputs_of` says.
 
     Args:
-        nodes: calls; values that they need and that are not among them become inputs.
+        nodes: calls.
+        results: those of them that it gives. Default: what others read.
     """
     inside = dict.fromkeys(sorted(nodes))
     graph, copies = Graph(), dict[Node, Node]()
-    for given in dict.fromkeys(x for node in inside for x in node.all_input_nodes):
-        if given not in inside:
-            copies[given] = graph.placeholder(given.name)
-            copies[given].meta = dict(given.meta)
+    for given in inputs_of(inside):
+        copies[given] = graph.placeholder(given.name)
+        copies[given].meta = dict(given.meta)
     for node in inside:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-    results = [x for x in inside if any(user not in inside for user in x.users)]
+    results = results or [x for x in inside if any(user not in inside for user in x.users)]
     graph.output(tuple(copies[x] for x in results))
     return GraphModule(torch.nn.Module(), graph)
 

@@ -23,11 +23,19 @@ FROZEN = "_frozen_"
 """How attributes begin that hold parameters and buffers which a backend freezes."""
 
 
-def call_before(place: Node, target: Target, *arguments: Any, **keywords: Any) -> Node:
-    """Insert a call before a node, with the metadata of that node and a value of its own."""
+def call_before(place: Node, target: Target | str, /, *arguments: Any, **keywords: Any) -> Node:
+    """Insert a call before a node, with the metadata of that node and a value of its own.
+
+    Args:
+        place: the node.
+        target: a function, or the name of a method of the first argument.
+        arguments: of the call.
+        keywords: likewise.
+    """
     graph: Graph = place.graph
+    op = "call_method" if isinstance(target, str) else "call_function"
     with graph.inserting_before(place):
-        made = graph.call_function(target, arguments, keywords)
+        made = graph.create_node(op, target, arguments, keywords)
     propagate(made, place)
     return made
 
@@ -46,12 +54,6 @@ def cast_before(place: Node, node: Node, dtype: torch.dtype) -> Node:
     if value_of(node).dtype == dtype:
         return node
     return call_before(place, torch.ops.aten._to_copy.default, node, dtype=dtype)  # noqa: SLF001 (its name)
-
-
-def erase_between(before: Node, place: Node) -> None:
-    """Erase what was put between two nodes, and nobody uses."""
-    while place.prev is not before:
-        place.graph.erase_node(place.prev)
 
 
 def layout(value: torch.Tensor) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ reads them, and where the user wrote a node: what a pass puts in must carry both
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,21 @@ def value_of(node: Any) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in a value, which may be nested."""
+    return [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+
+
+def wants_gradient(node: Node) -> bool:
+    """Whether a gradient by some of a node's results may be wanted."""
+    return any(x.requires_grad for x in tensors_in(value_of(node)))
+
+
+def are_numbers(sizes: Iterable[Any]) -> bool:
+    """Whether sizes, or strides, are all known by now: none is a symbol."""
+    return all(isinstance(x, int) for x in sizes)
+
+
 def is_ordinary(value: Any) -> bool:
     """Return whether a value is a tensor of no subclass: not distributed, quantised or wrapped.
 
@@ -35,7 +50,7 @@ def is_ordinary(value: Any) -> bool:
 
 
 def propagate(node: Node, like: Node) -> None:
-    """Return a new node the value that it would have, and the place of what it replaces."""
+    """Evaluate a new node, and give it the provenance of the node that it stands for."""
     carry(node, like)
     if node.op not in {"call_function", "call_method"}:
         return
@@ -46,7 +61,7 @@ def propagate(node: Node, like: Node) -> None:
 
 
 def adopt(node: Node, like: Node) -> None:
-    """Return a new node the value and the place of what it replaces, which is laid out alike."""
+    """Copy value and provenance to a new node from one that is laid out alike."""
     carry(node, like)
     node.meta[_key(like)] = value_of(like)
 
@@ -83,7 +98,7 @@ def _key(node: Node) -> str:
 
 
 def carry(node: Node, like: Node) -> None:
-    """Return a new node the place of what it replaces."""
+    """Copy a node's provenance to the one that replaces it."""
     for name in CARRIED:
         if name in like.meta:
             node.meta[name] = like.meta[name]
@@ -115,7 +130,7 @@ def computed(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def refresh(old: Node, new: Node) -> None:
-    """Return what views a node, which has taken another's place, values that view its value.
+    """Refresh the values of what views a node that has taken another's place.
 
     Otherwise a later pass sees two memories where there is one: of ``new``, and of the views.
     """
@@ -130,7 +145,7 @@ def storages(node: Any) -> frozenset[int] | None:
     value = value_of(node)
     if value is None:
         return None
-    tensors = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+    tensors = tensors_in(value)
     if any(x.layout != torch.strided or _is_wrapped(x) for x in tensors):
         return None
     return frozenset(x.untyped_storage()._cdata for x in tensors)  # noqa: SLF001 (its identity)
@@ -171,7 +186,7 @@ _SOURCES = "_param_name_to_source"
 
 
 def say_sources(old: GraphModule, new: GraphModule) -> None:
-    """Tell of a copy where Dynamo's graph has its inputs from; inputs that are new have no source.
+    """Copy where a graph of Dynamo's has its inputs from; inputs that are new have no source.
 
     Nothing that copies a graph copies that. Without it a graph is taken for an exported one, of
     which no input stays where it is: CUDA graphs then copy every parameter in every call.

@@ -38,7 +38,7 @@ import backbay
 from backbay.errors import InputError
 from backbay.graph.aten_rewrite import apply_aten
 from backbay.graph.checkpoints import with_bodies
-from backbay.graph.match import NearMiss, Pattern
+from backbay.graph.match import NearMiss, Pattern, is_call
 from backbay.graph.rewrite import apply, bound, erase_dead, layout, replace_node, revocable
 from backbay.graph.values import is_ordinary, value_of
 
@@ -385,12 +385,26 @@ class Rewrite(Pass, Generic[SiteT]):
         """
         raise NotImplementedError
 
-    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterable[SiteT]:  # noqa: ARG002 (of those that define it)
-        """Yield where the rewrite may fire: by default, each call of one of the targets."""
-        nodes = [x for x in graph_module.graph.nodes if x.op.startswith("call")]
-        for node in nodes:
-            if node.target in self.targets and not node._erased:  # noqa: SLF001 (nothing else tells)
-                yield Call(node, bound(node, self.parameters))  # type: ignore[misc] # the default
+    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterable[SiteT]:
+        """Yield where the rewrite may fire: by default, at each call of a target."""
+        for node in [x for x in graph_module.graph.nodes if is_call(x, self.targets)]:
+            if node._erased:  # noqa: SLF001 (nothing else tells)
+                continue
+            site = None
+            with context.attempt(node):
+                site = self.site(Call(node, bound(node, self.parameters)), context)
+            if site is not None:
+                yield site
+
+    def site(self, call: Call, context: PassContext) -> SiteT | None:  # noqa: ARG002 (of those that define it)
+        """Return what a call of a target is the site of: by default, itself.
+
+        None where the rewrite is not about such a call, and nothing is to be noted.
+
+        Raises:
+            NotApplicable: it is a near miss already.
+        """
+        return call  # type: ignore[return-value] # the default
 
     def about(self, site: SiteT) -> str:  # noqa: ARG002 (of those that define it)
         """Return what near misses of a site begin with."""

@@ -30,7 +30,8 @@ from backbay.race.runs import Runs, state
 from backbay.race.trial import EAGER, Trial, compiled
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.timing import clock
-from backbay.timing.measure import WARMUPS, Block, Timed
+from backbay.timing.measure import Block, Timed
+from backbay.timing.rounds import WARMUPS
 from backbay.workloads.setup import WorkloadSetup, not_alike
 
 _RECOMPILE_LIMIT = 256

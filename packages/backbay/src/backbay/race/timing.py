@@ -15,7 +15,7 @@ from backbay.judge.client import secret
 from backbay.race.decide import EAGER
 from backbay.race.requests import Call, Hand, Open, Opened, Reply, Request
 from backbay.session import Failure, NoReply, Session
-from backbay.timing import measure, stats
+from backbay.timing import measure, rounds, stats
 from backbay.workloads.setup import WorkloadSetup
 
 RaceSession = Session[Request, Reply]
@@ -201,8 +201,8 @@ class Timing:
         """Return eager's times while nobody else runs; none if eager did not get ready."""
         if EAGER not in step_s:
             return []
-        plan = measure.plan({EAGER: step_s[EAGER]}, _ALONE_S, most_calls=self._most_calls)
-        few = measure.Plan(rounds=_ALONE_ROUNDS, calls=plan.calls)
+        plan = rounds.plan({EAGER: step_s[EAGER]}, _ALONE_S, most_calls=self._most_calls)
+        few = rounds.Plan(rounds=_ALONE_ROUNDS, calls=plan.calls)
         alone = measure.interleave(
             {EAGER: session},
             few,
@@ -231,7 +231,7 @@ class Timing:
         if EAGER not in sessions:  # nobody to compare with
             return
         everyone = ", ".join(sessions)
-        plan = measure.plan(step_s, self.limits.timing_s, most_calls=self._most_calls)
+        plan = rounds.plan(step_s, self.limits.timing_s, most_calls=self._most_calls)
         sets = len(self.sets.files) + 1
         taken = measure.interleave(
             sessions,
@@ -245,11 +245,11 @@ class Timing:
         self._check_clocks(taken.unaccounted)
         self.samples = taken.milliseconds
 
-    def _sampled(self, names: Collection[str], rounds: int) -> dict[str, Collection[int]]:
+    def _sampled(self, names: Collection[str], number: int) -> dict[str, Collection[int]]:
         if not self.sets.sampled:
             return {}
         draw = secrets.SystemRandom()  # nobody who is timed can know when it is looked at
-        return {x: draw.sample(range(rounds), min(_SAMPLES, rounds)) for x in names if x != EAGER}
+        return {x: draw.sample(range(number), min(_SAMPLES, number)) for x in names if x != EAGER}
 
     def _check_clocks(self, unaccounted: Mapping[str, float]) -> None:
         """Check that what processes say of their times fits what passed here.

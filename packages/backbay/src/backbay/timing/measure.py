@@ -1,12 +1,5 @@
-"""Interleaved timing: one block of calls of everyone in turn, in rounds.
+"""Interleaved timing of backends in sessions: `rounds`, asked of child processes."""
 
-A machine's speed drifts over seconds (clocks, temperature, neighbours). Taking one block of every
-backend in each round lets the drift meet all of them alike. Each round is shuffled: in turns
-of A B C everyone would run behind the same neighbour, in the clocks and caches that it left.
-"""
-
-import math
-import random
 import statistics
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -17,16 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from backbay.session import Failure, NoReply
-
-SHORTEST_BLOCK_S = 0.02
-"""Shorter blocks are at the mercy of single interrupts."""
-LONGEST_BLOCK_S = 0.1
-"""Longer blocks would tell no more: from here on rounds are what narrows an interval."""
-FEWEST_ROUNDS = 12
-"""Below this a bootstrap interval of the median is not to be trusted."""
-MOST_ROUNDS = 60
-WARMUPS = 2
-"""Calls before a block: caches hold another backend's data, and Dynamo's guards another's entry."""
+from backbay.timing.rounds import WARMUPS, Plan, in_turns
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
@@ -72,15 +56,6 @@ class BlockLost(Exception):  # noqa: N818 (what happened to a backend, not an er
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How many calls to time."""
-
-    rounds: int
-    calls: Mapping[str, int]
-    """Backend to calls in a block."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Samples:
     """What interleaved timing gave."""
 
@@ -89,24 +64,6 @@ class Samples:
     unaccounted: dict[str, float] = field(default_factory=dict)
     """Backend to what its process did not report of the time of a block as it was seen from here,
     over what it did report; the middle one of all blocks."""
-
-
-def plan(step_s: Mapping[str, float], budget_s: float, *, most_calls: int | None = None) -> Plan:
-    """Return as many rounds as the time allows, within limits.
-
-    Args:
-        step_s: backend to seconds of one warm step.
-        budget_s: seconds for the timing of all of them together.
-        most_calls: that a block may have; default: as many as its time takes.
-    """
-    share_s = budget_s / (MOST_ROUNDS * len(step_s))
-    block_s = min(max(share_s, SHORTEST_BLOCK_S), LONGEST_BLOCK_S)
-    calls = {name: math.ceil(block_s / max(step, 1e-7)) for name, step in step_s.items()}
-    if most_calls is not None:
-        calls = {name: min(x, most_calls) for name, x in calls.items()}
-    round_s = sum((calls[name] + WARMUPS) * step for name, step in step_s.items())
-    fitting = int(budget_s / max(round_s, 1e-7))
-    return Plan(rounds=min(max(fitting, FEWEST_ROUNDS), MOST_ROUNDS), calls=calls)
 
 
 def interleave(
@@ -136,30 +93,32 @@ def interleave(
     """
     milliseconds: dict[str, list[float]] = {name: [] for name in sessions}
     unaccounted: dict[str, list[float]] = {name: [] for name in sessions}
-    order, shuffled = list(sessions), random.Random(0)  # noqa: S311 (no secret)
     several = len({id(x) for x in sessions.values()}) > 1
-    for index in range(chosen.rounds):
-        shuffled.shuffle(order)
-        for name in order:
-            request = Block(
-                backend=name,
-                warmups=WARMUPS,
-                calls=chosen.calls[name],
-                inputs=index % sets,
-                sample=index in sampled.get(name, ()),
-            )
-            session = sessions[name]
-            if several:
-                session.resume()
-            taken, whole = _block(session, request, timeout_s)
-            if request.sample:
-                on_sample(name, request.inputs)
-            if several:
-                session.stop()
-            milliseconds[name].append(1e3 * taken / request.calls)
-            reported = taken * (request.calls + WARMUPS) / request.calls
-            unaccounted[name].append(whole / max(reported, 1e-9) - 1.0)
-        on_round(index + 1, chosen.rounds)
+
+    def block(name: str) -> float:
+        session, done = sessions[name], len(milliseconds[name])
+        request = Block(
+            backend=name,
+            warmups=WARMUPS,
+            calls=chosen.calls[name],
+            inputs=done % sets,
+            sample=done in sampled.get(name, ()),
+        )
+        if several:
+            session.resume()
+        taken, whole = _block(session, request, timeout_s)
+        if request.sample:
+            on_sample(name, request.inputs)
+        if several:
+            session.stop()
+        reported = taken * (request.calls + WARMUPS) / request.calls
+        unaccounted[name].append(whole / max(reported, 1e-9) - 1.0)
+        return taken
+
+    for number, taken in enumerate(in_turns(sessions, chosen, block), 1):
+        for name, value in taken.items():
+            milliseconds[name].append(value)
+        on_round(number, chosen.rounds)
     middle = {name: statistics.median(x) for name, x in unaccounted.items()}
     return Samples(milliseconds=milliseconds, unaccounted=middle)
 

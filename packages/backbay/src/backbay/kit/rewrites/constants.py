@@ -19,14 +19,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backbay.graph.aliases import Memory
 from backbay.graph.effects import is_pure, is_uninitialised
-from backbay.graph.rewrite import FROZEN, call_before, hold, replace_node
-from backbay.graph.values import storages, value_of
+from backbay.graph.rewrite import FROZEN, call_before, hold, layout, replace_node
+from backbay.graph.values import storages, tensors_in, value_of
 from backbay.kit.passes import graph_pass
 
 MOST_BYTES = 2**20
@@ -39,13 +39,7 @@ Values = dict[Node, Any]
 
 @graph_pass()
 def fold_constants(graph_module: GraphModule) -> int:
-    """Compute what only depends on constants once; works at Dynamo's level and on ATen graphs.
-
-    ::
-
-        before:  f = torch.arange(4) * 2; return x + f
-        after:   f = self._folded_0; return x + f
-    """
+    """Compute what only depends on constants once; works at Dynamo's level and on ATen graphs."""
     # Not torch's constant_fold: it folds parameters, which a user trains, knows randomness of ATen
     # only, hands folded tensors out, and runs whatever function it finds.
     graph, memory = graph_module.graph, Memory(graph_module.graph)
@@ -53,7 +47,9 @@ def fold_constants(graph_module: GraphModule) -> int:
     ends = [x for x in values if _is_end(x, values)]
     count = sum(_folded(graph_module, x, values[x], memory) for x in ends)
     if count:
-        _drop_unused(graph, values)
+        for node in reversed(list(values)):
+            if not node.users and node.graph is graph and not node._erased:  # noqa: SLF001 (no other)
+                graph.erase_node(node)
         graph_module.recompile()
     return count
 
@@ -98,20 +94,14 @@ def _value(graph_module: GraphModule, node: Node, values: Mapping[Node, Any]) ->
 def _has_symbols(node: Node) -> bool:
     """Whether the size of a node's value is known only when it runs."""
     leaves = pytree.tree_leaves((value_of(node), node.args, node.kwargs))
-    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-    sizes = [y for x in tensors for y in (*x.shape, *x.stride())]
+    sizes = [y for x in tensors_in(leaves) for y in (*x.shape, *x.stride())]
     return any(isinstance(x, (torch.SymInt, torch.SymFloat)) for x in (*leaves, *sizes))
 
 
 def _is_small(value: Any) -> bool:
-    leaves = pytree.tree_leaves(value)
-    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    leaves, tensors = pytree.tree_leaves(value), tensors_in(value)
     known = len(tensors) == len(leaves) > 0
-    return known and all(_is_small_tensor(x) for x in tensors)
-
-
-def _is_small_tensor(value: torch.Tensor) -> bool:
-    return value.nbytes <= MOST_BYTES and not value.requires_grad
+    return known and all(x.nbytes <= MOST_BYTES and not x.requires_grad for x in tensors)
 
 
 def _is_end(node: Node, values: Mapping[Node, Any]) -> bool:
@@ -139,11 +129,4 @@ def _is_as_promised(value: torch.Tensor, promised: Any) -> bool:
     """Whether what was computed here is what the graph would give where it runs."""
     if not isinstance(promised, torch.Tensor) or promised.requires_grad:
         return False
-    both = [(x.dtype, x.device, tuple(x.shape), x.stride()) for x in (value, promised)]
-    return both[0] == both[1]
-
-
-def _drop_unused(graph: Graph, values: Mapping[Node, Any]) -> None:
-    for node in reversed(list(values)):
-        if not node.users and node.graph is graph and not node._erased:  # noqa: SLF001 (no other)
-            graph.erase_node(node)
+    return layout(value) == layout(promised)

@@ -18,13 +18,7 @@ from backbay.kit.passes import graph_pass
 
 @graph_pass()
 def remove_dead_code(graph_module: GraphModule) -> int:
-    """Remove nodes without users that do nothing else; works at every level.
-
-    ::
-
-        before:  a = x + 1; y = x.sigmoid(); return y
-        after:   y = x.sigmoid(); return y
-    """
+    """Remove nodes without users that do nothing else; works at every level."""
     count = erase_dead(graph_module.graph)
     if count:
         graph_module.recompile()

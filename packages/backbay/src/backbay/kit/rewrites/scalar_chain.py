@@ -81,13 +81,7 @@ class _Step:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldScalarChain(Pass):
-    """Join numbers that a tensor meets in a row, and drop those that change nothing.
-
-    ::
-
-        before:  y = x * 2; z = y * 4; w = z / 1; return w + v
-        after:   z = x * 8; return z + v
-    """
+    """Join numbers that a tensor meets in a row, and drop those that change nothing."""
 
     allow_reassociation: bool = option(
         False,  # noqa: FBT003 (the default)
@@ -188,7 +182,7 @@ class _Folding:
 
 
 def _step(node: Node) -> _Step | None:
-    """Read a node as a tensor that meets a number; subtraction and division are told as well."""
+    """Read a node as a tensor that meets a number; subtraction and division count as well."""
     kind = _KINDS.get(node.target) if node.op == "call_function" else None
     if kind in {None, "neg"} or node.kwargs or len(node.args) != 2:  # noqa: PLR2004 (binary)
         return None
@@ -233,14 +227,9 @@ def _holds(dtype: torch.dtype, first: _Step, last: _Step, number: Number) -> boo
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
         return all(isinstance(x, int) and limits.min <= x <= limits.max for x in numbers)
-    if first.kind == "mul":
-        return all(_is_normal(x, dtype) for x in numbers)
-    return all(abs(x) <= torch.finfo(dtype).max for x in numbers)
-
-
-def _is_normal(number: Number, dtype: torch.dtype) -> bool:
     info = torch.finfo(dtype)
-    return bool(info.tiny <= abs(number) <= info.max)
+    least = info.tiny if first.kind == "mul" else 0.0  # a factor must not be subnormal
+    return all(least <= abs(x) <= info.max for x in numbers)
 
 
 def _is_exact(dtype: torch.dtype, first: _Step, last: _Step) -> bool:

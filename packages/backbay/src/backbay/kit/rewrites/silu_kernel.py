@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.rewrite import call_before
-from backbay.graph.values import is_ordinary, value_of
+from backbay.graph.values import are_numbers, is_ordinary, value_of
 from backbay.kit.kernels import silu as kernel
 from backbay.kit.passes import Call, NotApplicable, PassContext, Rewrite
 
@@ -38,7 +38,7 @@ class SiluToKernel(Rewrite[Call]):
         value = value_of(node.args[0])
         if not is_ordinary(value):
             raise NotApplicable(f"{node.args[0]} is not an ordinary tensor that is known")
-        if not all(isinstance(size, int) for size in value.shape):
+        if not are_numbers(value.shape):
             raise NotApplicable("its size is a symbol: whether the kernel pays is not known")
         reason = kernel.pays(value)
         if reason is not None:

@@ -26,19 +26,13 @@ from backbay.graph.aliases import Memory
 from backbay.graph.canonical import canonicalise
 from backbay.graph.effects import changes_state, is_pure, is_uninitialised
 from backbay.graph.rewrite import replace_node
-from backbay.graph.values import value_of
+from backbay.graph.values import wants_gradient
 from backbay.kit.passes import graph_pass
 
 
 @graph_pass()
 def common_subexpressions(graph_module: GraphModule) -> int:
-    """Compute what is computed twice once; works at Dynamo's level and on functional graphs.
-
-    ::
-
-        before:  y = x.sigmoid() * x.sigmoid()
-        after:   a = x.sigmoid(); y = a * a
-    """
+    """Compute what is computed twice once; works at Dynamo's level and on functional graphs."""
     # Not torch's CSEPass: it makes one tensor of two results, does not see what is written between,
     # takes 1, 1.0 and True for the same, and loses in-place methods' order.
     graph = graph_module.graph
@@ -74,16 +68,15 @@ def _key(node: Node, memory: Memory) -> Hashable | None:
         return ("get_attr", node.target)
     if not is_pure(node) or is_uninitialised(node):
         return None
-    if any(memory.mutated(x) for x in (node, *node.all_input_nodes)) or _is_differentiated(node):
+    if any(memory.mutated(x) for x in (node, *node.all_input_nodes)) or wants_gradient(node):
         return None
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     key = (node.op, node.target, tuple(map(_leaf, leaves)), str(structure))
-    return key if _is_hashable(key) else None
-
-
-def _is_differentiated(node: Node) -> bool:
-    results = pytree.tree_leaves(value_of(node))
-    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in results)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def _leaf(value: Any) -> Hashable:
@@ -95,11 +88,3 @@ def _leaf(value: Any) -> Hashable:
     if isinstance(value, (torch.dtype, torch.device)):
         return value
     return (type(value), repr(value))
-
-
-def _is_hashable(key: Hashable) -> bool:
-    try:
-        hash(key)
-    except TypeError:
-        return False
-    return True

@@ -1,0 +1,64 @@
+"""Interleaved timing: one block of calls of everyone in turn, in rounds.
+
+A machine's speed drifts over seconds (clocks, temperature, neighbours). Taking one block of every
+backend in each round lets the drift meet all of them alike. Each round is shuffled: in turns
+of A B C everyone would run behind the same neighbour, in the clocks and caches that it left.
+"""
+
+import math
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+SHORTEST_BLOCK_S = 0.02
+"""Shorter blocks are at the mercy of single interrupts."""
+LONGEST_BLOCK_S = 0.1
+"""Longer blocks would tell no more: from here on rounds are what narrows an interval."""
+FEWEST_ROUNDS = 12
+"""Below this a bootstrap interval of the median is not to be trusted."""
+MOST_ROUNDS = 60
+WARMUPS = 2
+"""Calls before a block: caches hold another backend's data, and Dynamo's guards another's entry."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How many calls to time."""
+
+    rounds: int
+    calls: Mapping[str, int]
+    """Backend to calls in a block."""
+
+
+def plan(step_s: Mapping[str, float], budget_s: float, *, most_calls: int | None = None) -> Plan:
+    """Return as many rounds as the time allows, within limits.
+
+    Args:
+        step_s: backend to seconds of one warm step.
+        budget_s: seconds for the timing of all of them together.
+        most_calls: that a block may have; default: as many as its time takes.
+    """
+    share_s = budget_s / (MOST_ROUNDS * len(step_s))
+    block_s = min(max(share_s, SHORTEST_BLOCK_S), LONGEST_BLOCK_S)
+    calls = {name: math.ceil(block_s / max(step, 1e-7)) for name, step in step_s.items()}
+    if most_calls is not None:
+        calls = {name: min(x, most_calls) for name, x in calls.items()}
+    round_s = sum((calls[name] + WARMUPS) * step for name, step in step_s.items())
+    fitting = int(budget_s / max(round_s, 1e-7))
+    return Plan(rounds=min(max(fitting, FEWEST_ROUNDS), MOST_ROUNDS), calls=calls)
+
+
+def in_turns(
+    names: Collection[str], chosen: Plan, block: Callable[[str], float]
+) -> Iterator[Mapping[str, float]]:
+    """Time everyone in every round; yield what each round gave, by name in milliseconds a call.
+
+    Args:
+        names: whom to time.
+        chosen: how much.
+        block: returns the seconds that a block of calls of one took.
+    """
+    order, shuffled = list(names), random.Random(0)  # noqa: S311 (no secret)
+    for _ in range(chosen.rounds):
+        shuffled.shuffle(order)
+        yield {name: 1e3 * block(name) / chosen.calls[name] for name in order}
