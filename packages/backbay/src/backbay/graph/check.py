@@ -46,7 +46,7 @@ class Freshness:
         self._is_announced = False
 
     def of(self, graph_module: GraphModule) -> bool:
-        """Tell it of one graph module."""
+        """Return whether the code of a graph module is that of its graph."""
         seen = _looked_at(graph_module)
         if len(seen) != len(self._seen) or not all(map(operator.is_, seen, self._seen)):
             self._fresh = self._is_fresh(graph_module, seen)

@@ -46,7 +46,7 @@ class Summary:
     """Names of nodes that a code generator can fuse: connected pointwise operators, two or more."""
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return the counts, in one line."""
         ops = sum(self.operators.values())
         return f"Graph: {_count(ops, 'op')}, {_count(len(self.groups), 'fusable group')}"
 

@@ -5,7 +5,8 @@ reads them, and where the user wrote a node: what a pass puts in must carry both
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +27,14 @@ def value_of(node: Any) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
+def is_submodule(node: Node) -> bool:
+    """Return whether a node reads a module that its graph's module owns."""
+    owner = node.graph.owning_module
+    if node.op != "get_attr" or owner is None:
+        return False
+    return isinstance(operator.attrgetter(str(node.target))(owner), torch.nn.Module)
+
+
 def is_ordinary(value: Any) -> bool:
     """Return whether a value is a tensor of no subclass: not distributed, quantised or wrapped.
 
@@ -35,7 +44,7 @@ def is_ordinary(value: Any) -> bool:
 
 
 def propagate(node: Node, like: Node) -> None:
-    """Return a new node the value that it would have, and the place of what it replaces."""
+    """Set the value that a new node would have, and the place of what it replaces."""
     carry(node, like)
     if node.op not in {"call_function", "call_method"}:
         return
@@ -46,7 +55,7 @@ def propagate(node: Node, like: Node) -> None:
 
 
 def adopt(node: Node, like: Node) -> None:
-    """Return a new node the value and the place of what it replaces, which is laid out alike."""
+    """Set the value and the place of a new node to those of what it replaces, which is alike."""
     carry(node, like)
     node.meta[_key(like)] = value_of(like)
 
@@ -83,7 +92,7 @@ def _key(node: Node) -> str:
 
 
 def carry(node: Node, like: Node) -> None:
-    """Return a new node the place of what it replaces."""
+    """Set the place of a new node to that of what it replaces."""
     for name in CARRIED:
         if name in like.meta:
             node.meta[name] = like.meta[name]
@@ -98,13 +107,13 @@ def evaluated(node: Node, others: Mapping[Node, Any] | None = None) -> Any:
     arguments = torch.fx.map_arg(
         (node.args, node.kwargs), lambda x: known[x] if x in known else value_of(x)
     )
-    return computed(_called, node, *arguments)
+    return computed(call, node, *arguments)
 
 
 def computed(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function with fake values; None where there are none among its arguments."""
     leaves = pytree.tree_leaves(arguments)
-    mode = _fake_mode(leaves)
+    mode = fake_mode(leaves)
     if mode is None:
         return None
     # Symbols as Dynamo has them: operators in C++ would ask for sizes as numbers, and guard on the
@@ -115,7 +124,7 @@ def computed(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def refresh(old: Node, new: Node) -> None:
-    """Return what views a node, which has taken another's place, values that view its value.
+    """Set new values of what views a node that has taken another's place.
 
     Otherwise a later pass sees two memories where there is one: of ``new``, and of the views.
     """
@@ -131,14 +140,11 @@ def storages(node: Any) -> frozenset[int] | None:
     if value is None:
         return None
     tensors = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
-    if any(x.layout != torch.strided or _is_wrapped(x) for x in tensors):
+    # A tensor of torch.func, inside vmap or grad, has no memory to ask.
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 (no other)
+    if any(x.layout != torch.strided or wrapped(x) for x in tensors):
         return None
     return frozenset(x.untyped_storage()._cdata for x in tensors)  # noqa: SLF001 (its identity)
-
-
-def _is_wrapped(value: torch.Tensor) -> bool:
-    """Return whether it is a tensor of torch.func, inside vmap or grad: it has no memory to ask."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))  # noqa: SLF001 (no other)
 
 
 def _refresh(node: Node, stale: frozenset[int] | None) -> None:
@@ -149,7 +155,8 @@ def _refresh(node: Node, stale: frozenset[int] | None) -> None:
         _refresh(user, stale)
 
 
-def _called(node: Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def call(node: Node, arguments: Any, keywords: Any) -> Any:
+    """Return what a call gives, of a function or method, with other arguments."""
     if node.op == "call_method":
         return getattr(arguments[0], str(node.target))(*arguments[1:], **keywords)
     return node.target(*arguments, **keywords)  # type: ignore[operator] # of a call_function
@@ -161,17 +168,18 @@ def _is_symbolic(value: Any) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _fake_mode(leaves: list[Any]) -> FakeTensorMode | None:
+def fake_mode(values: Iterable[Any]) -> FakeTensorMode | None:
+    """Return the mode of the first fake tensor among values, or None."""
     # Not torch's detect_fake_mode: while a backend runs, Dynamo has a new mode ready for it, and
     # the values in its graph are of the one before.
-    return next((x.fake_mode for x in leaves if isinstance(x, FakeTensor)), None)
+    return next((x.fake_mode for x in values if isinstance(x, FakeTensor)), None)
 
 
 _SOURCES = "_param_name_to_source"
 
 
 def say_sources(old: GraphModule, new: GraphModule) -> None:
-    """Tell of a copy where Dynamo's graph has its inputs from; inputs that are new have no source.
+    """Copy where Dynamo's graph has its inputs from; inputs that are new have no source.
 
     Nothing that copies a graph copies that. Without it a graph is taken for an exported one, of
     which no input stays where it is: CUDA graphs then copy every parameter in every call.

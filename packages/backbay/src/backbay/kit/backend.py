@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from backbay import compile_log
 from backbay.errors import BackbayError, InputError
@@ -85,7 +85,7 @@ class Backend:
     registry compiles with it; see `registry_in_use`."""
 
     supports: ClassVar[Callable[..., bool | str] | Collection[Any] | None] = None
-    """What ``compile`` takes, at level ``aten``: a method of a node that gives whether, or a text
+    """What ``compile`` takes, at level ``aten``: a method of a node that returns whether, or a text
     that says why not; or a list of operators. Each supported region is compiled by itself."""
     fallback: ClassVar[str] = INDUCTOR
     """A registered backend that gets what is not supported; ``eager`` runs it as it is."""
@@ -431,21 +431,14 @@ def freeze(graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:
     """
     placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
     for node, value in zip(placeholders, example_inputs, strict=True):
-        if _is_constant(node, value):
-            _embed(graph_module, node, value)
+        # Dynamo's own mark: torch has no public one for what it holds constant from call to call.
+        static = getattr(value, "_dynamo_static_input_type", None) is not None
+        if not isinstance(value, torch.Tensor) or not static or any(map(may_write, node.users)):
+            continue
+        name = hold(graph_module, value.detach(), FROZEN)
+        first = next(n for n in graph_module.graph.nodes if n.op != "placeholder")
+        with graph_module.graph.inserting_before(first):
+            constant = graph_module.graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
     graph_module.recompile()
-
-
-def _is_constant(node: Node, value: Any) -> bool:
-    # Dynamo's own mark: torch has no public one for what it holds constant from call to call.
-    static = getattr(value, "_dynamo_static_input_type", None) is not None
-    return isinstance(value, torch.Tensor) and static and not any(map(may_write, node.users))
-
-
-def _embed(graph_module: GraphModule, node: Node, value: torch.Tensor) -> None:
-    name = hold(graph_module, value.detach(), FROZEN)
-    first = next(n for n in graph_module.graph.nodes if n.op != "placeholder")
-    with graph_module.graph.inserting_before(first):
-        constant = graph_module.graph.get_attr(name)
-    constant.meta = dict(node.meta)
-    node.replace_all_uses_with(constant)

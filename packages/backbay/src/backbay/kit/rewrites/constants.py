@@ -19,14 +19,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backbay.graph.aliases import Memory
 from backbay.graph.effects import is_pure, is_uninitialised
 from backbay.graph.rewrite import FROZEN, call_before, hold, replace_node
-from backbay.graph.values import storages, value_of
+from backbay.graph.values import call, storages, value_of
 from backbay.kit.passes import graph_pass
 
 MOST_BYTES = 2**20
@@ -53,7 +53,9 @@ def fold_constants(graph_module: GraphModule) -> int:
     ends = [x for x in values if _is_end(x, values)]
     count = sum(_folded(graph_module, x, values[x], memory) for x in ends)
     if count:
-        _drop_unused(graph, values)
+        for node in reversed(list(values)):
+            if not node.users and node.graph is graph and not node._erased:  # noqa: SLF001 (no other)
+                graph.erase_node(node)
         graph_module.recompile()
     return count
 
@@ -63,17 +65,14 @@ def _constants(graph_module: GraphModule, memory: Memory) -> Values:
     values: Values = {}
     with _disable_current_modes(), torch.no_grad():
         for node in graph_module.graph.nodes:
-            shared = memory.returned(node) and _is_view(node)  # views must go on sharing it
+            own = storages(node) or frozenset()
+            is_view = any(not own.isdisjoint(storages(x) or ()) for x in node.all_input_nodes)
+            shared = memory.returned(node) and is_view  # views must go on sharing it
             if not shared and not memory.mutated(node) and _depends_on(node, values):
                 value = _value(graph_module, node, values)
                 if _is_small(value):
                     values[node] = value
     return values
-
-
-def _is_view(node: Node) -> bool:
-    own = storages(node) or frozenset()
-    return any(not own.isdisjoint(storages(x) or ()) for x in node.all_input_nodes)
 
 
 def _depends_on(node: Node, values: Mapping[Node, Any]) -> bool:
@@ -90,9 +89,7 @@ def _value(graph_module: GraphModule, node: Node, values: Mapping[Node, Any]) ->
     if _has_symbols(node) or not _is_small(value_of(node)):
         return None
     arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-    if node.op == "call_method":
-        return getattr(arguments[0], str(node.target))(*arguments[1:], **keywords)
-    return node.target(*arguments, **keywords)  # type: ignore[operator] # of a call_function
+    return call(node, arguments, keywords)
 
 
 def _has_symbols(node: Node) -> bool:
@@ -107,11 +104,7 @@ def _is_small(value: Any) -> bool:
     leaves = pytree.tree_leaves(value)
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     known = len(tensors) == len(leaves) > 0
-    return known and all(_is_small_tensor(x) for x in tensors)
-
-
-def _is_small_tensor(value: torch.Tensor) -> bool:
-    return value.nbytes <= MOST_BYTES and not value.requires_grad
+    return known and all(x.nbytes <= MOST_BYTES and not x.requires_grad for x in tensors)
 
 
 def _is_end(node: Node, values: Mapping[Node, Any]) -> bool:
@@ -141,9 +134,3 @@ def _is_as_promised(value: torch.Tensor, promised: Any) -> bool:
         return False
     both = [(x.dtype, x.device, tuple(x.shape), x.stride()) for x in (value, promised)]
     return both[0] == both[1]
-
-
-def _drop_unused(graph: Graph, values: Mapping[Node, Any]) -> None:
-    for node in reversed(list(values)):
-        if not node.users and node.graph is graph and not node._erased:  # noqa: SLF001 (no other)
-            graph.erase_node(node)

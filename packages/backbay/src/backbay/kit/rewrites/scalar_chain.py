@@ -233,14 +233,9 @@ def _holds(dtype: torch.dtype, first: _Step, last: _Step, number: Number) -> boo
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
         return all(isinstance(x, int) and limits.min <= x <= limits.max for x in numbers)
-    if first.kind == "mul":
-        return all(_is_normal(x, dtype) for x in numbers)
-    return all(abs(x) <= torch.finfo(dtype).max for x in numbers)
-
-
-def _is_normal(number: Number, dtype: torch.dtype) -> bool:
     info = torch.finfo(dtype)
-    return bool(info.tiny <= abs(number) <= info.max)
+    least = info.tiny if first.kind == "mul" else 0
+    return all(least <= abs(x) <= info.max for x in numbers)
 
 
 def _is_exact(dtype: torch.dtype, first: _Step, last: _Step) -> bool:

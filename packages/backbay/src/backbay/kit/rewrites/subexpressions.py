@@ -74,16 +74,14 @@ def _key(node: Node, memory: Memory) -> Hashable | None:
         return ("get_attr", node.target)
     if not is_pure(node) or is_uninitialised(node):
         return None
-    if any(memory.mutated(x) for x in (node, *node.all_input_nodes)) or _is_differentiated(node):
+    if any(memory.mutated(x) for x in (node, *node.all_input_nodes)):
+        return None
+    results = pytree.tree_leaves(value_of(node))
+    if any(isinstance(x, torch.Tensor) and x.requires_grad for x in results):
         return None
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
     key = (node.op, node.target, tuple(map(_leaf, leaves)), str(structure))
     return key if _is_hashable(key) else None
-
-
-def _is_differentiated(node: Node) -> bool:
-    results = pytree.tree_leaves(value_of(node))
-    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in results)
 
 
 def _leaf(value: Any) -> Hashable:
