@@ -155,6 +155,9 @@ def _handed(spec: BackendSpec, compiler_fn: str | CompilerFn, request: _Request)
     filters = request.filters
     if filters is None and not (request.mode and request.options):
         options = dict(request.options) if request.options is not None else None
+        if not isinstance(compiler_fn, str) and not hasattr(compiler_fn, "__backbay_details__"):
+            # What a function made is checked; backends of the kit do that themselves.
+            compiler_fn = request.registry.configured(spec, compiler_fn, None, {})
         return {"backend": compiler_fn, "mode": request.mode, "options": options, **named}
     configured = _configured(spec, compiler_fn, request)
     if compiler_fn == "inductor":  # its object has the name, and does not take it when called

@@ -77,7 +77,7 @@ def mutates(node: Node) -> bool:
 
 def may_write(node: Node) -> bool:
     """Return whether a node changes an argument in place, or is something that nobody knows."""
-    unknown = node.op == "call_module" or (node.op == "call_function" and not _is_known(node))
+    unknown = node.op == "call_module" or (node.op == "call_function" and not is_known(node))
     return unknown or mutates(node)
 
 
@@ -142,12 +142,12 @@ def is_pure(node: Node) -> bool:
     elif isinstance(node.target, OpOverload):
         known = node.target.namespace in _PURE and not is_impure(node.target)
     else:
-        known = _is_known(node) and not isinstance(node.target, OpOverloadPacket)
+        known = is_known(node) and not isinstance(node.target, OpOverloadPacket)
     binds = "unbacked_bindings" in node.meta  # a size that only the run knows is born here
     return known and not binds and not mutates(node) and not is_random(node)
 
 
-def _is_known(node: Node) -> bool:
+def is_known(node: Node) -> bool:
     """Return whether it is known what a function writes."""
     return isinstance(node.target, (OpOverload, OpOverloadPacket)) or (
         node.target in _known_functions()

@@ -51,13 +51,13 @@ def propagate(node: Node, like: Node) -> None:
     with state_at(like):
         value = evaluated(node)
     if value is not None:
-        node.meta[_key(like)] = value
+        node.meta[key_of(like)] = value
 
 
 def adopt(node: Node, like: Node) -> None:
     """Set the value and the place of a new node to those of what it replaces, which is alike."""
     carry(node, like)
-    node.meta[_key(like)] = value_of(like)
+    node.meta[key_of(like)] = value_of(like)
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def state_at(place: Node) -> Iterator[None]:
     A graph of Dynamo's is compiled in the state that it will be called in, and changes that by
     itself. In AOTAutograd's graphs both have become operators.
     """
-    if _key(place) == "val":
+    if key_of(place) == "val":
         with torch.no_grad(), torch._C._DisableAutocast():  # noqa: SLF001 (as AOTAutograd traces)
             yield
         return
@@ -87,8 +87,10 @@ def _before(place: Node, target: Callable[..., Any]) -> list[Node]:
     return [x for x in found if x < place]
 
 
-def _key(node: Node) -> str:
-    return "val" if "val" in node.meta else "example_value"
+def key_of(node: Node) -> str:
+    """Return the name of a node's value in its metadata, or of its graph's where it has none."""
+    one = node if value_of(node) is not None else next(iter(node.graph.nodes))
+    return "val" if "val" in one.meta else "example_value"
 
 
 def carry(node: Node, like: Node) -> None:
@@ -110,15 +112,24 @@ def evaluated(node: Node, others: Mapping[Node, Any] | None = None) -> Any:
     return computed(call, node, *arguments)
 
 
-def computed(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function with fake values; None where there are none among its arguments."""
+def computed(
+    function: Callable[..., Any], *arguments: Any, mode: FakeTensorMode | None = None
+) -> Any:
+    """Call a function with fake values.
+
+    Args:
+        function: what to call.
+        arguments: its own.
+        mode: of the graph's fake values, where there may be none among the arguments. Without it
+            the result is then None.
+    """
     leaves = pytree.tree_leaves(arguments)
-    mode = fake_mode(leaves)
+    mode = fake_mode(leaves) or mode
     if mode is None:
         return None
     # Symbols as Dynamo has them: operators in C++ would ask for sizes as numbers, and guard on the
     # answers. Those in Python take several times as long.
-    symbolic = any(map(_is_symbolic, leaves))
+    symbolic = any(map(is_symbolic, leaves))
     with mode, enable_python_dispatcher() if symbolic else contextlib.nullcontext():
         return function(*arguments)
 
@@ -162,7 +173,8 @@ def call(node: Node, arguments: Any, keywords: Any) -> Any:
     return node.target(*arguments, **keywords)  # type: ignore[operator] # of a call_function
 
 
-def _is_symbolic(value: Any) -> bool:
+def is_symbolic(value: Any) -> bool:
+    """Return whether a value is a number, or has sizes, that only a run tells."""
     if isinstance(value, torch.Tensor):
         return bool(value._has_symbolic_sizes_strides)  # noqa: SLF001 (no other)
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))

@@ -27,6 +27,7 @@ from backbay.kit.codegen import (
 from backbay.kit.passes import Pass, PassReport, snake_case
 from backbay.kit.pipeline import failed, run_passes
 from backbay.registry import Registry
+from backbay.registry.checking import checked
 from backbay.registry.options import option_problems
 from backbay.registry.spec import BackendSpec, Option, Origin, Traits
 
@@ -228,7 +229,8 @@ class Backend:
             return self._aot(later, own, keyed(self._aten_codegen(own), self._enabled(own)))
         own_compile = self._own_compile(own)
         if own_compile is not None:
-            return lambda graph, inputs: _checked(own_compile(graph, inputs), self.__name__)
+            who = f"{self.__name__}.compile"
+            return lambda graph, inputs: checked(own_compile(graph, inputs), who)
         return keyed(
             torch_level(self.codegen, mode, rest or None, self._registry), self._enabled(own)
         )
@@ -347,34 +349,6 @@ class Backend:
             raise InputError("; ".join(problems))
         rest = {k: v for k, v in given.items() if k not in own}
         return {x.name: x.default for x in table} | own, rest
-
-
-def _checked(compiled: Compiled, who: str) -> Compiled:
-    """Refuse what is no tuple: Dynamo takes the first row of a bare tensor for the result."""
-    if not callable(compiled):
-        raise BackbayError(f"{who}.compile gives {type(compiled).__name__}, not a callable")
-    if _is_forward_of_tuple(compiled):
-        return compiled  # as it is, Dynamo calls it without anything between
-
-    @functools.wraps(compiled)
-    def run(*arguments: Any) -> Any:
-        results = compiled(*arguments)
-        if isinstance(results, (tuple, list)):
-            return results
-        raise BackbayError(
-            f"what {who}.compile made returns {type(results).__name__}: return a tuple, with one "
-            "value for each of the graph's results"
-        )
-
-    return run
-
-
-def _is_forward_of_tuple(compiled: Compiled) -> bool:
-    """Whether it is a graph's own forward, and the graph gives a tuple."""
-    owner = getattr(compiled, "__self__", None)
-    if not isinstance(owner, GraphModule) or compiled != owner.forward:
-        return False
-    return isinstance(owner.graph.output_node().args[0], (tuple, list))
 
 
 def option_rows(backend: type[Backend] | Backend) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from backbay.errors import BackbayError
 from backbay.graph.check import Before, Freshness, check, watched
+from backbay.graph.propagation import calls_of
 from backbay.graph.report import first_line
 from backbay.kit.bisect import left_out
 from backbay.kit.observing import Watch, current_watch
@@ -85,7 +86,7 @@ def _checked(
     one: Pass, graph_module: GraphModule, context: PassContext, watch: Watch, freshness: Freshness
 ) -> PassReport:
     who = f"pass {one.name}"
-    before = Before.of(graph_module, freshness)
+    before, calls = Before.of(graph_module, freshness), calls_of(graph_module.graph)
     kept = copy.deepcopy(graph_module) if watch.verifying else None
     start = time.perf_counter()
     try:
@@ -97,7 +98,7 @@ def _checked(
         raise failed(who, graph_module, error) from error
     if not isinstance(changes, int):
         raise BackbayError(f"{who} gives {type(changes).__name__}: give how many changes it made")
-    check(graph_module, before, who, freshness)
+    check(graph_module, before, calls, who, freshness)
     seconds = time.perf_counter() - start
     if kept is not None:
         from backbay.graph.verify import verify  # noqa: PLC0415 (3 ms, for who asks to verify)

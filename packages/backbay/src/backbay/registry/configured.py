@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from backbay.registry.checking import checked
 from backbay.registry.current import current_registry
 from backbay.registry.sharing import CONTRACT
 from backbay.registry.spec import BackendSpec, CompilerFn
@@ -79,17 +80,24 @@ class ConfiguredBackend:
 
     def __call__(self, graph_module: Any, example_inputs: Any, **given: Any) -> Any:
         """Compile a graph with the backend, as torch.compile would with this mode and options."""
-        if self._registry is None:
-            return self._calling()(graph_module, example_inputs, **given)
-        token = current_registry.set(self._registry)
+        token = current_registry.set(self._registry or current_registry.get())
         try:
-            return self._calling()(graph_module, example_inputs, **given)
+            compiled = self._calling()(graph_module, example_inputs, **given)
         finally:
             current_registry.reset(token)
+        # Torch's own return tuples, and backends of the kit check what they made themselves.
+        if self.spec.origin.kind == "torch" or hasattr(self._compiler_fn, "__backbay_details__"):
+            return compiled
+        return checked(compiled, self.spec.name)
+
+    @property
+    def __wrapped__(self) -> CompilerFn:
+        """The compiler function: its signature is this one's."""
+        return self._compiler_fn
 
     def __getattr__(self, name: str) -> Any:
         # Dynamo asks hasattr(backend, "reset") and the like: the backend's own answer counts.
-        if name in CONTRACT:
+        if name in CONTRACT or not name.startswith("_"):
             return getattr(self._answering(name), name)
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
