@@ -211,7 +211,9 @@ def _module(node: Node, mode: FakeTensorMode) -> Callable[..., Any]:
     """Return what calls a submodule with fake parameters and buffers."""
     module = node.graph.owning_module.get_submodule(str(node.target))  # type: ignore[union-attr] # it is called
     state = [*module.named_parameters(), *module.named_buffers()]
-    fake = {name: mode.from_tensor(x, static_shapes=True) for name, x in state}
+    fake: dict[str, torch.Tensor] = {
+        name: mode.from_tensor(x, static_shapes=True) for name, x in state
+    }
     return functools.partial(torch.func.functional_call, module, fake)
 
 
@@ -240,7 +242,7 @@ def _assumptions(shape_env: Any) -> Iterator[list[str]]:
 
 def _is_assumption(expression: Any, answer: Any) -> bool:
     """Whether an answer takes a size for another one; a remainder is no size."""
-    import sympy  # noqa: PLC0415 (torch has it where there are symbols)
+    import sympy  # type: ignore[import-untyped] # noqa: PLC0415 (torch's, and loaded by then)
 
     if not isinstance(expression, sympy.Eq) or answer not in {True, sympy.true}:
         return False

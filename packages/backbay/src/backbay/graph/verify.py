@@ -94,8 +94,8 @@ def _check_kinds(before: GraphModule, after: GraphModule, sizes: Sizes, who: str
         for n, x in zip(_placeholders(before), _inputs(before, _FILLS[0], sizes), strict=True)
     ]
     was, now = _both(modules, inputs, who, trained=False)
-    for position, pair in enumerate(zip(was["result"], now["result"], strict=False)):
-        check_kind(position, *map(kind, pair), who)
+    for position, (old, new) in enumerate(zip(was["result"], now["result"], strict=False)):
+        check_kind(position, kind(old), kind(new), who)
 
 
 def _check_values(before: GraphModule, after: GraphModule, sizes: Sizes, who: str) -> None:

@@ -101,10 +101,11 @@ def _has_gradient(value: Any) -> bool:
 def _inputs(graph_module: GraphModule, call: Node, region: GraphModule) -> list[Any]:
     placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
     known = [value_of(n) for n in placeholders]
+    sources: Sequence[Any] = call.args
     return [
         # A constant of the graph has no fake value.
         operator.attrgetter(str(source.target))(graph_module) if value is None else value
-        for value, source in zip(known, call.args, strict=True)
+        for value, source in zip(known, sources, strict=True)
     ]
 
 

@@ -24,7 +24,8 @@ def checked(compiled: Any, who: str) -> CompilerFn:
     if not callable(compiled):
         raise BackbayError(f"{who} gives {type(compiled).__name__}, not a callable")
     if _is_graph_of_tuple(compiled):
-        return compiled  # as it is, Dynamo calls it without anything between
+        whole: CompilerFn = compiled
+        return whole  # as it is, Dynamo calls it without anything between
     if isinstance(compiled, torch.nn.Module):  # stays one: torch's minifier looks
 
         def hook(_module: Any, _inputs: Any, results: Any) -> None:
@@ -38,7 +39,7 @@ def checked(compiled: Any, who: str) -> CompilerFn:
         results = compiled(*arguments)
         _check(results, who)
         # From now on the partial calls the compiled code itself, which costs it no frame.
-        run.__setstate__((compiled, (), {}, run.__dict__))
+        run.__setstate__((compiled, (), {}, run.__dict__))  # type: ignore[attr-defined] # pickle's
         return results
 
     run = functools.partial(first)
