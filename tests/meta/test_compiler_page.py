@@ -14,5 +14,5 @@ def test_every_block_of_the_page_runs_in_order_and_says_what_the_page_says(run_p
     assert "has a hook that was added after" in done.stdout
     assert "Detected recompile" in done.stdout
     assert "two takes no options: its function has no parameter of this name" in done.stdout
-    assert "INFO:backbay.kit.tracing:pass rewrite_silu: 1x in" in done.stderr
+    assert "INFO:backbay.kit.pipeline:pass rewrite_silu: 1x in" in done.stderr
     assert "pass wrong at level torch" in done.stdout

@@ -27,7 +27,7 @@ from backbay.kit.codegen import (
 from backbay.kit.passes import Pass, PassReport, snake_case
 from backbay.kit.pipeline import failed, run_passes
 from backbay.registry import Registry
-from backbay.registry.checking import checked
+from backbay.registry.current import checked
 from backbay.registry.options import option_problems
 from backbay.registry.spec import BackendSpec, Option, Origin, Traits
 

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from backbay.registry.checking import checked
-from backbay.registry.current import current_registry
+from backbay.registry.current import checked, current_registry
 from backbay.registry.sharing import CONTRACT
 from backbay.registry.spec import BackendSpec, CompilerFn
 from backbay.registry.target import reference_of
