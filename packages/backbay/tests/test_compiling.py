@@ -1,11 +1,15 @@
 """``backbay.compile`` says at once what torch.compile says late, or never."""
 
+import inspect
+import sys
+
 import pytest
 import torch
 
 import backbay
 from backbay import compile_log
-from backbay.errors import BackendNotFound, InvalidPreflight
+from backbay.errors import BackbayError, BackendNotFound, InvalidPreflight
+from backbay.kit import Backend
 from backbay.registry import Option, Registry, Traits
 
 
@@ -155,3 +159,81 @@ def test_set_default_backend_refuses_what_nobody_knows_and_tells_torch(run_pytho
     """
     said = run_python(program).stdout.split()
     assert said == ["BackendNotFound", "InputError", "BackendUnavailable", "aot_eager", "inductor"]
+
+
+def bare(graph_module, example_inputs):
+    """Return the first result alone, as the tutorial's ``optimized_forward`` does."""
+    return lambda *inputs: graph_module.forward(*inputs)[0]
+
+
+def returns_a_module(graph_module, example_inputs):
+    class First(torch.nn.Module):
+        def forward(self, *inputs):
+            return graph_module.forward(*inputs)[0]
+
+    return First()
+
+
+def plus_one(x):
+    return x + 1
+
+
+REFUSED = pytest.raises(BackbayError, match="returns Tensor: return a tuple, with one value")
+
+
+@pytest.mark.parametrize("given", [bare, returns_a_module])
+def test_a_bare_tensor_is_refused_instead_of_being_indexed(given, registry):
+    with REFUSED:
+        backbay.compile(plus_one, backend=given)(torch.ones(3))
+    registry.register_backend(given, "bare", options=(Option(name="level", type="int"),))
+    torch.compiler.reset()
+    with REFUSED:
+        backbay.compile(plus_one, backend="bare", registry=registry)(torch.ones(3))
+    torch.compiler.reset()
+    with REFUSED:
+        torch.compile(plus_one, backend=registry.get_backend("bare"))(torch.ones(3))
+
+
+def test_a_bare_tensor_of_a_code_generator_is_refused(registry):
+    registry.register_backend(bare)
+    backend = type("One", (Backend,), {"codegen": "bare", "registry": registry})()
+    with REFUSED:
+        torch.compile(plus_one, backend=backend)(torch.ones(3))
+
+
+def test_later_calls_go_straight_to_what_the_backend_made():
+    depths = []
+
+    def made(graph_module, example_inputs):
+        def run(*inputs):
+            depths.append(sys._getframe(1).f_code.co_name)
+            return graph_module.forward(*inputs)
+
+        return run
+
+    compiled = backbay.compile(plus_one, backend=made)
+    assert [compiled(torch.ones(3)).tolist() for _ in range(3)] == [[2, 2, 2]] * 3
+    assert depths[0] == "first"
+    assert "first" not in depths[1:]
+
+
+def test_a_function_stays_one_backend_and_is_seen_through(registry):
+    calls = []
+
+    def counted(graph_module, example_inputs, *, options=None):
+        calls.append(options)
+        return graph_module.forward
+
+    counted.flavour = "own"
+    counted.reset = lambda: calls.append("reset")
+    for _ in range(2):
+        compiled = backbay.compile(plus_one, backend=counted, options={"level": 1})
+        assert compiled(torch.ones(3)).tolist() == [2, 2, 2]
+    assert calls == [{"level": 1}]
+    registry.register_backend(counted)
+    assert registry.lookup_backend("counted") is counted
+    configured = registry.get_backend("counted")
+    assert inspect.signature(configured) == inspect.signature(counted)
+    assert (configured.flavour, configured.__name__) == ("own", "counted")
+    torch.compiler.reset()
+    assert calls[-1] == "reset"

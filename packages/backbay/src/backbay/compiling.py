@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from backbay.dependencies import check_installed
 from backbay.errors import BackendNotFound, InputError, InvalidPreflight
-from backbay.guards.filters import GuardFilters, filter_problems, filters_of
+from backbay.guards.filters import GuardFilters, filter_problems, filters_of, keep_everything
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
 from backbay.registry.options import mode_problems, option_problems, signature_problems
@@ -60,7 +60,8 @@ def compile(  # noqa: A001 (torch's name for it)
             What it leaves out is not checked: code that was compiled for one value then runs for
             another.
         check_guards: for debugging: ask at each call whether what ``guard_filter`` leaves out would
-            have held, and raise `SkippedGuardFailed` where not (``True`` or ``"raise"``), or warn.
+            have held, and whether a module has a hook that it had not, which torch does not guard.
+            Raise `SkippedGuardFailed` where not (``True`` or ``"raise"``), or warn.
         registry: where names are looked up; default: the process's.
         torch_options: passed on to torch.compile (``fullgraph``, ``disable``, ...).
 
@@ -153,8 +154,13 @@ def _handed(spec: BackendSpec, compiler_fn: str | CompilerFn, request: _Request)
     """Return backend, mode, options and name as torch.compile takes them together."""
     named = {} if request.name is None else {"name": request.name}
     filters = request.filters
+    if request.action is not None and filters is None:
+        filters = keep_everything
     if filters is None and not (request.mode and request.options):
         options = dict(request.options) if request.options is not None else None
+        if not isinstance(compiler_fn, str) and not hasattr(compiler_fn, "__backbay_details__"):
+            # What a function made is checked; backends of the kit do that themselves.
+            compiler_fn = request.registry.configured(spec, compiler_fn, None, {})
         return {"backend": compiler_fn, "mode": request.mode, "options": options, **named}
     configured = _configured(spec, compiler_fn, request)
     if compiler_fn == "inductor":  # its object has the name, and does not take it when called
@@ -269,8 +275,6 @@ def _problems(spec: BackendSpec, compiler_fn: str | CompilerFn, request: _Reques
 def _guard_problems(request: _Request) -> Iterator[str]:
     if request.filters is not None:
         yield from filter_problems(request.filters)
-    elif request.check_guards:
-        yield "check_guards has nothing to check: no guard_filter is given"
     if request.check_guards not in {False, True, "raise", "warn"}:
         yield f"check_guards is True, False, 'raise' or 'warn', not {request.check_guards!r}"
 

@@ -116,7 +116,7 @@ class ProofImpossible(BackbayError):  # noqa: N818
 
 
 class SkippedGuardFailed(BackbayError):  # noqa: N818
-    """A guard that a filter left out does not hold any more: what runs is stale.
+    """A guard that a filter, or torch itself, left out does not hold any more: what runs is stale.
 
     Raised by code that was compiled with ``check_guards``.
     """

@@ -142,7 +142,6 @@ def test_mode_and_options_reach_a_backend_together():
         ({"guard_filter": "x"}, "it has keep_portable_guards_unsafe, "),
         ({"guard_filter": [3]}, "a guard filter is a function or a name, not int"),
         ({"guard_filter": []}, "guard_filter is empty"),
-        ({"check_guards": True}, "check_guards has nothing to check"),
         ({"guard_filter": NN, "check_guards": "log"}, "check_guards is True, False, 'raise'"),
     ],
 )
@@ -241,3 +240,49 @@ def test_where_dynamo_keeps_its_guards_elsewhere_checking_is_an_error():
 
     with pytest.raises(backbay.BackbayError, match="can't find Dynamo's guards in torch"):
         take([], [False], None)
+
+
+# -- hooks, which torch does not guard
+
+
+class Nested(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Scaled()
+
+    def forward(self, x):
+        return self.inner(x) + 1
+
+
+HOOKS = ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
+
+
+@pytest.mark.parametrize("given", [{}, {"guard_filter": NN}], ids=["unfiltered", "filtered"])
+@pytest.mark.parametrize("register", HOOKS)
+def test_a_hook_added_after_compilation_is_said_instead_of_being_left_out(backend, register, given):
+    model, x = Nested(), torch.randn(3, 4)
+    compiled = backbay.compile(model, backend=backend, check_guards=True, **given)
+    torch.testing.assert_close(compiled(x), model(x))
+    handle = getattr(model.inner.lin, register)(lambda *_: None)
+    hooks = register.removeprefix("register").replace("_full", "").removesuffix("_hook")
+    with pytest.raises(SkippedGuardFailed, match=rf"\['lin'\]\.{hooks}_hooks has a hook"):
+        compiled(x)
+    handle.remove()
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_a_hook_that_was_there_before_is_called_and_not_said(backend):
+    model, x = Nested(), torch.randn(3, 4)
+    model.inner.lin.register_forward_hook(lambda module, args, result: result * 2)
+    compiled = backbay.compile(model, backend=backend, check_guards=True)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_a_hook_is_left_to_torch_where_it_guards_on_hooks(backend):
+    model, x = Nested(), torch.randn(3, 4)
+    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+        compiled = backbay.compile(model, backend=backend, check_guards=True)
+        compiled(x)
+        model.inner.lin.register_forward_hook(lambda module, args, result: result * 2)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert graphs() == 2

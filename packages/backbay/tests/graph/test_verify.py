@@ -179,3 +179,91 @@ def test_a_graph_without_gradients_is_held_to_those_of_its_parameters():
     torch.testing.assert_close(result, model(x))
     with verified(), pytest.raises(Exception, match=r"needs a gradient|gradient of input"):
         compiled(stops, model, x)
+
+
+def put_last(graph, target, *args, **keywords):
+    output = graph.output_node()
+    last = output.all_input_nodes[0]
+    with graph.inserting_before(output):
+        made = graph.call_function(target, (last, *args), keywords)
+    output.replace_input_with(last, made)
+
+
+def doubled(x):
+    return x * 2
+
+
+def widened(x):
+    return x.double() if x.data_ptr() else x
+
+
+def flattened(x):
+    return x.reshape(-1) if x.data_ptr() else x
+
+
+def as_the_first(x, sizes):
+    return x.expand(sizes) if x.data_ptr() else x
+
+
+def divided(x, size):
+    return x / size * x.shape[0]
+
+
+def refused_unless_five(x):
+    if x.data_ptr() and x.shape[0] != 5:
+        raise ValueError("five rows")
+    return x
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "error", "said"),
+    [
+        (widened, (), "WrongDtype", "result 0 is torch.float64 on cpu"),
+        (flattened, (), "ShapeAssumed", r"result 0 has shape \(15\), and had \(5, 3\)"),
+        (as_the_first, ((5, 3),), "ShapeAssumed", "raises RuntimeError: The expanded size"),
+        (divided, (5,), "ShapeAssumed", "result 0 is another than before it"),
+        (refused_unless_five, (), "ShapeAssumed", "raises ValueError: five rows"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_only_real_tensors_show_is_named(target, args, error, said):
+    """Functions that nobody knows, which fake tensors can't be given."""
+
+    @graph_pass()
+    def puts(graph_module):
+        put_last(graph_module.graph, target, *args)
+        graph_module.recompile()
+        return 1
+
+    x = torch.randn(5, 3)
+    torch._dynamo.mark_dynamic(x, 0)
+    backend = type("One", (Backend,), {"passes": (puts,), "codegen": "eager"})()
+    with verified(), pytest.raises(Exception, match=f"{error}: pass puts: .*{said}") as caught:
+        torch.compile(doubled, backend=backend)(x)
+    second = "That is so where s" in str(caught.value)
+    assert second == (target in {as_the_first, divided, refused_unless_five})
+
+
+def test_a_second_size_is_one_that_the_guards_allow():
+    seen = []
+
+    def notes(x):
+        if x.data_ptr():
+            seen.append(x.shape[0])
+        return x
+
+    @graph_pass()
+    def puts(graph_module):
+        put_last(graph_module.graph, notes)
+        graph_module.recompile()
+        return 1
+
+    def by_fours(x):
+        return x.view(-1, 4, 3) * 2 if x.shape[0] % 4 == 0 else x
+
+    x = torch.randn(8, 3)
+    torch._dynamo.mark_dynamic(x, 0)
+    backend = type("One", (Backend,), {"passes": (puts,), "codegen": "eager"})()
+    with verified():
+        torch.compile(by_fours, backend=backend)(x)
+    assert set(seen) == {2, 4}

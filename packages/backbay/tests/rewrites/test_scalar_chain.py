@@ -311,3 +311,80 @@ def test_a_transform_of_torch_func_inside_the_graph_ends_the_pass(look):
     given = torch.randn(3, 4), torch.randn(3, 4)
     seen = look(ensemble, *given, passes=[fold_scalar_chain])
     torch.testing.assert_close(seen.result, ensemble(*given))
+
+
+def calls(seen):
+    graph = seen.graphs[0].graph
+    return [(x.target, *x.args[1:]) for x in graph.nodes if x.op == "call_function"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_exercise_keeps_a_zero_that_is_added_last(look, level):
+    mul = operator.mul if level == "torch" else torch.ops.aten.mul.Tensor
+    for function in (lambda x: x * 2 * 3 + 0, lambda x: (x + 0.0) * 2 * 3 + 0 + 0.0):
+        seen = look(function, hard(), passes=[fold_scalar_chain.at(level)], options=ALLOWED)
+        assert calls(seen) == [(mul, 6.0)]
+        torch.testing.assert_close(seen.result, function(hard()), equal_nan=True)
+    seen = look(lambda x: x * 2 * 3 - 0, hard(), passes=[fold_scalar_chain.at(level)])
+    assert calls(seen) == [(mul, 6.0)]
+    assert same_bits(seen.result, hard() * 6)
+    check(look, lambda x: x * 2 * 3 + 0, hard(), 1, level)  # without permission, -0.0 becomes 0.0
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + 0,
+        lambda x: x.t() + 0,
+        lambda x: torch.neg(-x),
+        lambda x: (x.relu().t() + 0, 1),
+        lambda x: (x.relu() * 1, x.detach() + 0),
+    ],
+    ids=["input", "view of an input", "two negations", "view", "detached"],
+)
+def test_a_returned_copy_of_an_input_or_of_a_view_is_dropped(look, function, level):
+    x = torch.randn(3, 4)
+    seen = look(function, x, passes=[fold_scalar_chain.at(level)], options=ALLOWED)
+    results = seen.result if isinstance(seen.result, tuple) else (seen.result,)
+    storages = {x.untyped_storage()._cdata}
+    tensors = [y for y in results if isinstance(y, torch.Tensor)]
+    assert storages.isdisjoint(y.untyped_storage()._cdata for y in tensors)
+    assert all(y._base is None for y in tensors)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_two_results_become_one(look, level):
+    def function(x):
+        y = x * 2
+        return y, y + 0, y - 0
+
+    seen = look(function, torch.randn(4), passes=[fold_scalar_chain.at(level)], options=ALLOWED)
+    assert not seen.changes["fold_scalar_chain"]
+    seen = look(
+        lambda x: (x.relu() + 0, x.relu().abs() - 0),
+        torch.randn(4),
+        passes=[fold_scalar_chain.at(level)],
+        options=ALLOWED,
+    )
+    assert seen.changes["fold_scalar_chain"] == 2
+    assert len({y.untyped_storage()._cdata for y in seen.result}) == 2
+
+
+def test_another_dtype_is_dropped(look):
+    x = torch.arange(3)
+    seen = look(lambda x: x * 2 + 0.0, x, passes=[fold_scalar_chain], options=ALLOWED)
+    assert seen.result.dtype == torch.float32
+    assert not seen.changes["fold_scalar_chain"]
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x.exp() + 0, lambda x: (y := x * 2) + 0 + 0 * y * y]
+)
+def test_a_result_that_backward_needs_is_handed_out(look, function):
+    x = torch.randn(4, requires_grad=True)
+    seen = look(function, x, passes=[fold_scalar_chain], options=ALLOWED)
+    with torch.no_grad():
+        seen.result.zero_()
+    seen.result.sum().backward()  # eager's own saved tensor was another one
+    assert x.grad is not None

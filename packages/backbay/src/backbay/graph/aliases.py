@@ -4,7 +4,7 @@ And which inputs of Dynamo's graph are parameters and buffers of the model, and 
 whether what is read at one place of a graph may as well be read at another one.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from backbay.graph.checkpoints import as_run
 from backbay.graph.effects import changes_state, may_write, mutates, written
-from backbay.graph.values import are_numbers, storages, value_of
+from backbay.graph.values import are_numbers, is_submodule, storages, value_of
 
 Storages = frozenset[int]
 
@@ -22,8 +22,10 @@ class Memory:
     """What a graph, with its checkpoints, does to memory that more than one node can see."""
 
     def __init__(self, graph: Graph) -> None:
-        writers = [x for node in as_run(graph) if _may_write(node) for x in written(node)]
-        self._mutated = _union(writers)
+        writers = [x for x in as_run(graph) if may_write(x)]
+        # What only leaves autocast, or another state, writes to nothing.
+        writers = [x for x in writers if mutates(x) or not changes_state(x)]
+        self._mutated = _union(x for writer in writers for x in written(writer))
         output = next(x for x in reversed(graph.nodes) if x.op == "output")
         self._returned = _union(output.all_input_nodes)
 
@@ -43,29 +45,15 @@ class Memory:
             self._mutated = _joined(self._mutated, storages(first))
 
 
-def _may_write(node: Node) -> bool:
-    """Return whether a node may write to an argument; leaving autocast does not."""
-    return may_write(node) and (mutates(node) or not changes_state(node))
-
-
 def _joined(some: Storages | None, others: Storages | None) -> Storages | None:
     return None if some is None or others is None else some | others
 
 
-def _union(nodes: list[Node]) -> Storages | None:
-    found = [storages(x) for x in nodes if not _is_plain(x)]
+def _union(nodes: Iterable[Node]) -> Storages | None:
+    # A submodule has no memory that others see.
+    found = [storages(x) for x in nodes if not is_submodule(x)]
     known = [x for x in found if x is not None]
     return frozenset().union(*known) if len(known) == len(found) else None
-
-
-def _is_plain(node: Node) -> bool:
-    """Return whether a node is a submodule, which has no memory that others see."""
-    module = node.graph.owning_module
-    if node.op != "get_attr" or module is None:
-        return False
-    owner, _, name = str(node.target).rpartition(".")
-    found = getattr(module.get_submodule(owner), name, None)
-    return isinstance(found, torch.nn.Module)
 
 
 def _meets(some: Storages | None, others: Storages | None) -> bool:
@@ -110,7 +98,7 @@ def is_plain(value: object) -> bool:
 def disturbed(
     start: Node, end: Node, read: Iterable[Node], *, inside: Collection[Node] = ()
 ) -> str | None:
-    """Return what stands between two places and forbids to read at the other; None if nothing does.
+    """Return what stands between two places and forbids to read at the other, or None.
 
     Args:
         start: the earlier place.
@@ -153,20 +141,11 @@ class Disturbances:
         return None
 
     def _look(self, end: Node) -> None:
-        if not self._looked_at < end:
-            return
-        for node in _between(self._looked_at, end):
+        while self._looked_at < end.prev:
+            self._looked_at = node = self._looked_at.next
             if node in self._inside:
                 continue
             if changes_state(node) and self._mode is None:
                 self._mode = f"{node.name} changes a mode on the way"
             if may_write(node):
                 self._writes.append((node, [storages(x) for x in node.all_input_nodes]))
-        self._looked_at = end.prev
-
-
-def _between(start: Node, end: Node) -> Iterator[Node]:
-    node = start.next
-    while node is not end:
-        yield node
-        node = node.next

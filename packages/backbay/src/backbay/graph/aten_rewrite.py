@@ -123,8 +123,7 @@ class _Matcher:
         nodes = tuple(x for x in found.output_nodes() if x is not None)
         inputs = tuple(found.kwargs[x] for x in inspect.signature(self._pattern.match).parameters)
         match = Match(inputs, nodes, tuple(found.nodes), found)
-        reasons = (condition(match) for condition in self._pattern.conditions)
-        reason = next((x for x in reasons if x is not None), None)
+        reason = self._pattern.refusal(match)
         now = _now.get()
         if reason is not None:
             now.near.append(NearMiss.at(nodes[0], self._pattern.title, reason))

@@ -19,6 +19,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph.values import value_of
+
 Target = Callable[..., Any]
 
 _BINARY: Mapping[str, Target] = {
@@ -79,7 +81,7 @@ number stands second."""
 
 
 def canonicalise(graph: Graph) -> int:
-    """Return every call of a torch-level graph its canonical spelling; give how many changed.
+    """Spell every call of a torch-level graph canonically; return how many changed.
 
     Metadata stays: the nodes are the same. The graph module's code is not made anew.
     """
@@ -110,20 +112,19 @@ def _target_of(node: Node) -> tuple[Target, tuple[Any, ...]] | None:
     if arguments is None:
         return None
     if node.op == "call_method":
-        return _method(str(node.target), arguments)
-    if node.op != "call_function":
+        name = str(node.target)
+        if name in _REFLECTED and len(arguments) == 2:  # noqa: PLR2004 (a binary operator)
+            return _REFLECTED[name], arguments[::-1]
+        target = _METHODS.get(name) or _MAGIC.get(name)
+    else:
+        target = _FUNCTIONS.get(node.target) if node.op == "call_function" else None
+    wanted = 2 if target in _BINARY.values() else 1
+    if target is None or len(arguments) != wanted:
         return None
-    target = _FUNCTIONS.get(node.target)
-    if target is None or not _fits(target, arguments) or not _takes(target, arguments):
-        return None
+    first = value_of(arguments[0])
+    if target is torch.abs and first is not None and not isinstance(first, torch.Tensor):
+        return None  # abs(x.shape[0]) is Python's
     return target, arguments
-
-
-def _method(name: str, arguments: tuple[Any, ...]) -> tuple[Target, tuple[Any, ...]] | None:
-    if name in _REFLECTED and len(arguments) == 2:  # noqa: PLR2004 (a binary operator)
-        return _REFLECTED[name], arguments[::-1]
-    target = _METHODS.get(name) or _MAGIC.get(name)
-    return (target, arguments) if target is not None and _fits(target, arguments) else None
 
 
 def _positional(node: Node) -> tuple[Any, ...] | None:
@@ -135,18 +136,6 @@ def _positional(node: Node) -> tuple[Any, ...] | None:
     return (*node.args, *named) if len(named) == len(given) else None
 
 
-def _takes(target: Target, arguments: tuple[Any, ...]) -> bool:
-    """Return whether a function of tensors gets no size: ``abs(x.shape[0])`` is Python's."""
-    first = arguments[0]
-    known = first.meta.get("example_value") if isinstance(first, Node) else first
-    return target is not torch.abs or known is None or isinstance(known, torch.Tensor)
-
-
 def is_number(value: Any) -> bool:
     """Return whether an argument of a node is a Python number; a truth value is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _fits(target: Target, arguments: tuple[Any, ...]) -> bool:
-    wanted = 2 if target in _BINARY.values() else 1
-    return len(arguments) == wanted

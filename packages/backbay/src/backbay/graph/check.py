@@ -6,7 +6,7 @@ a pass has its own error, and the error names the pass.
 
 import contextlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from backbay.errors import (
     StaleCode,
     WrongDtype,
 )
+from backbay.graph.propagation import Call, kind, propagate_changes
 from backbay.graph.values import value_of
 
 _MOST_GROWTH, _FREE_GROWTH = 20, 1_000
@@ -46,7 +47,7 @@ class Freshness:
         self._is_announced = False
 
     def of(self, graph_module: GraphModule) -> bool:
-        """Tell it of one graph module."""
+        """Return whether the code of a graph module is that of its graph."""
         seen = _looked_at(graph_module)
         if len(seen) != len(self._seen) or not all(map(operator.is_, seen, self._seen)):
             self._fresh = self._is_fresh(graph_module, seen)
@@ -95,16 +96,24 @@ class Before:
         output = _output(graph, "the graph")
         leaves, structure = pytree.tree_flatten(output.args)
         inputs = tuple(str(n.target) for n in graph.nodes if n.op == "placeholder")
-        results = tuple(_kind(value_of(x)) for x in leaves)
-        return cls(inputs, structure, results, freshness.of(graph_module))
+        results = tuple(map(value_of, leaves))
+        kinds = tuple(kind(x) if isinstance(x, torch.Tensor) else None for x in results)
+        return cls(inputs, structure, kinds, freshness.of(graph_module))
 
 
-def check(graph_module: GraphModule, before: Before, who: str, freshness: Freshness) -> None:
+def check(
+    graph_module: GraphModule,
+    before: Before,
+    calls: Mapping[Node, Call],
+    who: str,
+    freshness: Freshness,
+) -> None:
     """Check a graph after a pass.
 
     Args:
         graph_module: what the pass left.
         before: what was there before it.
+        calls: the nodes that were there before it; see `calls_of`.
         who: the pass, for the error.
         freshness: what looked at the graph before.
 
@@ -114,6 +123,7 @@ def check(graph_module: GraphModule, before: Before, who: str, freshness: Freshn
     graph = graph_module.graph
     output = _output(graph, who)
     _check_order(graph, who)
+    propagate_changes(graph_module, calls, who)
     now = Before.of(graph_module, freshness)
     if now.inputs != before.inputs:
         raise MissingOutput(
@@ -126,7 +136,7 @@ def check(graph_module: GraphModule, before: Before, who: str, freshness: Freshn
             f"the output node is {output.format_node()}"
         )
     for position, (was, is_now) in enumerate(zip(before.results, now.results, strict=True)):
-        _check_kind(position, was, is_now, who)
+        check_kind(position, was, is_now, who)
     if before.fresh and not now.fresh:
         raise StaleCode(
             f"{who} changed the graph and not the code that runs: call graph_module.recompile()"
@@ -188,24 +198,24 @@ def _check_order(graph: Graph, who: str) -> None:
         seen.add(node)
 
 
-def _kind(value: Any) -> tuple[Any, ...] | None:
-    if not isinstance(value, torch.Tensor):
-        return None
-    return value.dtype, value.device, tuple(value.shape), value.requires_grad
+def check_kind(position: int, was: Any, is_now: Any, who: str) -> None:
+    """Check what a result is, as far as both are known: what `propagation.kind` gives.
 
-
-def _check_kind(position: int, was: Any, is_now: Any, who: str) -> None:
+    Raises:
+        WrongDtype: it has another dtype, or is on another device.
+        ShapeAssumed: it has another shape.
+        GradientMismatch: it has no gradient any more.
+    """
     if was is None or is_now is None:
         return
     if was[:2] != is_now[:2]:
         raise WrongDtype(
             f"{who}: result {position} is {is_now[0]} on {is_now[1]}, and was {was[0]} on {was[1]}"
         )
-    if len(was[2]) != len(is_now[2]) or any(
-        _differ(a, b) for a, b in zip(was[2], is_now[2], strict=True)
-    ):
+    shapes = [", ".join(map(str, x[2])) for x in (was, is_now)]
+    if shapes[0] != shapes[1]:
         raise ShapeAssumed(
-            f"{who}: result {position} has shape {is_now[2]}, and had {was[2]}. A size of a "
+            f"{who}: result {position} has shape ({shapes[1]}), and had ({shapes[0]}). A size of a "
             "dynamic shape is a symbol: take it from the tensor, x.shape[0], not from an example"
         )
     if was[3] and not is_now[3]:
@@ -214,12 +224,6 @@ def _check_kind(position: int, was: Any, is_now: Any, who: str) -> None:
             "look for detach(), .data, no_grad, and for an operator without a gradient "
             "(torch.library.register_autograd gives it one)"
         )
-
-
-def _differ(one: Any, other: Any) -> bool:
-    if isinstance(one, int) and isinstance(other, int):
-        return one != other
-    return str(one) != str(other)  # symbols; comparing them would guard on the answer
 
 
 def _looked_at(graph_module: GraphModule) -> list[Any]:

@@ -38,8 +38,13 @@ def as_run(graph: Graph) -> Iterator[Node]:
 
 def arguments(graph_module: GraphModule) -> dict[Node, Node]:
     """Return the argument outside for each placeholder of its checkpoints' bodies."""
-    nodes = [node for one in with_bodies(graph_module) for node in one.graph.nodes]
-    return {inside: outside for node in nodes for inside, outside in _pairs(node, body_of(node))}
+    found: dict[Node, Node] = {}
+    for node in (x for one in with_bodies(graph_module) for x in one.graph.nodes):
+        body = body_of(node)
+        if body is not None:
+            pairs = zip(body.graph.find_nodes(op="placeholder"), node.args[1:], strict=True)
+            found |= {inside: outside for inside, outside in pairs if isinstance(outside, Node)}
+    return found
 
 
 def body_of(node: Node) -> GraphModule | None:
@@ -55,10 +60,3 @@ def body_of(node: Node) -> GraphModule | None:
     inside = body.graph.find_nodes(op="placeholder")
     same = [value_of(a) is value_of(b) for a, b in zip(inside, node.args[1:], strict=False)]
     return body if len(inside) == len(node.args) - 1 and all(same) else None
-
-
-def _pairs(node: Node, body: GraphModule | None) -> list[tuple[Node, Node]]:
-    if body is None:
-        return []
-    pairs = zip(body.graph.find_nodes(op="placeholder"), node.args[1:], strict=True)
-    return [(inside, outside) for inside, outside in pairs if isinstance(outside, Node)]

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from backbay.graph import checkpoints
 from backbay.graph.aliases import Memory
 from backbay.graph.effects import is_pure, is_uninitialised
-from backbay.graph.values import value_of
+from backbay.graph.values import call, value_of
 
 
 class NotConstantError(Exception):
@@ -36,7 +36,7 @@ def constant_value(graph_module: GraphModule, node: Node, *, most_bytes: int) ->
     with _disable_current_modes(), torch.no_grad():
         for one in constant_graph(graph_module, node, most_bytes=most_bytes).nodes:
             arguments, keywords = torch.fx.map_arg((one.args, one.kwargs), values.__getitem__)
-            values[one] = _called(one, arguments, keywords)
+            values[one] = arguments[0] if one.op == "output" else call(one, arguments, keywords)
     return values[one]
 
 
@@ -97,22 +97,11 @@ def _check(node: Node, memory: Memory, most_bytes: int) -> None:
         raise NotConstantError(f"{node.name} is random, or does more than compute")
     tensors = [x for x in pytree.tree_leaves(value_of(node)) if isinstance(x, torch.Tensor)]
     sizes = [y for x in tensors for y in x.shape]
-    if any(isinstance(x, (torch.SymInt, torch.SymFloat)) for x in (*sizes, *_plain(node))):
+    given = [value_of(x) for x in pytree.tree_leaves((node.args, node.kwargs))]
+    if any(isinstance(x, (torch.SymInt, torch.SymFloat)) for x in (*sizes, *given)):
         raise NotConstantError(f"the size of {node.name} is a symbol")
     if any(x.nbytes > most_bytes for x in tensors):
         raise NotConstantError(f"{node.name} has more than {most_bytes >> 20} MiB")
-
-
-def _plain(node: Node) -> list[Any]:
-    return [value_of(x) for x in pytree.tree_leaves((node.args, node.kwargs))]
-
-
-def _called(node: Node, arguments: Any, keywords: Any) -> Any:
-    if node.op == "output":
-        return arguments[0]
-    if node.op == "call_method":
-        return getattr(arguments[0], str(node.target))(*arguments[1:], **keywords)
-    return node.target(*arguments, **keywords)  # type: ignore[operator] # of a call_function
 
 
 # Constants that one graph hands to the next, where a model's graph is cut apart.

@@ -63,7 +63,7 @@ def mutates(node: Node) -> bool:
         return _writes(node.target) or _base_name(node) in _UPDATES_STATISTICS
     if isinstance(node.target, OpOverloadPacket):
         return any(map(_writes, _overloads(node.target)))
-    if _is_pythons(node.target):
+    if getattr(node.target, "__module__", None) == operator.add.__module__:
         return node.target in _IN_PLACE  # by name, operator.and_ would write
     return (
         node.target in _IN_PLACE
@@ -75,13 +75,9 @@ def mutates(node: Node) -> bool:
     )
 
 
-def _is_pythons(target: Any) -> bool:
-    return getattr(target, "__module__", None) == operator.add.__module__
-
-
 def may_write(node: Node) -> bool:
     """Return whether a node changes an argument in place, or is something that nobody knows."""
-    unknown = node.op == "call_module" or (node.op == "call_function" and not _is_known(node))
+    unknown = node.op == "call_module" or (node.op == "call_function" and not is_known(node))
     return unknown or mutates(node)
 
 
@@ -146,12 +142,12 @@ def is_pure(node: Node) -> bool:
     elif isinstance(node.target, OpOverload):
         known = node.target.namespace in _PURE and not is_impure(node.target)
     else:
-        known = _is_known(node) and not isinstance(node.target, OpOverloadPacket)
+        known = is_known(node) and not isinstance(node.target, OpOverloadPacket)
     binds = "unbacked_bindings" in node.meta  # a size that only the run knows is born here
     return known and not binds and not mutates(node) and not is_random(node)
 
 
-def _is_known(node: Node) -> bool:
+def is_known(node: Node) -> bool:
     """Return whether it is known what a function writes."""
     return isinstance(node.target, (OpOverload, OpOverloadPacket)) or (
         node.target in _known_functions()
@@ -212,10 +208,7 @@ def _draws(overload: OpOverload) -> bool:
 @functools.cache
 def _named_after_a_writer(name: str) -> bool:
     """Return whether the operator of a torch function writes an argument, ``out`` apart."""
-    packet = getattr(torch.ops.aten, name, None) if name else None
-    if not isinstance(packet, OpOverloadPacket):
-        return False
-    schemas = (x._schema for x in _overloads(packet))  # noqa: SLF001 (as above)
+    schemas = (x._schema for x in _named(name))  # noqa: SLF001 (as above)
     return any(
         x.alias_info is not None and x.alias_info.is_write and not x.is_out
         for schema in schemas
@@ -225,8 +218,13 @@ def _named_after_a_writer(name: str) -> bool:
 
 @functools.cache
 def _named_after_a_draw(name: str) -> bool:
+    return any(map(_draws, _named(name)))
+
+
+def _named(name: str) -> Iterator[OpOverload]:
+    """Yield ATen's operators of a name, if there are any."""
     packet = getattr(torch.ops.aten, name, None) if name else None
-    return isinstance(packet, OpOverloadPacket) and any(map(_draws, _overloads(packet)))
+    return _overloads(packet) if isinstance(packet, OpOverloadPacket) else iter(())
 
 
 @functools.cache

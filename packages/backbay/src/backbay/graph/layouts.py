@@ -36,28 +36,18 @@ class Layouts:
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         if not tensors or not all(map(is_ordinary, tensors)):
             return None
-        state = _state(tensors[0].device.type)
-        key = (function, *state, str(structure), *map(_described, leaves))
+        device = tensors[0].device.type
+        casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        state = (torch.is_grad_enabled(), torch.get_autocast_dtype(device) if casts else None)
+        given = [kind(x) if isinstance(x, torch.Tensor) else repr(x) for x in leaves]
+        key = (function, *state, str(structure), *given)
         if key not in self._known:
-            found = computed(_called, function, arguments, keywords)
+            found = computed(lambda args, named: function(*args, **named), arguments, keywords)
             self._known[key] = None if found is None else kind(found)
         known: tuple[Any, ...] | None = self._known[key]
         return known
 
 
-def _called(function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
-    return function(*arguments, **keywords)
-
-
 def kind(value: torch.Tensor) -> tuple[Any, ...]:
     """Return a tensor's layout, and whether it has a gradient."""
     return *layout(value), value.requires_grad
-
-
-def _state(device: str) -> tuple[Any, ...]:
-    casts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.is_grad_enabled(), torch.get_autocast_dtype(device) if casts else None
-
-
-def _described(value: Any) -> Any:
-    return kind(value) if isinstance(value, torch.Tensor) else repr(value)

@@ -24,7 +24,7 @@ MOST_ORDERS = 256
 """Orders of commutative operands that are tried of one pattern: eight commutative operators."""
 
 Condition = Callable[["Match"], str | None]
-"""Says why a match is not to be used; ``None`` where it is."""
+"""Returns why a match is not to be used; ``None`` where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,11 @@ class Pattern:
         """Its name, or its function's."""
         return self.name or getattr(self.match, "__name__", "pattern")
 
+    def refusal(self, match: Match) -> str | None:
+        """Return why a match is not to be used: the first condition that does not hold."""
+        reasons = (condition(match) for condition in self.conditions)
+        return next((reason for reason in reasons if reason is not None), None)
+
 
 def is_floating_point(position: int = 0) -> Condition:
     """Return a condition: an input of the pattern is a tensor of real floating-point numbers."""
@@ -152,7 +157,7 @@ def find(pattern: Pattern, graph: Graph) -> Found:
             match = _match(raw, order)
             if taken.intersection(match.nodes):
                 continue
-            reason = _refusal(match, pattern.conditions)
+            reason = pattern.refusal(match)
             if reason is None:
                 taken.update(match.nodes)
                 found.matches.append(match)
@@ -208,7 +213,12 @@ def orders(function: Callable[..., Any]) -> tuple[Graph, ...]:
         ValueError: it has more commutative operators than can be tried.
     """
     first = traced(function)
-    swappable = [n for n, node in enumerate(first.nodes) if _is_swappable(node)]
+    # A number already stands where it stands in every canonical graph.
+    swappable = [
+        position
+        for position, node in enumerate(first.nodes)
+        if node.target in COMMUTATIVE and not any(is_number(x) for x in node.args)
+    ]
     number = 2 ** len(swappable)
     if number > MOST_ORDERS:
         raise ValueError(
@@ -238,15 +248,11 @@ def _signature(function: Callable[..., Any]) -> tuple[int, int]:
     return sum(node.op == "placeholder" for node in nodes), count
 
 
-def _is_swappable(node: Node) -> bool:
-    # A number already stands where it stands in every canonical graph.
-    return node.target in COMMUTATIVE and not any(is_number(x) for x in node.args)
-
-
 def _distinct(first: Graph, swappable: Sequence[int]) -> Iterator[Graph]:
     seen = set[str]()
     for choice in itertools.product((False, True), repeat=len(swappable)):
-        graph = _copied(first)
+        graph = Graph()
+        graph.output(graph.graph_copy(first, {}))
         nodes = list(graph.nodes)
         for position, swap in zip(swappable, choice, strict=True):
             if swap:
@@ -257,12 +263,6 @@ def _distinct(first: Graph, swappable: Sequence[int]) -> Iterator[Graph]:
             yield graph
 
 
-def _copied(graph: Graph) -> Graph:
-    copy = Graph()
-    copy.output(copy.graph_copy(graph, {}))
-    return copy
-
-
 def _match(raw: InternalMatch, order: Graph) -> Match:
     inner = [n for n in order.nodes if n.op not in {"placeholder", "output"}]
     return Match(
@@ -271,8 +271,3 @@ def _match(raw: InternalMatch, order: Graph) -> Match:
         nodes=tuple(raw.nodes_map[n] for n in inner),
         found=raw,
     )
-
-
-def _refusal(match: Match, conditions: Sequence[Condition]) -> str | None:
-    reasons = (condition(match) for condition in conditions)
-    return next((reason for reason in reasons if reason is not None), None)

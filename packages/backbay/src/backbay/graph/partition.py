@@ -8,7 +8,7 @@ program instead: torch's partitioner joins what stands apart, and would exchange
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from backbay.errors import InputError
 from backbay.graph.effects import is_random, mutates
 from backbay.graph.report import target_name, user_line
-from backbay.graph.values import value_of
+from backbay.graph.values import is_submodule, value_of
 
 Supports = Callable[[Node], bool | str]
 """Whether a compiler takes a node; a text says why it does not."""
@@ -157,7 +157,7 @@ def _refused(graph_module: GraphModule, supports: Supports) -> dict[Node, str]:
             continue
         if node.op == "get_attr":
             refused[node] = "a constant"
-        elif any(_is_module(graph_module, x) for x in node.all_input_nodes):
+        elif any(map(is_submodule, node.all_input_nodes)):
             refused[node] = TAKES_SUBGRAPH
         else:
             answer = supports(node)
@@ -186,7 +186,9 @@ def _grouped(
 ) -> list[list[Node]]:
     """Group what is not refused, each group in the order of the graph, the groups too."""
     if by_program:
-        return list(_runs(graph_module, refused))
+        inner = [n for n in graph_module.graph.nodes if n.op not in {"placeholder", "output"}]
+        runs = itertools.groupby(inner, key=lambda n: n in refused)
+        return [list(run) for is_refused, run in runs if not is_refused]
     proposed = CapabilityBasedPartitioner(
         graph_module, _NotRefused(refused), allows_single_node_partition=True
     ).propose_partitions()
@@ -201,13 +203,6 @@ class _NotRefused(OperatorSupportBase):
 
     def is_node_supported(self, _: Mapping[str, torch.nn.Module], node: Node) -> bool:
         return node.op not in {"placeholder", "output"} and node not in self._refused
-
-
-def _runs(graph_module: GraphModule, refused: Mapping[Node, str]) -> Iterator[list[Node]]:
-    inner = [n for n in graph_module.graph.nodes if n.op not in {"placeholder", "output"}]
-    for is_refused, run in itertools.groupby(inner, key=lambda n: n in refused):
-        if not is_refused:
-            yield list(run)
 
 
 def _fuse(graph_module: GraphModule, groups: Sequence[Sequence[Node]], prefix: str) -> None:
@@ -261,10 +256,3 @@ def _follows(node: Node) -> bool:
     if node.target is operator.getitem:
         return True
     return isinstance(value_of(node), (torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
-def _is_module(graph_module: GraphModule, node: Node) -> bool:
-    if node.op != "get_attr":
-        return False
-    owner, _, name = str(node.target).rpartition(".")
-    return isinstance(getattr(graph_module.get_submodule(owner), name), torch.nn.Module)

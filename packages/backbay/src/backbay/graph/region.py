@@ -16,14 +16,11 @@ def between(end: Node, sources: Collection[Node]) -> list[Node]:
     found, waiting = {end}, [end]
     while waiting:
         known = found.union(sources)
-        further = [x for x in waiting.pop().all_input_nodes if x not in known and _is_call(x)]
+        inputs = [x for x in waiting.pop().all_input_nodes if x.op.startswith("call")]
+        further = [x for x in inputs if x not in known]
         found.update(further)
         waiting += further
     return sorted(found)
-
-
-def _is_call(node: Node) -> bool:
-    return node.op.startswith("call")
 
 
 def inputs_of(nodes: Collection[Node]) -> list[Node]:
@@ -72,10 +69,9 @@ def described(value: Any) -> Any:
     """Return what a compiled graph depends on of an input."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
-    sizes = [_size(x) for x in (*value.shape, *value.stride())]
-    return str(value.dtype), str(value.device), value.requires_grad, sizes
-
-
-def _size(size: Any) -> str:
     # A symbol is timed at the size that it was first seen with, so that counts too.
-    return str(size) if isinstance(size, int) else f"{size}={size.node.hint}"
+    sizes = [
+        str(x) if isinstance(x, int) else f"{x}={x.node.hint}"
+        for x in (*value.shape, *value.stride())
+    ]
+    return str(value.dtype), str(value.device), value.requires_grad, sizes

@@ -86,21 +86,16 @@ def _kind_of(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 def hold(graph_module: GraphModule, value: torch.Tensor, prefix: str) -> str:
-    """Register a constant with a graph; give the name of its attribute."""
+    """Register a constant with a graph; return the name of its attribute."""
     taken = {name for name, _ in graph_module.named_buffers(recurse=False)}
     name = next(x for n in range(len(taken) + 1) if (x := f"{prefix}{n}") not in taken)
     graph_module.register_buffer(name, value)
     sources = getattr(graph_module, "_param_name_to_source", None)
     if isinstance(sources, dict):
-        sources[name] = _source(name)
+        from torch._dynamo.source import ConstantSource  # noqa: PLC0415 (imports Dynamo)
+
+        sources[name] = ConstantSource(source_name=name)  # AOTAutograd demands one of each buffer
     return name
-
-
-def _source(name: str) -> Any:
-    """Return where Dynamo would say that a buffer is from: AOTAutograd demands it of each."""
-    from torch._dynamo.source import ConstantSource  # noqa: PLC0415 (imports Dynamo)
-
-    return ConstantSource(source_name=name)
 
 
 @contextlib.contextmanager
@@ -188,7 +183,7 @@ def _replace(
     place: dict[Node, int],
     replaced: dict[Node, Node],
 ) -> str | None:
-    """Replace one match, or say why it can't be."""
+    """Replace one match; return why it can't be, or None."""
     before = _insertion_point(graph, match)
     last = place.get(before, len(place))
     refusal = _refusal(graph, match, place, last)
@@ -201,14 +196,12 @@ def _replace(
     with graph.inserting_before(before):
         copied = graph.graph_copy(replacement, values)
     outputs = copied if isinstance(copied, (tuple, list)) else (copied,)
-    for node in replacement.nodes:
-        if node.op not in {"placeholder", "output"}:
-            propagate(values[node], match.outputs[0])
+    made = [values[n] for n in replacement.nodes if n.op not in {"placeholder", "output"}]
+    for node in made:
+        propagate(node, match.outputs[0])
     unlike = next(_differences(match.outputs, outputs), None)
     if unlike is not None:
-        _remove(
-            graph, [values[n] for n in replacement.nodes if n.op not in {"placeholder", "output"}]
-        )
+        _remove(graph, made)
         return unlike
     for old, new in zip(match.outputs, outputs, strict=True):
         old.replace_all_uses_with(new)

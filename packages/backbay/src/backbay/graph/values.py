@@ -5,6 +5,7 @@ reads them, and where the user wrote a node: what a pass puts in must carry both
 """
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -41,6 +42,14 @@ def are_numbers(sizes: Iterable[Any]) -> bool:
     return all(isinstance(x, int) for x in sizes)
 
 
+def is_submodule(node: Node) -> bool:
+    """Return whether a node reads a module that its graph's module owns."""
+    owner = node.graph.owning_module
+    if node.op != "get_attr" or owner is None:
+        return False
+    return isinstance(operator.attrgetter(str(node.target))(owner), torch.nn.Module)
+
+
 def is_ordinary(value: Any) -> bool:
     """Return whether a value is a tensor of no subclass: not distributed, quantised or wrapped.
 
@@ -57,13 +66,13 @@ def propagate(node: Node, like: Node) -> None:
     with state_at(like):
         value = evaluated(node)
     if value is not None:
-        node.meta[_key(like)] = value
+        node.meta[key_of(like)] = value
 
 
 def adopt(node: Node, like: Node) -> None:
     """Copy value and provenance to a new node from one that is laid out alike."""
     carry(node, like)
-    node.meta[_key(like)] = value_of(like)
+    node.meta[key_of(like)] = value_of(like)
 
 
 @contextlib.contextmanager
@@ -73,7 +82,7 @@ def state_at(place: Node) -> Iterator[None]:
     A graph of Dynamo's is compiled in the state that it will be called in, and changes that by
     itself. In AOTAutograd's graphs both have become operators.
     """
-    if _key(place) == "val":
+    if key_of(place) == "val":
         with torch.no_grad(), torch._C._DisableAutocast():  # noqa: SLF001 (as AOTAutograd traces)
             yield
         return
@@ -93,8 +102,10 @@ def _before(place: Node, target: Callable[..., Any]) -> list[Node]:
     return [x for x in found if x < place]
 
 
-def _key(node: Node) -> str:
-    return "val" if "val" in node.meta else "example_value"
+def key_of(node: Node) -> str:
+    """Return the name of a node's value in its metadata, or of its graph's where it has none."""
+    one = node if value_of(node) is not None else next(iter(node.graph.nodes))
+    return "val" if "val" in one.meta else "example_value"
 
 
 def carry(node: Node, like: Node) -> None:
@@ -113,18 +124,27 @@ def evaluated(node: Node, others: Mapping[Node, Any] | None = None) -> Any:
     arguments = torch.fx.map_arg(
         (node.args, node.kwargs), lambda x: known[x] if x in known else value_of(x)
     )
-    return computed(_called, node, *arguments)
+    return computed(call, node, *arguments)
 
 
-def computed(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function with fake values; None where there are none among its arguments."""
+def computed(
+    function: Callable[..., Any], *arguments: Any, mode: FakeTensorMode | None = None
+) -> Any:
+    """Call a function with fake values.
+
+    Args:
+        function: what to call.
+        arguments: its own.
+        mode: of the graph's fake values, where there may be none among the arguments. Without it
+            the result is then None.
+    """
     leaves = pytree.tree_leaves(arguments)
-    mode = _fake_mode(leaves)
+    mode = fake_mode(leaves) or mode
     if mode is None:
         return None
     # Symbols as Dynamo has them: operators in C++ would ask for sizes as numbers, and guard on the
     # answers. Those in Python take several times as long.
-    symbolic = any(map(_is_symbolic, leaves))
+    symbolic = any(map(is_symbolic, leaves))
     with mode, enable_python_dispatcher() if symbolic else contextlib.nullcontext():
         return function(*arguments)
 
@@ -146,14 +166,11 @@ def storages(node: Any) -> frozenset[int] | None:
     if value is None:
         return None
     tensors = tensors_in(value)
-    if any(x.layout != torch.strided or _is_wrapped(x) for x in tensors):
+    # A tensor of torch.func, inside vmap or grad, has no memory to ask.
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 (no other)
+    if any(x.layout != torch.strided or wrapped(x) for x in tensors):
         return None
     return frozenset(x.untyped_storage()._cdata for x in tensors)  # noqa: SLF001 (its identity)
-
-
-def _is_wrapped(value: torch.Tensor) -> bool:
-    """Return whether it is a tensor of torch.func, inside vmap or grad: it has no memory to ask."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))  # noqa: SLF001 (no other)
 
 
 def _refresh(node: Node, stale: frozenset[int] | None) -> None:
@@ -164,22 +181,25 @@ def _refresh(node: Node, stale: frozenset[int] | None) -> None:
         _refresh(user, stale)
 
 
-def _called(node: Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def call(node: Node, arguments: Any, keywords: Any) -> Any:
+    """Return what a call gives, of a function or method, with other arguments."""
     if node.op == "call_method":
         return getattr(arguments[0], str(node.target))(*arguments[1:], **keywords)
     return node.target(*arguments, **keywords)  # type: ignore[operator] # of a call_function
 
 
-def _is_symbolic(value: Any) -> bool:
+def is_symbolic(value: Any) -> bool:
+    """Return whether a value is a number, or has sizes, that only a run tells."""
     if isinstance(value, torch.Tensor):
         return bool(value._has_symbolic_sizes_strides)  # noqa: SLF001 (no other)
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _fake_mode(leaves: list[Any]) -> FakeTensorMode | None:
+def fake_mode(values: Iterable[Any]) -> FakeTensorMode | None:
+    """Return the mode of the first fake tensor among values, or None."""
     # Not torch's detect_fake_mode: while a backend runs, Dynamo has a new mode ready for it, and
     # the values in its graph are of the one before.
-    return next((x.fake_mode for x in leaves if isinstance(x, FakeTensor)), None)
+    return next((x.fake_mode for x in values if isinstance(x, FakeTensor)), None)
 
 
 _SOURCES = "_param_name_to_source"

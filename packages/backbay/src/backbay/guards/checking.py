@@ -1,4 +1,4 @@
-"""Asks at run time whether a guard that was left out would have held.
+"""Asks at run time whether a guard that was left out would have held; also those of hooks.
 
 To filter guards, Dynamo builds a frame's guards twice: all of them, then those that are kept, which
 decide whether compiled code runs. The first lot is kept here instead of being dropped, and is asked
@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Literal
@@ -28,6 +28,8 @@ Action = Literal["raise", "warn"]
 """What is done when a guard that was left out no longer holds."""
 
 _WHERE = "CheckFunctionManager"
+_HOOKS = "EMPTY_NN_MODULE_HOOKS_DICT"
+"""Torch's type of a guard that it makes nothing of, unless it is told to."""
 
 _pending = threading.local()
 
@@ -39,9 +41,11 @@ class Skipped:
     code: CodeType
     """The frame's own code; Dynamo's has the same name and place."""
     root: Any
-    """Dynamo's manager of all guards of the frame."""
+    """Dynamo's manager of all guards of the frame; None where the filter left none out."""
     lines: dict[str, str]
     """A guard's source to the user's line that it was taken for."""
+    hooks: tuple[tuple[str, Any], ...]
+    """Source and content of each module's hooks: torch does not guard on their being empty."""
 
 
 class Watch:
@@ -69,11 +73,20 @@ class Watch:
         skipped = self.skipped
         if skipped is None:
             return None
-        values = dict(_caller(skipped.code).f_locals)
+        code = skipped.code
+        added = next((name for name, hooks in skipped.hooks if hooks), None)
+        if added is not None:
+            return (
+                f"{added} has a hook that was added after {code.co_name} "
+                f"({code.co_filename}:{code.co_firstlineno}) was compiled, and it is not called: "
+                "add it before, or set torch._dynamo.config.skip_nnmodule_hook_guards = False"
+            )
+        if skipped.root is None:
+            return None
+        values = dict(_caller(code).f_locals)
         if skipped.root.check(values):
             return None
         parts = skipped.root.check_verbose(values).verbose_code_parts
-        code = skipped.code
         return (
             f"a guard that {self._filters} leaves out no longer holds in {code.co_name} "
             f"({code.co_filename}:{code.co_firstlineno}): {_said(parts, skipped.lines)}. What runs "
@@ -110,17 +123,29 @@ def take(entries: Sequence[Any], kept: Sequence[bool], caller: FrameType | None)
     """
     waiting = getattr(_pending, "watches", [])
     _pending.watches = []
-    if all(kept):
+    hooks = tuple(_unguarded_hooks(entries))
+    if all(kept) and not hooks:
         return
     found = _dynamo_frame(caller)
+    root = None if all(kept) else found["guard_manager"].root
     lines = {
         entry.orig_guard.name: _users_line(entry.orig_guard)
         for entry, keep in zip(entries, kept, strict=True)
         if not keep
     }
-    skipped = Skipped(found["f_code"], found["guard_manager"].root, lines)
+    skipped = Skipped(found["f_code"], root, lines, hooks)
     for watch in waiting:
         watch.skipped = skipped
+
+
+def _unguarded_hooks(entries: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    from torch._dynamo import config  # noqa: PLC0415 (Dynamo is compiling)
+
+    if not config.skip_nnmodule_hook_guards:
+        return
+    for entry in entries:
+        if entry.guard_type == _HOOKS and entry.has_value:
+            yield entry.orig_guard.name, entry.value
 
 
 def _dynamo_frame(frame: FrameType | None) -> dict[str, Any]:

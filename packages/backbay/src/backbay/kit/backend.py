@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from backbay import compile_log
 from backbay.errors import BackbayError, InputError
@@ -28,6 +28,7 @@ from backbay.kit.passes import Pass, PassReport, snake_case
 from backbay.kit.pipeline import failed, run_passes
 from backbay.registry import Registry
 from backbay.registry.options import option_problems
+from backbay.registry.returned import checked
 from backbay.registry.spec import BackendSpec, Option, Origin, Traits
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Backend:
     registry compiles with it; see `registry_in_use`."""
 
     supports: ClassVar[Callable[..., bool | str] | Collection[Any] | None] = None
-    """What ``compile`` takes, at level ``aten``: a method of a node that gives whether, or a text
+    """What ``compile`` takes, at level ``aten``: a method of a node that returns whether, or a text
     that says why not; or a list of operators. Each supported region is compiled by itself."""
     fallback: ClassVar[str] = INDUCTOR
     """A registered backend that gets what is not supported; ``eager`` runs it as it is."""
@@ -228,7 +229,8 @@ class Backend:
             return self._aot(later, own, keyed(self._aten_codegen(own), self._enabled(own)))
         own_compile = self._own_compile(own)
         if own_compile is not None:
-            return lambda graph, inputs: _checked(own_compile(graph, inputs), self.__name__)
+            who = f"{self.__name__}.compile"
+            return lambda graph, inputs: checked(own_compile(graph, inputs), who)
         return keyed(
             torch_level(self.codegen, mode, rest or None, self._registry), self._enabled(own)
         )
@@ -349,34 +351,6 @@ class Backend:
         return {x.name: x.default for x in table} | own, rest
 
 
-def _checked(compiled: Compiled, who: str) -> Compiled:
-    """Refuse what is no tuple: Dynamo takes the first row of a bare tensor for the result."""
-    if not callable(compiled):
-        raise BackbayError(f"{who}.compile gives {type(compiled).__name__}, not a callable")
-    if _is_forward_of_tuple(compiled):
-        return compiled  # as it is, Dynamo calls it without anything between
-
-    @functools.wraps(compiled)
-    def run(*arguments: Any) -> Any:
-        results = compiled(*arguments)
-        if isinstance(results, (tuple, list)):
-            return results
-        raise BackbayError(
-            f"what {who}.compile made returns {type(results).__name__}: return a tuple, with one "
-            "value for each of the graph's results"
-        )
-
-    return run
-
-
-def _is_forward_of_tuple(compiled: Compiled) -> bool:
-    """Whether it is a graph's own forward, and the graph gives a tuple."""
-    owner = getattr(compiled, "__self__", None)
-    if not isinstance(owner, GraphModule) or compiled != owner.forward:
-        return False
-    return isinstance(owner.graph.output_node().args[0], (tuple, list))
-
-
 def option_rows(backend: type[Backend] | Backend) -> Iterator[dict[str, Any]]:
     """Yield the options of a backend as rows of its manifest, by name.
 
@@ -431,21 +405,14 @@ def freeze(graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:
     """
     placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
     for node, value in zip(placeholders, example_inputs, strict=True):
-        if _is_constant(node, value):
-            _embed(graph_module, node, value)
+        # Dynamo's own mark: torch has no public one for what it holds constant from call to call.
+        static = getattr(value, "_dynamo_static_input_type", None) is not None
+        if not isinstance(value, torch.Tensor) or not static or any(map(may_write, node.users)):
+            continue
+        name = hold(graph_module, value.detach(), FROZEN)
+        first = next(n for n in graph_module.graph.nodes if n.op != "placeholder")
+        with graph_module.graph.inserting_before(first):
+            constant = graph_module.graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
     graph_module.recompile()
-
-
-def _is_constant(node: Node, value: Any) -> bool:
-    # Dynamo's own mark: torch has no public one for what it holds constant from call to call.
-    static = getattr(value, "_dynamo_static_input_type", None) is not None
-    return isinstance(value, torch.Tensor) and static and not any(map(may_write, node.users))
-
-
-def _embed(graph_module: GraphModule, node: Node, value: torch.Tensor) -> None:
-    name = hold(graph_module, value.detach(), FROZEN)
-    first = next(n for n in graph_module.graph.nodes if n.op != "placeholder")
-    with graph_module.graph.inserting_before(first):
-        constant = graph_module.graph.get_attr(name)
-    constant.meta = dict(node.meta)
-    node.replace_all_uses_with(constant)

@@ -7,10 +7,11 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from backbay.graph.values import fake_mode
 from backbay.kit.passes import Pass
 from backbay.registry import Registry, default_registry
 from backbay.registry.registry import current_registry
@@ -114,16 +115,11 @@ def nested_tracing(example_inputs: Sequence[Any]) -> Iterator[None]:
     )
 
     outer = TracingContext.try_get()
-    inner = TracingContext(_fake_mode(example_inputs))
+    inner = TracingContext(fake_mode(example_inputs) or FakeTensorMode())
     with tracing(inner):
         yield
     if outer is not None:
         outer.guards_context.aotautograd_guards += inner.guards_context.aotautograd_guards
-
-
-def _fake_mode(example_inputs: Sequence[Any]) -> FakeTensorMode:
-    found = (x.fake_mode for x in example_inputs if isinstance(x, FakeTensor))
-    return next(found, None) or FakeTensorMode()
 
 
 def boxed(compiled: Compiled) -> Compiled:

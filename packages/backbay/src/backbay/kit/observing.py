@@ -46,7 +46,7 @@ def current_watch() -> Watch:
 
 @contextlib.contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
-    """Tell an observer of every pass of what is compiled in this context, until the block ends."""
+    """Call an observer for every pass of what is compiled in the block."""
     with _watching(_watch.get()._replace(observer=observer)):
         yield
 
@@ -85,7 +85,7 @@ def collected() -> Iterator[Reports]:
 
 @contextlib.contextmanager
 def unobserved() -> Iterator[None]:
-    """Tell nobody of passes in the block: what is compiled there is a trial."""
+    """Call no observer in the block: what is compiled there is a trial."""
     with _watching(_watch.get()._replace(observer=None)):
         yield
 

@@ -1,5 +1,6 @@
 """Regions to their compilers: the author's for what it supports, a fallback for the rest."""
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +31,7 @@ class DryRun:
     graphs: list[Coverage] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Return it for each graph, with every operator that is left and the user's line."""
+        """Return each graph's coverage, with every operator that is left and the user's line."""
         return "\n".join(f"graph {number}: {x}" for number, x in enumerate(self.graphs))
 
 
@@ -100,15 +101,12 @@ def _has_gradient(value: Any) -> bool:
 def _inputs(graph_module: GraphModule, call: Node, region: GraphModule) -> list[Any]:
     placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
     known = [value_of(n) for n in placeholders]
+    sources: Sequence[Any] = call.args
     return [
-        _constant(graph_module, source) if value is None else value
-        for value, source in zip(known, call.args, strict=True)
+        # A constant of the graph has no fake value.
+        operator.attrgetter(str(source.target))(graph_module) if value is None else value
+        for value, source in zip(known, sources, strict=True)
     ]
-
-
-def _constant(graph_module: GraphModule, source: Any) -> Any:
-    owner, _, name = str(source.target).rpartition(".")
-    return getattr(graph_module.get_submodule(owner), name)
 
 
 class _Compiled(torch.nn.Module):

@@ -37,7 +37,7 @@ def _is_whole(value: torch.Tensor) -> bool:
 
 
 def _copied_part(value: torch.Tensor) -> tuple[int, int]:
-    """Say from where to where memory is copied: what is near, since an operator may read there.
+    """Return from where to where memory is copied: an operator may read what is near, too.
 
     ``as_strided`` does. But a batch that is a slice of a data set must not bring it all along.
     """

@@ -7,7 +7,6 @@ or scale. By how much depends on the model, so it is measured, with PyTorch's ow
 """
 
 import functools
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch._decomp import core_aten_decompositions
@@ -15,13 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from backbay.proof.draws import is_random
 
+_decompositions = functools.cache(core_aten_decompositions)
+
 
 class Decomposing(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no stub
     """Runs operators as torch's core ATen decompositions have them, while it is active."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._table = _table()
+        self._table = _decompositions()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -34,8 +35,3 @@ class Decomposing(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch h
         with self:
             result = decomposition(*args, **kwargs)
         return func(*args, **kwargs) if result is NotImplemented else result
-
-
-@functools.cache
-def _table() -> Mapping[Any, Callable[..., Any]]:
-    return core_aten_decompositions()

@@ -70,14 +70,14 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
         self.dtypes.update(x.dtype for x in tensors if x.is_floating_point())
         if not func.is_view:
             self.bytes_made += sum(x.numel() * x.element_size() for x in tensors)
-        if before is not None and (_drew(before) or (kwargs or {}).get("generator") is not None):
-            self._note(func, args, tensors)
+        if before is None:
+            return result
+        moved = not all(map(torch.equal, before, _generators()))
+        if moved or (kwargs or {}).get("generator") is not None:
+            drawn = [args[1]] if _is_rrelu(func) else tensors
+            copies = tuple(x.detach().clone() for x in drawn)
+            self.draws.append(Draw(operator=func.name(), results=copies))
         return result
-
-    def _note(self, func: Any, args: tuple[Any, ...], results: list[torch.Tensor]) -> None:
-        kept = [args[1]] if _is_rrelu(func) else results
-        copies = tuple(x.detach().clone() for x in kept)
-        self.draws.append(Draw(operator=func.name(), results=copies))
 
 
 class Replay(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no stub
@@ -148,8 +148,3 @@ def _generators() -> list[torch.Tensor]:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states.append(torch.cuda.get_rng_state())
     return states
-
-
-def _drew(before: list[torch.Tensor]) -> bool:
-    after = _generators()
-    return any(not torch.equal(x, y) for x, y in zip(before, after, strict=False))

@@ -1,6 +1,7 @@
 """Hashes of tensors, fast where the tensor is: no copy to the CPU, no pass in Python."""
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -20,7 +21,13 @@ def digest(workload: Workload) -> str:
     Two processes that built the same workload on the same kind of device get the same digest.
     """
     whole = hashlib.sha256(str(workload.model).encode())
-    for name, value in _parts(workload):
+    parts = itertools.chain(
+        workload.model.named_parameters(),
+        workload.model.named_buffers(),
+        leaves(workload.args, "args"),
+        leaves(dict(workload.kwargs), "kwargs"),
+    )
+    for name, value in parts:
         whole.update(f"{name}={_described(value)};".encode())
     return whole.hexdigest()
 
@@ -54,13 +61,6 @@ def _words(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         yield start, words[start : start + _CHUNK]
     if whole < data.numel():
         yield words.numel(), data[whole:].to(torch.int64)
-
-
-def _parts(workload: Workload) -> Iterator[tuple[str, object]]:
-    yield from workload.model.named_parameters()
-    yield from workload.model.named_buffers()
-    yield from leaves(workload.args, "args")
-    yield from leaves(dict(workload.kwargs), "kwargs")
 
 
 def _described(value: object) -> str:

@@ -118,7 +118,7 @@ class MonteCarloArithmetic(_Moving):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         given = _tensors((args, kwargs))
-        if all(self._is_from_integers(x) for x in given):
+        if all(not x.is_floating_point() or x in self._from_integers for x in given):
             self._from_integers.update((x, True) for x in _tensors(result))
             return result
         if is_random(func) or func.is_view or func._schema.name in _EXACT:  # noqa: SLF001
@@ -131,9 +131,6 @@ class MonteCarloArithmetic(_Moving):  # type: ignore[no-untyped-call]
             if tensor.is_floating_point() and _memory(tensor) not in taken | {None}:
                 self._move(tensor)
         return result
-
-    def _is_from_integers(self, tensor: torch.Tensor) -> bool:
-        return not tensor.is_floating_point() or tensor in self._from_integers
 
 
 class Reweighed(_Moving):  # type: ignore[no-untyped-call]
@@ -156,11 +153,10 @@ class Reweighed(_Moving):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func._schema.is_mutable:  # noqa: SLF001
             return func(*args, **(kwargs or {}))
-        given = pytree.tree_map_only(torch.Tensor, self._instead, (args, kwargs or {}))
+        given = pytree.tree_map_only(
+            torch.Tensor, lambda x: self._moved.get(x, x), (args, kwargs or {})
+        )
         return func(*given[0], **given[1])
-
-    def _instead(self, tensor: torch.Tensor) -> Any:
-        return self._moved.get(tensor, tensor)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -112,7 +112,8 @@ def compare(
         return _exact(result, eager, name)
     precision = working if working is not None else result.dtype
     if result.is_complex():
-        result, eager, truth = (_as_real(x) for x in (result, eager, truth))
+        whole = (x.detach().resolve_conj() for x in (result, eager, truth))
+        result, eager, truth = map(torch.view_as_real, whole)
     return _Comparison(
         result=result.detach().to(torch.float64),
         eager=eager.detach().to(torch.float64),
@@ -160,10 +161,6 @@ def _laid_out_otherwise(result: torch.Tensor, eager: torch.Tensor) -> bool:
 
 def _dense(value: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense(value))
-
-
-def _as_real(value: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(value.detach().resolve_conj())
 
 
 def _exact(result: torch.Tensor, eager: torch.Tensor, name: str | None) -> Verdict:
@@ -253,7 +250,7 @@ class _Comparison:
 
     @property
     def _slack(self) -> float:
-        """Return by how much bounds are wider than strict."""
+        """Return the factor by which bounds are wider than strict ones."""
         noise, size = self.noise.rms, self.noise.size
         if not self._is_full:
             return 1.0
@@ -268,7 +265,8 @@ class _Comparison:
         rounding = 0.5 * self.eps * truth.abs()
         noise = torch.maximum(own.abs(), rounding).clamp_min(self._least(truth))
         allowed = (ELEMENT * self._slack * noise).clamp_min(PEAK * self.noise.peak)
-        return _over(error.abs(), allowed)
+        # An exact element needs no allowance.
+        return float(torch.where(error == 0, 0.0, error.abs() / allowed).max())
 
     def _rms(self, error: torch.Tensor, truth: torch.Tensor) -> float:
         factor = self._factor(error.numel())
@@ -318,14 +316,8 @@ class _Comparison:
 
 
 def _kind(value: torch.Tensor) -> torch.Tensor:
-    """Tell finite (0), NaN (1), plus (2) and minus infinity (3) apart."""
+    """Return 0 for finite elements, 1 for NaN, 2 for plus and 3 for minus infinity."""
     return (value.isnan() + 2 * value.isposinf() + 3 * value.isneginf()).to(torch.int8)
-
-
-def _over(error: torch.Tensor, allowed: torch.Tensor) -> float:
-    """Return the largest error over what is allowed; an exact element needs no allowance."""
-    ratio = torch.where(error == 0, 0.0, error / allowed)
-    return float(ratio.max())
 
 
 def _ratio(error: float, allowed: float, *, equal: float = 1.0) -> float:

@@ -23,7 +23,9 @@ def shrunk(workload: Workload, *, train: bool) -> Workload:
         return dataclasses.replace(
             small, model=workload.model, loss=small.loss or workload.loss, reduced=None
         )
-    batch = _batch(workload)
+    named = leaves((workload.args, dict(workload.kwargs)), "inputs")
+    sizes = {x.shape[0] if x.dim() else None for _, x in named if isinstance(x, torch.Tensor)}
+    batch = next(iter(sizes)) if len(sizes) == 1 else None
     wanted = 2 if train else 1
     if batch is None or batch <= wanted:
         raise ProofImpossible(
@@ -38,10 +40,3 @@ def shrunk(workload: Workload, *, train: bool) -> Workload:
 
     args, kwargs = mapped(cut, (workload.args, dict(workload.kwargs)))
     return dataclasses.replace(workload, args=args, kwargs=kwargs)
-
-
-def _batch(workload: Workload) -> int | None:
-    """Return the size of the leading dimension that all tensor inputs share."""
-    named = leaves((workload.args, dict(workload.kwargs)), "inputs")
-    sizes = {x.shape[0] if x.dim() else None for _, x in named if isinstance(x, torch.Tensor)}
-    return next(iter(sizes)) if len(sizes) == 1 else None

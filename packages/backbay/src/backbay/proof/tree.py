@@ -19,7 +19,7 @@ def leaves(value: Any, name: str) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for path, leaf in pytree.tree_flatten_with_path(value)[0]:
         here = name + "".join(_key(key) for key in path)
-        if _opened(leaf):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             for field in dataclasses.fields(leaf):
                 found += leaves(getattr(leaf, field.name), f"{here}.{field.name}")
         else:
@@ -50,10 +50,6 @@ def is_opaque(leaf: Any) -> bool:
     """Return whether a leaf's content is out of sight: neither tensor nor plain value."""
     known = (torch.Tensor, torch.dtype, torch.device, torch.Size, *PLAIN)
     return not isinstance(leaf, known)
-
-
-def _opened(leaf: Any) -> bool:
-    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
 
 
 def _key(key: Any) -> str:

@@ -118,7 +118,10 @@ def raised(workload: Workload) -> Workload:
     # working precision, and tensors that are tied stay tied.
     memo: dict[int, Any] = {}
     for tensor in [*workload.model.parameters(), *workload.model.buffers()]:
-        memo[id(tensor)] = _raised_state(tensor)
+        twin = _raised_input(tensor)
+        if isinstance(tensor, torch.nn.Parameter):
+            twin = torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
+        memo[id(tensor)] = twin
     try:
         model = copy.deepcopy(workload.model, memo)
     except Exception as error:
@@ -174,13 +177,6 @@ def _reads_bits(source: torch.Tensor, target: torch.dtype) -> bool:
     """Return whether a view of a dtype takes floating-point numbers apart, or makes them."""
     whole = not (source.is_floating_point() or source.is_complex())
     return not whole or target.is_floating_point or target.is_complex
-
-
-def _raised_state(tensor: torch.Tensor) -> torch.Tensor:
-    twin: torch.Tensor = _raised_input(tensor)
-    if not isinstance(tensor, torch.nn.Parameter):
-        return twin
-    return torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
 
 
 def _raised_input(value: Any) -> Any:

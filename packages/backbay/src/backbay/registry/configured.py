@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from backbay.registry.bridge import CONTRACT
+from backbay.registry.returned import checked
 from backbay.registry.spec import BackendSpec, CompilerFn
 from backbay.registry.target import reference_of
 
@@ -84,11 +85,20 @@ class ConfiguredBackend:
     def __call__(self, graph_module: Any, example_inputs: Any, **given: Any) -> Any:
         """Compile a graph with the backend, as torch.compile would with this mode and options."""
         with self._registry.in_use():
-            return self._calling()(graph_module, example_inputs, **given)
+            compiled = self._calling()(graph_module, example_inputs, **given)
+        # Torch's own return tuples, and backends of the kit check what they made themselves.
+        if self.spec.origin.kind == "torch" or hasattr(self._compiler_fn, "__backbay_details__"):
+            return compiled
+        return checked(compiled, self.spec.name)
+
+    @property
+    def __wrapped__(self) -> CompilerFn:
+        """The compiler function: its signature is this one's."""
+        return self._compiler_fn
 
     def __getattr__(self, name: str) -> Any:
         # Dynamo asks hasattr(backend, "reset") and the like: the backend's own answer counts.
-        if name not in CONTRACT:
+        if name not in CONTRACT and name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         try:
             answering = self._calling()

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from backbay.graph.aliases import Memory
 from backbay.graph.effects import is_pure, is_uninitialised
 from backbay.graph.rewrite import FROZEN, call_before, hold, layout, replace_node
-from backbay.graph.values import storages, tensors_in, value_of
+from backbay.graph.values import call, storages, tensors_in, value_of
 from backbay.kit.passes import graph_pass
 
 MOST_BYTES = 2**20
@@ -59,17 +59,14 @@ def _constants(graph_module: GraphModule, memory: Memory) -> Values:
     values: Values = {}
     with _disable_current_modes(), torch.no_grad():
         for node in graph_module.graph.nodes:
-            shared = memory.returned(node) and _is_view(node)  # views must go on sharing it
+            own = storages(node) or frozenset()
+            is_view = any(not own.isdisjoint(storages(x) or ()) for x in node.all_input_nodes)
+            shared = memory.returned(node) and is_view  # views must go on sharing it
             if not shared and not memory.mutated(node) and _depends_on(node, values):
                 value = _value(graph_module, node, values)
                 if _is_small(value):
                     values[node] = value
     return values
-
-
-def _is_view(node: Node) -> bool:
-    own = storages(node) or frozenset()
-    return any(not own.isdisjoint(storages(x) or ()) for x in node.all_input_nodes)
 
 
 def _depends_on(node: Node, values: Mapping[Node, Any]) -> bool:
@@ -86,9 +83,7 @@ def _value(graph_module: GraphModule, node: Node, values: Mapping[Node, Any]) ->
     if _has_symbols(node) or not _is_small(value_of(node)):
         return None
     arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-    if node.op == "call_method":
-        return getattr(arguments[0], str(node.target))(*arguments[1:], **keywords)
-    return node.target(*arguments, **keywords)  # type: ignore[operator] # of a call_function
+    return call(node, arguments, keywords)
 
 
 def _has_symbols(node: Node) -> bool:

@@ -19,9 +19,10 @@ infinities, -0.0 and numbers next to the ends of the range among them:
 that neither overflows nor vanishes by itself, and ``x + 0``. Never folded: a factor of zero, which
 would hide a NaN; a number that the dtype does not hold.
 
-What is returned stays, where it would become its own input: the caller may change one and not the
-other. So does what is computed from memory that something writes, what is used elsewhere, too, and
-what has other strides, or another place in autograd, than that which would take its place.
+What is returned stays, where the caller would get an input, a view, a tensor that is returned
+already, or one that backward needs: who changes one of them would change the other. So does what is
+computed from memory that something writes, what is used elsewhere, too, and what has other strides,
+or another place in autograd, than that which would take its place.
 """
 
 import math
@@ -35,8 +36,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from backbay.graph.aliases import Memory
 from backbay.graph.canonical import canonicalise, is_number
+from backbay.graph.effects import is_pure
 from backbay.graph.rewrite import call_before, replace_node, same_kind
-from backbay.graph.values import value_of
+from backbay.graph.values import storages, value_of
 from backbay.kit.passes import Pass, PassContext, option
 
 Number = int | float
@@ -153,15 +155,27 @@ class _Folding:
         source = self._unchanged(node)
         if source is None or not same_kind(node, source):
             return 0
-        if self._memory.returned(node) or self._memory.mutated(node):
+        if self._memory.mutated(node) or self._memory.mutated(source):
             return 0
-        if self._memory.mutated(source):
+        if self._memory.returned(node) and not self._can_be_returned(source):
             return 0
         inner = node.args[0]
+        self._memory.merge(node, source)
         replace_node(node, source)
         if isinstance(inner, Node) and inner is not source and not inner.users:
             self._graph.erase_node(inner)  # of two negations, the first
         return 1
+
+    def _can_be_returned(self, source: Node) -> bool:
+        """Whether the caller may have a tensor instead of its copy, and write to it."""
+        if self._memory.returned(source) or not is_pure(source) or source.op == "get_attr":
+            return False
+        own = storages(source)
+        if own is None or any(own & (storages(x) or own) for x in source.all_input_nodes):
+            return False
+        # Backward may need a result of its own operator, or of others that read it.
+        keeps_nothing = _step(source) is not None or _negated(source) is not None
+        return not value_of(source).requires_grad or (keeps_nothing and len(source.users) == 1)
 
     def _unchanged(self, node: Node) -> Node | None:
         """Return the tensor that a node only copies."""
@@ -228,7 +242,7 @@ def _holds(dtype: torch.dtype, first: _Step, last: _Step, number: Number) -> boo
         limits = torch.iinfo(dtype)
         return all(isinstance(x, int) and limits.min <= x <= limits.max for x in numbers)
     info = torch.finfo(dtype)
-    least = info.tiny if first.kind == "mul" else 0.0  # a factor must not be subnormal
+    least = info.tiny if first.kind == "mul" else 0  # a factor must not be subnormal
     return all(least <= abs(x) <= info.max for x in numbers)
 
 
