@@ -21,6 +21,7 @@ from backbay.race.requests import (
     Loaded,
     Open,
     Opened,
+    Renew,
     Reply,
     Request,
     Try,
@@ -74,6 +75,8 @@ class RaceHandler:
             case Hand():
                 (self._trial or self._ready).hand(Path(request.path), request.picked)
                 return Done()
+            case Renew():
+                return self._renew(request)
         with _room_for_all():
             return self._compiled_answer(request)
 
@@ -151,12 +154,16 @@ class RaceHandler:
         most = fitting(self._runs.step) - WARMUPS
         return Opened(step_s=step_s, failed=failed, most_calls=max(1, most))
 
-    def _block(self, request: Block) -> Timed:
-        runs, number = self._ready, request.warmups + request.calls
-        if self._ring is None or len(self._ring.steps) < number:
-            self._ring = Ring(runs.step, self._varies(), number)
+    def _renew(self, request: Renew) -> Done:
+        if self._ring is None or len(self._ring.steps) < request.calls:
+            self._ring = Ring(self._ready.step, self._varies(), request.calls)
         self._renewals += 1
-        self._ring.renew(self._renewals, self._sets[request.inputs], used=number)
+        self._ring.renew(self._renewals, self._sets[request.inputs], used=request.calls)
+        return Done()
+
+    def _block(self, request: Block) -> Timed:
+        assert self._ring is not None, "blocks are timed after Renew"
+        runs, number = self._ready, request.warmups + request.calls
         last = self._ring.steps[number - 1]
         before = state(last) if request.sample else []
         calls = self._ring.calls(self._calls[request.backend], number)

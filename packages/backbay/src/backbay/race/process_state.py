@@ -35,7 +35,9 @@ _VALUES = {
 
 _REST = {
     "the working directory": os.getcwd,
-    "environment variables": lambda: dict(os.environ),
+    "environment variables": lambda: {
+        x: y for x, y in os.environ.items() if not x.startswith("_TORCHINDUCTOR_")
+    },  # Inductor's own notes to its children
     "signal handlers": lambda: {x: signal.getsignal(x) for x in signal.valid_signals()},
     "the filters of warnings": lambda: len(warnings.filters),
 }

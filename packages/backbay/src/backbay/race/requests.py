@@ -74,7 +74,15 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     """Files with further sets of inputs, after the workload's own."""
 
 
-Request = Load | Try | Call | Hand | Finish | Open | Block
+class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
+    """Give the calls of the next block inputs of their own, which nobody has seen."""
+
+    inputs: int
+    """Which set the last of them gets, of those that the process knows: its truth is known."""
+    calls: int
+
+
+Request = Load | Try | Call | Hand | Finish | Open | Renew | Block
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):

@@ -6,6 +6,7 @@ a clock does not agree with this process's or eager is not as fast as it was alo
 
 import contextlib
 import secrets
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from backbay.judge import Piece
 from backbay.judge.client import secret
 from backbay.race.decide import EAGER
-from backbay.race.requests import Call, Hand, Open, Opened, Reply, Request
+from backbay.race.requests import Call, Hand, Open, Opened, Renew, Reply, Request
 from backbay.session import Failure, NoReply, Session
 from backbay.timing import measure, rounds, stats
 from backbay.workloads.setup import WorkloadSetup
@@ -26,7 +27,7 @@ _ALONE_ROUNDS = 8
 _ALONE_S = 0.5
 _MOVED = 1.25
 """Eager alone may be so many times as fast after the others came as before."""
-_UNACCOUNTED = 1.5
+_STRETCHED = 1.5
 """A block may take so many times as long by this process's clock as by its own, over eager's."""
 _LOST_CLOCK = 3.0
 """Eager's own blocks may take so many times as long by this process's clock."""
@@ -60,6 +61,31 @@ class InputSets:
         return self.seeds[inputs] or secret()
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a call gave, in this process's memory: others share the backend's, and its files."""
+
+    piece: Piece
+    data: bytes
+
+    @classmethod
+    def taken(cls, piece: Piece) -> "Given":
+        """Take what a backend handed on, and leave nothing behind.
+
+        Raises:
+            OSError: there is nothing.
+        """
+        path = Path(piece.path)
+        data = path.read_bytes()
+        path.unlink()
+        return cls(piece, data)
+
+    def put_back(self) -> Piece:
+        """Write it where the judge finds it."""
+        Path(self.piece.path).write_bytes(self.data)
+        return self.piece
+
+
 class _VoidError(Exception):
     """Times are not to be believed; the message says why."""
 
@@ -83,14 +109,15 @@ class Timing:
     folder: Path
     """Where what was given is handed on."""
     sets: InputSets = field(default_factory=InputSets)
+    reveal: Callable[[], None] = lambda: None
+    """Writes the files of all sets but the last."""
     reveal_last: Callable[[], None] = lambda: None
-    """Writes the last set's file."""
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     """Milliseconds a call, one sample a round."""
     lost: dict[str, tuple[Failure, str]] = field(default_factory=dict)
     """Who had been right and could not be timed, and why."""
-    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    given: dict[str, list[Given]] = field(default_factory=dict)
     """What each gave while the clock ran, and afterwards."""
     notes: list[str] = field(default_factory=list)
     _most_calls: int | None = None
@@ -162,7 +189,7 @@ class Timing:
 
     def _forget(self) -> None:
         self.samples = {}
-        self.pieces = {}
+        self.given = {}
 
     def _open_apart(
         self, names: Sequence[str], together: Collection[str], stack: contextlib.ExitStack
@@ -185,6 +212,7 @@ class Timing:
     def _ready(self, session: RaceSession, names: Sequence[str]) -> dict[str, float]:
         """Compile these, and return the time of one step of each that got ready."""
         self.tell(", ".join(names), "compiling again, from a warm cache", "")
+        self.reveal()
         request = Open(
             setup=self.setup,
             backends=tuple(names),
@@ -208,6 +236,7 @@ class Timing:
             few,
             timeout_s=self.limits.backend_s,
             on_round=lambda _done, _of: None,
+            before=lambda name, number, calls: self._renew(session, name, number, calls),
         )
         return alone.milliseconds[EAGER]
 
@@ -238,11 +267,13 @@ class Timing:
             plan,
             timeout_s=self.limits.backend_s,
             on_round=lambda done, of: self.tell(everyone, "timing", f"round {done} of {of}"),
-            sets=sets,
+            before=lambda name, number, calls: self._renew(sessions[name], name, number, calls),
             sampled=self._sampled(sessions, plan.rounds),
-            on_sample=lambda name, inputs: self._hand(sessions[name], name, inputs, timed=True),
+            on_sample=lambda name, number: self._hand(
+                sessions[name], name, number % sets, timed=True
+            ),
         )
-        self._check_clocks(taken.unaccounted)
+        self._check_clocks(taken.stretched)
         self.samples = taken.milliseconds
 
     def _sampled(self, names: Collection[str], number: int) -> dict[str, Collection[int]]:
@@ -251,22 +282,28 @@ class Timing:
         draw = secrets.SystemRandom()  # nobody who is timed can know when it is looked at
         return {x: draw.sample(range(number), min(_SAMPLES, number)) for x in names if x != EAGER}
 
-    def _check_clocks(self, unaccounted: Mapping[str, float]) -> None:
+    def _renew(self, session: RaceSession, name: str, number: int, calls: int) -> None:
+        inputs = number % (len(self.sets.files) + 1)
+        self._ask(session, name, Renew(inputs=inputs, calls=calls))
+
+    def _check_clocks(self, stretched: Mapping[str, Sequence[float]]) -> None:
         """Check that what processes say of their times fits what passed here.
 
         Raises:
             _VoidError: it does not.
         """
-        eager = max(1.0, 1.0 + unaccounted[EAGER])
-        if eager > _LOST_CLOCK:
+        eager = [max(1.0, x) for x in stretched[EAGER]]
+        usual = statistics.median(eager)
+        if usual > _LOST_CLOCK:
             raise _VoidError(
-                f"eager's blocks took {eager:.3g} times as long here as their process's clock says"
+                f"eager's blocks took {usual:.3g} times as long here as their process's clock says"
             )
-        for name, share in unaccounted.items():
-            if 1.0 + share > _UNACCOUNTED * eager:
+        for name, own in stretched.items():
+            # Round by round: what disturbs one disturbs the other.
+            if statistics.median(x / y for x, y in zip(own, eager, strict=True)) > _STRETCHED:
                 raise _VoidError(
-                    f"the blocks of {name} took {1.0 + share:.3g} times as long here as their "
-                    f"process's clock says, and eager's {eager:.3g} times",
+                    f"the blocks of {name} took {statistics.median(own):.3g} times as long here as "
+                    f"their process's clock says, and eager's {usual:.3g} times",
                     name,
                 )
 
@@ -287,11 +324,14 @@ class Timing:
                 session.stop()
 
     def _hand(self, session: RaceSession, name: str, inputs: int, *, timed: bool) -> None:
-        pieces = self.pieces.setdefault(name, [])
         picked, path = self.sets.picked(inputs), self.folder / f"timed-{secret():x}"
         self._ask(session, name, Hand(path=str(path), picked=picked))
         what = "while the clock ran" if timed else "after timing, with inputs that are new"
-        pieces.append(Piece(path=str(path), inputs=inputs, what=what, picked=picked, timed=timed))
+        piece = Piece(path=str(path), inputs=inputs, what=what, picked=picked, timed=timed)
+        try:
+            self.given.setdefault(name, []).append(Given.taken(piece))
+        except OSError as error:
+            raise measure.BlockLost(name, "failed", f"it handed nothing on: {error}") from error
 
     def _ask(self, session: RaceSession, name: str, request: Request) -> Reply:
         try:

@@ -31,7 +31,7 @@ from backbay.race.requests import (
     Request,
     Try,
 )
-from backbay.race.timing import InputSets, Limits, Timing
+from backbay.race.timing import Given, InputSets, Limits, Timing
 from backbay.session import NoReply, Refused, Session
 from backbay.timing import stats
 from backbay.workloads.setup import WorkloadSetup
@@ -132,7 +132,7 @@ class WorkloadRace:
             math_attention=prepared.math_attention,
             reduced=prepared.reduced,
         )
-        sets = self._sets(judge, prepared, proving)
+        sets = self._sets(prepared, proving)
         for entrant in self.entrants[1:]:
             self.tried[entrant.name] = self._trial(entrant, judge, prepared, proving, sets)
         self._time(judge, prepared, sets)
@@ -161,12 +161,10 @@ class WorkloadRace:
         self.notes += prepared.notes
         return prepared
 
-    def _sets(self, judge: Judge, prepared: Prepared, proving: Proving) -> InputSets:
-        """Have all sets of inputs written but the last, which is kept for the end."""
+    def _sets(self, prepared: Prepared, proving: Proving) -> InputSets:
+        """Return where the sets of inputs are written; the last is kept for the end."""
         files = [self.folder / f"inputs-{i}" for i in range(1, len(prepared.seeds))]
         last = files.pop() if len(prepared.seeds) > 1 else None
-        for number, file in enumerate(files, 1):
-            judge.reveal(number, file)
         timed_is_judged = not proving.apart and not prepared.changes_state
         if not timed_is_judged:
             why = "it changes its own state" if prepared.changes_state else "it was proven apart"
@@ -195,6 +193,7 @@ class WorkloadRace:
             proving=proving,
         )
         try:
+            reveal(judge, sets)
             with self.sessions.backends(self.caches.environment) as session:
                 finished, pieces = self._called(session, request, sets)
             judged = judge.verdict(pieces)
@@ -247,6 +246,7 @@ class WorkloadRace:
             tell=self._say,
             folder=self.folder,
             sets=sets,
+            reveal=lambda: reveal(judge, sets),
             reveal_last=reveal_last,
         )
         timing.run(survivors, apart=self.disturbing.intersection(survivors))
@@ -256,29 +256,29 @@ class WorkloadRace:
         for name, (status, reason) in timing.lost.items():
             why = f"right, but lost while it was timed: {reason}"
             self.tried[name] = msgspec.structs.replace(self.tried[name], status=status, reason=why)
-        for name, pieces in timing.pieces.items():
-            self._judge_timed(judge, name, pieces)
+        for name, given in timing.given.items():
+            self._judge_timed(judge, name, given)
 
-    def _judge_timed(self, judge: Judge, name: str, pieces: Sequence[Piece]) -> None:
+    def _judge_timed(self, judge: Judge, name: str, given: Sequence[Given]) -> None:
         """Take the times from who was right, and not while the clock ran."""
         tried = self.tried[name]
         if tried.status != "ok":
             return
         try:
-            judged = judge.verdict(pieces)
+            judged = judge.verdict([x.put_back() for x in given])
         except NoReply as lost:
             reason = f"what it gave while the clock ran could not be judged: {lost.reason}"
             self.tried[name] = msgspec.structs.replace(tried, status="failed", reason=reason)
         else:
             if judged.passed:
                 assert tried.verdict is not None, "it was judged before"
-                calls = tried.verdict.calls + len(pieces)
+                calls = tried.verdict.calls + len(given)
                 verdict = msgspec.structs.replace(tried.verdict, calls=calls)
                 self.tried[name] = msgspec.structs.replace(tried, verdict=verdict)
                 return
-            verdict = _verdict(judged, len(pieces))
+            verdict = _verdict(judged, len(given))
             self.tried[name] = msgspec.structs.replace(
-                tried, status="wrong", reason=verdict.reason, verdict=verdict
+                tried, status="wrong", reason=_why(verdict), verdict=verdict
             )
         self.samples = {x: times for x, times in self.samples.items() if x != name}
 
@@ -355,8 +355,18 @@ def _outcome(finished: Finished, judged: Judged, calls: int) -> Trying:
         seen = msgspec.structs.replace(verdict, passed=False, reason=finished.fault)
         return msgspec.structs.replace(row, status="wrong", reason=finished.fault, verdict=seen)
     if not judged.passed:
-        return msgspec.structs.replace(row, status="wrong", reason=verdict.reason)
+        return msgspec.structs.replace(row, status="wrong", reason=_why(verdict))
     return row
+
+
+def _why(verdict: VerdictRecord) -> str:
+    return f"{verdict.where}: {verdict.reason}" if verdict.where else verdict.reason
+
+
+def reveal(judge: Judge, sets: InputSets) -> None:
+    """Write the inputs of all sets but the last: a backend may have deleted the files."""
+    for number, file in enumerate(sets.files, 1):
+        judge.reveal(number, file)
 
 
 def _verdict(judged: Judged, calls: int) -> VerdictRecord:

@@ -1,6 +1,5 @@
 """Interleaved timing of backends in sessions: `rounds`, asked of child processes."""
 
-import statistics
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -19,8 +18,6 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
     backend: str
     warmups: int
     calls: int
-    inputs: int = 0
-    """Which set of inputs, of those that the process knows, the last call gets."""
     sample: bool = False
     """Whether what the last call gave is noted, after the clock has stopped."""
 
@@ -61,9 +58,8 @@ class Samples:
 
     milliseconds: dict[str, list[float]] = field(default_factory=dict)
     """Backend to time a call, one sample a round."""
-    unaccounted: dict[str, float] = field(default_factory=dict)
-    """Backend to what its process did not report of the time of a block as it was seen from here,
-    over what it did report; the middle one of all blocks."""
+    stretched: dict[str, list[float]] = field(default_factory=dict)
+    """Backend to the time of a block as it was seen from here, over what its own process says."""
 
 
 def interleave(
@@ -72,9 +68,9 @@ def interleave(
     *,
     timeout_s: float,
     on_round: Callable[[int, int], None],
-    sets: int = 1,
+    before: Callable[[str, int, int], None] = lambda _name, _round, _calls: None,
     sampled: Mapping[str, Collection[int]] = MappingProxyType({}),
-    on_sample: Callable[[str, int], None] = lambda _name, _inputs: None,
+    on_sample: Callable[[str, int], None] = lambda _name, _round: None,
 ) -> Samples:
     """Time every backend in every round.
 
@@ -84,15 +80,15 @@ def interleave(
         chosen: how much to time.
         timeout_s: seconds that one block may take.
         on_round: called with the number of rounds done and of all rounds.
-        sets: how many sets of inputs the processes have; each round is of another one.
+        before: called before each block with backend, round and number of calls.
         sampled: backend to the rounds in which the result of its last call is noted.
-        on_sample: called with backend and set of inputs when one was noted.
+        on_sample: called with backend and round when one was noted.
 
     Raises:
         BlockLost: a backend raised, or its process died or hung.
     """
     milliseconds: dict[str, list[float]] = {name: [] for name in sessions}
-    unaccounted: dict[str, list[float]] = {name: [] for name in sessions}
+    stretched: dict[str, list[float]] = {name: [] for name in sessions}
     several = len({id(x) for x in sessions.values()}) > 1
 
     def block(name: str) -> float:
@@ -101,26 +97,25 @@ def interleave(
             backend=name,
             warmups=WARMUPS,
             calls=chosen.calls[name],
-            inputs=done % sets,
             sample=done in sampled.get(name, ()),
         )
         if several:
             session.resume()
+        before(name, done, request.warmups + request.calls)
         taken, whole = _block(session, request, timeout_s)
         if request.sample:
-            on_sample(name, request.inputs)
+            on_sample(name, done)
         if several:
             session.stop()
         reported = taken * (request.calls + WARMUPS) / request.calls
-        unaccounted[name].append(whole / max(reported, 1e-9) - 1.0)
+        stretched[name].append(whole / max(reported, 1e-9))
         return taken
 
     for number, taken in enumerate(in_turns(sessions, chosen, block), 1):
         for name, value in taken.items():
             milliseconds[name].append(value)
         on_round(number, chosen.rounds)
-    middle = {name: statistics.median(x) for name, x in unaccounted.items()}
-    return Samples(milliseconds=milliseconds, unaccounted=middle)
+    return Samples(milliseconds=milliseconds, stretched=stretched)
 
 
 def _block(session: Timer, request: Block, timeout_s: float) -> tuple[float, float]:
