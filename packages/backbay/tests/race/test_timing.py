@@ -123,3 +123,12 @@ def test_who_dies_beside_eager_leaves_nobody_to_compare_with():
     assert timing.samples == {}
     assert timing.lost["dies"] == ("crashed", "died")
     assert "dies was timed in the same process" in timing.lost["eager"][1]
+
+
+def test_nobody_waits_for_rounds_that_one_of_them_slows(monkeypatch):
+    monkeypatch.setattr("backbay.race.timing._GRACE_S", -1e9)
+    timing, opened = timed("eager", "a")
+    assert opened == [("eager", "a"), ("eager",), ("a",)]
+    (note,) = timing.notes
+    assert "one of the backends slows the others down" in note
+    assert set(timing.samples) == {"eager", "a"}

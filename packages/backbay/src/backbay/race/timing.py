@@ -7,6 +7,7 @@ a clock does not agree with this process's or eager is not as fast as it was alo
 import contextlib
 import secrets
 import statistics
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,9 @@ _MOVED = 1.25
 """Eager alone may be so many times as fast after the others came as before."""
 _STRETCHED = 1.5
 """A block may take so many times as long by this process's clock as by its own, over eager's."""
+_SLOWED = 5.0
+_GRACE_S = 5.0
+"""Rounds may take so many times as long as planned, and so much longer, before nobody waits."""
 _LOST_CLOCK = 3.0
 """Eager's own blocks may take so many times as long by this process's clock."""
 
@@ -259,14 +263,14 @@ class Timing:
     def _interleave(self, sessions: Mapping[str, RaceSession], step_s: Mapping[str, float]) -> None:
         if EAGER not in sessions:  # nobody to compare with
             return
-        everyone = ", ".join(sessions)
         plan = rounds.plan(step_s, self.limits.timing_s, most_calls=self._most_calls)
         sets = len(self.sets.files) + 1
+        planned_s = sum((plan.calls[x] + rounds.WARMUPS) * step_s[x] for x in sessions)
         taken = measure.interleave(
             sessions,
             plan,
             timeout_s=self.limits.backend_s,
-            on_round=lambda done, of: self.tell(everyone, "timing", f"round {done} of {of}"),
+            on_round=self._watched_rounds(sessions, planned_s, time.monotonic()),
             before=lambda name, number, calls: self._renew(sessions[name], name, number, calls),
             sampled=self._sampled(sessions, plan.rounds),
             on_sample=lambda name, number: self._hand(
@@ -275,6 +279,26 @@ class Timing:
         )
         self._check_clocks(taken.stretched)
         self.samples = taken.milliseconds
+
+    def _watched_rounds(
+        self, sessions: Mapping[str, RaceSession], planned_s: float, start: float
+    ) -> Callable[[int, int], None]:
+        """Return what is told of each round; it does not wait for those that one of them slows.
+
+        Apart, nobody is slowed by another.
+        """
+        everyone, together = ", ".join(sessions), len(set(map(id, sessions.values()))) == 1
+
+        def told(done: int, of: int) -> None:
+            self.tell(everyone, "timing", f"round {done} of {of}")
+            taken = time.monotonic() - start
+            if together and taken > _GRACE_S + _SLOWED * done * planned_s:
+                raise _VoidError(
+                    f"{done} of {of} rounds took {taken:.0f} s, and {done * planned_s:.1f} s were "
+                    "planned: one of the backends slows the others down"
+                )
+
+        return told
 
     def _sampled(self, names: Collection[str], number: int) -> dict[str, Collection[int]]:
         if not self.sets.sampled:
