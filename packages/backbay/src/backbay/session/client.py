@@ -214,7 +214,8 @@ class ProcessClient(Client[Request, Reply]):
         """The child's process group; on Linux the process that was started is its supervisor."""
         if sys.platform == "linux":
             with contextlib.suppress(psutil.Error, ValueError):
-                return min(self._root.children(), key=psutil.Process.create_time).pid
+                first: psutil.Process = min(self._root.children(), key=lambda x: x.create_time())
+                return int(first.pid)
         return self._process.pid
 
     def _signal(self, group: int, number: int) -> None:
