@@ -80,6 +80,9 @@ def problems(report: dict[str, Any], alone: dict[str, Any], cheats: list[str]) -
         if row["status"] != "ok":
             wrong.append(f"{name} is honest, and {row['status']}: {row['reason']}")
             continue
+        if row["ratio_to_eager_ci"] is None or before[name]["ratio_to_eager_ci"] is None:
+            wrong.append(f"{name} has no times: {'; '.join(report['notes'] + alone['notes'])}")
+            continue
         (low, high), (was_low, was_high) = (
             row["ratio_to_eager_ci"],
             before[name]["ratio_to_eager_ci"],
