@@ -100,4 +100,7 @@ class Limited(msgspec.Struct, frozen=True, kw_only=True, tag="limited"):
 
 Reply = Prepared | Readied | Proved | Limited | Timed
 
-SERVICE = Service[Request, Reply]("speed.handler:handler", Reply)
+SERVICE = Service[Request, Reply](
+    "speed.handler:handler",
+    {Prepare: Prepared, Ready: Readied, Prove: Proved, Limits: Limited, Block: Timed},
+)

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 OTHERS = {
     "backbay-conformance": {
         "backbay",
+        "backbay.cli.files",
         "backbay.cli.names",
         "backbay.cli.output",
         "backbay.dependencies",

@@ -34,7 +34,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     facts: dict[str, Any]
 
 
-SERVICE = Service[Question, Answer]("backbay_conformance.asking:FreshHandler", Answer)
+SERVICE = Service[Question, Answer]("backbay_conformance.asking:FreshHandler", {Question: Answer})
 
 
 def asked(what: str, name: str, device: str = "cpu") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from backbay.cli.files import check_writable
 from backbay.cli.names import complete
 from backbay.cli.output import write
 from backbay.dependencies import check_installed
@@ -73,6 +74,7 @@ def command(
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     if suite["collect"] and suite["expectations"] is None:
         raise click.UsageError("--collect writes the file that --expectations names: give one")
+    check_writable(json_path, html_path)
     others = _read(beside) if beside else []
     if backend is None:
         if html_path is None or not others:

@@ -63,4 +63,6 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
 Request = SuiteSetup | Run | Show
 Reply = Ready | Ran | Shown
 
-SERVICE = Service[Request, Reply]("backbay_conformance.handler:handler_of_child", Reply)
+SERVICE = Service[Request, Reply](
+    "backbay_conformance.handler:handler_of_child", {SuiteSetup: Ready, Run: Ran, Show: Shown}
+)

@@ -34,9 +34,22 @@ Each message says what happened, where, and what to do next, on one line; a pref
 for each reason.
 """
 
+from typing import Any
+
 
 class BackbayError(Exception):
     """Base of every error that Backbay raises on purpose."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A race or a verification was interrupted; ``report`` holds what it had found, and says so.
+
+    Whatever interrupted it is the cause.
+    """
+
+    def __init__(self, report: Any) -> None:
+        super().__init__()
+        self.report = report
 
 
 class InputError(BackbayError):

@@ -268,7 +268,9 @@ def test_a_process_that_can_not_be_started_is_not_remembered(try_plugin, monkeyp
 
 
 def test_a_child_that_can_not_even_read_its_request_says_why(try_plugin, monkeypatch, cache):
-    monkeypatch.setattr(probing, "SERVICE", Service("backbay.absent:Handler", probing.Probed))
+    monkeypatch.setattr(
+        probing, "SERVICE", Service("backbay.absent:Handler", {probing.Probe: probing.Probed})
+    )
     result = try_plugin(HONEST)
     assert (result.passed, result.stage) == (False, "start")
     assert result.reason.startswith("its process ended with exit code 1; it last printed: ")

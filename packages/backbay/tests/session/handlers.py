@@ -1,9 +1,11 @@
 """Handlers that each do one thing that a process must not do."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import ClassVar
 
@@ -79,6 +81,64 @@ class Doer:
         child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
         return str(child.pid)
 
+    def leaves_an_orphan(self, request):
+        """Start a process that has no parent and is in a session of its own, as daemons do."""
+        program = "import time; time.sleep(600)"
+        how = "stdout=subprocess.DEVNULL, start_new_session=True"
+        start = f"subprocess.Popen([sys.executable, '-c', {program!r}], {how})"
+        between = f"import subprocess, sys; print({start}.pid)"
+        done = subprocess.run(
+            [sys.executable, "-c", between], stdout=subprocess.PIPE, text=True, env={}, check=True
+        )
+        return done.stdout.strip()
+
+    def leaves_a_twin_and_dies(self, request):
+        """The twin keeps every descriptor open, the channel among them."""
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(600)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def forges(self, request):
+        to_every_descriptor(b'{"type":"done","number":1000}\n')
+
+    def forges_a_frame(self, request):
+        reply = b'{"type":"done","number":1000}'
+        to_every_descriptor(b"0" * 32 + len(reply).to_bytes(8, "big") + reply)
+
+    def garbles(self, request):
+        to_every_descriptor(b"\x00\xff\n" * 1000)
+
+    def garbles_without_end(self, request):
+        while True:
+            to_every_descriptor(b"x" * 4096)
+
+    def garbles_later(self, request):
+        def later():
+            time.sleep(0.2)
+            to_every_descriptor(b"later")
+
+        threading.Thread(target=later).start()
+
+    def reads(self, request):
+        return sys.stdin.read()
+
+    def raises_a_surrogate(self, request):
+        raise ValueError("\ud800")
+
+    def prints_a_line_without_end_and_crashes(self, request):
+        os.write(2, b"what matters\n")
+        for _ in range(100):
+            os.write(2, b"x" * 10_000)
+        os.write(2, b"\n")
+        os._exit(3)
+
+
+def to_every_descriptor(data):
+    for number in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(number, data)
+
 
 class HalfDoer(Doer):
     def answer(self, request):
@@ -94,4 +154,4 @@ class HalfDoer(Doer):
         return Done(number=1)
 
 
-SERVICE = Service("handlers:Doer", Done)
+SERVICE = Service("handlers:Doer", {Do: Done})

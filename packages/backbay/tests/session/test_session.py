@@ -1,5 +1,6 @@
 """Sessions with handlers that each do one thing that a process must not do."""
 
+import ctypes
 import dataclasses
 import os
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from backbay.session import LocalClient, Lost, ProcessClient, Refused, Service, Session
+from backbay.session import LocalClient, Lost, ProcessClient, Refused, Service, Session, channel
 
 sys.path.insert(0, str(Path(__file__).parent))
 import handlers
@@ -17,6 +18,8 @@ from handlers import SERVICE, Do
 
 FOLDER = str(Path(__file__).parent)
 LONG_S = 60.0
+FORGED = "it wrote to Backbay's channel"
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs a subreaper")
 
 
 def client(service=SERVICE, environment=None, **limits):
@@ -78,16 +81,56 @@ def test_a_hang_lasts(session):
 
 
 def test_half_a_reply_is_a_reply():
-    with Session(lambda: client(Service("handlers:HalfDoer", handlers.Done))) as session:
+    with Session(lambda: client(Service("handlers:HalfDoer", {Do: handlers.Done}))) as session:
         with pytest.raises(Lost, match=r"the process died \(exit code 0\)") as lost:
             asked(session, "count")
         assert lost.value.status == "crashed"
 
 
 def test_a_reply_of_another_kind_is_taken():
-    service = Service("handlers:Doer", handlers.Do)
-    with Session(lambda: client(service)) as session, pytest.raises(Lost, match="can't be read"):
+    service = Service("handlers:Doer", {Do: handlers.Do})
+    for opened in (lambda: client(service), lambda: LocalClient(service, handlers.Doer(), {})):
+        with Session(opened) as session, pytest.raises(Lost, match=FORGED) as lost:
+            asked(session, "count")
+        assert lost.value.status == "failed"
+
+
+@pytest.mark.parametrize("what", ["forges", "forges_a_frame", "garbles", "garbles_without_end"])
+def test_what_is_on_the_channel_is_believed_or_is_a_traceback(session, what):
+    with pytest.raises(Lost, match=FORGED) as lost:
+        asked(session, what)
+    assert lost.value.status == "failed"
+    assert asked(session, "count").number == 1  # of another process
+
+
+def test_what_comes_between_two_requests_is_a_reply(session):
+    asked(session, "garbles_later")
+    time.sleep(0.5)
+    with pytest.raises(Lost, match=FORGED):
         asked(session, "count")
+
+
+@pytest.mark.parametrize("cut", range(0, 50, 7))
+def test_a_frame_is_whole_too_early_or_too_late(cut):
+    nonce, reply = b"0" * 32, b'{"a": 1}'
+    whole = bytearray(channel.framed(reply, nonce))
+    assert channel.unframed(whole[:cut], nonce) == (None if cut < len(whole) else reply)
+    for wrong in (whole + b"x", b"x" + whole, whole.upper().replace(b"0", b"1")):
+        with pytest.raises(channel.NotAFrameError):
+            channel.unframed(wrong, nonce)
+    with pytest.raises(channel.NotAFrameError):
+        channel.unframed(bytearray(nonce + b"\xff" * 8), nonce)
+
+
+def test_a_model_that_asks_its_reader_waits_or_eats_a_request(session):
+    assert asked(session, "reads").text == ""
+    assert asked(session, "count").number == 2
+
+
+def test_a_message_that_no_reply_can_have_costs_the_process(session):
+    with pytest.raises(Refused, match=r"^ValueError: .ud800$"):
+        asked(session, "raises_a_surrogate")
+    assert asked(session, "count").number == 2
 
 
 def test_a_handler_that_raises_costs_its_process(session):
@@ -104,16 +147,59 @@ def test_the_users_mistake_looks_like_a_backends(session):
     assert refused.value.detail == "line 1\nline 2"
 
 
-@pytest.mark.parametrize("ending", ["end", "timeout"])
+@pytest.mark.parametrize("ending", ["end", "timeout", "crash", "paused"])
 def test_a_descendant_that_left_the_group_lives_on(session, ending):
-    daemon = int(asked(session, "leaves_a_daemon").text)
-    assert os.getpgid(daemon) == daemon
-    if ending == "end":
-        session.end()
-    else:
+    daemons = [int(asked(session, "leaves_a_daemon").text)]
+    if sys.platform == "linux":
+        daemons.append(int(asked(session, "leaves_an_orphan").text))
+    assert [os.getpgid(x) for x in daemons] == daemons
+    if ending == "paused":
+        session.stop()
+    if ending in {"timeout", "crash"}:
         with pytest.raises(Lost):
-            asked(session, "hangs", timeout_s=0.2)
-    assert is_gone(daemon)
+            asked(session, "hangs" if ending == "timeout" else "segfaults", timeout_s=0.5)
+    else:
+        session.end()
+    assert [is_gone(x) for x in daemons] == [True] * len(daemons)
+
+
+@linux
+def test_a_twin_that_keeps_the_channel_open_keeps_who_asks_waiting(session):
+    start = time.monotonic()
+    with pytest.raises(Lost, match=r"died \(SIGKILL\)"):
+        asked(session, "leaves_a_twin_and_dies")
+    assert time.monotonic() - start < LONG_S / 2
+
+
+@linux
+@pytest.mark.parametrize("paused", [False, True])
+def test_descendants_outlive_a_process_that_was_killed(run_python, paused):
+    pids = run_python(
+        f"""
+        import os, signal, sys
+        sys.path.insert(0, {FOLDER!r})
+        from handlers import SERVICE, Do
+        from backbay.session import ProcessClient
+
+        client = ProcessClient(SERVICE, {{}}, path=[{FOLDER!r}])
+        asked = ("pid", "leaves_a_daemon", "leaves_an_orphan")
+        print(*(client.ask(Do(x), timeout_s=60.0).text for x in asked), flush=True)
+        if {paused}:
+            client.stop()
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        check=False,
+    ).stdout.split()
+    assert len(pids) == 3
+    assert [is_gone(int(x)) for x in pids] == [True] * 3
+
+
+@linux
+def test_who_asks_becomes_a_subreaper(session):
+    asked(session, "count")
+    flag = ctypes.c_int(-1)
+    ctypes.CDLL(None).prctl(37, ctypes.byref(flag), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
+    assert flag.value == 0
 
 
 def test_a_process_that_closed_its_output_is_waited_for_without_end(session):
@@ -129,6 +215,15 @@ def test_a_process_prints_without_end():
             asked(session, "floods")
         assert lost.value.too_much_printed
         assert lost.value.printed.endswith("xxx")
+        assert len(lost.value.printed) <= 2**16
+
+
+def test_a_line_without_end_pushes_out_what_was_printed_before(session):
+    with pytest.raises(Lost) as lost:
+        asked(session, "prints_a_line_without_end_and_crashes")
+    assert "what matters\nxxx" in lost.value.printed
+    assert len(lost.value.printed) < 10_000
+    assert len(lost.value.reason) < 500
 
 
 def test_a_paused_process_goes_on_or_never_wakes(session):
@@ -192,7 +287,7 @@ def test_a_session_that_is_not_asked_starts_a_process():
 def test_logs_are_left_behind(session, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     asked(session, "prints")
-    assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == []
     session.end()
     assert list(tmp_path.iterdir()) == []
 

@@ -47,7 +47,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True, tag="made"):
     """Why it is not what one would wish for; empty where it is."""
 
 
-SERVICE = Service[Make, Made]("backbay_conformance.repro.making:ReproHandler", Made)
+SERVICE = Service[Make, Made]("backbay_conformance.repro.making:ReproHandler", {Make: Made})
 MakingSession = Session[Make, Made]
 
 

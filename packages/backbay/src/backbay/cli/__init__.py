@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import backbay
+from backbay.cli.interrupts import SIGINT_CODE, SIGTERM_CODE, Terminated, terminable
 from backbay.errors import InputError
 
 _COMMANDS = {
@@ -57,7 +58,11 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with terminable():
+                return super().invoke(ctx)
+        except KeyboardInterrupt as stopped:
+            click.echo("backbay: interrupted", err=True)
+            sys.exit(SIGTERM_CODE if isinstance(stopped, Terminated) else SIGINT_CODE)
         except InputError as error:
             for note in getattr(error, "__notes__", ()):
                 click.echo(note, err=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from backbay.cli.files import check_writable
 from backbay.cli.names import complete
 from backbay.cli.output import write
 from backbay.explain import Explanation, run
@@ -58,6 +59,7 @@ def command(
     backend raised; the explanation says what, and where.
     """
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
+    check_writable(json_path, html_path)
     with contextlib.redirect_stdout(sys.stderr):
         explanation = run(
             workload,

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from backbay.cli.entry import print_json
+from backbay.cli.files import whole
 from backbay.registry import default_registry
 from backbay.registry.lock import FILE, drift, lock_text
 
@@ -31,7 +32,9 @@ def command(*, check: bool, path: Path, as_json: bool) -> None:
     """
     problems = drift(default_registry, path) if check else []
     if not check:
-        path.write_text(lock_text(default_registry), "utf-8")
+        text = lock_text(default_registry)
+        with whole(path) as file:
+            file.write_text(text, "utf-8")
     if as_json:
         print_json({"schema": SCHEMA, "file": str(path), "ok": not problems, "drift": problems})
     else:

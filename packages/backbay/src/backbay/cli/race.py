@@ -5,8 +5,10 @@ from pathlib import Path
 
 import click
 
-from backbay.cli.output import write
+from backbay.cli.files import check_writable
+from backbay.cli.output import write, written_anyway
 from backbay.race import DTYPES, Limits, Report, run
+from backbay.reporting.wording import plain
 from backbay.workloads import DEFAULT, SIZES
 
 _EXAMPLES = """
@@ -52,14 +54,19 @@ def command(
 
     A WORKLOAD is decoder (built in, the default), hf:NAME, timm:NAME, or your own file.py:function
     or module:function that returns (model, args), (model, args, kwargs) or a backbay.Workload.
+
+    Exit code 0: every workload was raced, whatever became of a backend. 1: one could not be: it
+    died, or eager itself failed. 2: what was asked for does not exist, or can't be written.
+    Interrupted, the race writes what it has, marked partial, and ends with 130 or 143.
     """
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
 
+    check_writable(json_path, html_path)
     names = None
     if backends is not None:
         names = [name.strip() for name in backends.split(",") if name.strip()]
-    with progress() as tell:
+    with written_anyway(lambda report: _write(report, json_path, html_path)), progress() as tell:
         report = run(
             workloads or DEFAULT,
             backends=names,
@@ -72,6 +79,10 @@ def command(
             tell=tell,
         )
     _write(report, json_path, html_path)
+    for decision in report.unraced:
+        click.echo(f"backbay: {decision.workload}: {plain(decision.sentence)}", err=True)
+    if report.unraced:
+        sys.exit(1)
 
 
 def _write(report: Report, json_path: Path | None, html_path: Path | None) -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import click
 
+from backbay.cli.files import check_writable
 from backbay.cli.names import complete
-from backbay.cli.output import write
+from backbay.cli.output import write, written_anyway
 from backbay.errors import InputError
 from backbay.race import DTYPES
-from backbay.verify import DEFAULT_BACKEND, Limits, run
+from backbay.verify import DEFAULT_BACKEND, Limits, Report, run
 from backbay.workloads import DEFAULT, SIZES
 
 _EXAMPLES = """
@@ -64,12 +65,14 @@ def command(
     file.py:function or module:function.
 
     Exit code 0: everything is right. 1: something is not, or could not be proven. 2: what was asked
-    for does not exist.
+    for does not exist, or can't be written. Interrupted, it writes what it has, marked partial, and
+    ends with 130 or 143.
     """
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
 
-    with progress() as tell:
+    check_writable(json_path)
+    with written_anyway(lambda report: _write(report, json_path)), progress() as tell:
         report = run(
             workload,
             backends=[name.strip() for name in backends.split(",") if name.strip()],
@@ -83,11 +86,15 @@ def command(
             limits=Limits(check_s=timeout, blame_s=blame),
             tell=tell,
         )
+    _write(report, json_path)
+    if not report.passed:
+        sys.exit(1)
+
+
+def _write(report: Report, json_path: Path | None) -> None:
     from backbay.verify.text import text  # noqa: PLC0415 (rich is loaded to draw only)
 
     write(report, text(report), json_path, None)
-    if not report.passed:
-        sys.exit(1)
 
 
 def _sizes(given: str | None) -> list[int] | None:

@@ -100,4 +100,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
 
 Reply = Prepared | Kept | Revealed | Judged
 
-SERVICE = Service[Request, Reply]("backbay.judge.handler:JudgeHandler", Reply)
+SERVICE = Service[Request, Reply](
+    "backbay.judge.handler:JudgeHandler",
+    {Prepare: Prepared, Keep: Kept, Reveal: Revealed, Compare: Judged},
+)

@@ -1,13 +1,16 @@
 """Runs a whole race and returns its report."""
 
+import contextlib
 import datetime as dt
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from backbay.dependencies import check_installed
-from backbay.errors import InputError, WorkloadInvalid
+from backbay.errors import InputError, Interrupted, WorkloadInvalid
 from backbay.judge.requests import SERVICE as JUDGE
 from backbay.race import field
 from backbay.race.caches import Caches
@@ -18,7 +21,7 @@ from backbay.race.timing import Limits
 from backbay.race.workload_race import Sessions, Tell, WorkloadRace
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.reporting import machine
-from backbay.session import NoReply, Refused, Session
+from backbay.session import Lost, Refused, Session
 from backbay.workloads.reference import DEFAULT, check, parse
 from backbay.workloads.setup import (
     Mode,
@@ -38,6 +41,7 @@ _IN_PROCESS = (
     "the model object was raced in this process: neither cheats nor crashes are contained, "
     "and what ran here before may show in the numbers"
 )
+_INTERRUPTED = "interrupted: {workload} was not raced to its end, nor any after it"
 
 
 def run(
@@ -76,6 +80,7 @@ def run(
 
     Raises:
         InputError: what was asked for does not exist or cannot run here; nothing was raced.
+        Interrupted: by Ctrl-C; it has the report of what had been raced.
     """
     check_installed("a race")
     if not isinstance(workloads, str | Sequence):
@@ -92,7 +97,6 @@ def run(
     same_process = not isinstance(workloads, str | Sequence)
     entrants = _entrants(registry, backends, device, same_process=same_process)
     sessions, notes = _sessions(workloads, backends, setups, registry)
-    races = _races(setups, entrants, sessions, limits or Limits(), tell)
     settings = Settings(
         backends=tuple(entrant.name for entrant in entrants),
         mode=mode,
@@ -100,18 +104,31 @@ def run(
         device=device,
         seed=seed,
     )
+    races: list[WorkloadRace] = []
+    try:
+        _race_all(races, setups, entrants, sessions, limits=limits or Limits(), tell=tell)
+    except KeyboardInterrupt as stopped:
+        if not races:
+            raise
+        notes = (*notes, _INTERRUPTED.format(workload=races[-1].workload))
+        report = _report(races, settings, registry, notes, same_process=same_process)
+        raise Interrupted(msgspec.structs.replace(report, partial=True)) from stopped
     return _report(races, settings, registry, notes, same_process=same_process)
 
 
-def _races(
+def _race_all(
+    races: list[WorkloadRace],
     setups: Sequence[WorkloadSetup],
     entrants: Sequence[field.Entrant],
     sessions: Sessions,
+    *,
     limits: Limits,
     tell: Tell,
-) -> list[WorkloadRace]:
-    """Race every workload, one after the other; what they leave on disk is gone afterwards."""
-    races: list[WorkloadRace] = []
+) -> None:
+    """Race every workload, one after the other; what they leave on disk is gone afterwards.
+
+    Each is among ``races`` from its start: what it has found is not lost where it is interrupted.
+    """
     with tempfile.TemporaryDirectory(prefix="backbay-race-") as folder:
         for number, setup in enumerate(setups):
             race = WorkloadRace(
@@ -123,9 +140,8 @@ def _races(
                 limits=limits,
                 tell=tell,
             )
-            race.run()
             races.append(race)
-    return races
+            race.run()
 
 
 def _references(workloads: "str | Sequence[str] | Workload") -> list[str]:
@@ -199,11 +215,10 @@ def _preflight(setups: Sequence[WorkloadSetup]) -> None:
 
 def _load(session: Session[Request, Reply], setup: WorkloadSetup) -> None:
     try:
-        session.ask(Load(setup=setup), timeout_s=Limits().backend_s)
+        with contextlib.suppress(Lost):  # its own race will say so, and others can be raced
+            session.ask(Load(setup=setup), timeout_s=Limits().backend_s)
     except Refused as refused:
         raise WorkloadInvalid(refused.reason, refused.detail) from None
-    except NoReply as lost:
-        raise WorkloadInvalid(f"workload {setup.workload!r}: {lost.reason}") from lost
 
 
 def _report(

@@ -121,9 +121,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Distribution name to version: python, torch, backbay, and what provides each backend."""
     settings: Settings
     decision: tuple[Decision, ...]
-    """One for each workload, in the order raced."""
+    """One for each workload that was raced to its end, in that order."""
     results: tuple[Result, ...]
     isolation: Literal["process", "in_process"] = "process"
     """``in_process`` where backends ran in the process of who asked: cheats and crashes are not
     contained then."""
+    partial: bool = False
+    """Whether it was interrupted: the workload that was being raced has no decision and no times,
+    and those after it are missing."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def unraced(self) -> tuple[Decision, ...]:
+        """Of the workloads whose eager could not be timed, so that there was nothing to race."""
+        timed = {x.workload for x in self.results if x.backend == EAGER and x.median_ms is not None}
+        return tuple(x for x in self.decision if x.workload not in timed)

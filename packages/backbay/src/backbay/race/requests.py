@@ -127,4 +127,15 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
 
 Reply = Loaded | Done | Finished | Opened | Timed
 
-SERVICE = Service[Request, Reply]("backbay.race.handler:RaceHandler", Reply)
+SERVICE = Service[Request, Reply](
+    "backbay.race.handler:RaceHandler",
+    {
+        Load: Loaded,
+        Try: Done,
+        Call: Done,
+        Hand: Done,
+        Finish: Finished,
+        Open: Opened,
+        Block: Timed,
+    },
+)

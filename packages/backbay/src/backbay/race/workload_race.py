@@ -108,6 +108,7 @@ class WorkloadRace:
 
         Raises:
             WorkloadInvalid: the workload could not be built; nothing was raced.
+            KeyboardInterrupt: there is no decision; the results are those of who had been tried.
         """
         self.workload = self.setup.workload
         self.folder.mkdir(exist_ok=True)
@@ -117,13 +118,19 @@ class WorkloadRace:
             open_session=self.sessions.reference,
             timeout_s=self.limits.backend_s,
         )
-        with judge:
-            prepared = self._prepared(judge)
-            if isinstance(prepared, Trying):
-                self.decision = self._without_reference(prepared)
-            else:
-                self.decision = self._race(judge, prepared)
-        self.results = tuple(self._result(entrant.name) for entrant in self.entrants)
+        try:
+            with judge:
+                prepared = self._prepared(judge)
+                if isinstance(prepared, Trying):
+                    self.decision = self._without_reference(prepared)
+                else:
+                    self.decision = self._race(judge, prepared)
+        except KeyboardInterrupt:
+            self.samples = {}  # not all that was timed has been judged
+            raise
+        finally:
+            tried = [entrant.name for entrant in self.entrants if entrant.name in self.tried]
+            self.results = tuple(map(self._result, tried))
 
     def _race(self, judge: Judge, prepared: Prepared) -> Decision:
         self.tried[EAGER] = Trying(status="ok", peak_bytes=prepared.peak_bytes)

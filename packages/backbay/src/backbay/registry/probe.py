@@ -119,7 +119,7 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
     """It came to an end; what it found is in the file."""
 
 
-SERVICE = Service[Probe, Probed]("backbay.registry.probe_handler:ProbeHandler", Probed)
+SERVICE = Service[Probe, Probed]("backbay.registry.probe_handler:ProbeHandler", {Probe: Probed})
 
 
 def probe(
@@ -228,6 +228,7 @@ def _ask(asked: Probe) -> tuple[Lost | None, str]:
             client.ask(asked, timeout_s=asked.seconds)
         except Lost as lost:
             return lost, lost.printed
+        client.end()
         return None, client.printed()
 
 

@@ -25,7 +25,6 @@ _MOST_OF_A_REASON = 300  # characters
 _GRACE_S = 10
 _TOLERANCE = 1e-2
 _MIB = 2**20
-_PR_SET_CHILD_SUBREAPER = 36
 _SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 
 
@@ -78,9 +77,6 @@ def _guard(seconds: float) -> None:
     if hasattr(signal, "alarm"):
         # Where the parent was killed, nobody else ends this process.
         signal.alarm(int(seconds) + _GRACE_S)
-    if sys.platform == "linux":
-        # A daemon that a plugin starts stays a descendant of this process, and dies with it.
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _import_torch() -> None:

@@ -6,7 +6,7 @@ requests to one handler: to a child process (`ProcessClient`), or to this one (`
 
 ::
 
-    SERVICE = Service[Request, Reply]("backbay.race.handler:RaceHandler", Reply)
+    SERVICE = Service[Request, Reply]("backbay.race.handler:RaceHandler", {Load: Loaded, ...})
 
     with SERVICE.session({"OMP_NUM_THREADS": "1"}) as session:
         reply = session.ask(Load(...), timeout_s=60.0)

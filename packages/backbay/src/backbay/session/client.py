@@ -2,13 +2,12 @@
 
 import abc
 import contextlib
+import functools
 import os
-import queue
+import secrets
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,16 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 import psutil
 
-from backbay.session.protocol import (
-    Failure,
-    Handler,
-    Lost,
-    Refusal,
-    Refused,
-    decode,
-    encode,
-    replied,
-)
+from backbay.messages import one_line
+from backbay.session.channel import NONCE_BYTES, Channel, NotAFrameError
+from backbay.session.log import Log
+from backbay.session.protocol import Failure, Handler, Lost, Refusal, Refused, replied, replies
 
 if TYPE_CHECKING:
     from backbay.session.session import Service
@@ -35,13 +28,16 @@ Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
 _WORKER = "backbay.session.worker"
-_TAIL_BYTES = 1 << 16
 _FATAL = "Fatal Python error: "
 _THREAD = "Current thread "
 """What faulthandler begins with, and begins the stack with, whose lines follow, innermost first."""
-_END_OF_OUTPUT = b""
-_POLL_S = 0.05
+_WATCH_S = 0.05
 _GRACE_S = 10.0
+_LOG_S = 1.0
+"""For the end of a log, once its writer is dead."""
+_LONGEST = 400
+"""Characters of a dead process's last words: a row of a table, not a log."""
+_FORGED = "it wrote to Backbay's channel"
 
 
 class Client(abc.ABC, Generic[Request, Reply]):
@@ -68,9 +64,11 @@ class Client(abc.ABC, Generic[Request, Reply]):
 
 
 class ProcessClient(Client[Request, Reply]):
-    """Asks a child process, the leader of a process group of its own.
+    """Asks a child process, in a process group of its own.
 
-    What the child prints goes to a log, whose end becomes the reason when it dies.
+    What the child prints goes to a log, whose end becomes the reason when it dies. On Linux nothing
+    that it starts outlives it, or this process: see `supervisor`. Elsewhere a descendant that
+    cuts its ties, as daemons do, is not found again.
     """
 
     def __init__(
@@ -92,11 +90,8 @@ class ProcessClient(Client[Request, Reply]):
         Raises:
             Lost: no process could be started.
         """
-        self._decoder = msgspec.json.Decoder(service.replies | Refusal)
+        self._replies = service.replies
         self._most_printed = most_printed
-        self._log = tempfile.NamedTemporaryFile(  # noqa: SIM115 (closed with the child)
-            prefix="backbay-session-", suffix=".log", delete=False
-        )
         folders = os.pathsep.join([str(Path.cwd())] if path is None else path)
         # -P: a folder called `triton` or `torch` beside the user must not be imported.
         # -u: what is printed just before a crash is what explains it.
@@ -106,48 +101,52 @@ class ProcessClient(Client[Request, Reply]):
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._log,
+                stderr=subprocess.PIPE,
                 env={**os.environ, **environment},
                 start_new_session=True,
             )
         except OSError as error:
-            self._forget_log()
             raise Lost(f"no process could be started: {error}", "failed") from error
         # Made now: later the number may be another process's.
         self._root = psutil.Process(self._process.pid)
-        assert self._process.stdin is not None
-        self._stdin = self._process.stdin
-        self._lines: queue.Queue[bytes] = queue.Queue()
+        pipes = self._process.stdin, self._process.stdout, self._process.stderr
+        assert pipes[0] is not None
+        assert pipes[1] is not None
+        assert pipes[2] is not None
+        self._stdin, self._channel, self._log = pipes[0], Channel(pipes[1]), Log(pipes[2])
         self._stopped = False
-        threading.Thread(target=self._read, daemon=True).start()
 
     def ask(self, request: Request, *, timeout_s: float) -> Reply:
         """Return the reply to a request; see `Client`."""
         deadline = time.monotonic() + timeout_s
+        nonce = secrets.token_hex(NONCE_BYTES // 2).encode()
         try:
-            with contextlib.suppress(BrokenPipeError):  # it is dead: there is no line either
-                self._stdin.write(encode(request))
+            with contextlib.suppress(BrokenPipeError):  # it is dead: there is no reply either
+                self._stdin.write(b"%b %b\n" % (nonce, msgspec.json.encode(request)))
                 self._stdin.flush()
-            message = decode(self._line(deadline), self._decoder)
+            received = self._received(nonce, deadline)
+            message = replies(self._replies[type(request)]).decode(received)
         except TimeoutError:
             raise self._ended(f"no answer within {timeout_s:g} s", "timeout") from None
         except EOFError:
             raise self._post_mortem(deadline) from None
-        except msgspec.MsgspecError as error:
-            raise self._ended(f"its answer can't be read: {error}", "crashed") from error
+        except NotAFrameError:
+            raise self._ended(_FORGED, "failed") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise self._ended(f"{_FORGED}: {one_line(error)}", "failed") from error
         reply: Reply = _unless_refused(message)
         return reply
 
     def stop(self) -> None:
         """Pause the process until `resume`: an idle process disturbs the others."""
         if not self._stopped and hasattr(signal, "SIGSTOP"):
-            self._signal(signal.SIGSTOP)
+            self._signal(self._group, signal.SIGSTOP)
             self._stopped = True
 
     def resume(self) -> None:
         """Let the process go on."""
         if self._stopped:
-            self._signal(signal.SIGCONT)
+            self._signal(self._group, signal.SIGCONT)
             self._stopped = False
 
     def end(self) -> None:
@@ -158,41 +157,36 @@ class ProcessClient(Client[Request, Reply]):
         descendants: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error):
             descendants = self._root.children(recursive=True)
-        self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        if sys.platform == "linux":  # its supervisor kills them all, and dies last
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE_S)
+        self._signal(self._process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
         for descendant in descendants:
             with contextlib.suppress(psutil.Error):
                 descendant.kill()
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # who waits for a driver can't die
             self._process.wait(_GRACE_S)
-        with contextlib.suppress(OSError):
-            self._stdin.close()
-        self._forget_log()
+        self._channel.close()
 
     def printed(self) -> str:
-        """Return the end of what the child has printed."""
-        with contextlib.suppress(OSError), Path(self._log.name).open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            return log.read(_TAIL_BYTES).decode(errors="replace")
-        return ""  # the child may have emptied the folder for temporary files
+        """Return the end of what the child printed; all of it is known once the child has ended."""
+        return self._log.text(patience_s=_LOG_S)
 
-    def _read(self) -> None:
-        for line in self._process.stdout or ():
-            self._lines.put(line)
-        self._lines.put(_END_OF_OUTPUT)
-
-    def _line(self, deadline: float) -> bytes:
-        """Return the next line of output.
+    def _received(self, nonce: bytes, deadline: float) -> bytes:
+        """Return the reply; see `Channel.receive`.
 
         Raises:
-            TimeoutError: there is none in time.
             Lost: it printed too much, and was ended.
         """
+        if self._most_printed is None:
+            return self._channel.receive(nonce, timeout_s=deadline - time.monotonic())
         while (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(queue.Empty):
-                watched = self._most_printed is not None
-                return self._lines.get(timeout=min(left, _POLL_S) if watched else left)
-            if watched and os.fstat(self._log.fileno()).st_size > (self._most_printed or 0):
+            with contextlib.suppress(TimeoutError):
+                return self._channel.receive(nonce, timeout_s=min(left, _WATCH_S))
+            if self._log.printed_bytes > self._most_printed:
                 raise self._ended("it printed too much", "failed", too_much_printed=True)
         raise TimeoutError
 
@@ -211,19 +205,24 @@ class ProcessClient(Client[Request, Reply]):
         return Lost(reason, "crashed", exit_code=code, printed=printed)
 
     def _ended(self, reason: str, status: Failure, *, too_much_printed: bool = False) -> Lost:
-        printed = self.printed()
         self.end()
+        printed = self.printed()
         return Lost(reason, status, printed=printed, too_much_printed=too_much_printed)
 
-    def _signal(self, number: int) -> None:
-        """Send a signal to the process group, where there are groups."""
+    @functools.cached_property
+    def _group(self) -> int:
+        """The child's process group; on Linux the process that was started is its supervisor."""
+        if sys.platform == "linux":
+            with contextlib.suppress(psutil.Error, ValueError):
+                first: psutil.Process = min(self._root.children(), key=lambda x: x.create_time())
+                return int(first.pid)
+        return self._process.pid
+
+    def _signal(self, group: int, number: int) -> None:
+        """Send a signal to a process group, where there are groups."""
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
-
-    def _forget_log(self) -> None:
-        self._log.close()
-        Path(self._log.name).unlink(missing_ok=True)
+                os.killpg(group, number)
 
 
 class LocalClient(Client[Request, Reply]):
@@ -240,14 +239,18 @@ class LocalClient(Client[Request, Reply]):
     ) -> None:
         self._handler = handler
         self._requests = msgspec.json.Decoder(handler.requests)
-        self._replies = msgspec.json.Decoder(service.replies | Refusal)
+        self._replies = service.replies
         self._before = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
 
     def ask(self, request: Request, *, timeout_s: float) -> Reply:  # noqa: ARG002 (see above)
         """Return the reply to a request; see `Client`."""
-        message = replied(self._handler, decode(encode(request), self._requests))
-        reply: Reply = _unless_refused(decode(encode(message), self._replies))
+        travelled = self._requests.decode(msgspec.json.encode(request))
+        message = msgspec.json.encode(replied(self._handler, travelled))
+        try:
+            reply: Reply = _unless_refused(replies(self._replies[type(request)]).decode(message))
+        except msgspec.MsgspecError as error:
+            raise Lost(f"{_FORGED}: {one_line(error)}", "failed") from error
         return reply
 
     def end(self) -> None:
@@ -270,11 +273,15 @@ def _last_words(printed: str) -> str:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     fatal = next((x for x in lines if x.startswith(_FATAL)), None)
     if fatal is None:
-        return f"; it last printed: {lines[-1]}" if lines else ""
+        return f"; it last printed: {_short(lines[-1])}" if lines else ""
     began = next((i for i, x in enumerate(lines) if x.startswith(_THREAD)), lines.index(fatal))
     where = next((x for x in lines[began:] if x.startswith("File ")), None)
     what = fatal.removeprefix(_FATAL)
-    return f": {what}" if where is None else f": {what}, in {where.removeprefix('File ')}"
+    return _short(f": {what}" if where is None else f": {what}, in {where.removeprefix('File ')}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
 def signal_name(number: int) -> str:

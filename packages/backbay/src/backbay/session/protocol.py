@@ -1,8 +1,9 @@
-"""What a client and a handler say to each other: one JSON object a line, each way.
+"""What a client and a handler say to each other: JSON, a line a request, a frame a reply.
 
-Only `encode` and `decode` know what a message looks like on its way.
+A request's line begins with the nonce that the reply to it has; see `channel`.
 """
 
+import functools
 import traceback
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -83,21 +84,10 @@ class Refusal(msgspec.Struct, frozen=True, tag="refused"):
     detail: str = ""
 
 
-def encode(message: object) -> bytes:
-    """Return a message as a line."""
-    return msgspec.json.encode(message) + b"\n"
-
-
-def decode(line: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
-    """Return the message in a line.
-
-    Raises:
-        EOFError: the sender did not live to write all of it.
-        msgspec.MsgspecError: it is not of the decoder's type.
-    """
-    if not line.endswith(b"\n"):
-        raise EOFError
-    return decoder.decode(line)
+@functools.cache
+def replies(expected: Any) -> "msgspec.json.Decoder[Any]":
+    """Return what decodes a reply of the expected type, or the refusal in its place."""
+    return msgspec.json.Decoder(expected | Refusal)
 
 
 def replied(handler: Handler[Any, Any], request: object) -> object:
@@ -108,7 +98,12 @@ def replied(handler: Handler[Any, Any], request: object) -> object:
         return Refusal(error.reason, error.input_error, error.detail)
     except InputError as error:
         notes = "\n".join(getattr(error, "__notes__", ()))
-        return Refusal(str(error), input_error=True, detail=notes)
+        return Refusal(_encodable(str(error)), input_error=True, detail=_encodable(notes))
     except Exception as error:  # noqa: BLE001 (whatever a model or a backend raises is a result)
         traceback.print_exc()
-        return Refusal(one_line(error))
+        return Refusal(_encodable(one_line(error)))
+
+
+def _encodable(text: str) -> str:
+    """Return a text without the lone surrogates that no message can have."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -14,8 +14,9 @@ class Service(Generic[Request, Reply]):
 
     handler: str
     """``module:attribute``; called without arguments it returns the handler."""
-    replies: Any
-    """The type of its replies, as msgspec decodes it; may be a union."""
+    replies: Mapping[type, Any]
+    """The type of each request to that of its reply, as msgspec decodes it; may be a union. A reply
+    of another type is not believed."""
 
     def start(self, environment: Mapping[str, str]) -> Client[Request, Reply]:
         """Start a child process."""

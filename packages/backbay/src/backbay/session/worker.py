@@ -1,7 +1,9 @@
 """The child process of every session: ``python -P -u -m backbay.session.worker MODULE:HANDLER``.
 
-What the handler is made of may print when it is imported, and so may what it runs. Replies go to
-the standard output that the process was born with; all else goes to standard error.
+What the handler is made of may print when it is imported, and so may what it runs. Requests come
+from the standard input, and replies go to the standard output, that the process was born with.
+Whoever reads from standard input here finds nothing, and all that is printed goes to standard
+error.
 """
 
 import faulthandler
@@ -9,11 +11,13 @@ import gc
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from backbay.session.protocol import Handler, decode, encode, replied
+from backbay.session.channel import framed
+from backbay.session.protocol import Handler, replied
 
 
 def main(handler: str, path: str) -> None:
@@ -23,7 +27,13 @@ def main(handler: str, path: str) -> None:
         handler: ``module:attribute``, which returns the handler when it is called.
         path: folders to import from, after all that Python has by itself.
     """
-    pipe = os.dup(1)
+    if sys.platform == "linux":
+        from backbay.session.supervisor import supervise  # noqa: PLC0415 (there is none elsewhere)
+
+        supervise()
+    requests, pipe = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     faulthandler.enable()  # the stack of a segmentation fault ends up in the log
     # Last, so that nothing there hides an installed package.
@@ -31,9 +41,10 @@ def main(handler: str, path: str) -> None:
     identity = os.fstat(pipe).st_ino
     handles = _made(handler)
     decoder = msgspec.json.Decoder(handles.requests)
-    for line in sys.stdin.buffer:
-        reply = encode(replied(handles, decode(line, decoder)))
-        _write(reply, pipe, identity)
+    for line in requests:
+        nonce, _, request = line.partition(b" ")
+        reply = msgspec.json.encode(replied(handles, decoder.decode(request)))
+        _write(framed(reply, nonce), pipe, identity)
 
 
 def _made(name: str) -> Handler[Any, Any]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backbay.dependencies import check_installed
-from backbay.errors import BackendLoadError, InputError, WorkloadInvalid
+from backbay.errors import BackendLoadError, InputError, Interrupted, WorkloadInvalid
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.target import parse
 from backbay.reporting import machine
 from backbay.session import NoReply, Refused
 from backbay.verify.backend import BackendVerification, Tell, Unproven
-from backbay.verify.record import Limits, Report, Settings
+from backbay.verify.record import BackendRecord, Limits, Report, Settings
 from backbay.verify.requests import (
     SERVICE,
     Course,
@@ -75,6 +75,7 @@ def run(
 
     Raises:
         InputError: what was asked for does not exist or cannot run here; nothing was compiled.
+        Interrupted: by Ctrl-C; it has the report of what had been verified.
     """
     check_installed("verify")
     modes: tuple[Mode, ...] = ("infer", "train") if train is None else (_MODES[train],)
@@ -103,6 +104,7 @@ def run(
         batches=None if batches is None else tuple(batches),
     )
     limits = limits or Limits()
+    interruption: KeyboardInterrupt | None = None
     with tempfile.TemporaryDirectory(prefix="backbay-verify-") as folder:
         open_session = _sessions(given, compilers, registry, Path(folder))
         try:
@@ -112,8 +114,9 @@ def run(
                 )
             prepared = next((x for x in courses if isinstance(x, Prepared)), None)
             name = prepared.workload if prepared is not None else setup.workload
-            results = tuple(
-                BackendVerification(
+            results: list[BackendRecord] = []
+            for backend in wanted:
+                one = BackendVerification(
                     backend=backend,
                     workload=name,
                     courses=courses,
@@ -121,24 +124,32 @@ def run(
                     open_session=open_session,
                     limits=limits,
                     tell=tell,
-                ).run()
-                for backend in wanted
-            )
+                )
+                try:
+                    results.append(one.run())
+                except KeyboardInterrupt as stopped:
+                    results.append(one.record(interrupted=True))
+                    interruption = stopped
+                    break
         finally:
             if given is not None:
                 import torch  # noqa: PLC0415 (there is a model)
 
                 torch.compiler.reset()  # what was compiled for it is no longer wanted
     device_name = prepared.device_name if prepared is not None else setup.device
-    return Report(
+    report = Report(
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         machine=machine.machine(device_name),
         versions=machine.versions(registry.environment, specs),
         settings=settings,
         sentence=summary(results, name),
-        results=results,
+        results=tuple(results),
         notes=(*([_IN_PROCESS] if given is not None else ()), *dict.fromkeys(notes)),
+        partial=interruption is not None,
     )
+    if interruption is not None:
+        raise Interrupted(report) from interruption
+    return report
 
 
 _MODES: dict[bool, Mode] = {False: "infer", True: "train"}

@@ -78,10 +78,18 @@ class BackendVerification:
                 self.checks.append(
                     CheckRecord(mode=mode, check="first", status="unproven", reason=one.reason)
                 )
+        return self.record()
+
+    def record(self, *, interrupted: bool = False) -> BackendRecord:
+        """Return what was found; who was interrupted has not passed."""
+        sentence = verdict(self.backend, self.workload, self.checks, self.blame, self.steps)
+        if interrupted:
+            made = counted(len(self.checks), "check")
+            sentence = f"{self.backend} on {self.workload}: interrupted after {made}"
         return BackendRecord(
             backend=self.backend,
-            passed=all(x.status == "right" for x in self.checks),
-            sentence=verdict(self.backend, self.workload, self.checks, self.blame, self.steps),
+            passed=not interrupted and all(x.status == "right" for x in self.checks),
+            sentence=sentence,
             checks=tuple(self.checks),
             curve=self.curve,
             blame=self.blame,

@@ -174,8 +174,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The whole in one line."""
     results: tuple[BackendRecord, ...]
     notes: tuple[str, ...] = ()
+    partial: bool = False
+    """Whether it was interrupted: the last backend lacks checks, and those after it are missing."""
 
     @property
     def passed(self) -> bool:
         """Whether every backend passed."""
-        return all(x.passed for x in self.results)
+        return not self.partial and all(x.passed for x in self.results)

@@ -154,7 +154,16 @@ class NothingToTrain(msgspec.Struct, frozen=True, kw_only=True, tag="nothing_to_
 Request = Prepare | Prove | Train | Calls | Alone
 Reply = Prepared | Judged | Trained | Called | NothingToTrain
 
-SERVICE = Service[Request, Reply]("backbay.verify.handler:VerifyHandler", Reply)
+SERVICE = Service[Request, Reply](
+    "backbay.verify.handler:VerifyHandler",
+    {
+        Prepare: Prepared | NothingToTrain,
+        Prove: Judged,
+        Train: Trained,
+        Calls: Called,
+        Alone: Judged,
+    },
+)
 
 VerifySession = Session[Request, Reply]
 
