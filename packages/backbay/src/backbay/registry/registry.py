@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Unpack, overload
+from weakref import WeakSet
 
 from backbay.errors import BackendNotFound, InputError
 from backbay.registry import bridge
@@ -50,6 +51,7 @@ class Registry(KnownBackends):
         self._generation = 0
         self._warm: dict[str, CompilerFn] = {}
         self._default: str | CompilerFn | None = None
+        _registries.add(self)
         if shared_with_torch and os.environ.get(STATE):
             from backbay.registry.registration import Inherited  # noqa: PLC0415 (few have a parent)
 
@@ -352,6 +354,13 @@ class Registry(KnownBackends):
 
     # -- inside
 
+    def _after_fork(self) -> None:
+        """Free, in a child process, what threads hold that only its parent has."""
+        self._lock = threading.RLock()
+        self._loader.after_fork()
+        if self._registered is not None:
+            self._registered.after_fork()
+
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         try:
@@ -361,6 +370,18 @@ class Registry(KnownBackends):
                 self._generation += 1
                 self._warm.clear()
 
+
+_registries: WeakSet[Registry] = WeakSet()
+
+
+def _after_fork() -> None:
+    bridge.after_fork()
+    for registry in list(_registries):
+        registry._after_fork()  # noqa: SLF001 (nobody else may call it)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 current_registry: ContextVar[Registry | None] = ContextVar("current_registry", default=None)
 """Where a backend that is compiling was looked up: its code generator is looked up there too."""
