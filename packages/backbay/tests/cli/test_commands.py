@@ -29,7 +29,9 @@ def names(*arguments: str) -> set[str]:
     return {row["name"] for row in json.loads(backbay(*arguments, "--json").stdout)["backends"]}
 
 
-def test_list_filters(seen, install):
+def test_list_filters(seen, install, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "plug_in.py").write_text("")
     install("plug-in", "3.1", PUBLISHES)
     assert names("list") == {"inductor", "cudagraphs", "tvm", "openxla", "plugged"}
     assert names("list", "--available") >= {"plugged"}
@@ -93,8 +95,20 @@ def test_doctor_says_that_torch_still_finds_what_is_blocked_here(seen, install):
 def test_doctor_probes_in_a_child_and_says_what_loading_costs(seen, install, tmp_path, monkeypatch):
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
     install("plug-in", "3.1", PUBLISHES)
+    done = backbay("doctor", "plugged", "--probe", "--json")
+    (row,) = json.loads(done.stdout)["backends"]
+    assert row["state"] == "broken"
+    assert "the module 'plug_in' is not there" in row["reason"]
+    assert "probe" not in row
     (tmp_path / "plug_in.py").write_text("import torch\nraise RuntimeError('no licence')\n")
+    seen.refresh()
+    (row,) = json.loads(backbay("doctor", "plugged", "--json").stdout)["backends"]
+    assert (row["state"], row["reason"].partition(":")[0]) == (
+        "ready",
+        "ready as declared; not tried",
+    )
     done = backbay("doctor", "plugged", "--probe", "--json")
     (row,) = json.loads(done.stdout)["backends"]
     assert (row["state"], row["probe"]["stage"]) == ("broken", "import")

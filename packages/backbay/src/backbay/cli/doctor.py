@@ -44,9 +44,9 @@ def command(
 ) -> None:
     """Show for each backend whether it runs here, if not why, and what to do.
 
-    Without --probe nothing is imported, and `ready` says that the stated requirements hold. With
-    it, each backend that is ready is loaded and compiles a trial function. Exit code 1: something
-    that the policy requires is not ready.
+    Without --probe nothing is imported, and `ready` says that the declared requirements hold and
+    that the module to load is there. With it, each backend that is ready is loaded and compiles a
+    trial function. Exit code 1: something that the policy requires is not ready.
     """
     if probe:
         from backbay.dependencies import check_installed  # noqa: PLC0415 (imports importlib.util)
