@@ -155,3 +155,11 @@ def test_set_default_backend_refuses_what_nobody_knows_and_tells_torch(run_pytho
     """
     said = run_python(program).stdout.split()
     assert said == ["BackendNotFound", "InputError", "BackendUnavailable", "aot_eager", "inductor"]
+
+
+def test_what_to_do_about_another_device_is_said_for_python(registry):
+    with pytest.raises(InvalidPreflight) as caught:
+        backbay.compile(torch.nn.Linear(2, 2), backend="cudagraphs", registry=registry)
+    assert "it compiles for cuda, not for cpu" in str(caught.value)
+    assert "move the model and its inputs to cuda" in str(caught.value)
+    assert "--" not in str(caught.value)

@@ -7,6 +7,7 @@ import click
 
 from backbay.cli.output import write
 from backbay.race import DTYPES, Limits, Report, run
+from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT, SIZES
 
 _EXAMPLES = """
@@ -58,7 +59,7 @@ def command(
 
     names = None
     if backends is not None:
-        names = [name.strip() for name in backends.split(",") if name.strip()]
+        names = [PluginName(name.strip()) for name in backends.split(",") if name.strip()]
     with progress() as tell:
         report = run(
             workloads or DEFAULT,

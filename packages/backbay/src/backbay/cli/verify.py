@@ -9,6 +9,7 @@ from backbay.cli.names import complete
 from backbay.cli.output import write
 from backbay.errors import InputError
 from backbay.race import DTYPES
+from backbay.registry.names import PluginName
 from backbay.verify import DEFAULT_BACKEND, Limits, run
 from backbay.workloads import DEFAULT, SIZES
 
@@ -72,7 +73,7 @@ def command(
     with progress() as tell:
         report = run(
             workload,
-            backends=[name.strip() for name in backends.split(",") if name.strip()],
+            backends=[PluginName(name.strip()) for name in backends.split(",") if name.strip()],
             train=train,
             dtype=dtype,
             device=device,

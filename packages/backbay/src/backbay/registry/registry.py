@@ -6,10 +6,10 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from weakref import WeakSet
 
-from backbay.errors import BackendNotFound, InputError
+from backbay.errors import BackendLoadError, BackendNotFound, InputError
 from backbay.registry import bridge
 from backbay.registry.availability import is_absent
 from backbay.registry.environment import Environment
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from backbay.registry.configured import ConfiguredBackend
     from backbay.registry.registration import Details, Registrations
     from backbay.registry.target import Target
+
+_Registered = TypeVar("_Registered", bound=CompilerFn)
 
 
 class Registry(KnownBackends):
@@ -56,7 +58,10 @@ class Registry(KnownBackends):
             from backbay.registry.registration import Inherited  # noqa: PLC0415 (few have a parent)
 
             for name, (reference, tags) in handed_down().backends.items():
-                self.register_backend(Inherited(name, reference), name, tags, replace=True)
+                summary = f"{reference}, handed down in {STATE}"
+                self.register_backend(
+                    Inherited(name, reference), name, tags, replace=True, summary=summary
+                )
 
     def exported(self) -> contextlib.AbstractContextManager[None]:
         """Let processes that are started in a block have this registry's policy and registrations.
@@ -111,7 +116,7 @@ class Registry(KnownBackends):
             generation = self._generation
             spec = self._loadable(name)
             in_process = spec.origin.kind == "process"
-            loaded = self._registered_as(spec) if in_process else self._loader.load(spec)
+            loaded = self._registered_as(spec) if in_process else self._load(spec)
             # Meanwhile another thread, or the backend itself, may have registered another.
             unchanged = generation == self._generation or spec == self._loadable(name)
             if loaded is not None and unchanged:
@@ -120,6 +125,15 @@ class Registry(KnownBackends):
             if generation == self._generation and not active.get() and not in_process:
                 self._warm[name] = loaded
         return loaded
+
+    def _load(self, spec: BackendSpec) -> CompilerFn:
+        try:
+            return self._loader.load(spec)
+        except BackendLoadError as error:
+            pin = self.policy.pinned(spec.name)
+            if pin is None:
+                raise
+            raise BackendLoadError(f"{error} ({pin[1]} pins the name to {pin[0]})") from error
 
     def _loadable(self, name: str) -> BackendSpec:
         resolution = self.resolution(name)
@@ -201,13 +215,13 @@ class Registry(KnownBackends):
     @overload
     def register_backend(
         self,
-        compiler_fn: CompilerFn,
+        compiler_fn: _Registered,
         name: str | None = None,
         tags: Sequence[str] = (),
         *,
         replace: bool = False,
         **details: "Unpack[Details]",
-    ) -> CompilerFn: ...
+    ) -> _Registered: ...
 
     @overload
     def register_backend(
@@ -218,7 +232,7 @@ class Registry(KnownBackends):
         *,
         replace: bool = False,
         **details: "Unpack[Details]",
-    ) -> Callable[[CompilerFn], CompilerFn]: ...
+    ) -> Callable[[_Registered], _Registered]: ...
 
     def register_backend(
         self,
