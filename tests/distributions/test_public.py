@@ -34,6 +34,7 @@ OTHERS = {
     },
     "backbay-optimizer": {
         "backbay",
+        "backbay.cache",
         "backbay.graph",
         "backbay.graph.aliases",
         "backbay.graph.constant",

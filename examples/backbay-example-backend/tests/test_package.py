@@ -7,9 +7,10 @@ from importlib import resources
 
 import backbay
 import torch
+from backbay.registry.names import PluginName
 from torch._dynamo.backends.registry import lookup_backend
 
-NAME = "backbay-example-backend"
+NAME = PluginName("backbay-example-backend")
 
 
 def command(*arguments: str) -> str:

@@ -237,3 +237,11 @@ def test_a_function_stays_one_backend_and_is_seen_through(registry):
     assert (configured.flavour, configured.__name__) == ("own", "counted")
     torch.compiler.reset()
     assert calls[-1] == "reset"
+
+
+def test_what_to_do_about_another_device_is_said_for_python(registry):
+    with pytest.raises(InvalidPreflight) as caught:
+        backbay.compile(torch.nn.Linear(2, 2), backend="cudagraphs", registry=registry)
+    assert "it compiles for cuda, not for cpu" in str(caught.value)
+    assert "move the model and its inputs to cuda" in str(caught.value)
+    assert "--" not in str(caught.value)

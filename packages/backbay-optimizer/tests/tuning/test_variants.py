@@ -1,5 +1,6 @@
 """Rewrites are timed on the first call, what is faster stays, and the next process knows it."""
 
+import os
 import time
 from typing import ClassVar
 
@@ -248,6 +249,21 @@ def test_a_broken_file_is_trusted(tmp_path):
     assert cache.read("key") == choice
     (tmp_path / "tuning" / "key.json").write_text("{")
     assert cache.read("key") is None
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no modes")
+@pytest.mark.parametrize("spoilt", ["", "tuning", "tuning/key.json"])
+def test_a_choice_that_others_may_have_written_is_believed(tmp_path, spoilt):
+    choice = chosen({ALL: around(1.0), ONE: around(2.0)}, ONE)
+    cache.write("key", choice)
+    (tmp_path / spoilt).chmod(0o777)
+    compile_log.clear()
+    assert cache.read("key") is None
+    (record,) = compile_log.records()
+    assert f"{tmp_path / spoilt} is not used: others may write to it (mode 0777)" in record.why
+    cache.write("key", choice)
+    kept = cache.read("key")
+    assert (kept == choice) is (spoilt == "tuning/key.json")
 
 
 def test_a_folder_that_cannot_be_written_to_stops_the_model(tmp_path, monkeypatch):

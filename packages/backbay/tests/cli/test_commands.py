@@ -1,6 +1,7 @@
 """doctor, lock, check-manifest, completion, and the filters of list."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 from backbay.cli import main
 from backbay.cli import names as completion
 from backbay.cli.names import complete
+from backbay.errors import BackendLoadError
 from backbay.registry.policy import Layer, Policy
 
 PUBLISHES = "[torch_dynamo_backends]\nplugged = plug_in:fn\n"
@@ -29,7 +31,9 @@ def names(*arguments: str) -> set[str]:
     return {row["name"] for row in json.loads(backbay(*arguments, "--json").stdout)["backends"]}
 
 
-def test_list_filters(seen, install):
+def test_list_filters(seen, install, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "plug_in.py").write_text("")
     install("plug-in", "3.1", PUBLISHES)
     assert names("list") == {"inductor", "cudagraphs", "tvm", "openxla", "plugged"}
     assert names("list", "--available") >= {"plugged"}
@@ -59,6 +63,26 @@ def test_info_shows_every_candidate_its_standing_and_the_rule(seen, install):
     text = backbay("info", "plugged").stdout
     assert "test.toml pins it to plug-in" in text
     assert "other 1.0" in text
+
+
+def test_list_and_info_say_which_file_decides(seen, install, tmp_path, monkeypatch):
+    install("plug-in", "3.1", PUBLISHES)
+    install("other", "1.0", PUBLISHES)
+    above = tmp_path / "backbay.toml"
+    above.write_text('[pin]\nplugged = "other"\n')
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    state = {"version": 1, "layers": [{"source": "job.py", "block": ["x"]}], "backends": {}}
+    monkeypatch.setenv("BACKBAY_STATE", json.dumps(state))
+    sources = [str(above), "job.py, of the parent process (BACKBAY_STATE)"]
+    for command in (["list"], ["info", "plugged"]):
+        assert json.loads(backbay(*command, "--json").stdout)["policy"] == sources
+    assert [x for x in backbay("list").stderr.splitlines() if x.startswith("policy: ")] == [
+        f"policy: {x}" for x in sources
+    ]
+    assert "BACKBAY_STATE" in backbay("info", "plugged").stdout
+    with pytest.raises(BackendLoadError, match=re.escape(f"({above} pins the name to other)")):
+        seen.lookup_backend("plugged")
 
 
 def test_info_of_an_absent_backend_says_how_to_get_it(seen):
@@ -93,8 +117,20 @@ def test_doctor_says_that_torch_still_finds_what_is_blocked_here(seen, install):
 def test_doctor_probes_in_a_child_and_says_what_loading_costs(seen, install, tmp_path, monkeypatch):
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
     install("plug-in", "3.1", PUBLISHES)
+    done = backbay("doctor", "plugged", "--probe", "--json")
+    (row,) = json.loads(done.stdout)["backends"]
+    assert row["state"] == "broken"
+    assert "the module 'plug_in' is not there" in row["reason"]
+    assert "probe" not in row
     (tmp_path / "plug_in.py").write_text("import torch\nraise RuntimeError('no licence')\n")
+    seen.refresh()
+    (row,) = json.loads(backbay("doctor", "plugged", "--json").stdout)["backends"]
+    assert (row["state"], row["reason"].partition(":")[0]) == (
+        "ready",
+        "ready as declared; not tried",
+    )
     done = backbay("doctor", "plugged", "--probe", "--json")
     (row,) = json.loads(done.stdout)["backends"]
     assert (row["state"], row["probe"]["stage"]) == ("broken", "import")

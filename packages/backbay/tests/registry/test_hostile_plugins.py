@@ -5,6 +5,7 @@ when it is loaded can't be tested here: `test_probe.py` has those. To be listed,
 """
 
 import os
+import signal
 import sys
 import textwrap
 from pathlib import Path
@@ -79,6 +80,29 @@ WHEN_IMPORTED = {
     "raises a novel": "raise RuntimeError('x' * 10_000_000)",
     "exits": "import sys; sys.exit(3)",
     "exits with a text": "raise SystemExit('you need a licence')",
+    "raises what is no Exception": "class Own(BaseException): pass\nraise Own('mine')",
+    "closes its caller": "raise GeneratorExit",
+    "interrupts": "raise KeyboardInterrupt",
+    "interrupts in place of another": """
+        try:
+            {}["absent"]
+        except KeyError:
+            raise KeyboardInterrupt
+    """,
+    "exits when asked for its text": """
+        class Own(Exception):
+            def __str__(self):
+                raise SystemExit(3)
+        raise Own
+    """,
+    "interrupts when asked for its text": """
+        class Own(BaseException):
+            def __str__(self):
+                raise KeyboardInterrupt
+        raise Own
+    """,
+    "cancels": "import asyncio; raise asyncio.CancelledError",
+    "interrupts from an attribute": "def __getattr__(name):\n    raise KeyboardInterrupt",
     "recurses": "def deeper():\n    deeper()\ndeeper()",
     "is no Python": "def fn(:",
     "needs what is absent": "import a_module_that_is_absent",
@@ -112,17 +136,94 @@ def test_a_plugin_that_is_mended_works_without_a_new_process(plugin, registry, s
     assert registry.lookup_backend("evil")(None, []) == "mended"
 
 
-def test_an_interrupt_while_it_loads_is_no_load_error_and_can_be_repeated(plugin, registry):
+WHEN_INTERRUPTED = {
+    "at once": "signal.raise_signal(signal.SIGINT)",
+    "while it waits": """
+        interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
+        threading.Timer(0.1, interrupt).start()
+        time.sleep(20)
+    """,
+    "and leaves by itself": """
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise SystemExit(3)
+    """,
+    "and says so itself": """
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt("cleaned up") from error
+    """,
+}
+
+
+@pytest.mark.parametrize("how", WHEN_INTERRUPTED)
+def test_an_interrupt_while_it_loads_is_no_load_error_and_can_be_repeated(how, plugin, registry):
+    source = textwrap.indent(textwrap.dedent(WHEN_INTERRUPTED[how]), "    ")
     plugin(
-        "slow", "import os\nif 'FIRST' in os.environ:\n    raise KeyboardInterrupt\nfn = print\n"
+        "slow",
+        f"import os, signal, threading, time\nif 'FIRST' in os.environ:\n{source}\nfn = print\n",
     )
     os.environ["FIRST"] = "1"
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
             registry.lookup_backend("slow")
     finally:
         del os.environ["FIRST"]
     assert registry.lookup_backend("slow") is print
+
+
+class TimeLimit(BaseException):
+    pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no SIGALRM")
+def test_a_time_limit_of_the_application_is_no_load_error(plugin, registry):
+    def give_up(signum, frame):
+        raise TimeLimit
+
+    plugin("slow", "import time\ntime.sleep(20)\nfn = print\n")
+    before = signal.signal(signal.SIGALRM, give_up)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(TimeLimit):
+            registry.lookup_backend("slow")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_interrupt_that_was_handled_before_lets_no_exit_of_a_plugin_through(plugin, registry):
+    plugin("evil", "raise SystemExit(3)\n")
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        with pytest.raises(BackendLoadError, match="ends the process"):
+            registry.lookup_backend("evil")
+
+
+@pytest.mark.parametrize("name", ["evil", "evil_plugin:fn", "file"])
+def test_a_plugin_that_enters_a_policy_changes_nobody_elses(name, plugin, registry, site):
+    plugin(
+        "evil",
+        """
+        import backbay
+        entered = backbay.policy(block=["honest"], pin={"honest": "evil"})
+        entered.__enter__()
+        def fn(gm, inputs):
+            return gm.forward
+        """,
+    )
+    plugin("honest")
+    given = f"{site / 'evil_plugin.py'}:fn" if name == "file" else name
+    before = registry.policy
+    assert callable(registry.lookup_backend(given))
+    assert registry.policy == before
+    assert_unharmed(registry)
+    entered = next(x.entered for x in list(sys.modules.values()) if "entered" in vars(x))
+    with pytest.raises(ValueError, match="different Context"):
+        entered.__exit__(None, None, None)
 
 
 REFUSING = {

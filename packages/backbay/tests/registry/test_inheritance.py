@@ -56,7 +56,7 @@ def test_registrations_and_policy_reach_a_new_process(module):
     ):
         said = run_child(CHILD)
     assert said[:3] == ["True", "2.0", "True"]
-    assert said[3] == "thief is blocked by backbay.policy(), of the parent process"
+    assert said[3] == "thief is blocked by backbay.policy(), of the parent process (BACKBAY_STATE)"
     assert said[4] == "inherited"
     assert STATE not in os.environ
 

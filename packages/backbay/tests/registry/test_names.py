@@ -16,12 +16,17 @@ from click.testing import CliRunner
 import backbay
 from backbay.errors import InputError
 from backbay.registry._catalog import SPECS
-from backbay.registry.names import BuiltinName, PluginName, names_here, stub_text, write_stubs
+from backbay.registry.names import BuiltinName, PluginName
+from backbay.registry.stubs import names_here, stub_text, write_stubs
 
 SOURCES = Path(backbay.__file__).parents[1]
 
 # One line a case: a checker's report is a set of line numbers.
 PROGRAM = """
+from collections.abc import Callable
+
+import backbay
+from backbay import explain, race, verify
 from backbay.compiling import compile as compile_
 from backbay.registry import Registry
 from backbay.registry.names import PluginName
@@ -36,6 +41,63 @@ compile_(abs, backend="indcutor")  # wrong
 compile_(abs, backend="pluged")  # wrong
 compile_(abs, backend=str())  # wrong
 count: int = Registry().list_backends()  # wrong
+
+backbay.lookup_backend("inductor")  # right
+backbay.lookup_backend(PluginName("my_backend.py:fn"))  # right
+backbay.lookup_backend("plugged")  # plugin
+backbay.lookup_backend("inducter")  # wrong
+backbay.get_backend("inductor", mode="default")  # right
+backbay.get_backend("inducter", mode="default")  # wrong
+backbay.set_default_backend(None)  # right
+backbay.set_default_backend("inducter")  # wrong
+Registry().lookup_backend(str())  # right
+race.run(backends=["inductor", "eager"])  # right
+race.run(backends=["inductor", "plugged"])  # plugin
+race.run(backends=["inducter"])  # wrong
+race.run(backends="inductor")  # wrong
+verify.run(backends="inductor")  # right
+verify.run(backends=["inducter"])  # wrong
+verify.run(backends="inducter")  # wrong
+explain.run(backend="inductor")  # right
+explain.run(backend="inducter")  # wrong
+
+
+def gives_int(graph_module: object, example_inputs: object) -> int:
+    raise NotImplementedError
+
+
+def gives_nothing(graph_module: object, example_inputs: object) -> None:
+    raise NotImplementedError
+
+
+def gives_callable(graph_module: object, example_inputs: object) -> Callable[..., object]:
+    raise NotImplementedError
+
+
+def says_nothing(graph_module, example_inputs):
+    raise NotImplementedError
+
+
+class Called:
+    def __init__(self, graph_module: object, example_inputs: object) -> None:
+        pass
+
+    def __call__(self, *inputs: object) -> object:
+        raise NotImplementedError
+
+
+backbay.register_backend(gives_int)  # wrong
+backbay.register_backend(gives_nothing, "name")  # wrong
+backbay.register_backend(name="name")(gives_int)  # wrong
+backbay.register_debug_backend(gives_int)  # wrong
+backbay.register_backend(3)  # wrong
+backbay.register_backend(gives_callable)  # right
+backbay.register_backend(says_nothing, "name", tags=["debug"])  # right
+backbay.register_backend(name="name")(gives_callable)  # right
+backbay.register_backend(Called)  # right
+kept: Callable[[object, object], object] = backbay.register_backend(gives_callable)  # right
+compile_(abs, backend=gives_callable)  # right
+compile_(abs, backend=gives_int)  # wrong
 """
 
 

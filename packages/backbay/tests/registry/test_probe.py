@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import sys
 import textwrap
@@ -399,6 +400,66 @@ def test_the_cache_is_where_the_environment_says(tries, tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "here" / "probes").iterdir()] == [
         f"{probe_key(REQUEST)}.json"
     ]
+
+
+def spoilt(cache, path, how):
+    """Let others have written a kept result, or be able to."""
+    if how == "a file of anybody's":
+        path.chmod(0o666)
+    elif how == "a file of the group's":
+        path.chmod(0o660)
+    elif how == "a folder of anybody's":
+        path.parent.chmod(0o777)
+    elif how == "a cache folder of anybody's":
+        cache.chmod(0o777)
+    elif how == "a file of another's":
+        os.chown(path, 4321, 4321)
+    elif how == "a folder of another's":
+        os.chown(path.parent, 4321, 4321)
+
+
+SPOILT = {
+    "a file of anybody's": "mode 0666",
+    "a file of the group's": "mode 0660",
+    "a folder of anybody's": "mode 0777",
+    "a cache folder of anybody's": "mode 0777",
+    "a file of another's": "belongs to user 4321",
+    "a folder of another's": "belongs to user 4321",
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no owners")
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_result_that_others_may_have_written_is_believed(tries, tmp_path, monkeypatch, how):
+    if "another's" in how and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path / "cache"))
+    assert probe(REQUEST).refused == ""
+    (path,) = (tmp_path / "cache" / "probes").iterdir()
+    path.write_bytes(path.read_bytes().replace(b"try 1", b"forged"))
+    assert probe(REQUEST).reason == "forged"  # what it is for
+    spoilt(tmp_path / "cache", path, how)
+    again = probe(REQUEST)
+    assert (again.reason, again.cached) == ("try 2", False)
+    assert SPOILT[how] in again.refused
+    assert str(tmp_path) in again.refused
+    if how.startswith("a file"):  # it was replaced by a file of ours
+        assert probe(REQUEST).cached
+        assert path.stat().st_mode & 0o777 == 0o600
+    else:  # nothing is kept there
+        assert not probe(REQUEST).cached
+
+
+def test_the_cache_folder_is_made_for_its_owner_alone(tries, tmp_path, monkeypatch):
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path / "a" / "cache"))
+    before = os.umask(0)
+    try:
+        probe(REQUEST)
+    finally:
+        os.umask(before)
+    assert probe(REQUEST).cached
+    folders = [tmp_path / "a" / "cache", tmp_path / "a" / "cache" / "probes"]
+    assert [x.stat().st_mode & 0o777 for x in folders] == [0o700] * 2
 
 
 @pytest.mark.parametrize("load", ["inductor", "torch:", "import:only", "target:a:b:c", "what:a:b"])

@@ -1,9 +1,11 @@
 """Names, origins, and the rules between them."""
 
 import sys
+import types
 
 import pytest
 
+import backbay
 from backbay.errors import (
     BackendConflict,
     BackendLoadError,
@@ -128,13 +130,86 @@ def test_what_cannot_be_a_backend_is_refused(registry):
     assert "instance" in registry.list_backends()
 
 
-def test_entry_points_are_listed_without_being_imported(install, registry):
-    install("plug-in", "3.1", "[torch_dynamo_backends]\nplugged = plug_in_that_is_absent:fn\n")
+def test_entry_points_are_listed_without_being_imported(install, registry, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "never_imported.py").write_text("raise RuntimeError\n")
+    install("plug-in", "3.1", "[torch_dynamo_backends]\nplugged = never_imported:fn\n")
     spec = registry.spec("plugged")
     assert (spec.origin.distribution, spec.origin.version) == ("plug-in", "3.1")
     assert registry.availability("plugged").ready
-    assert "nothing is stated" in registry.availability("plugged").reason
-    assert "plug_in_that_is_absent" not in sys.modules
+    expected = "ready as declared; not tried: it declares no requirements"
+    assert registry.availability("plugged").reason == expected
+    assert "never_imported" not in sys.modules
+
+
+ABSENT = {
+    "absent:fn": "the module 'absent' is not there",
+    "absent.part.of_it:fn": "the package 'absent' is not there",
+}
+
+
+@pytest.mark.parametrize("target", ABSENT)
+def test_an_entry_point_to_an_absent_module_is_not_called_ready(target, install, registry):
+    install("plug-in", "3.1", f"[torch_dynamo_backends]\nplugged = {target}\n")
+    found = registry.availability("plugged")
+    assert found.state == "broken"
+    assert found.reason == f"it is loaded from {target!r}, and {ABSENT[target]}"
+    assert "install plug-in again" in found.remedy
+    assert "plugged" not in registry.list_backends(available=True)
+    with pytest.raises(BackendUnavailable, match="is not there"):
+        registry.require("plugged")
+
+
+class Finder:
+    """A finder of a plugin's: it counts what it is asked for."""
+
+    def __init__(self, found):
+        self.asked = []
+        self.found = found
+
+    def find_spec(self, name, path, target=None):
+        if not name.startswith("plug_"):
+            return None
+        self.asked.append(name)
+        if self.found is None:
+            raise RuntimeError(name)
+        return self.found
+
+
+def test_a_package_is_looked_for_once_whatever_it_publishes(install, registry, monkeypatch):
+    finder = Finder(types.SimpleNamespace())
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    lines = "".join(f"plugged{n} = plug_in.part{n}:fn\n" for n in range(5))
+    install("plug-in", "3.1", f"[torch_dynamo_backends]\n{lines}")
+    listed = registry.list_backends(available=True)
+    assert {f"plugged{n}" for n in range(5)} <= set(listed)
+    assert finder.asked == ["plug_in"]
+
+
+def test_a_finder_that_raises_makes_nothing_broken(install, registry, monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [Finder(None), *sys.meta_path])
+    install("plug-in", "3.1", "[torch_dynamo_backends]\nplugged = plug_in:fn\n")
+    assert registry.availability("plugged").ready
+
+
+def test_what_is_not_ready_anyway_is_not_looked_for(install, registry, monkeypatch):
+    finder = Finder(types.SimpleNamespace())
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    install("plug-in", "3.1", "[torch_dynamo_backends]\nplugged = plug_in:fn\n")
+    with backbay.policy(block=["plug-in"]):
+        assert registry.availability("plugged").state == "blocked"
+    assert finder.asked == []
+
+
+def test_a_module_that_was_installed_a_moment_ago_is_there_after_a_refresh(
+    install, registry, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    install("plug-in", "3.1", "[torch_dynamo_backends]\nplugged = plug_in_late:fn\n")
+    assert registry.availability("plugged").state == "broken"
+    (tmp_path / "plug_in_late.py").write_text("")
+    registry.refresh()
+    assert registry.availability("plugged").ready
 
 
 def test_a_broken_entry_point_names_backend_and_distribution(install, registry):

@@ -4,6 +4,7 @@ import collections
 import functools
 import itertools
 import os
+import select
 import sys
 import textwrap
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 import backbay
 from backbay.errors import BackendConflict, BackendLoadError, BackendNotFound
-from backbay.registry import Registry
+from backbay.registry import Registry, bridge
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -319,6 +320,146 @@ def test_a_plugin_that_loads_in_a_thread_of_its_own_is_no_deadlock(plugin, regis
         """,
     )
     assert callable(registry.lookup_backend("starts"))
+
+
+WAITING = {
+    "joins it": "thread.join(20)",
+    "waits for what it sets": "done.wait(20)",
+    "joins what only calls Backbay": """
+        thread.join(20)
+        thread = threading.Thread(target=registry.lookup_backend, args=("self",))
+        threading.excepthook = lambda _: None
+        thread.start()
+        thread.join(20)
+    """,
+}
+
+
+@pytest.mark.parametrize("how", WAITING)
+def test_a_plugin_that_awaits_a_thread_that_needs_the_plugin_is_told_so(how, plugin, registry):
+    plugin(
+        "self",
+        f"""
+        {FN.splitlines()[0]}
+            return gm.forward
+        errors, done = [], threading.Event()
+        def run():
+            try:
+                registry.lookup_backend("self")
+            except backbay.BackbayError as error:
+                errors.append(str(error))
+            done.set()
+        thread = threading.Thread(target=run)
+        thread.start()
+        hook = threading.excepthook
+        {textwrap.indent(textwrap.dedent(WAITING[how]), "        ").strip()}
+        threading.excepthook = hook
+        assert "looked up while it is being loaded" in errors[0]
+        """,
+    )
+    began = time.monotonic()
+    assert callable(registry.lookup_backend("self"))
+    assert time.monotonic() - began < 15, "the thread waited for the one that waits for it"
+
+
+def test_a_plugin_s_thread_that_nobody_awaits_gets_the_plugin(plugin, registry):
+    plugin(
+        "self",
+        f"""
+        {FN.splitlines()[0]}
+            return gm.forward
+        found = []
+        def run():
+            found.append(registry.lookup_backend("self"))
+        thread = threading.Thread(target=run)
+        thread.start()
+        time.sleep(0.5)
+        """,
+    )
+    fn = registry.lookup_backend("self")
+    sys.modules["self_plugin"].thread.join(20)
+    assert sys.modules["self_plugin"].found == [fn]
+
+
+def in_child(task):
+    """Fork, and return what the child says; or that it says nothing."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            said = str(task())
+        except BaseException as error:  # noqa: BLE001 (it is what the test asks for)
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    try:
+        ready, _, _ = select.select([reading], [], [], 20)
+        return os.read(reading, 10_000).decode() if ready else "it waits"
+    finally:
+        os.close(reading)
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_during_a_load_leaves_the_child_an_error_and_no_wait(plugin, registry, site):
+    gates = {"reached": threading.Event(), "go": threading.Event()}
+    sys.modules["counting"].gates = gates
+    wait = "from counting import gates\ngates['reached'].set()\ngates['go'].wait(30)\n"
+    plugin("slow", wait + FN)
+    plugin("other", FN)
+    (site / "file.py").write_text(
+        f"{FN}import threading\nif threading.active_count() > 1:\n{textwrap.indent(wait, '    ')}"
+    )
+    file = f"{site / 'file.py'}:fn"
+    for name, expected in (("slow", "when this process was forked"), (file, "<function fn")):
+        gates["reached"].clear()
+        gates["go"].clear()
+        thread = threading.Thread(target=registry.lookup_backend, args=(name,))
+        thread.start()
+        assert gates["reached"].wait(20)
+        try:
+            said = [in_child(lambda name=name: registry.lookup_backend(name)) for _ in range(2)]
+            assert all(expected in x for x in said), said
+            assert "<function fn" in in_child(lambda: registry.lookup_backend("other"))
+        finally:
+            gates["go"].set()
+            thread.join(20)
+        assert callable(registry.lookup_backend(name))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_plugin_that_forks_while_it_loads_is_loaded_in_both(plugin, registry):
+    sys.modules["counting"].in_child = in_child
+    plugin("forks", f"from counting import in_child\nsaid = in_child(lambda: 'here')\n{FN}")
+    assert callable(registry.lookup_backend("forks"))
+    assert sys.modules["forks_plugin"].said == "here"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_lock_that_another_thread_holds_at_a_fork_keeps_no_child_waiting(registry, plugin):
+    plugin("y", FN)
+    registry.register_backend(print, "printing")
+    held, go = threading.Event(), threading.Event()
+
+    def hold():
+        with registry._lock, registry._loader._lock, registry._registrations._lock, bridge._lock:
+            held.set()
+            go.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(20)
+    try:
+        assert "<function fn" in in_child(lambda: registry.lookup_backend("y"))
+        assert in_child(lambda: registry.register_backend(len, "counting")) == str(len)
+    finally:
+        go.set()
+        thread.join(20)
 
 
 def churn(registry, number, stop):

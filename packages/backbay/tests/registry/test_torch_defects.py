@@ -470,3 +470,24 @@ def test_d10_nothing_can_be_taken_back(torchs, ours):
 def test_r9_a_partial_can_t_be_registered_without_a_name(torchs, ours):
     assert torchs.partial.startswith("AttributeError")
     assert ours.partial == [2, 2]
+
+
+def test_code_that_catches_torchs_error_before_dynamo_is_loaded_misses_ours(run_python):
+    done = run_python(
+        """
+        import sys, backbay
+        def error():
+            try:
+                backbay.lookup_backend("indcutor")
+            except backbay.BackbayError as found:
+                return type(found).__name__
+        print(error(), "torch" in sys.modules)
+        import torch
+        print("torch._dynamo.exc" in sys.modules)
+        try:
+            backbay.lookup_backend("indcutor")
+        except torch._dynamo.exc.InvalidBackend as found:
+            print("caught", "did you mean: 'inductor'" in str(found))
+        """
+    )
+    assert done.stdout.splitlines() == ["BackendNotFound False", "False", "caught True"]

@@ -1,19 +1,18 @@
 """What was measured of a graph before: which rewrites it is better off without, kept on disk.
 
 A file for each graph, and for each match site that was timed alone, under ``$BACKBAY_CACHE/tuning``
-or the user's cache folder. One that cannot be read is as good as none: it is measured again.
+or the user's cache folder. One that cannot be read, or that others may have written, is as good as
+none: it is measured again.
 """
 
-import os
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import platformdirs
 
 from backbay import compile_log
+from backbay.cache import Untrusted, cache_folder, read_cached, write_cached
 from backbay_optimizer.passes.match_sites import is_site
 
 
@@ -64,8 +63,7 @@ _Kept = TypeVar("_Kept", Choice, SiteTiming)
 
 def folder() -> Path:
     """Return where choices are kept."""
-    given = os.environ.get("BACKBAY_CACHE", "").strip()
-    return (Path(given) if given else platformdirs.user_cache_path("backbay")) / "tuning"
+    return cache_folder() / "tuning"
 
 
 def read(key: str) -> Choice | None:
@@ -90,20 +88,21 @@ def write_site(key: str, found: SiteTiming) -> None:
 
 def _read(path: Path, kind: type[_Kept]) -> _Kept | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError):
+        return read_cached(path, kind)
+    except Untrusted as error:
+        _note(f"what was measured earlier is not believed, and is measured again: {error}")
         return None
 
 
 def _write(path: Path, kept: Choice | SiteTiming) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(msgspec.json.encode(kept))
-        os.replace(file.name, path)  # noqa: PTH105 (whole or not at all, whoever else writes it)
+        write_cached(path, kept)
     except OSError as error:
-        why = f"what was measured is not kept, and is measured again next time: {error}"
-        compile_log.note(compile_log.Record(asked="backbay", ran="inductor", why=why))
+        _note(f"what was measured is not kept, and is measured again next time: {error}")
+
+
+def _note(why: str) -> None:
+    compile_log.note(compile_log.Record(asked="backbay", ran="inductor", why=why))
 
 
 def _path(*names: str) -> Path:

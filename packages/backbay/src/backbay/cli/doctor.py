@@ -44,9 +44,9 @@ def command(
 ) -> None:
     """Show for each backend whether it runs here, if not why, and what to do.
 
-    Without --probe nothing is imported, and `ready` says that the stated requirements hold. With
-    it, each backend that is ready is loaded and compiles a trial function. Exit code 1: something
-    that the policy requires is not ready.
+    Without --probe nothing is imported, and `ready` says that the declared requirements hold and
+    that the module to load is there. With it, each backend that is ready is loaded and compiles a
+    trial function. Exit code 1: something that the policy requires is not ready.
     """
     if probe:
         from backbay.dependencies import check_installed  # noqa: PLC0415 (imports importlib.util)
@@ -62,11 +62,15 @@ def command(
         | {"limits": [limit.reason for limit in matching(x.spec.limits, x.spec, here)]}
         for x in chosen
     ]
-    if probe:
+    refused = (
         _probe(registry, chosen, entries, device=device, fresh=fresh, seconds=seconds)
+        if probe
+        else []
+    )
     unmet = _unmet(registry, entries, device)
     blocked = [name for name, x in registry.resolutions().items() if x.standing == "blocked"]
     notes = [f"note: {', '.join(blocked)}: {_STILL_FOUND}"] if blocked else []
+    notes += [f"note: {x}" for x in refused]
     if as_json:
         document = {"schema": SCHEMA, "backends": entries, "unmet": unmet, "notes": notes}
         print_json({**document, "problems": list(registry.problems)})
@@ -85,9 +89,11 @@ def _probe(
     device: str | None,
     fresh: bool,
     seconds: float,
-) -> None:
+) -> list[str]:
+    """Try what is ready, put the result into its row, and return what was not believed."""
     from backbay.registry.probe import try_out  # noqa: PLC0415 (starts processes)
 
+    refused = dict[str, None]()
     for resolution, row in zip(chosen, entries, strict=True):
         if row["state"] != "ready":
             continue
@@ -95,6 +101,8 @@ def _probe(
         if result is None:
             row["reason"] = "registered by this process: a child process can't load it"
             continue
+        if result.refused:
+            refused[result.refused] = None
         row["probe"] = {
             "passed": result.passed,
             "stage": result.stage,
@@ -111,6 +119,7 @@ def _probe(
         if not result.passed:
             row["state"] = "broken"
             row["remedy"] = f"see `backbay info {resolution.name}`, or report it to its authors"
+    return list(refused)
 
 
 def _unmet(registry: Registry, entries: list[dict[str, Any]], device: str | None) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from backbay.registry import HIDDEN_TAGS, Availability, Resolution
+from backbay.registry import HIDDEN_TAGS, Availability, Registry, Resolution
 
 _PIPE_WIDTH = 240
 
@@ -31,6 +31,11 @@ def is_here(resolution: Resolution, asked_tag: str | None = None) -> bool:
     if resolution.standing == "absent":
         return False
     return not (set(HIDDEN_TAGS) - {asked_tag}).intersection(resolution.spec.tags)
+
+
+def sources(registry: Registry) -> list[str]:
+    """Return where the policy that holds here is from: files, variables, a parent process."""
+    return list(dict.fromkeys(layer.source for layer in registry.policy.layers))
 
 
 def print_json(document: dict[str, Any]) -> None:

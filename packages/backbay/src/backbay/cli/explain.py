@@ -11,6 +11,7 @@ from backbay.cli.names import complete
 from backbay.cli.output import write
 from backbay.explain import Explanation, run
 from backbay.race import DTYPES
+from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT, SIZES
 
 _EXAMPLES = """
@@ -63,7 +64,7 @@ def command(
     with contextlib.redirect_stdout(sys.stderr):
         explanation = run(
             workload,
-            backend=backend,
+            backend=None if backend is None else PluginName(backend),
             train=train,
             dtype=dtype,
             device=device,

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from backbay.cli.entry import entry, print_json
+from backbay.cli.entry import entry, print_json, sources
 from backbay.cli.names import complete
 from backbay.registry import BackendSpec, KnownFault, Option, Resolution, default_registry
 from backbay.registry.availability import matching
@@ -54,6 +54,7 @@ def _document(resolution: Resolution, device: str | None) -> dict[str, Any]:
             {"origin": str(x.spec.origin), "standing": x.standing, "why": x.why}
             for x in resolution.candidates
         ],
+        "policy": sources(default_registry),
     }
 
 
@@ -137,6 +138,7 @@ def _rest(document: dict[str, Any]) -> dict[str, Any]:
     limits = [KnownFault(**x) for x in document["limits_here"]]
     rest = {
         "rule": document["candidates"][0]["why"],
+        "policy": "\n".join(document["policy"]),
         "known limits": "\n".join(
             x.reason + (f" ({x.remedy})" if x.remedy else "") for x in limits
         ),

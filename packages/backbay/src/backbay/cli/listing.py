@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from backbay.cli.entry import entry, is_here, print_json, print_table
+from backbay.cli.entry import entry, is_here, print_json, print_table, sources
 from backbay.registry import Resolution, default_registry
 from backbay.registry.availability import of_resolution
 
@@ -43,9 +43,12 @@ def command(
     entries = [entry(x, answer) for x, answer in answers if answer.ready or not available]
     problems = list(registry.problems)
     if as_json:
-        print_json({"schema": SCHEMA, "backends": entries, "problems": problems})
+        document = {"schema": SCHEMA, "backends": entries, "problems": problems}
+        print_json({**document, "policy": sources(registry)})
         return
     print_table(entries, _explanation)
+    for source in sources(registry):
+        click.echo(f"policy: {source}", err=True)
     for problem in problems:
         click.echo(f"unreadable: {problem}", err=True)
 

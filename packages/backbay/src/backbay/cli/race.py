@@ -8,6 +8,7 @@ import click
 from backbay.cli.files import check_writable
 from backbay.cli.output import write, written_anyway
 from backbay.race import DTYPES, Limits, Report, run
+from backbay.registry.names import PluginName
 from backbay.reporting.wording import plain
 from backbay.workloads import DEFAULT, SIZES
 
@@ -65,7 +66,7 @@ def command(
     check_writable(json_path, html_path)
     names = None
     if backends is not None:
-        names = [name.strip() for name in backends.split(",") if name.strip()]
+        names = [PluginName(name.strip()) for name in backends.split(",") if name.strip()]
     with written_anyway(lambda report: _write(report, json_path, html_path)), progress() as tell:
         report = run(
             workloads or DEFAULT,

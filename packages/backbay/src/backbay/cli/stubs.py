@@ -6,7 +6,7 @@ import click
 
 from backbay.cli.entry import print_json
 from backbay.registry import default_registry
-from backbay.registry.names import names_here, write_stubs
+from backbay.registry.stubs import names_here, write_stubs
 
 SCHEMA = "backbay.stubs/1"
 

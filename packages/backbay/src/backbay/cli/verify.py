@@ -10,6 +10,7 @@ from backbay.cli.names import complete
 from backbay.cli.output import write, written_anyway
 from backbay.errors import InputError
 from backbay.race import DTYPES
+from backbay.registry.names import PluginName
 from backbay.verify import DEFAULT_BACKEND, Limits, Report, run
 from backbay.workloads import DEFAULT, SIZES
 
@@ -75,7 +76,7 @@ def command(
     with written_anyway(lambda report: _write(report, json_path)), progress() as tell:
         report = run(
             workload,
-            backends=[name.strip() for name in backends.split(",") if name.strip()],
+            backends=[PluginName(name.strip()) for name in backends.split(",") if name.strip()],
             train=train,
             dtype=dtype,
             device=device,

@@ -8,6 +8,7 @@ from backbay.dependencies import check_installed
 from backbay.errors import InputError
 from backbay.explain.record import Explanation, Settings
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
+from backbay.registry.names import BackendName
 from backbay.registry.target import parse
 from backbay.reporting.machine import versions
 from backbay.workloads.reference import DEFAULT
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def run(
     workload: "str | Workload" = DEFAULT,
     *,
-    backend: str | CompilerFn | None = None,
+    backend: BackendName | CompilerFn | None = None,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     train: bool = False,

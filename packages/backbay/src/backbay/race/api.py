@@ -20,6 +20,7 @@ from backbay.race.requests import SERVICE, Load, Reply, Request
 from backbay.race.timing import Limits
 from backbay.race.workload_race import Sessions, Tell, WorkloadRace
 from backbay.registry import CompilerFn, Registry, default_registry
+from backbay.registry.names import BackendName
 from backbay.reporting import machine
 from backbay.session import Lost, Refused, Session
 from backbay.workloads.reference import DEFAULT, check, parse
@@ -47,7 +48,7 @@ _INTERRUPTED = "interrupted: {workload} was not raced to its end, nor any after 
 def run(
     workloads: "str | Sequence[str] | Workload" = DEFAULT,
     *,
-    backends: Sequence[str] | Mapping[str, str | CompilerFn] | None = None,
+    backends: Sequence[BackendName] | Mapping[str, BackendName | CompilerFn] | None = None,
     train: bool = False,
     dtype: str = "float32",
     device: str | None = None,
@@ -154,7 +155,7 @@ def _references(workloads: "str | Sequence[str] | Workload") -> list[str]:
 
 def _entrants(
     registry: Registry,
-    backends: Sequence[str] | Mapping[str, str | CompilerFn] | None,
+    backends: Sequence[BackendName] | Mapping[str, BackendName | CompilerFn] | None,
     device: str,
     *,
     same_process: bool,
@@ -170,7 +171,7 @@ def _entrants(
 
 def _sessions(
     workloads: "str | Sequence[str] | Workload",
-    backends: Sequence[str] | Mapping[str, str | CompilerFn] | None,
+    backends: Sequence[BackendName] | Mapping[str, BackendName | CompilerFn] | None,
     setups: Sequence[WorkloadSetup],
     registry: Registry,
 ) -> tuple[Sessions, tuple[str, ...]]:

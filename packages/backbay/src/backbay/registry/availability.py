@@ -63,11 +63,10 @@ def check(spec: BackendSpec, environment: Environment, device: str | None = None
     problem = next(_Asked(spec, environment, device).problems(), None)
     if problem is not None:
         return problem
-    if spec.requires == Requirements():
-        ready = "nothing is stated that it would need; it was not loaded"
-    else:
-        ready = "its stated requirements hold; it was not loaded"
-    return Availability(state="ready", reason=ready)
+    declared = "it declares no requirements"
+    if spec.requires != Requirements():
+        declared = "its declared requirements hold"
+    return Availability(state="ready", reason=f"ready as declared; not tried: {declared}")
 
 
 def is_absent(spec: BackendSpec, environment: Environment) -> bool:
@@ -106,6 +105,7 @@ class _Asked:
         yield from self.modules()
         yield from self.variables()
         yield from self.tools()
+        yield from self.target()  # last: it looks through sys.path
 
     def removed(self) -> Iterator[Availability]:
         if self.spec.loading == "removed":
@@ -206,7 +206,7 @@ class _Asked:
             return
         if self.device and self.device not in needed:
             reason = f"it compiles for {_either(needed)}, not for {self.device}"
-            remedy = f"use it with --device {needed[0]}"
+            remedy = f"move the model and its inputs to {needed[0]}, or {_ANOTHER}"
             yield Availability(state="no_device", reason=reason, remedy=remedy)
         wanted = (self.device,) if self.device else needed
         reasons = {x: self.environment.devices.get(x, f"no {x} device") for x in wanted}
@@ -241,6 +241,24 @@ class _Asked:
             missing = self.environment.missing_tool(tool) if where == target else None
             if missing is not None:
                 yield Availability(state="not_installed", reason=missing[0], remedy=missing[1])
+
+    def target(self) -> Iterator[Availability]:
+        """Check that the module that is loaded is there, as far as that shows without an import.
+
+        Of a submodule only its package is looked for: what that does to its own path, or to
+        ``sys.modules``, only a probe can tell.
+        """
+        if self.spec.origin.kind != "distribution" or self.spec.target is None:
+            return
+        module = self.spec.target.partition(":")[0]
+        package = module.partition(".")[0]
+        if not self.environment.has_module(package):
+            absent = f"the module {package!r}" if package == module else f"the package {package!r}"
+            yield Availability(
+                state="broken",
+                reason=f"it is loaded from {self.spec.target!r}, and {absent} is not there",
+                remedy=f"install {self.spec.origin.distribution} again, or report it to them",
+            )
 
     def _unreadable(self, requirement: str, error: Exception) -> Availability:
         why = next(iter(str(error).splitlines()), type(error).__name__)

@@ -42,18 +42,16 @@ _waiting: dict[str, Action] = {}
 _lock = threading.RLock()
 
 
-def load_from_torch(name: str) -> CompilerFn:
-    """Return the compiler function that torch's registry has under a name.
+def after_fork() -> None:
+    """Make anew, in a child process, a lock that a thread of its parent's may hold."""
+    global _lock  # noqa: PLW0603 (it is this module's)
+    _lock = threading.RLock()
 
-    Raises:
-        BackendLoadError: torch's registry raised.
-    """
-    try:
-        registry = importlib.import_module(TORCH_REGISTRY)
-        return cast("CompilerFn", registry.lookup_backend(name))
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise BackendLoadError(f"torch could not load its backend {name!r}: {said}") from error
+
+def load_from_torch(name: str) -> CompilerFn:
+    """Return the compiler function that torch's registry has under a name, as it gives it."""
+    registry = importlib.import_module(TORCH_REGISTRY)
+    return cast("CompilerFn", registry.lookup_backend(name))
 
 
 def load_by_import(module: str, name: str) -> CompilerFn:
@@ -119,10 +117,14 @@ def take_back_of_failed(before: frozenset[str]) -> None:
 def not_found(message: str) -> BackendNotFound:
     """Return the error for an unknown name; with torch loaded, one of its ``InvalidBackend`` too.
 
-    Code that was written for torch's registry catches that.
+    Code that was written for torch's registry catches that, and may be the first to name it, when
+    the error has been raised already: it is imported here.
     """
-    invalid = getattr(sys.modules.get("torch._dynamo.exc"), "InvalidBackend", None)
-    if invalid is None:
+    if "torch" not in sys.modules:
+        return BackendNotFound(message)
+    try:
+        invalid = importlib.import_module("torch._dynamo.exc").InvalidBackend
+    except Exception:  # noqa: BLE001 (torch is being imported, or broken: the typo is the error)
         return BackendNotFound(message)
     both = type("InvalidBackend", (BackendNotFound, invalid), {"__init__": Exception.__init__})
     return cast("BackendNotFound", both(message))

@@ -1,11 +1,13 @@
 """What this machine and this installation offer a backend, found out without importing torch."""
 
 import functools
+import importlib
 import os
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 
 from backbay.registry.distributions import Installed, scan
 
@@ -31,6 +33,9 @@ class Environment:
     devices: Mapping[str, str] = field(default_factory=dict)
     """Device type to why it cannot be used; an empty reason means that it can."""
 
+    _modules: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Top-level modules that were looked for, and whether they are there."""
+
     @property
     def default_device(self) -> str:
         """The accelerator if one can be used, else ``cpu``."""
@@ -43,6 +48,12 @@ class Environment:
         build = torch_build()
         return cls(installed=scan(), torch_build=build, devices=devices(build))
 
+    def has_module(self, name: str) -> bool:
+        """Whether there is a top-level module, or may be one; it is not imported."""
+        if name not in self._modules:
+            self._modules[name] = name in sys.modules or _is_found(name)
+        return self._modules[name]
+
     def missing_tool(self, tool: str) -> tuple[str, str] | None:
         """Return (what is missing, how to get it), or ``None`` where the tool is here."""
         if tool != "triton":
@@ -52,11 +63,25 @@ class Environment:
         return "Triton is not installed", "pip install triton"
 
 
+def _spec(name: str) -> ModuleSpec | None:
+    # Not importlib.util.find_spec: its import is felt in a listing.
+    found = (finder.find_spec(name, None) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def _is_found(name: str) -> bool:
+    try:
+        if _spec(name) is not None:
+            return True
+        importlib.invalidate_caches()  # it may have been installed a moment ago
+        return _spec(name) is not None
+    except Exception:  # noqa: BLE001 (finders are foreign code; where they fail, nobody knows)
+        return True
+
+
 def torch_build() -> dict[str, str | None]:
     """Read the constants of ``torch/version.py`` without running or importing torch."""
-    # Not importlib.util.find_spec: its import is felt in a listing.
-    found = (finder.find_spec("torch", None) for finder in sys.meta_path)
-    spec = next((spec for spec in found if spec is not None), None)
+    spec = _spec("torch")
     if spec is None or spec.origin is None:
         return {}
     try:

@@ -1,27 +1,36 @@
 """Load compiler functions: each once, whoever asks, with no trace of a load that failed.
 
-What a backend's code raises is put in words, which name the backend and its distribution.
+Whatever a backend's code raises is put in words, which name the backend and its distribution; only
+what a signal raises passes, Ctrl-C first of all. It runs in a copy of the context: a policy that it
+enters and does not leave is not the caller's.
 
 A load is claimed before it begins, and no lock is held while foreign code runs: a plugin may look
-up and register others while it is imported. Those who ask meanwhile wait for the one that loads.
+up and register others while it is imported. Those who ask meanwhile wait for the one that loads,
+unless that one waits for them. A process that was forked meanwhile gets an error: the thread that
+loads is not there, and Python's own lock of the module stays taken.
 """
 
 import contextlib
 import sys
 import threading
 from collections.abc import Callable, Container, Hashable, Iterator
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backbay.errors import BackbayError, BackendLoadError
 from backbay.registry import bridge
 from backbay.registry.spec import BackendSpec, CompilerFn
 
 if TYPE_CHECKING:
+    from backbay.registry.interrupts import Signals
     from backbay.registry.target import Target
 
+_Made = TypeVar("_Made")
+
 _LONGEST_TEXT = 1_000  # characters of an error's text
+_LOOK_AGAIN = 0.05  # seconds
 _IMPORT = ("<frozen importlib._bootstrap>", "_find_and_load")
 """File and function of Python's import: whoever is in it may hold a module's lock."""
 
@@ -60,9 +69,13 @@ class Transaction:
         bridge.take_back_of_failed(self.in_torch)
 
 
-def _stack() -> list[FrameType]:
-    """Return this thread's frames, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (inspect's own way, without inspect)
+def _stack(thread: int | None = None) -> list[FrameType]:
+    """Return a thread's frames, the innermost first; default: this thread's.
+
+    Another thread goes on meanwhile: some of its frames may be missing.
+    """
+    # inspect's and faulthandler's own ways, without their imports
+    frame = sys._getframe(1) if thread is None else sys._current_frames().get(thread)  # noqa: SLF001
     frames = []
     while frame is not None:
         frames.append(frame)
@@ -114,6 +127,8 @@ class _Claim:
     spec: BackendSpec
     owner: int
     """The thread's identifier."""
+    depth: int
+    """Frames that were on that thread's stack."""
     done: threading.Event = field(default_factory=threading.Event)
     result: CompilerFn | None = None
     error: BackbayError | None = None
@@ -132,6 +147,20 @@ class Loader:
         """Forget what was loaded from sources that are no longer there."""
         with self._lock:
             self._loaded = {source: x for source, x in self._loaded.items() if source in all_but}
+
+    def after_fork(self) -> None:
+        """Give up, in a child process, the loads of threads that only its parent has."""
+        self._lock = threading.Lock()  # whoever held the old one is not here
+        self._waiting.clear()
+        for claim in self._claims.values():
+            if claim.owner != threading.get_ident():
+                claim.error = BackendLoadError(
+                    f"{_said(claim.spec)} was being loaded by another thread when this process was "
+                    "forked, and can't be loaded here any more: look it up before the fork, or "
+                    "start the process in another way than by a fork"
+                )
+                claim.done = threading.Event()
+                claim.done.set()
 
     def load(self, spec: BackendSpec) -> CompilerFn:
         """Return a spec's compiler function, loading it if nobody has.
@@ -160,18 +189,15 @@ class Loader:
         me = threading.get_ident()
         with self._lock:
             if source in self._loaded:  # since the first look
-                claim = _Claim(source, spec, me, result=self._loaded[source])
+                claim = _Claim(source, spec, me, 0, result=self._loaded[source])
                 claim.done.set()
                 return claim, False
             if source not in self._claims:
-                claim = self._claims[source] = _Claim(source, spec, me)
+                claim = self._claims[source] = _Claim(source, spec, me, len(_stack()))
                 return claim, True
             claim = self._claims[source]
             if self._leads_to(claim, me):
-                raise BackendLoadError(
-                    f"{_said(spec)} is looked up while it is being loaded, by its own code or by a "
-                    "backend that it needs: look it up later, in a function"
-                )
+                raise _circle(spec)
             self._waiting[me] = claim
             return claim, False
 
@@ -192,7 +218,9 @@ class Loader:
                 made = _run(claim.spec)
             with self._lock:
                 return self._loaded.setdefault(claim.source, made)
-        claim.done.wait()
+        while not claim.done.wait(_LOOK_AGAIN):
+            if _awaits_this_thread(claim):
+                raise _circle(claim.spec)
         if claim.error is not None:
             raise BackendLoadError(str(claim.error)) from claim.error
         assert claim.result is not None
@@ -234,17 +262,17 @@ def _run(spec: BackendSpec) -> CompilerFn:
     """Return a backend's compiler function by running its code."""
     what = _said(spec)
     if spec.loading == "torch":
-        return bridge.load_from_torch(spec.name)
-    if spec.target is None:
+        return _in_words(what, lambda: bridge.load_from_torch(spec.name))
+    target = spec.target
+    if target is None:
         raise BackendLoadError(f"{what}: nothing says how it is loaded")
     if spec.loading == "import":
-        with _in_words(what, but=BackendLoadError):
-            return bridge.load_by_import(spec.target, spec.alias_of or spec.name)
-    loaded = _attribute(spec.target, what, lambda target: target.load_installed())
+        name = spec.alias_of or spec.name
+        return _in_words(what, lambda: bridge.load_by_import(target, name), but=BackendLoadError)
+    loaded = _attribute(target, what, lambda target: target.load_installed())
     if not spec.factory:
         return loaded
-    with _in_words(what):
-        made: CompilerFn = loaded()
+    made: CompilerFn = _in_words(what, loaded)
     if not callable(made):
         raise BackendLoadError(f"{what}: its factory gave {type(made).__name__}, not a callable")
     return made
@@ -254,6 +282,31 @@ def _said(spec: BackendSpec) -> str:
     return f"backend {spec.name!r} of {spec.origin}"
 
 
+def _circle(spec: BackendSpec) -> BackendLoadError:
+    return BackendLoadError(
+        f"{_said(spec)} is looked up while it is being loaded, by its own code or by a backend "
+        "that it needs: look it up later, in a function"
+    )
+
+
+def _awaits_this_thread(claim: _Claim) -> bool:
+    """Whether the thread that loads waits for this one, as far as its stack shows that.
+
+    Either it joins this thread; or it waits for some thread while it imports a module, and this one
+    runs a function of that module.
+    """
+    stack = _stack(claim.owner)
+    inside = stack[: max(0, len(stack) - claim.depth)]
+    join = threading.Thread.join.__code__
+    me = threading.get_ident()
+    if any(x.f_code is join and x.f_locals["self"].ident == me for x in inside):
+        return True
+    waits = bool(inside) and inside[0].f_code.co_filename == join.co_filename
+    running = [frame.f_globals for frame in _stack()]
+    imported = (x.f_globals for x in inside if x.f_code.co_name == "<module>")
+    return waits and any(x is y for x in imported for y in running)
+
+
 def _attribute(reference: str, what: str, load: "Callable[[Target], object]") -> CompilerFn:
     from backbay.registry.target import TargetNotFound, parse  # noqa: PLC0415 (listing loads none)
 
@@ -261,8 +314,7 @@ def _attribute(reference: str, what: str, load: "Callable[[Target], object]") ->
     if target is None:
         raise BackendLoadError(f"{what}: {reference!r} is not of the form module:attribute")
     try:
-        with _in_words(what, but=TargetNotFound):
-            loaded = load(target)
+        loaded = _in_words(what, lambda: load(target), but=TargetNotFound)
     except TargetNotFound as error:
         raise BackendLoadError(f"{what}: {error}") from error
     if not callable(loaded):
@@ -270,18 +322,39 @@ def _attribute(reference: str, what: str, load: "Callable[[Target], object]") ->
     return loaded
 
 
-@contextlib.contextmanager
-def _in_words(what: str, *, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Raise a `BackendLoadError` for whatever foreign code raises, but for one kind of error."""
+def _in_words(
+    what: str, run: Callable[[], _Made], *, but: type[Exception] | tuple[()] = ()
+) -> _Made:
+    """Run foreign code, and return what it returns.
+
+    Args:
+        what: whose code it is.
+        run: the code.
+        but: a kind of error that passes as it is.
+
+    Raises:
+        BackendLoadError: it raised. What a signal raised passes.
+    """
+    from backbay.registry.interrupts import Signals  # noqa: PLC0415 (a listing loads none)
+
+    signals = Signals.now()
     try:
-        yield
+        return copy_context().run(run)
     except but:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and signals.raised(error):
+            raise
         verb = "ends the process" if isinstance(error, SystemExit) else "raised"
-        try:
-            text = str(error)[:_LONGEST_TEXT]
-        except Exception as another:  # noqa: BLE001 (the text of a foreign error is foreign code)
-            text = f"({type(another).__name__} when asked for its text)"
-        said = f"{type(error).__name__}: {text}".strip().splitlines()[0]
+        said = f"{type(error).__name__}: {_text(error, signals)}".strip().splitlines()[0]
         raise BackendLoadError(f"{what} {verb} while it is loaded: {said}") from error
+
+
+def _text(error: BaseException, signals: "Signals") -> str:
+    """Return a foreign error's text, to make which is foreign code, too."""
+    try:
+        return str(error)[:_LONGEST_TEXT]
+    except BaseException as another:
+        if not isinstance(another, Exception) and signals.raised(another):
+            raise
+        return f"({type(another).__name__} when asked for its text)"

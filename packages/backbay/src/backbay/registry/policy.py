@@ -169,7 +169,8 @@ def handed_down() -> HandedDown:
         version = state["version"]
         if version == STATE_VERSION:
             layers = [
-                _layer(f"{x.pop('source')}, of the parent process", x) for x in state["layers"]
+                _layer(f"{x.pop('source')}, of the parent process ({STATE})", x)
+                for x in state["layers"]
             ]
             backends = {name: (entry, tags) for name, (entry, tags) in state["backends"].items()}
             return HandedDown(tuple(layers), backends)

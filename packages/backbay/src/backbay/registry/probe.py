@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import platformdirs
 
+from backbay.cache import Untrusted, cache_folder, read_cached, write_cached
 from backbay.errors import InputError
 from backbay.registry.distributions import required_name
 from backbay.registry.registry import Registry
@@ -105,6 +105,9 @@ class ProbeResult:
     cached: bool = False
     """Whether this was found out earlier, and read from disk."""
 
+    refused: str = ""
+    """Which file or folder was not believed, why, and what to do; empty where none was refused."""
+
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """What the process is asked, once."""
@@ -123,7 +126,11 @@ SERVICE = Service[Probe, Probed]("backbay.registry.probe_handler:ProbeHandler", 
 
 
 def probe(
-    request: ProbeRequest, *, seconds: float = 120.0, fresh: bool = False, cache: Path | None = None
+    request: ProbeRequest,
+    *,
+    seconds: float = 120.0,
+    fresh: bool = False,
+    cache: Path | None = None,
 ) -> ProbeResult:
     """Try a backend in a child process, or return what an earlier try found out.
 
@@ -134,25 +141,31 @@ def probe(
         fresh: whether to try again where a result is kept.
         cache: the folder of kept results; default: ``probes`` in ``BACKBAY_CACHE``, or in the
             user's cache folder. What may pass by itself is not kept: a time-out, a kill from
-            outside, a failure of torch or of the device.
+            outside, a failure of torch or of the device. What others may have written is not
+            believed.
 
     Raises:
         InputError: ``load`` has none of the four forms, or JSON can't carry the options.
     """
-    given = os.environ.get("BACKBAY_CACHE", "").strip()
-    usual = Path(given) if given else platformdirs.user_cache_path("backbay")
-    path = (cache or usual / "probes") / f"{probe_key(request)}.json"
-    if not fresh:
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            kept = msgspec.json.decode(path.read_bytes(), type=ProbeResult)
+    path = (cache or cache_folder() / "probes") / f"{probe_key(request)}.json"
+    refused = ""
+    try:
+        kept = None if fresh else read_cached(path, ProbeResult)
+        if kept is not None:
             return dataclasses.replace(kept, cached=True)
+    except Untrusted as error:
+        refused = str(error)
     result, lasting = _try(request, seconds)
-    with contextlib.suppress(OSError):  # a home that can't be written is no reason to fail
+    try:
         if lasting:
-            _write(path, result)
+            write_cached(path, result)
         else:
             path.unlink(missing_ok=True)
-    return result
+    except Untrusted as error:
+        refused = refused or str(error)
+    except OSError:
+        pass  # a home that can't be written is no reason to fail
+    return dataclasses.replace(result, refused=refused)
 
 
 def probe_key(request: ProbeRequest) -> str:
@@ -179,17 +192,6 @@ def probe_key(request: ProbeRequest) -> str:
             f"backend {request.name!r}: its options can't be passed to another process: {error}"
         ) from error
     return hashlib.sha256(text).hexdigest()
-
-
-def _write(path: Path, result: ProbeResult) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        temporary = Path(file.name)
-    try:
-        temporary.write_bytes(msgspec.json.encode(result))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _try(request: ProbeRequest, seconds: float) -> tuple[ProbeResult, bool]:

@@ -83,6 +83,10 @@ class Registrations:
         self._ended = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
 
+    def after_fork(self) -> None:
+        """Make anew, in a child process, a lock that a thread of its parent's may hold."""
+        self._lock = threading.RLock()
+
     def specs(self) -> list[BackendSpec]:
         """Return the specs of all that is registered."""
         return [registration.spec for registration in list(self._by_name.values())]

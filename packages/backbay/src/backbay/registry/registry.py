@@ -6,9 +6,10 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from weakref import WeakSet
 
-from backbay.errors import BackendNotFound, InputError
+from backbay.errors import BackendLoadError, BackendNotFound, InputError
 from backbay.registry import bridge
 from backbay.registry.availability import is_absent
 from backbay.registry.environment import Environment
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from backbay.registry.configured import ConfiguredBackend
     from backbay.registry.registration import Details, Registrations
     from backbay.registry.target import Target
+
+_Registered = TypeVar("_Registered", bound=CompilerFn)
 
 
 class Registry(KnownBackends):
@@ -50,11 +53,15 @@ class Registry(KnownBackends):
         self._generation = 0
         self._warm: dict[str, CompilerFn] = {}
         self._default: str | CompilerFn | None = None
+        _registries.add(self)
         if shared_with_torch and os.environ.get(STATE):
             from backbay.registry.registration import Inherited  # noqa: PLC0415 (few have a parent)
 
             for name, (reference, tags) in handed_down().backends.items():
-                self.register_backend(Inherited(name, reference), name, tags, replace=True)
+                summary = f"{reference}, handed down in {STATE}"
+                self.register_backend(
+                    Inherited(name, reference), name, tags, replace=True, summary=summary
+                )
 
     def exported(self) -> contextlib.AbstractContextManager[None]:
         """Let processes that are started in a block have this registry's policy and registrations.
@@ -109,7 +116,7 @@ class Registry(KnownBackends):
             generation = self._generation
             spec = self._loadable(name)
             in_process = spec.origin.kind == "process"
-            loaded = self._registered_as(spec) if in_process else self._loader.load(spec)
+            loaded = self._registered_as(spec) if in_process else self._load(spec)
             # Meanwhile another thread, or the backend itself, may have registered another.
             unchanged = generation == self._generation or spec == self._loadable(name)
             if loaded is not None and unchanged:
@@ -118,6 +125,15 @@ class Registry(KnownBackends):
             if generation == self._generation and not active.get() and not in_process:
                 self._warm[name] = loaded
         return loaded
+
+    def _load(self, spec: BackendSpec) -> CompilerFn:
+        try:
+            return self._loader.load(spec)
+        except BackendLoadError as error:
+            pin = self.policy.pinned(spec.name)
+            if pin is None:
+                raise
+            raise BackendLoadError(f"{error} ({pin[1]} pins the name to {pin[0]})") from error
 
     def _loadable(self, name: str) -> BackendSpec:
         resolution = self.resolution(name)
@@ -199,13 +215,13 @@ class Registry(KnownBackends):
     @overload
     def register_backend(
         self,
-        compiler_fn: CompilerFn,
+        compiler_fn: _Registered,
         name: str | None = None,
         tags: Sequence[str] = (),
         *,
         replace: bool = False,
         **details: "Unpack[Details]",
-    ) -> CompilerFn: ...
+    ) -> _Registered: ...
 
     @overload
     def register_backend(
@@ -216,7 +232,7 @@ class Registry(KnownBackends):
         *,
         replace: bool = False,
         **details: "Unpack[Details]",
-    ) -> Callable[[CompilerFn], CompilerFn]: ...
+    ) -> Callable[[_Registered], _Registered]: ...
 
     def register_backend(
         self,
@@ -352,6 +368,13 @@ class Registry(KnownBackends):
 
     # -- inside
 
+    def _after_fork(self) -> None:
+        """Free, in a child process, what threads hold that only its parent has."""
+        self._lock = threading.RLock()
+        self._loader.after_fork()
+        if self._registered is not None:
+            self._registered.after_fork()
+
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         try:
@@ -361,6 +384,18 @@ class Registry(KnownBackends):
                 self._generation += 1
                 self._warm.clear()
 
+
+_registries: WeakSet[Registry] = WeakSet()
+
+
+def _after_fork() -> None:
+    bridge.after_fork()
+    for registry in list(_registries):
+        registry._after_fork()  # noqa: SLF001 (nobody else may call it)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 current_registry: ContextVar[Registry | None] = ContextVar("current_registry", default=None)
 """Where a backend that is compiling was looked up: its code generator is looked up there too."""

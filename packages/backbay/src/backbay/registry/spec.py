@@ -19,7 +19,7 @@ LONGEST_NAME = 100
 MOST_BACKENDS = 1_000
 """Names that one distribution may publish, each way: more are taken for a mistake, or an attack."""
 
-CompilerFn = Callable[..., Any]
+CompilerFn = Callable[..., Callable[..., Any]]
 """``(GraphModule, list[Tensor]) -> Callable``: what torch.compile calls a backend."""
 
 OriginKind = Literal["torch", "process", "distribution", "catalogue"]

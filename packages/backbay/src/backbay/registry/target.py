@@ -9,6 +9,7 @@ import difflib
 import functools
 import importlib
 import importlib.util
+import os
 import re
 import sys
 import threading
@@ -21,6 +22,21 @@ from types import ModuleType
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LOADING = threading.RLock()
 _LOOKING = threading.Lock()
+_running: dict[str, int] = {}
+"""Names of files' modules that are being run, each with its thread."""
+
+
+def _after_fork() -> None:
+    """Free, in a child process, what threads hold that only its parent has."""
+    global _LOADING, _LOOKING
+    _LOADING, _LOOKING = threading.RLock(), threading.Lock()
+    for name in [x for x, thread in _running.items() if thread != threading.get_ident()]:
+        del _running[name]
+        sys.modules.pop(name, None)  # half run: it is run again when it is looked up
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class TargetNotFound(LookupError):  # noqa: N818 (reads as the mistake that it names)
@@ -184,6 +200,7 @@ def _load_file(source: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses and pickle look a class's module up
+    _running[name] = threading.get_ident()
     try:
         _look_again()
         sys.path.insert(0, str(path.parent))
@@ -195,6 +212,8 @@ def _load_file(source: str) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        del _running[name]
     _make_importable(path.parent)
     return module
 

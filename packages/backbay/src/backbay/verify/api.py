@@ -4,13 +4,14 @@ import datetime as dt
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from backbay.dependencies import check_installed
 from backbay.errors import BackendLoadError, InputError, Interrupted, WorkloadInvalid
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
+from backbay.registry.names import BackendName
 from backbay.registry.target import parse
 from backbay.reporting import machine
 from backbay.session import NoReply, Refused
@@ -31,7 +32,7 @@ from backbay.workloads.setup import Mode, WorkloadSetup, checked_setup
 if TYPE_CHECKING:
     from backbay.proof import Workload
 
-DEFAULT_BACKEND = "inductor"
+DEFAULT_BACKEND: Final = "inductor"
 
 _UNPROVEN = "eager gives nothing to compare with"
 _IN_PROCESS = "the model object was verified in this process: a crash or a hang would have ended it"
@@ -40,7 +41,9 @@ _IN_PROCESS = "the model object was verified in this process: a crash or a hang 
 def run(
     workload: "str | Workload" = DEFAULT,
     *,
-    backends: str | Sequence[str] | Mapping[str, str | CompilerFn] = (DEFAULT_BACKEND,),
+    backends: BackendName | Sequence[BackendName] | Mapping[str, BackendName | CompilerFn] = (
+        DEFAULT_BACKEND,
+    ),
     train: bool | None = None,
     dtype: str = "float32",
     device: str | None = None,

@@ -1,0 +1,89 @@
+"""What was found out before, kept on disk: a JSON file each, under ``$BACKBAY_CACHE``.
+
+What is read decides what is called working, and what is compiled. So a file is believed as ssh
+believes its own: it and the folders that hold it, up to the cache folder, belong to this user or to
+root, and nobody else may write to them. Windows has no such owners and modes: nothing is checked.
+"""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import platformdirs
+
+_Kept = TypeVar("_Kept")
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Untrusted(PermissionError):  # noqa: N818 (reads as what it says of a file)
+    """Others may have written a file, or may write to its folder; the message says what to do."""
+
+
+def cache_folder() -> Path:
+    """Return the cache folder: ``$BACKBAY_CACHE``, or the user's own."""
+    given = os.environ.get("BACKBAY_CACHE", "").strip()
+    return Path(given) if given else platformdirs.user_cache_path("backbay")
+
+
+def read_cached(path: Path, kind: type[_Kept]) -> _Kept | None:
+    """Return what a file holds; nothing where there is none, or it can't be read.
+
+    Raises:
+        Untrusted: somebody else may have written it.
+    """
+    try:
+        for holder in (*_holders(path), path):
+            _check(holder)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except Untrusted:
+        raise
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def write_cached(path: Path, kept: Any) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        Untrusted: it would not be believed: others may write to its folder.
+        OSError: it can't be written.
+    """
+    holders = _holders(path)
+    holders[0].parent.mkdir(parents=True, exist_ok=True)
+    for holder in holders:
+        holder.mkdir(mode=0o700, exist_ok=True)
+        _check(holder)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        temporary = Path(file.name)
+    try:
+        temporary.write_bytes(msgspec.json.encode(kept))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _holders(path: Path) -> list[Path]:
+    """Return the folders from the cache folder down to a file's own; elsewhere, its own."""
+    root = cache_folder()
+    inside = [x for x in path.parents if x == root or root in x.parents]
+    return inside[::-1] or [path.parent]
+
+
+def _check(path: Path) -> None:
+    found = path.stat()
+    if not hasattr(os, "geteuid"):
+        return
+    if found.st_uid not in {os.geteuid(), 0}:
+        raise Untrusted(
+            f"{path} is not used: it belongs to user {found.st_uid}, not to you. "
+            "Remove it, or set BACKBAY_CACHE to a folder of your own"
+        )
+    if found.st_mode & _OTHERS_WRITE:
+        mode = stat.S_IMODE(found.st_mode)
+        raise Untrusted(
+            f"{path} is not used: others may write to it (mode {mode:04o}). "
+            f"If nobody did: chmod go-w {path}"
+        )
