@@ -34,9 +34,15 @@ Each message says what happened, where, and what to do next, on one line; a pref
 for each reason.
 """
 
+from backbay.messages import escaped
+
 
 class BackbayError(Exception):
     """Base of every error that Backbay raises on purpose."""
+
+    def __str__(self) -> str:
+        """Return the message; names and texts in it that are not ours can't act on a terminal."""
+        return escaped(super().__str__())
 
 
 class InputError(BackbayError):

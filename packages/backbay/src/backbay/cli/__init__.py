@@ -4,15 +4,19 @@ Commands are loaded when they are called: ``backbay list`` must not pay for the 
 for looking at what other distributions publish.
 """
 
+import contextlib
 import importlib
+import io
+import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 import backbay
 from backbay.errors import InputError
+from backbay.messages import escaped, plain
 
 _COMMANDS = {
     "list": "backbay.cli.listing",
@@ -55,14 +59,65 @@ class _Commands(click.Group):
             with formatter.section("Ignored"):
                 formatter.write_dl(clashes)
 
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        with _faults_on_one_line():
+            _check_unicode(args)
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _faults_on_one_line():
             return super().invoke(ctx)
-        except InputError as error:
-            for note in getattr(error, "__notes__", ()):
-                click.echo(note, err=True)
-            click.echo(f"backbay: {error}", err=True)
-            sys.exit(2)
+
+
+@contextlib.contextmanager
+def _faults_on_one_line() -> Iterator[None]:
+    """End with exit code 2, and a line that says why, where the input or the system is at fault."""
+    _accept_every_character()
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # a full disk shows here, not when Python ends
+    except InputError as error:
+        for note in getattr(error, "__notes__", ()):
+            click.echo(escaped(note), err=True)
+        _fail(str(error))
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename is not None else ""
+        _fail(plain(f"{place}{error.strerror or error}"))
+
+
+def _fail(why: str) -> NoReturn:
+    with contextlib.suppress(OSError):
+        click.echo(f"backbay: {why}", err=True)
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would try again when it ends, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(2)
+
+
+def _accept_every_character() -> None:
+    """Let an output write the code of a character that its encoding lacks, instead of failing."""
+    if sys.stdout is None:  # closed by whoever started this process
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _check_unicode(args: list[str]) -> None:
+    """Check that what was typed is text: reports name it, and JSON can hold nothing else."""
+    for arg in args:
+        try:
+            arg.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"the argument {arg!r} is not Unicode: rename the file") from None
 
 
 def _loaded(name: str) -> click.Command | None:

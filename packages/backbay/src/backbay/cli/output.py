@@ -27,10 +27,10 @@ def write(
         json_path: a file, or ``-`` for standard output.
         html: a file, and what writes the page to it.
     """
-    from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
+    from backbay.cli.console import Screen  # noqa: PLC0415 (rich only where something is drawn)
 
     to_stdout = json_path == Path("-")
-    Console(stderr=to_stdout, highlight=False).print(drawn)
+    Screen(stderr=to_stdout).print(drawn)
     if json_path is not None:
         document = msgspec.json.format(msgspec.json.encode(report), indent=2)
         if to_stdout:

@@ -14,7 +14,6 @@ from backbay.registry.distributions import (
     EntryPoint,
     Installed,
     normalise,
-    read_text,
 )
 from backbay.registry.environment import Environment
 from backbay.registry.spec import MOST_BACKENDS, BackendSpec, Origin, can_be_published
@@ -29,7 +28,6 @@ _SHOWN = 60  # characters
 _LONGEST_VALUE = 300  # characters
 _MOST_MANIFESTS = 8  # of one distribution
 _LONGEST_REASON = 300  # characters
-_MOST_DOTS = 64  # in one line of TOML
 
 
 @dataclass(slots=True)
@@ -249,15 +247,10 @@ def _of_editable(parts: list[str], filename: str) -> str | None:
 
 def load_toml(path: str) -> dict[str, Any] | str:
     """Read a TOML file; a text where it can't be read says why. Never raises."""
-    import tomllib  # noqa: PLC0415 (few installations have a manifest)
-
-    from backbay.registry.manifest import LARGEST  # noqa: PLC0415
+    from backbay.registry.manifest import LARGEST  # noqa: PLC0415 (few installations have one)
+    from backbay.registry.toml import read_toml  # noqa: PLC0415
 
     try:
-        text = read_text(path, LARGEST)
-        # The parser's time and memory grow with the square of a dotted key.
-        if any(line.count(".") > _MOST_DOTS for line in text.split("\n")):
-            return f"{path}: a line has more than {_MOST_DOTS} dots: write it on several"
-        return tomllib.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+        return read_toml(path, LARGEST)
+    except (OSError, ValueError) as error:
         return f"{path}: {str(error)[:_LONGEST_REASON]}"

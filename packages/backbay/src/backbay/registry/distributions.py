@@ -24,6 +24,7 @@ _REQUIRED_NAME = re.compile(r"\s*([A-Za-z0-9._-]+)")
 _VERSION = re.compile(r"[A-Za-z0-9.!+_~*]*")
 LARGEST = 1 << 20
 """Bytes of a file that a distribution publishes; a real one has a few kilobytes."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors put it before UTF-8
 _CHUNK = 1 << 14
 """Bytes; a buffer of the largest size, for each file, would be most of a scan's cost."""
 
@@ -125,7 +126,7 @@ def read_text(path: str, largest: int = LARGEST) -> str:
     if len(data) > largest:
         raise OSError(f"{path} is larger than {largest >> 10} KiB")
     try:
-        return data.decode()
+        return data.removeprefix(_BYTE_ORDER_MARK).decode()
     except UnicodeDecodeError as error:
         raise OSError(f"{path} is not UTF-8: {error}") from error
 
