@@ -54,10 +54,10 @@ class _Commands(click.Group):
         rows = [(name, _help(name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
-        clashes = list(_clashes())
-        if clashes:
+        ignored = list(_ignored())
+        if ignored:
             with formatter.section("Ignored"):
-                formatter.write_dl(clashes)
+                formatter.write_dl(ignored)
 
     def make_context(
         self,
@@ -141,13 +141,14 @@ def _help(name: str) -> str:
     return "" if command is None else command.get_short_help_str(limit=70)
 
 
-def _clashes() -> Iterator[tuple[str, str]]:
+def _ignored() -> Iterator[tuple[str, str]]:
     from backbay.cli import plugins  # noqa: PLC0415 (as above)
 
     for name, entry_points in plugins.published().items():
         if name in _COMMANDS:
             who = ", ".join(f"{x.distribution.name} {x.distribution.version}" for x in entry_points)
             yield name, f"published by {who}; the built-in command has the name"
+    yield from plugins.refused()
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

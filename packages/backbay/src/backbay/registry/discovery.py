@@ -16,7 +16,8 @@ from backbay.registry.distributions import (
     normalise,
 )
 from backbay.registry.environment import Environment
-from backbay.registry.spec import MOST_BACKENDS, BackendSpec, Origin, can_be_published
+from backbay.registry.published_name import name_problem
+from backbay.registry.spec import MOST_BACKENDS, BackendSpec, Origin
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 MANIFEST_GROUP = "backbay.backends"
@@ -113,8 +114,9 @@ def _sorted_out(lines: Iterable[EntryPoint], most: int) -> tuple[list[EntryPoint
 
 
 def _why_left_out(entry_point: EntryPoint, kept: Mapping[str, EntryPoint], most: int) -> str | None:
-    if not can_be_published(entry_point.name):
-        return "no backend has such a name"
+    problem = name_problem(entry_point.name)
+    if problem is not None:
+        return f"the name {problem}"
     value = entry_point.value
     if not value.isprintable() or not 0 < len(value) <= _LONGEST_VALUE:
         return f"{value[:_SHOWN]!a} is not of the form module:attribute"
