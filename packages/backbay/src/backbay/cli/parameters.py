@@ -23,7 +23,7 @@ class _Seconds(click.FloatRange):
         return seconds
 
 
-class _Matching(click.ParamType):
+class _Matching(click.types.StringParamType):
     """Text of one form."""
 
     def __init__(self, name: str, pattern: str, wanted: str) -> None:
