@@ -35,6 +35,7 @@ NEEDED = (
     "pytest",
     "pytest-timeout",
     "rich",
+    "tomlkit",
 )
 """What the package and its tests import, beside what torch asks for itself."""
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from backbay.reporting import wording
+from backbay.messages import plain
 from backbay.timing import stats
 from speed import arms
 from speed.judging import (
@@ -107,7 +107,7 @@ _HEAD = """\
 
 def _row(entry: Entry, *, control: bool) -> str:
     if entry.problem:
-        return f"| {entry.name} | | | | | not built: {wording.plain(entry.problem)} | | | | | | |"
+        return f"| {entry.name} | | | | | not built: {plain(entry.problem)} | | | | | | |"
     stock, ours, graphed_stock, graphed_ours = _classes(entry)
     over_best, over_graphed = best(entry, stock, ours), best(entry, graphed_stock, graphed_ours)
     pair = (arms.INDUCTOR, arms.OURS)
@@ -224,9 +224,9 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
         for arm in sorted(known):
             last = latest(entry, arm)
             if last is not None and last.status != "ok":
-                found.append(f"- {entry.name}, {arm}: {last.status}: {wording.plain(last.reason)}")
+                found.append(f"- {entry.name}, {arm}: {last.status}: {plain(last.reason)}")
         found += [
-            f"- {entry.name}, {arm}: proof: {wording.plain(x.reason)}"
+            f"- {entry.name}, {arm}: proof: {plain(x.reason)}"
             for arm, x in entry.verdicts.items()
             if not x.passed
         ]

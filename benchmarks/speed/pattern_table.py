@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from backbay.reporting import wording
+from backbay.messages import plain
 from backbay.timing import stats
 from speed import arms
 from speed.judging import Ratio, best, geometric_mean, latest, ratio, samples
@@ -116,9 +116,7 @@ def document(entries: Sequence[Entry]) -> bytes:
 
 def _row(entry: Entry, names: Sequence[str]) -> str:
     if entry.problem:
-        return (
-            f"| {entry.name} | not built: {wording.plain(entry.problem)} |{' |' * (len(names) + 5)}"
-        )
+        return f"| {entry.name} | not built: {plain(entry.problem)} |{' |' * (len(names) + 5)}"
     bound, ours = limit_us(entry), times(entry, arms.OURS)
     over_best = _over_best(entry)
     cells = [
@@ -189,8 +187,8 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
             if last is None:
                 continue
             if last.status != "ok":
-                found.append(f"- {entry.name}, {arm}: {last.status}: {wording.plain(last.reason)}")
-            found += [f"- {entry.name}, {arm}: {wording.plain(note)}" for note in last.notes]
+                found.append(f"- {entry.name}, {arm}: {last.status}: {plain(last.reason)}")
+            found += [f"- {entry.name}, {arm}: {plain(note)}" for note in last.notes]
     return ["Notes:", "", *(found or ["- none"])]
 
 

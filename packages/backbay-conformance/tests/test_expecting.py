@@ -106,3 +106,14 @@ def test_what_is_shipped_cannot_be_read():
     assert expecting.shipped("no such backend").keys() == expecting.shipped("upstream").keys()
     for line in expecting.shipped("inductor").values():
         assert line.reason
+
+
+def test_any_text_is_written_on_one_line_and_read_again():
+    reason = 'é 😀 "quoted" \\ \n\x7f\x1b[31m ' + "1." * 200
+    lines = {
+        case_id: expecting.Expectation(status="fail_value", reason=reason)
+        for case_id in ("ops/linalg.pinv/complex64", "a 😀\n\x7f", "#", "a.b", "")
+    }
+    written = expecting.text(lines)
+    assert len(written.splitlines()) == len(expecting.text({}).splitlines()) + len(lines)
+    assert expecting.parse(written, "x") == lines

@@ -245,3 +245,25 @@ def test_what_to_do_about_another_device_is_said_for_python(registry):
     assert "it compiles for cuda, not for cpu" in str(caught.value)
     assert "move the model and its inputs to cuda" in str(caught.value)
     assert "--" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"options": {5: 1}}, "an option's name is text, not 5"),
+        ({"options": {b"a": 1}}, "an option's name is text, not b'a'"),
+        ({"options": [1]}, "options are a dict, not list"),
+        ({"options": ["guard_filter_fn"]}, "options are a dict, not list"),
+        ({"options": "x"}, "options are a dict, not str"),
+        ({"options": [1], "backend": "eager"}, "options are a dict, not list"),
+        ({"options": {5: 1}, "backend": lambda gm, inputs: gm}, "text, not 5"),
+        ({"mode": 5}, "a mode is a name, not int"),
+        ({"mode": ["max-autotune"]}, "a mode is a name, not list"),
+        ({"check_guards": []}, "check_guards is True, False"),
+        ({"backend": 5}, "a backend must be callable, not int"),
+    ],
+)
+def test_what_is_of_another_type_is_a_problem_of_the_preflight(asked, said):
+    with pytest.raises(InvalidPreflight) as raised:
+        backbay.compile(lambda x: x, **asked)
+    assert any(said in problem for problem in raised.value.problems)

@@ -11,7 +11,9 @@ import click
 from backbay.cli.files import check_writable
 from backbay.cli.names import complete
 from backbay.cli.output import write
+from backbay.cli.parameters import DEVICE, SECONDS, SEED
 from backbay.dependencies import check_installed
+from backbay.messages import escaped, plain
 from backbay_conformance import Profile, Result, Statement, conform
 
 if TYPE_CHECKING:
@@ -37,9 +39,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--case", "only", multiple=True, metavar="PATTERN",
               help="Cases by id, as in a shell; may be repeated.")  # fmt: skip
 @click.option("--all-samples", is_flag=True, help="Every sample input of each operator.")
-@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--workers", type=click.IntRange(min=1),
+@click.option(
+    "--device", type=DEVICE, help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]"
+)
+@click.option("--seed", type=SEED, default=0, show_default=True)
+@click.option("--workers", type=click.IntRange(1, 1_000),
               help="Processes side by side.  [default: one for each core]")  # fmt: skip
 @click.option("--expectations", type=_FILE, help="The failures that are known, and why.")
 @click.option("--collect", is_flag=True, help="Write the expectations file anew.")
@@ -50,7 +54,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
               help="A statement's JSON, to stand on the page too; may be repeated.")  # fmt: skip
 @click.option("--repros", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
               help="Write each failure as one short file of plain torch.")  # fmt: skip
-@click.option("--fuzz", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+@click.option("--fuzz", "seconds", type=SECONDS, metavar="SECONDS",
               help="Random programs instead of the suite; --seed is the first.")  # fmt: skip
 def command(
     *,
@@ -121,7 +125,7 @@ def _write(
     from backbay_conformance.statement import text  # noqa: PLC0415 (with it)
 
     page = (html_path, _page([statement, *others])) if html_path is not None else None
-    write(statement, Text(text(statement).rstrip()), json_path, page)
+    write(statement, Text(escaped(text(statement).rstrip())), json_path, page)
 
 
 def _write_repros(statement: Statement, folder: Path) -> None:
@@ -139,7 +143,7 @@ def _write_finds(report: "FuzzReport", json_path: Path | None, folder: Path | No
 
     from backbay_conformance.fuzz.report import as_text  # noqa: PLC0415 (only where asked for)
 
-    write(report, Text(as_text(report).rstrip()), json_path, None)
+    write(report, Text(escaped(as_text(report).rstrip())), json_path, None)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for find in report.finds:
@@ -153,9 +157,11 @@ def _write_finds(report: "FuzzReport", json_path: Path | None, folder: Path | No
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[Result], None]]:
     """Return a function that shows each result: live on a terminal, failures alone elsewhere."""
-    from rich.console import Console  # noqa: PLC0415 (rich is loaded to draw only)
+    from rich.text import Text  # noqa: PLC0415 (rich is loaded to draw only)
 
-    console = Console(stderr=True, highlight=False)
+    from backbay.cli.console import Screen  # noqa: PLC0415 (as above)
+
+    console = Screen(stderr=True)
     count = failed = 0
     with contextlib.ExitStack() as stack:
         status = stack.enter_context(console.status("starting")) if console.is_terminal else None
@@ -164,8 +170,8 @@ def _progress() -> Iterator[Callable[[Result], None]]:
             nonlocal count, failed
             count, failed = count + 1, failed + result.failed
             if status is not None:
-                status.update(f"{count} cases, {failed} failed · {result.id}")
+                status.update(Text(f"{count} cases, {failed} failed · {plain(result.id)}"))
             elif result.failed:
-                console.print(f"{result.status}  {result.id}", markup=False)
+                console.print(Text(f"{result.status}  {plain(result.id)}"))
 
         yield tell

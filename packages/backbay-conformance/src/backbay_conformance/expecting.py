@@ -9,8 +9,6 @@ strict both ways: a failure that no line names is a failure, and so is a line th
 """
 
 import functools
-import json
-import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -18,17 +16,22 @@ from pathlib import Path
 from typing import Self, get_args
 
 import msgspec
+import tomlkit
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from backbay.errors import InputError
 from backbay.reference_backends import TORCH_BACKENDS
 from backbay.registry import Registry
+from backbay.registry.distributions import read_text
+from backbay.registry.toml import parse_toml
 from backbay_conformance.record import FAILURES, LEVELS, Result, Status
 
 _HEAD = """\
 # What `backbay conform` is expected to find: id = {status, reason, link}. A line that is no longer
 # true fails the run. `backbay conform NAME --collect` writes this file anew and keeps the reasons.
 """
+_LARGEST = 16 << 20
+"""Bytes of a file; a line for each case of the full profile has five million."""
 EXPLICABLE: frozenset[Status] = FAILURES | {"upstream", "eager_unstable", "not_runnable"}
 """Statuses that a line may name."""
 
@@ -69,18 +72,16 @@ def read(path: Path) -> dict[str, Expectation]:
         InputError: there is none, or it cannot be understood; the message names the line's id.
     """
     try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        return parse(read_text(str(path), _LARGEST), str(path))
     except OSError as error:
-        raise InputError(
-            f"the expectations file {path} cannot be read: {error.strerror}"
-        ) from error
+        raise InputError(f"the expectations file {path} cannot be read: {error}") from error
 
 
 def parse(text: str, where: str) -> dict[str, Expectation]:
     """Understand the text of a file; see `read`."""
     try:
-        lines = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        lines = parse_toml(text)
+    except ValueError as error:
         raise InputError(f"{where} is not TOML: {error}") from error
     return {case_id: _understood(case_id, line, where) for case_id, line in lines.items()}
 
@@ -215,6 +216,6 @@ def text(lines: Expectations) -> str:
 
 def _line(case_id: str, line: Expectation) -> str:
     given = {name: getattr(line, name) for name in line.__struct_fields__ if getattr(line, name)}
-    # A JSON string is a TOML string.
-    inside = ", ".join(f"{x} = {json.dumps(value)}" for x, value in given.items())
-    return f"{json.dumps(case_id)} = {{{inside}}}\n"
+    inside = tomlkit.inline_table()
+    inside.update(given)
+    return tomlkit.dumps({case_id: inside})

@@ -13,11 +13,14 @@ import jinja2
 import msgspec
 
 from backbay.errors import InputError
+from backbay.messages import plain
+from backbay.registry.distributions import read_text
 from backbay.reporting.embedding import embedded
-from backbay.reporting.wording import plain
+from backbay.reporting.page import visible
 from backbay_conformance import statement as words
 from backbay_conformance.record import FAILURES, LEVELS, LevelSummary, Result, Statement
 
+_LARGEST = 256 << 20  # bytes of a statement
 _TEMPLATE = "scoreboard.html.jinja"
 
 
@@ -28,10 +31,10 @@ def read(path: Path) -> Statement:
         InputError: it is no statement, or one of another version.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Statement)
+        return msgspec.json.decode(read_text(str(path), _LARGEST), type=Statement)
     except OSError as error:
-        raise InputError(f"statement {path} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise InputError(f"statement {path} cannot be read: {error}") from error
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise InputError(f"{path} holds no statement of this version: {error}") from error
 
 
@@ -44,6 +47,7 @@ def page(statements: Sequence[Statement]) -> str:
     """Return the page; the same statements always give the same text."""
     environment = jinja2.Environment(
         autoescape=True,
+        finalize=visible,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

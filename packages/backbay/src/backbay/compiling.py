@@ -19,7 +19,12 @@ from backbay.errors import BackendNotFound, InputError, InvalidPreflight
 from backbay.guards.filters import GuardFilters, filter_problems, filters_of, keep_everything
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
-from backbay.registry.options import mode_problems, option_problems, signature_problems
+from backbay.registry.options import (
+    form_problems,
+    mode_problems,
+    option_problems,
+    signature_problems,
+)
 from backbay.registry.registration import described
 from backbay.registry.target import parse
 
@@ -192,7 +197,7 @@ def _parted(
 
     It comes before those of ``guard_filter``.
     """
-    if not options or GUARD_FILTER not in options:
+    if not isinstance(options, Mapping) or GUARD_FILTER not in options:
         return options, guard_filter
     rest = {key: value for key, value in options.items() if key != GUARD_FILTER}
     if options[GUARD_FILTER] is None or guard_filter is None:
@@ -255,8 +260,11 @@ def _spec_of(compiler_fn: CompilerFn, registry: Registry) -> BackendSpec:
 
 
 def _problems(spec: BackendSpec, compiler_fn: str | CompilerFn, request: _Request) -> Iterator[str]:
-    yield from mode_problems(spec, request.mode)
-    yield from option_problems(spec, request.options)
+    malformed = list(form_problems(request.mode, request.options))
+    yield from malformed
+    if not malformed:
+        yield from mode_problems(spec, request.mode)
+        yield from option_problems(spec, request.options)
     if not isinstance(compiler_fn, str):
         given = {"mode": request.mode, "options": request.options, "name": request.name}
         stated = {
@@ -275,7 +283,7 @@ def _problems(spec: BackendSpec, compiler_fn: str | CompilerFn, request: _Reques
 def _guard_problems(request: _Request) -> Iterator[str]:
     if request.filters is not None:
         yield from filter_problems(request.filters)
-    if request.check_guards not in {False, True, "raise", "warn"}:
+    if request.check_guards not in (False, True, "raise", "warn"):  # a list is in no set
         yield f"check_guards is True, False, 'raise' or 'warn', not {request.check_guards!r}"
 
 

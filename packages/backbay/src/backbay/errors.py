@@ -36,9 +36,15 @@ for each reason.
 
 from typing import Any
 
+from backbay.messages import escaped
+
 
 class BackbayError(Exception):
     """Base of every error that Backbay raises on purpose."""
+
+    def __str__(self) -> str:
+        """Return the message; names and texts in it that are not ours can't act on a terminal."""
+        return escaped(super().__str__())
 
 
 class Interrupted(KeyboardInterrupt):

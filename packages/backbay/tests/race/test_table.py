@@ -121,7 +121,7 @@ def test_nothing_is_cut_or_dropped(report, width):
 def test_a_reason_is_not_read_as_rich_markup_or_terminal_codes():
     reason = "[red]boom[/red] \x1b[31mred\x1b[0m\x07 and\na second line"
     words = drawn(reported(result("tvm", "crashed", reason=reason)), 80)
-    assert "tvm crashed: [red]boom[/red] red and a second line" in words
+    assert r"tvm crashed: [red]boom[/red] \x1b[31mred\x1b[0m\x07 and a second line" in words
     assert "\x1b" not in words
 
 

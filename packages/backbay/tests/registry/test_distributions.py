@@ -1,8 +1,16 @@
 """The hand-written reader of installed distributions."""
 
 import importlib.metadata
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
 
+import backbay
 from backbay.registry.distributions import normalise, scan
+
+GROUP = "[torch_dynamo_backends]\n"
 
 
 def test_agrees_with_importlib_metadata_on_this_installation():
@@ -69,3 +77,96 @@ def test_an_egg_info_folder_without_a_version_in_its_name_is_read_from_its_metad
 def test_folders_that_are_gone_and_files_on_the_path_are_skipped(tmp_path):
     (tmp_path / "library.zip").write_bytes(b"PK")
     assert scan([str(tmp_path / "gone"), str(tmp_path / "library.zip")]).distributions == {}
+
+
+def zipped(path, members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return str(path)
+
+
+def test_a_distribution_in_a_zip_file_is_found_as_importlib_metadata_finds_it(tmp_path):
+    path = zipped(
+        tmp_path / "library.zip",
+        {
+            "in_zip-1.2.dist-info/METADATA": "Name: in-zip\nVersion: 1.2\n",
+            "in_zip-1.2.dist-info/entry_points.txt": f"{GROUP}zipped = in_zip:fn\n",
+            "in_zip.py": "def fn(gm, inputs): ...\n",
+            "deeper/no-1.0.dist-info/METADATA": "Name: no\nVersion: 1.0\n",
+            "bare-2.0.dist-info/METADATA": "Name: bare\nVersion: 2.0\n",
+        },
+    )
+    installed = scan([path])
+    theirs = list(importlib.metadata.distributions(path=[path]))
+    found = {(x.name, x.version) for x in installed.distributions.values()}
+    assert found == {(x.name, x.version) for x in theirs}
+    (entry_point,) = installed.entry_points("torch_dynamo_backends")
+    expected = [e for x in theirs for e in x.entry_points]
+    assert [(entry_point.name, entry_point.value)] == [(e.name, e.value) for e in expected]
+    assert installed.problems == ()
+
+
+def test_a_zip_file_that_cannot_be_read_is_named_and_hides_no_other(install, tmp_path):
+    (tmp_path / "torn.zip").write_bytes(b"PK\3\4torn")
+    bomb = {"bomb-1.0.dist-info/entry_points.txt": f"{GROUP}{'#' * (2 << 20)}"}
+    binary = {"binary-1.0.dist-info/entry_points.txt": b"\xff"}
+    marked = {"marked-1.0.dist-info/entry_points.txt": f"\ufeff{GROUP}marked = a:b\n"}
+    os.mkfifo(tmp_path / "pipe.zip")
+    paths = [
+        str(tmp_path / "torn.zip"),
+        str(tmp_path / "pipe.zip"),
+        zipped(tmp_path / "bomb.zip", bomb),
+        zipped(tmp_path / "binary.zip", binary),
+        zipped(tmp_path / "marked.zip", marked),
+        str(tmp_path),
+    ]
+    install("good", entry_points=f"{GROUP}fine = a:b\n")
+    installed = scan(paths)
+    found = [e.name for e in installed.entry_points("torch_dynamo_backends")]
+    assert found == ["marked", "fine"]
+    torn, bomb_said, binary_said = installed.problems
+    assert "torn.zip" in torn
+    assert "larger than" in bomb_said
+    assert "not UTF-8" in binary_said
+
+
+def test_a_folder_that_cannot_be_read_is_said_and_one_that_is_gone_is_not(install, tmp_path):
+    install("good", entry_points=f"{GROUP}fine = a:b\n")
+    (tmp_path / "loop").symlink_to("loop")
+    long = str(tmp_path / ("n" * 300))
+    installed = scan([str(tmp_path / "loop"), long, str(tmp_path / "gone"), "\0", str(tmp_path)])
+    assert [e.name for e in installed.entry_points("torch_dynamo_backends")] == ["fine"]
+    loop, name = installed.problems
+    assert loop.startswith(ascii(str(tmp_path / "loop")) + " on sys.path cannot be read: ")
+    assert "n" * 300 in name
+
+
+def test_a_folder_without_permission_is_said(monkeypatch, tmp_path):
+    def refuse(_folder):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    (problem,) = scan([str(tmp_path)]).problems
+    assert problem == f"{str(tmp_path)!a} on sys.path cannot be read: Permission denied"
+
+
+def test_entry_points_behind_a_byte_order_mark_are_read(install, tmp_path):
+    install("marked", entry_points=f"\ufeff{GROUP}marked = a:b\n")
+    found = [e.name for e in scan([str(tmp_path)]).entry_points("torch_dynamo_backends")]
+    assert found == ["marked"]
+
+
+def test_paths_without_a_zip_file_do_not_import_zipfile(tmp_path):
+    code = (
+        "import sys; from backbay.registry.distributions import scan; "
+        f"scan([{str(tmp_path)!r}, '/gone/python.zip']).problems; print('zipfile' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(Path(backbay.__file__).parents[1])},
+    )
+    assert done.stdout == "False\n"

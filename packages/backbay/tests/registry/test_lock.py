@@ -111,3 +111,15 @@ def test_what_is_no_lock_file_is_said_so(see, tmp_path, text):
         drift(see(), path)
     with pytest.raises(InputError, match="write it with `backbay lock`"):
         drift(see(), tmp_path / "absent.lock")
+
+
+def test_a_name_of_any_character_that_can_be_published_is_locked_and_found_again(
+    tmp_path, install, see
+):
+    names = ("\U0001f600", "日本語", '"quoted"', "a'b", "back\\slash", "x[y]", "{}", "é", "b#c")
+    lines = "".join(f"{name} = plug_in:fn\n" for name in names)
+    install("plug-in", "3.1", f"[torch_dynamo_backends]\n{lines}")
+    path = tmp_path / "backbay.lock"
+    path.write_text(lock_text(see()), "utf-8")
+    assert {x["name"] for x in tomllib.loads(path.read_text("utf-8"))["backend"]} == set(names)
+    assert drift(see(), path) == []

@@ -205,7 +205,7 @@ def test_what_is_not_said_is_unknown_not_no():
         ({"summary": "x" * 2_001}, "must be one line of text of 1 to 2000 characters"),
         ({"registers": "magic"}, "must be one of torch, entry_point, import, callable, removed"),
         ({"target": "file.py"}, "target = 'file.py', which must be of the form module:attr"),
-        ({"aliases": ["a:b"]}, "must be a name without spaces and colons"),
+        ({"aliases": ["a:b"]}, "which must not have a colon"),
         ({"aliases": ["mine"]}, "gives the name mine a second time; the first counts"),
         ({"broken": {}}, "has broken, which must be a list of at most 256 tables"),
         ({"broken": ["x"]}, "has 'x' in broken, which must be a table"),

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from backbay.messages import plain
 from backbay.registry import target
-from backbay.reporting.wording import plain
 from backbay.session import NoReply
 from backbay_conformance.record import FAILURES, LEVELS, Result, Statement
 from backbay_conformance.repro.record import (

@@ -4,16 +4,20 @@ Commands are loaded when they are called: ``backbay list`` must not pay for the 
 for looking at what other distributions publish.
 """
 
+import contextlib
 import importlib
+import io
+import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 import backbay
 from backbay.cli.interrupts import SIGINT_CODE, SIGTERM_CODE, Terminated, terminable
 from backbay.errors import InputError
+from backbay.messages import escaped, plain
 
 _COMMANDS = {
     "list": "backbay.cli.listing",
@@ -51,23 +55,75 @@ class _Commands(click.Group):
         rows = [(name, _help(name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
-        clashes = list(_clashes())
-        if clashes:
+        ignored = list(_ignored())
+        if ignored:
             with formatter.section("Ignored"):
-                formatter.write_dl(clashes)
+                formatter.write_dl(ignored)
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        with _faults_on_one_line():
+            _check_unicode(args)
+            return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
+        with _faults_on_one_line():
+            try:
+                with terminable():
+                    return super().invoke(ctx)
+            except KeyboardInterrupt as stopped:
+                click.echo("backbay: interrupted", err=True)
+                sys.exit(SIGTERM_CODE if isinstance(stopped, Terminated) else SIGINT_CODE)
+
+
+@contextlib.contextmanager
+def _faults_on_one_line() -> Iterator[None]:
+    """End with exit code 2, and a line that says why, where the input or the system is at fault."""
+    _accept_every_character()
+    try:
         try:
-            with terminable():
-                return super().invoke(ctx)
-        except KeyboardInterrupt as stopped:
-            click.echo("backbay: interrupted", err=True)
-            sys.exit(SIGTERM_CODE if isinstance(stopped, Terminated) else SIGINT_CODE)
-        except InputError as error:
-            for note in getattr(error, "__notes__", ()):
-                click.echo(note, err=True)
-            click.echo(f"backbay: {error}", err=True)
-            sys.exit(2)
+            yield
+        finally:
+            sys.stdout.flush()  # a full disk shows here, not when Python ends
+    except InputError as error:
+        for note in getattr(error, "__notes__", ()):
+            click.echo(escaped(note), err=True)
+        _fail(str(error))
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename is not None else ""
+        _fail(plain(f"{place}{error.strerror or error}"))
+
+
+def _fail(why: str) -> NoReturn:
+    with contextlib.suppress(OSError):
+        click.echo(f"backbay: {why}", err=True)
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would try again when it ends, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(2)
+
+
+def _accept_every_character() -> None:
+    """Let an output write the code of a character that its encoding lacks, instead of failing."""
+    if sys.stdout is None:  # closed by whoever started this process
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _check_unicode(args: list[str]) -> None:
+    """Check that what was typed is text: reports name it, and JSON can hold nothing else."""
+    for arg in args:
+        try:
+            arg.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"the argument {arg!r} is not Unicode: rename the file") from None
 
 
 def _loaded(name: str) -> click.Command | None:
@@ -91,13 +147,14 @@ def _help(name: str) -> str:
     return "" if command is None else command.get_short_help_str(limit=70)
 
 
-def _clashes() -> Iterator[tuple[str, str]]:
+def _ignored() -> Iterator[tuple[str, str]]:
     from backbay.cli import plugins  # noqa: PLC0415 (as above)
 
     for name, entry_points in plugins.published().items():
         if name in _COMMANDS:
             who = ", ".join(f"{x.distribution.name} {x.distribution.version}" for x in entry_points)
             yield name, f"published by {who}; the built-in command has the name"
+    yield from plugins.refused()
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from backbay.cli.entry import print_json
+from backbay.messages import plain
 from backbay.registry import BackendSpec, Origin
 from backbay.registry._catalog import SPECS
 from backbay.registry.discovery import load_toml
@@ -42,7 +43,7 @@ def command(*, path: Path | None, schema: bool, as_json: bool) -> None:
         print_json({"schema": SCHEMA, "backends": names, "problems": manifest.problems})
     else:
         for problem in manifest.problems:
-            click.echo(problem)
+            click.echo(plain(problem))
         count = len(manifest.problems)
         found = f"{count} problem{'' if count == 1 else 's'}" if count else "understood"
         click.echo(f"{path}: {', '.join(names) or 'no backends'}: {found}")

@@ -7,7 +7,9 @@ import click
 
 from backbay.cli.entry import entry, is_here, print_json, print_table
 from backbay.cli.names import complete
+from backbay.cli.parameters import DEVICE_TYPE, SECONDS
 from backbay.errors import BackendNotFound
+from backbay.messages import plain
 from backbay.registry import Registry, Resolution, default_registry
 from backbay.registry.availability import matching, of_resolution
 
@@ -26,11 +28,13 @@ Examples:
 
 @click.command("doctor", epilog=_EXAMPLES)
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete)
-@click.option("--device", help="Ask for this device type; default: any that is here.")
+@click.option(
+    "--device", type=DEVICE_TYPE, help="Ask for this device type; default: any that is here."
+)
 @click.option("--all", "all_", is_flag=True, help="Debug, experimental and absent backends too.")
 @click.option("--probe", is_flag=True, help="Load and try each, in a child process; measure it.")
 @click.option("--fresh", is_flag=True, help="Probe again what was probed before.")
-@click.option("--seconds", type=float, default=120.0, show_default=True, help="For one probe.")
+@click.option("--seconds", type=SECONDS, default=120.0, show_default=True, help="For one probe.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 def command(
     *,
@@ -77,7 +81,7 @@ def command(
     else:
         print_table(entries, _explanation, probed=probe)
         for line in [*notes, *(f"unreadable: {x}" for x in registry.problems), *unmet]:
-            click.echo(line, err=True)
+            click.echo(plain(line), err=True)
     sys.exit(1 if unmet else 0)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from backbay.messages import plain
 from backbay.registry import HIDDEN_TAGS, Availability, Registry, Resolution
 
 _PIPE_WIDTH = 240
@@ -58,9 +59,10 @@ def print_table(
         explanation: returns what is written in the last column.
         probed: whether there is a column of what loading took.
     """
-    from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415 (rich only where something is drawn)
+    from rich.text import Text  # noqa: PLC0415
+
+    from backbay.cli.console import Screen  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("backend", "state", "origin"):
@@ -70,10 +72,11 @@ def print_table(
     table.add_column("why, and what to do", overflow="fold", min_width=20)
     for row in entries:
         colour = "green" if row["state"] == "ready" else "yellow"
-        state = f"[{colour}]{row['state']}[/{colour}]"
+        state = Text(row["state"], style=colour)
         took = row.get("probe", {}).get("import_ms")
         cost = ["" if took is None else f"{took:.0f}"] if probed else []
-        name, origin = escape(row["name"]), escape(row["origin"])
-        table.add_row(name, state, origin, *cost, escape(explanation(row)))
+        texts = (row["name"], row["origin"], explanation(row))
+        name, origin, why = (Text(plain(x)) for x in texts)
+        table.add_row(name, state, origin, *cost, why)
     # A pipe has no width: whoever reads it wants a line a backend.
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    Screen(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)

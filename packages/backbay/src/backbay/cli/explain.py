@@ -9,6 +9,7 @@ import click
 from backbay.cli.files import check_writable
 from backbay.cli.names import complete
 from backbay.cli.output import write
+from backbay.cli.parameters import DEVICE, SEED
 from backbay.explain import Explanation, run
 from backbay.race import DTYPES
 from backbay.registry.names import PluginName
@@ -29,9 +30,11 @@ Examples:
               help="A name, module:function or file.py:function.")  # fmt: skip
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
-@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]")
+@click.option(
+    "--device", type=DEVICE, help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]"
+)
 @click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--once", is_flag=True, help="Call it once: look for no recompiles.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Write everything as JSON; - for standard output.")  # fmt: skip

@@ -6,6 +6,8 @@ import click
 
 from backbay.cli.entry import entry, print_json, sources
 from backbay.cli.names import complete
+from backbay.cli.parameters import DEVICE_TYPE
+from backbay.messages import escaped
 from backbay.registry import BackendSpec, KnownFault, Option, Resolution, default_registry
 from backbay.registry.availability import matching
 from backbay.registry.spec import as_data
@@ -23,7 +25,9 @@ Examples:
 
 @click.command("info", epilog=_EXAMPLES)
 @click.argument("name", shell_complete=complete)
-@click.option("--device", help="Ask for this device type; default: any that is here.")
+@click.option(
+    "--device", type=DEVICE_TYPE, help="Ask for this device type; default: any that is here."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 def command(*, name: str, device: str | None, as_json: bool) -> None:
     """Show what is known of backend NAME, without importing it.
@@ -59,17 +63,18 @@ def _document(resolution: Resolution, device: str | None) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any], spec: BackendSpec) -> None:
-    from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415 (rich only where something is drawn)
+    from rich.text import Text  # noqa: PLC0415
+
+    from backbay.cli.console import Screen  # noqa: PLC0415
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for label, value in {**_state(document), **_declared(spec), **_rest(document)}.items():
         if value:
-            table.add_row(label, escape(str(value)))
-    Console(highlight=False).print(table)
+            table.add_row(label, Text(escaped(str(value))))
+    Screen().print(table)
 
 
 def _state(document: dict[str, Any]) -> dict[str, Any]:

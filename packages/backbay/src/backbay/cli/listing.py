@@ -5,6 +5,8 @@ from typing import Any
 import click
 
 from backbay.cli.entry import entry, is_here, print_json, print_table, sources
+from backbay.cli.parameters import DEVICE_TYPE
+from backbay.messages import plain
 from backbay.registry import Resolution, default_registry
 from backbay.registry.availability import of_resolution
 
@@ -23,7 +25,11 @@ Examples:
 @click.command("list", epilog=_EXAMPLES)
 @click.option("--all", "all_", is_flag=True, help="Debug, experimental and absent backends too.")
 @click.option("--available", is_flag=True, help="Only what runs here.")
-@click.option("--device", help="Only what compiles for this device type; say whether it can here.")
+@click.option(
+    "--device",
+    type=DEVICE_TYPE,
+    help="Only what compiles for this device type; say whether it can here.",
+)
 @click.option("--tag", help="Only what carries this tag.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 def command(
@@ -50,7 +56,7 @@ def command(
     for source in sources(registry):
         click.echo(f"policy: {source}", err=True)
     for problem in problems:
-        click.echo(f"unreadable: {problem}", err=True)
+        click.echo(f"unreadable: {plain(problem)}", err=True)
 
 
 def _concerns(resolution: Resolution, device: str | None, tag: str | None) -> bool:

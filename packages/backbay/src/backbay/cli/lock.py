@@ -7,6 +7,7 @@ import click
 
 from backbay.cli.entry import print_json
 from backbay.cli.files import whole
+from backbay.messages import plain
 from backbay.registry import default_registry
 from backbay.registry.lock import FILE, drift, lock_text
 
@@ -39,5 +40,5 @@ def command(*, check: bool, path: Path, as_json: bool) -> None:
         print_json({"schema": SCHEMA, "file": str(path), "ok": not problems, "drift": problems})
     else:
         done = "what is installed is what was locked" if check else "written"
-        click.echo("\n".join(problems) or f"{path}: {done}")
+        click.echo("\n".join(map(plain, problems)) or f"{path}: {done}")
     sys.exit(1 if problems else 0)

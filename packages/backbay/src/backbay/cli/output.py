@@ -1,7 +1,6 @@
 """Where a report goes: a drawing to the terminal, JSON and a page to files."""
 
 import contextlib
-import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -83,13 +82,9 @@ def _noted(problems: list[str]) -> Iterator[None]:
 
 
 def _draw(drawn: "RenderableType", *, stderr: bool) -> None:
-    from rich.console import Console  # noqa: PLC0415 (rich only where something is drawn)
+    from backbay.cli.console import Screen  # noqa: PLC0415 (rich only where something is drawn)
 
-    class Drawing(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))  # rich would exit
-
-    Drawing(stderr=stderr, highlight=False).print(drawn)
+    Screen(stderr=stderr).print(drawn)
 
 
 def _write_json(report: Any, path: Path) -> None:

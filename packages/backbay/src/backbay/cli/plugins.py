@@ -1,12 +1,15 @@
 """Commands that distributions publish, through the entry-point group ``backbay.commands``."""
 
+from collections.abc import Iterator
+
 import click
 
 from backbay.dependencies import check_installed
 from backbay.errors import InputError, MissingDependency, missing_for
+from backbay.messages import plain
 from backbay.registry import default_registry
 from backbay.registry.distributions import EntryPoint
-from backbay.registry.spec import can_be_published
+from backbay.registry.published_name import name_problem
 from backbay.registry.target import parse
 
 GROUP = "backbay.commands"
@@ -18,9 +21,21 @@ def published() -> dict[str, list[EntryPoint]]:
     """Return the commands that are published here, by name, without importing any."""
     found: dict[str, list[EntryPoint]] = {}
     for entry_point in default_registry.environment.installed.entry_points(GROUP):
-        if can_be_published(entry_point.name):
+        if name_problem(entry_point.name) is None:
             found.setdefault(entry_point.name, []).append(entry_point)
     return found
+
+
+def refused() -> Iterator[tuple[str, str]]:
+    """Yield the names under which nothing can be called, each with why and who published it."""
+    for entry_point in default_registry.environment.installed.entry_points(GROUP):
+        problem = name_problem(entry_point.name)
+        if problem is not None:
+            who = entry_point.distribution
+            yield (
+                plain(entry_point.name),
+                f"published by {who.name} {who.version}: the name {problem}",
+            )
 
 
 def load(name: str) -> click.Command | None:

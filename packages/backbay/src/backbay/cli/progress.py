@@ -4,8 +4,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Protocol
 
-from rich.console import Console
 from rich.status import Status
+from rich.text import Text
+
+from backbay.cli.console import Screen
+from backbay.messages import plain
 
 
 class Tell(Protocol):
@@ -18,7 +21,7 @@ class Tell(Protocol):
 @contextlib.contextmanager
 def progress() -> Iterator[Tell]:
     """Return a function that shows what is going on, until the block ends."""
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     if not console.is_terminal:
         yield _plain_lines(console)
         return
@@ -26,20 +29,21 @@ def progress() -> Iterator[Tell]:
 
         def tell(workload: str, backend: str, text: str, how_far: str = "", /) -> None:
             said = f"{text}, {how_far}" if how_far else text
-            status.update(f"[bold]{workload}[/bold] · {backend} · {said}")
+            rest = plain(f"· {backend} · {said}")
+            status.update(Text.assemble((plain(workload), "bold"), f" {rest}"))
 
         yield tell
 
 
-def _plain_lines(console: Console) -> Tell:
+def _plain_lines(console: Screen) -> Tell:
     """Return what prints each stage once; a log does not want every round."""
     last = ""
 
     def tell(workload: str, backend: str, text: str, _how_far: str = "", /) -> None:
         nonlocal last
-        line = f"{workload} · {backend} · {text}"
+        line = plain(f"{workload} · {backend} · {text}")
         if line != last:
-            console.print(line, style="dim", markup=False, highlight=False)
+            console.print(Text(line), style="dim")
         last = line
 
     return tell

@@ -7,9 +7,10 @@ import click
 
 from backbay.cli.files import check_writable
 from backbay.cli.output import write, written_anyway
+from backbay.cli.parameters import DEVICE, SECONDS, SEED
+from backbay.messages import plain
 from backbay.race import DTYPES, Limits, Report, run
 from backbay.registry.names import PluginName
-from backbay.reporting.wording import plain
 from backbay.workloads import DEFAULT, SIZES
 
 _EXAMPLES = """
@@ -26,12 +27,14 @@ Examples:
 @click.option("--backends", help="Names, module:function or file.py:function, by commas.")
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
-@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]")
+@click.option(
+    "--device", type=DEVICE, help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]"
+)
 @click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--timeout", type=float, default=Limits().backend_s, show_default=True,
+@click.option("--seed", type=SEED, default=0, show_default=True)
+@click.option("--timeout", type=SECONDS, default=Limits().backend_s, show_default=True,
               help="Seconds for one backend to compile and be proven.")  # fmt: skip
-@click.option("--seconds", type=float, default=Limits().timing_s, show_default=True,
+@click.option("--seconds", type=SECONDS, default=Limits().timing_s, show_default=True,
               help="Seconds of timing for each workload.")  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Write everything as JSON; - for standard output.")  # fmt: skip

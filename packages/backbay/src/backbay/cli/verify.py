@@ -1,5 +1,6 @@
 """``backbay verify``: is a backend right on a model, and where does it begin to be wrong."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -8,11 +9,14 @@ import click
 from backbay.cli.files import check_writable
 from backbay.cli.names import complete
 from backbay.cli.output import write, written_anyway
+from backbay.cli.parameters import DEVICE, SECONDS, SECONDS_OR_NONE, SEED
 from backbay.errors import InputError
 from backbay.race import DTYPES
 from backbay.registry.names import PluginName
 from backbay.verify import DEFAULT_BACKEND, Limits, Report, run
 from backbay.workloads import DEFAULT, SIZES
+
+_SIZE = re.compile(r"[0-9]{1,9}")
 
 _EXAMPLES = """
 \b
@@ -32,15 +36,17 @@ Examples:
               help="With gradients, in training mode, or without, in eval mode.  [default: both]",
               )  # fmt: skip
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
-@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]")
+@click.option(
+    "--device", type=DEVICE, help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]"
+)
 @click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True,
+@click.option("--seed", type=SEED, default=0, show_default=True)
+@click.option("--steps", type=click.IntRange(1, 1_000), default=3, show_default=True,
               help="Of training.")  # fmt: skip
 @click.option("--batches", help="Further batch sizes, by commas.  [default: two]")
-@click.option("--timeout", type=float, default=Limits().check_s, show_default=True,
+@click.option("--timeout", type=SECONDS, default=Limits().check_s, show_default=True,
               help="Seconds for one check, with what it compiles.")  # fmt: skip
-@click.option("--blame", type=float, default=Limits().blame_s, show_default=True,
+@click.option("--blame", type=SECONDS_OR_NONE, default=Limits().blame_s, show_default=True,
               help="Seconds to look for the first module that is wrong; 0: don't.")  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Write everything as JSON; - for standard output.")  # fmt: skip
@@ -102,7 +108,7 @@ def _sizes(given: str | None) -> list[int] | None:
     if given is None:
         return None
     words = [word.strip() for word in given.split(",") if word.strip()]
-    wrong = [word for word in words if not word.isdecimal()]
+    wrong = [word for word in words if not _SIZE.fullmatch(word)]
     if wrong:
         raise InputError(f"--batches takes numbers by commas, as in 3,8: {wrong[0]!r} is none")
     return [int(word) for word in words]

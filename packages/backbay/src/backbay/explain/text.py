@@ -21,8 +21,9 @@ from backbay.explain.record import (
     ProblemRecord,
     StageRecord,
 )
+from backbay.messages import escaped, plain
 from backbay.reporting.terminal import add_row, indented, line, table
-from backbay.reporting.wording import counted, plain, short
+from backbay.reporting.wording import counted, short
 
 _MOST_GRAPHS = 16
 _MOST_NEAR = 8
@@ -142,7 +143,9 @@ def _detail(graph: GraphRecord, stage: StageRecord, one: PassRecord) -> Iterator
     yield line(f"graph {graph.number}, {stage.graph}: {one.name}", "bold")
     lines = one.diff.splitlines()[2:]  # the first two name the sides
     for part in lines[:_MOST_DIFF_LINES]:
-        yield Text(part, style=_COLOURS.get(part[:1], "dim"), no_wrap=True, overflow="ellipsis")
+        yield Text(
+            escaped(part), style=_COLOURS.get(part[:1], "dim"), no_wrap=True, overflow="ellipsis"
+        )
     yield from _more(len(lines) - _MOST_DIFF_LINES, "line")
 
 

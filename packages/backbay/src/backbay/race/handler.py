@@ -163,6 +163,7 @@ class RaceHandler:
 
     def _block(self, request: Block) -> Timed:
         assert self._ring is not None, "blocks are timed after Renew"
+        start = clock.now()
         runs, number = self._ready, request.warmups + request.calls
         last = self._ring.steps[number - 1]
         before = state(last) if request.sample else []
@@ -170,7 +171,7 @@ class RaceHandler:
         taken, output = clock.block_of(calls, warmups=request.warmups, device=self._device)
         if request.sample:
             runs.hold_last(output, last, before)
-        return Timed(seconds=taken)
+        return Timed(seconds=taken, whole_s=clock.now() - start)
 
     def _varies(self) -> list[bool]:
         """Return of each input whether other values of it are known."""

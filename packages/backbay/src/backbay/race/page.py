@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from backbay.messages import plain
 from backbay.race.record import Report
 from backbay.race.sections import Row, Section, backends, sections, worded
 from backbay.reporting import wording
@@ -92,4 +93,4 @@ def _cell(section: Section, backend: str) -> str:
 def _listed(names: Sequence[str], noun: str) -> str:
     if not 0 < len(names) <= _FEW:
         return wording.counted(len(names), noun)
-    return wording.listed([wording.plain(name) for name in names])
+    return wording.listed([plain(name) for name in names])

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
+from backbay.messages import plain
 from backbay.race.inline import COLOURS, FAINT, INK, PAPER, inline, stand_in
 from backbay.race.labels import label
 from backbay.race.record import EAGER, Result
@@ -183,7 +184,7 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     axes.set_xlabel("seconds to compile")
     axes.set_ylabel("times as fast as eager")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    names = [wording.elided(wording.plain(r.backend), _LONGEST_NAME) for r in rows]
+    names = [wording.elided(plain(r.backend), _LONGEST_NAME) for r in rows]
     points = list(zip(xs, ys, strict=True))
     label(figure, axes, names, points, font=_FONT, frame=(_AXIS, _BELOW))
     return _Drawing(
@@ -253,7 +254,7 @@ def _rows(results: Sequence[Result], values: Sequence[str]) -> tuple[Figure, Axe
     axes.grid(visible=True, axis="x")
     place = blended_transform_factory(axes.transAxes, axes.transData)
     for y, (result, value) in enumerate(zip(results, values, strict=True)):
-        name = wording.elided(wording.plain(result.backend), _LONGEST_NAME)
+        name = wording.elided(plain(result.backend), _LONGEST_NAME)
         text: dict[str, Any] = {"transform": place, "verticalalignment": "baseline"}
         axes.text(0.0, y - 0.28, name, **text)
         axes.text(1.0, y - 0.28, value, horizontalalignment="right", fontsize=_SMALL, **text)

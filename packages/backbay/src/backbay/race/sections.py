@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from backbay.messages import plain
 from backbay.race.record import EAGER, Decision, Report, Result
 from backbay.reporting import wording
-from backbay.reporting.wording import NEVER, NOTHING, Reading, counted, plain, rough
+from backbay.reporting.wording import NEVER, NOTHING, Reading, counted, rough
 from backbay.workloads.setup import Mode
 
 

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.text import Text
 
+from backbay.messages import plain
 from backbay.race.record import Report, Status
 from backbay.race.sections import Row, Section, sections, worded
 from backbay.reporting import wording
@@ -49,8 +50,8 @@ def table(report: Report) -> RenderableType:
         parts += [*_section(section), Text()]
     parts += [_remark("note: ", note) for note in report.notes]
     for decision in (section.decision for section in found if section.decision is not None):
-        lead = f"{wording.plain(decision.workload)} ({decision.mode}): "
-        parts.append(Text(lead).append(wording.plain(decision.sentence), style="bold"))
+        lead = f"{plain(decision.workload)} ({decision.mode}): "
+        parts.append(Text(lead).append(plain(decision.sentence), style="bold"))
     if not report.results:
         parts.append(Text("Nothing was raced."))
     parts.append(_surroundings(report))
@@ -58,7 +59,7 @@ def table(report: Report) -> RenderableType:
 
 
 def _section(section: Section) -> Iterator[RenderableType]:
-    title = Text(wording.plain(section.workload), style="bold")
+    title = Text(plain(section.workload), style="bold")
     yield title.append(f"  {section.mode}", style="not bold dim")
     rows = worded(section)
     yield _Rows(rows)
@@ -74,7 +75,7 @@ def _section(section: Section) -> Iterator[RenderableType]:
 
 
 def _remark(lead: str, remark: str, *, style: str = "dim") -> RenderableType:
-    line = Text(lead, style=style).append(wording.plain(remark), style="not bold not dim default")
+    line = Text(lead, style=style).append(plain(remark), style="not bold not dim default")
     return Hanging(line, first=2, rest=4)
 
 
@@ -88,7 +89,7 @@ def _surroundings(report: Report) -> Text:
         machine.system,
     ]
     versions = [f"{name} {version}" for name, version in report.versions.items()]
-    return Text(wording.plain(" · ".join([*where, *versions])), style="dim")
+    return Text(plain(" · ".join([*where, *versions])), style="dim")
 
 
 @dataclass(frozen=True)

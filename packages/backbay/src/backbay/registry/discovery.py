@@ -14,10 +14,10 @@ from backbay.registry.distributions import (
     EntryPoint,
     Installed,
     normalise,
-    read_text,
 )
 from backbay.registry.environment import Environment
-from backbay.registry.spec import MOST_BACKENDS, BackendSpec, Origin, can_be_published
+from backbay.registry.published_name import name_problem
+from backbay.registry.spec import MOST_BACKENDS, BackendSpec, Origin
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 MANIFEST_GROUP = "backbay.backends"
@@ -29,7 +29,6 @@ _SHOWN = 60  # characters
 _LONGEST_VALUE = 300  # characters
 _MOST_MANIFESTS = 8  # of one distribution
 _LONGEST_REASON = 300  # characters
-_MOST_DOTS = 64  # in one line of TOML
 
 
 @dataclass(slots=True)
@@ -115,8 +114,9 @@ def _sorted_out(lines: Iterable[EntryPoint], most: int) -> tuple[list[EntryPoint
 
 
 def _why_left_out(entry_point: EntryPoint, kept: Mapping[str, EntryPoint], most: int) -> str | None:
-    if not can_be_published(entry_point.name):
-        return "no backend has such a name"
+    problem = name_problem(entry_point.name)
+    if problem is not None:
+        return f"the name {problem}"
     value = entry_point.value
     if not value.isprintable() or not 0 < len(value) <= _LONGEST_VALUE:
         return f"{value[:_SHOWN]!a} is not of the form module:attribute"
@@ -249,15 +249,10 @@ def _of_editable(parts: list[str], filename: str) -> str | None:
 
 def load_toml(path: str) -> dict[str, Any] | str:
     """Read a TOML file; a text where it can't be read says why. Never raises."""
-    import tomllib  # noqa: PLC0415 (few installations have a manifest)
-
-    from backbay.registry.manifest import LARGEST  # noqa: PLC0415
+    from backbay.registry.manifest import LARGEST  # noqa: PLC0415 (few installations have one)
+    from backbay.registry.toml import read_toml  # noqa: PLC0415
 
     try:
-        text = read_text(path, LARGEST)
-        # The parser's time and memory grow with the square of a dotted key.
-        if any(line.count(".") > _MOST_DOTS for line in text.split("\n")):
-            return f"{path}: a line has more than {_MOST_DOTS} dots: write it on several"
-        return tomllib.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+        return read_toml(path, LARGEST)
+    except (OSError, ValueError) as error:
         return f"{path}: {str(error)[:_LONGEST_REASON]}"

@@ -24,6 +24,7 @@ _REQUIRED_NAME = re.compile(r"\s*([A-Za-z0-9._-]+)")
 _VERSION = re.compile(r"[A-Za-z0-9.!+_~*]*")
 LARGEST = 1 << 20
 """Bytes of a file that a distribution publishes; a real one has a few kilobytes."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors put it before UTF-8
 _CHUNK = 1 << 14
 """Bytes; a buffer of the largest size, for each file, would be most of a scan's cost."""
 
@@ -95,14 +96,28 @@ class _EntryPointFiles:
     def of(cls, distributions: Iterable[Distribution]) -> "_EntryPointFiles":
         texts, problems = [], []
         for distribution in distributions:
-            path = f"{distribution.folder}{os.sep}entry_points.txt"  # join() checks, and costs
             try:
-                texts.append((distribution, read_text(path)))
-            except (FileNotFoundError, NotADirectoryError):  # a file for the folder: old installers
-                continue
+                text = _published_by(distribution)
             except OSError as error:
                 problems.append(f"{distribution.name} {distribution.version}: {error}")
+                continue
+            if text is not None:
+                texts.append((distribution, text))
         return cls(tuple(texts), tuple(problems))
+
+
+def _published_by(distribution: Distribution) -> str | None:
+    try:  # not os.path.join(): it checks, and costs
+        return read_text(f"{distribution.folder}{os.sep}entry_points.txt")
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:  # a file for the folder, of old installers; or it is in a zip file
+        archive, _, folder = distribution.folder.rpartition(os.sep)
+        if not os.path.isfile(archive):
+            return None
+    from backbay.registry.zipped import read_member  # noqa: PLC0415 (few paths have a zip file)
+
+    return read_member(archive, f"{folder}/entry_points.txt", LARGEST)
 
 
 def read_text(path: str, largest: int = LARGEST) -> str:
@@ -125,7 +140,7 @@ def read_text(path: str, largest: int = LARGEST) -> str:
     if len(data) > largest:
         raise OSError(f"{path} is larger than {largest >> 10} KiB")
     try:
-        return data.decode()
+        return data.removeprefix(_BYTE_ORDER_MARK).decode()
     except UnicodeDecodeError as error:
         raise OSError(f"{path} is not UTF-8: {error}") from error
 
@@ -151,8 +166,15 @@ def scan(path: Iterable[str] | None = None) -> Installed:
     installed = Installed()
     folders = dict.fromkeys(sys.path if path is None else path)
     for folder in (x for x in folders if isinstance(x, str)):  # as Python does on sys.path
-        for entry in _metadata_folders(folder):
-            distribution = _distribution(entry)
+        try:
+            found = _metadata_folders(folder)
+        except (FileNotFoundError, ValueError):  # a folder that is gone, or no path at all
+            continue
+        except OSError as error:
+            installed.skipped.append(f"{folder!a} on sys.path cannot be read: {error.strerror}")
+            continue
+        for entry in found:
+            distribution = _distribution(*entry)
             if isinstance(distribution, str):
                 installed.skipped.append(distribution)
             elif distribution is not None:
@@ -160,28 +182,38 @@ def scan(path: Iterable[str] | None = None) -> Installed:
     return installed
 
 
-def _metadata_folders(folder: str) -> list[os.DirEntry[str]]:
+def _metadata_folders(folder: str) -> list[tuple[str, str]]:
+    """Return name and path of each, sorted: a folder has no order of its own.
+
+    Raises:
+        OSError: the folder can't be read.
+        ValueError: it can't be a path.
+    """
     try:
         with os.scandir(folder or os.curdir) as entries:
-            found = [entry for entry in entries if entry.name.endswith("-info")]
-    except (OSError, ValueError):  # sys.path holds zip files and folders that are gone
-        return []
-    return sorted(found, key=lambda entry: entry.name)  # a folder has no order of its own
+            return sorted((x.name, x.path) for x in entries if x.name.endswith("-info"))
+    except NotADirectoryError:
+        if not os.path.isfile(folder):  # a pipe; or a folder in a zip file, where Python looks for
+            return []  # modules, and nobody for distributions
+    from backbay.registry.zipped import top_folders  # noqa: PLC0415 (few paths have a zip file)
+
+    names = (name for name in top_folders(folder) if name.endswith("-info"))
+    return sorted((name, f"{folder}{os.sep}{name}") for name in names)
 
 
-def _distribution(entry: os.DirEntry[str]) -> Distribution | str | None:
+def _distribution(name: str, path: str) -> Distribution | str | None:
     """Return the distribution of a metadata folder; a text says why it is left out."""
-    usual = _USUAL_FOLDER.fullmatch(entry.name)  # all that follows, in one match: a third of a scan
+    usual = _USUAL_FOLDER.fullmatch(name)  # all that follows, in one match: a third of a scan
     if usual is not None:
-        return Distribution(usual[1].replace("_", "-"), usual[2], entry.path)
-    match = _METADATA_FOLDER.match(entry.name)
+        return Distribution(usual[1].replace("_", "-"), usual[2], path)
+    match = _METADATA_FOLDER.match(name)
     if match is None:
         return None
-    version = match["version"] or _version_in(os.path.join(entry.path, "PKG-INFO"))
+    version = match["version"] or _version_in(os.path.join(path, "PKG-INFO"))
     # Nothing could block or pin such a name, and no terminal could be trusted to show it.
     if not is_distribution_name(match["name"]) or _VERSION.fullmatch(version) is None:
-        return f"{entry.path!a} is left out: no distribution has such a name or version"
-    return Distribution(match["name"].replace("_", "-"), version, entry.path)
+        return f"{path!a} is left out: no distribution has such a name or version"
+    return Distribution(match["name"].replace("_", "-"), version, path)
 
 
 def _version_in(metadata: str) -> str:

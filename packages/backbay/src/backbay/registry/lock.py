@@ -7,20 +7,43 @@ its manifest says.
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+import msgspec
+import tomlkit
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from backbay.errors import InputError
 from backbay.registry.distributions import normalise
 from backbay.registry.registry import Registry
 from backbay.registry.spec import BackendSpec, Origin, as_data
+from backbay.registry.toml import read_toml
 
 FILE = "backbay.lock"
 _VERSION = 1
-_KEYS = ("distribution", "version", "target", "manifest")
+_HEAD = "Written by `backbay lock`; `backbay lock --check` compares it with what is installed."
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What gives one backend."""
+
+    name: str
+    distribution: str
+    version: str
+    target: str
+    manifest: str
+    """Digest of what its manifest says."""
+
+
+class _Lock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a file holds."""
+
+    version: Literal[1]
+    torch: str | None = None
+    backend: tuple[_Entry, ...] = ()
 
 
 def lock_text(registry: Registry) -> str:
@@ -29,18 +52,17 @@ def lock_text(registry: Registry) -> str:
     Raises:
         InputError: two distributions contend for a name.
     """
-    lines = [
-        "# Written by `backbay lock`; `backbay lock --check` compares it with what is installed.",
-        f"version = {_VERSION}",
-    ]
+    document = tomlkit.document()
+    document.add(tomlkit.comment(_HEAD))
+    document.add("version", tomlkit.item(_VERSION))
     torch = registry.environment.torch_build.get("__version__")
     if torch is not None:
         major, minor = torch.split(".")[:2]
-        lines.append(f'torch = ">={major}.{minor},<{major}.{int(minor) + 1}"')
-    for name, entry in _entries(registry).items():
-        lines += ["", "[[backend]]", f"name = {json.dumps(name)}"]
-        lines += [f"{key} = {json.dumps(entry[key])}" for key in _KEYS]
-    return "\n".join(lines) + "\n"
+        document.add("torch", tomlkit.item(f">={major}.{minor},<{major}.{int(minor) + 1}"))
+    entries = [msgspec.structs.asdict(x) for x in _entries(registry).values()]
+    if entries:
+        document.add("backend", tomlkit.item(entries))
+    return tomlkit.dumps(document)
 
 
 def drift(registry: Registry, path: Path) -> list[str]:
@@ -51,12 +73,12 @@ def drift(registry: Registry, path: Path) -> list[str]:
     """
     locked = _read(path)
     here = _entries(registry)
-    problems = list(_torch_drift(registry, locked.get("torch")))
-    wanted = {entry["name"]: entry for entry in locked.get("backend", [])}
+    problems = list(_torch_drift(registry, locked.torch))
+    wanted = {entry.name: entry for entry in locked.backend}
     for name, entry in wanted.items():
-        problems += _entry_drift(name, entry, here.get(name))
+        problems += _entry_drift(entry, here.get(name))
     problems += [
-        f"{name} is provided by {here[name]['distribution']} and is not in the lock"
+        f"{name} is provided by {here[name].distribution} and is not in the lock"
         for name in here
         if name not in wanted
     ]
@@ -70,15 +92,16 @@ def manifest_digest(spec: BackendSpec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _entries(registry: Registry) -> dict[str, dict[str, str]]:
+def _entries(registry: Registry) -> dict[str, _Entry]:
     specs = registry.specs()  # with all that is declared, which a resolution may leave out
     return {
-        name: {
-            "distribution": normalise(spec.origin.distribution or ""),
-            "version": spec.origin.version or "",
-            "target": spec.target or "",
-            "manifest": manifest_digest(spec),
-        }
+        name: _Entry(
+            name=name,
+            distribution=normalise(spec.origin.distribution or ""),
+            version=spec.origin.version or "",
+            target=spec.target or "",
+            manifest=manifest_digest(spec),
+        )
         for name, resolution in registry.resolutions().items()
         if (spec := registry.spec(name) if resolution.conflict else specs[name])
         and spec.origin.kind == "distribution"
@@ -87,8 +110,6 @@ def _entries(registry: Registry) -> dict[str, dict[str, str]]:
 
 
 def _torch_drift(registry: Registry, wanted: str | None) -> Iterator[str]:
-    from packaging.specifiers import SpecifierSet  # noqa: PLC0415 (as in availability.py)
-
     version = registry.environment.torch_build.get("__version__")
     if version is None and wanted is not None:
         yield f"torch is not installed, and the lock says torch{wanted}"
@@ -100,30 +121,26 @@ def _torch_drift(registry: Registry, wanted: str | None) -> Iterator[str]:
         yield f"torch {version} is installed, and the lock says torch{wanted}"
 
 
-def _entry_drift(name: str, wanted: dict[str, Any], here: dict[str, str] | None) -> Iterator[str]:
+def _entry_drift(wanted: _Entry, here: _Entry | None) -> Iterator[str]:
     if here is None:
-        yield f"{name} is locked to {wanted['distribution']}, which does not provide it here"
+        yield f"{wanted.name} is locked to {wanted.distribution}, which does not provide it here"
         return
-    for key in _KEYS:
-        if here[key] != wanted.get(key):
-            yield f"{name}: {key} is {here[key]}, and the lock says {wanted.get(key)}"
+    for key in _Entry.__struct_fields__:
+        found, locked = getattr(here, key), getattr(wanted, key)
+        if found != locked:
+            yield f"{wanted.name}: {key} is {found}, and the lock says {locked}"
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> _Lock:
     try:
-        data = tomllib.loads(path.read_text("utf-8"))
+        lock = msgspec.convert(read_toml(str(path)), _Lock)
+        SpecifierSet(lock.torch or "")
     except FileNotFoundError as error:
         raise InputError(f"there is no {path}: write it with `backbay lock`") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise InputError(f"{path} cannot be read: {error}") from error
-    backends = data.get("backend", [])
-    readable = isinstance(backends, list) and all(
-        isinstance(x, dict) and isinstance(x.get("name"), str) for x in backends
-    )
-    if (
-        data.get("version") != _VERSION
-        or not isinstance(data.get("torch", ""), str)
-        or not readable
-    ):
-        raise InputError(f"{path} is no lock file of version {_VERSION}: write it anew")
-    return data
+    except (ValueError, InvalidSpecifier, msgspec.ValidationError) as error:
+        raise InputError(
+            f"{path} is no lock file of version {_VERSION}: {error}: write it anew"
+        ) from error
+    return lock

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from backbay.registry.published_name import name_problem
 from backbay.registry.spec import (
     BACKEND_NAME_PATTERN,
     LONGEST_NAME,
@@ -99,6 +100,13 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
+def _backend(value: Any) -> str:
+    problem = name_problem(value) if isinstance(value, str) else "must be a name"
+    if problem is not None:
+        raise _WrongError(problem)
+    return str(value)
+
+
 def _list(item: _Field, wanted: str) -> _Field:
     def read(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) > _MOST_ITEMS:
@@ -163,7 +171,9 @@ _SCALAR = _Field(_scalar, {"type": _SCALAR_TYPES, "maxLength": _LONGEST_TEXT})
 _FLAG = _Field(_flag, {"type": "boolean"})
 _TEXT = _string(TEXT_PATTERN, "one line of text")
 _NAME = _string(NAME_PATTERN, "a name without spaces", LONGEST_NAME)
-_BACKEND = _string(BACKEND_NAME_PATTERN, "a name without spaces and colons", LONGEST_NAME)
+_BACKEND = _Field(
+    _backend, {"type": "string", "maxLength": LONGEST_NAME, "pattern": BACKEND_NAME_PATTERN}
+)
 _MODULE = _string(f"^{_DOTTED}{_END}", "a module's name")
 _TARGET = _string(f"^{_DOTTED}:{_DOTTED}{_END}", "of the form module:attribute")
 _PLATFORM = _string(

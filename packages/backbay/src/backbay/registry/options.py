@@ -13,6 +13,17 @@ from backbay.registry.manifest import OPTION_TYPES
 from backbay.registry.spec import BackendSpec, CompilerFn, Option
 
 
+def form_problems(mode: object, options: object) -> Iterator[str]:
+    """Yield how ``mode`` and ``options`` are not of the types that torch takes."""
+    if mode is not None and not isinstance(mode, str):
+        yield f"a mode is a name, not {type(mode).__name__}"
+    if options is not None and not isinstance(options, Mapping):
+        yield f"options are a dict, not {type(options).__name__}"
+    elif options is not None:
+        strange = [key for key in options if not isinstance(key, str)]
+        yield from (f"an option's name is text, not {key!r}" for key in strange)
+
+
 def mode_problems(spec: BackendSpec, mode: str | None) -> Iterator[str]:
     """Yield why a backend cannot take a mode; nothing where it can, or where nobody knows."""
     if mode is None or mode == "default":

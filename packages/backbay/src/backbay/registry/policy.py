@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backbay.errors import PolicyError
-from backbay.registry.distributions import is_distribution_name, normalise, read_text
+from backbay.registry.distributions import is_distribution_name, normalise
 
 STATE = "BACKBAY_STATE"
 """The variable in which a process hands down its policy and its registrations."""
@@ -162,21 +162,22 @@ def handed_down() -> HandedDown:
     text = os.environ.get(STATE)
     if not text:
         return HandedDown()
-    import json  # noqa: PLC0415 (few have a parent)
+    import msgspec  # noqa: PLC0415 (few have a parent)
 
     try:
-        state = json.loads(text)
-        version = state["version"]
-        if version == STATE_VERSION:
-            layers = [
-                _layer(f"{x.pop('source')}, of the parent process ({STATE})", x)
-                for x in state["layers"]
-            ]
-            backends = {name: (entry, tags) for name, (entry, tags) in state["backends"].items()}
-            return HandedDown(tuple(layers), backends)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PolicyError(f"{STATE} cannot be read: {error!r}") from error
-    raise PolicyError(f"{STATE} is of version {version}, and this Backbay reads {STATE_VERSION}")
+        state = msgspec.json.decode(text, type=dict[str, Any])
+        version = state.get("version")
+        if version != STATE_VERSION:
+            wanted = f"this Backbay reads {STATE_VERSION}"
+            raise PolicyError(f"{STATE} is of version {version!r}, and {wanted}")
+        said = msgspec.convert(state.get("layers"), list[dict[str, Any]])
+        backends = msgspec.convert(state.get("backends"), dict[str, tuple[str, list[str]]])
+        layers = [
+            _layer(f"{x.pop('source', None)}, of the parent process ({STATE})", x) for x in said
+        ]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise PolicyError(f"{STATE} cannot be read: {error}") from error
+    return HandedDown(tuple(layers), backends)
 
 
 def configuration_file() -> str | None:
@@ -215,11 +216,11 @@ def _file_layers() -> Iterator[Layer]:
     path = configuration_file()
     if path is None:
         return
-    import tomllib  # noqa: PLC0415 (only where there is a file)
+    from backbay.registry.toml import read_toml  # noqa: PLC0415 (only where there is a file)
 
     try:
-        data: Any = tomllib.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
+        data: Any = read_toml(path)
+    except (OSError, ValueError) as error:
         raise PolicyError(f"{path} cannot be read: {error}") from error
     if os.path.basename(path) == "pyproject.toml":
         tool = data.get("tool")

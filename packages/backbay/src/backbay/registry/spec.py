@@ -7,14 +7,16 @@ from typing import Any, Literal
 
 _HIDDEN = (  # control characters, those of no width, those that turn the text around
     r"\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    r"\ufeff\ufff9-\uffff"
+    r"\ud800-\udfff\ufeff\ufff9-\uffff"
+    "\U000e0000-\U000e0fff"
 )
+_FILLERS = r"\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
 TEXT_PATTERN = rf"^(?![\s\S]*[{_HIDDEN}])[\s\S]*\S"
 """One line that a terminal can be trusted to show; in JavaScript's and Python's dialect alike."""
-NAME_PATTERN = rf"^(?![\s\S]*[\s{_HIDDEN}])[\s\S]"
+NAME_PATTERN = rf"^(?![\s\S]*[\s{_HIDDEN}{_FILLERS}])[\s\S]"
 """The same without spaces."""
-BACKEND_NAME_PATTERN = rf"^(?![\s\S]*[\s:{_HIDDEN}])[\s\S]"
-"""The same without colons: ``module:attribute`` names a backend by its place."""
+BACKEND_NAME_PATTERN = rf"^(?!-)(?![\s\S]*[\s:,{_HIDDEN}{_FILLERS}])[\s\S]"
+"""The same without colons, commas and a leading hyphen; see `published_name.name_problem`."""
 LONGEST_NAME = 100
 MOST_BACKENDS = 1_000
 """Names that one distribution may publish, each way: more are taken for a mistake, or an attack."""
@@ -219,11 +221,6 @@ class BackendSpec:
     def devices(self) -> tuple[str, ...]:
         """Return the device types that it is known to compile for; empty where unknown."""
         return self.traits.devices or self.requires.devices
-
-
-def can_be_published(name: str) -> bool:
-    """Whether a distribution can publish a backend under a name."""
-    return len(name) <= LONGEST_NAME and re.search(BACKEND_NAME_PATTERN, name) is not None
 
 
 def names_an_attribute(target: str) -> bool:

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from backbay.messages import hidden
+
 
 def embedded(report: msgspec.Struct | Sequence[msgspec.Struct]) -> str:
-    """Encode for a ``<script>``: no angle bracket, so that no text can end the element."""
+    """Encode for a ``<script>``: no angle bracket ends the element, and nothing in it is unseen."""
     text = msgspec.json.encode(report).decode()
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
+    for character in {x for x in set(text) if x in "<>&" or hidden(x)}:
+        units = character.encode("utf-16-be").hex(" ", 2).split()
+        text = text.replace(character, "".join(f"\\u{unit}" for unit in units))
     return text

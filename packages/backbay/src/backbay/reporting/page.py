@@ -12,8 +12,9 @@ from typing import Any
 import jinja2
 import msgspec
 
+from backbay.messages import escaped, plain
 from backbay.reporting.embedding import embedded
-from backbay.reporting.wording import counted, plain, short
+from backbay.reporting.wording import counted, short
 
 
 def rendered(package: str, record: msgspec.Struct, *, noun: str, **values: Any) -> str:
@@ -33,6 +34,7 @@ def rendered(package: str, record: msgspec.Struct, *, noun: str, **values: Any) 
             }
         ),
         autoescape=True,
+        finalize=visible,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -43,6 +45,11 @@ def rendered(package: str, record: msgspec.Struct, *, noun: str, **values: Any) 
     return template.render(
         record=record, noun=noun, json=embedded(record), counted=counted, **values
     )
+
+
+def visible(value: Any) -> Any:
+    """Return what a template prints, escaped; what is made of markup is ours, and is left."""
+    return escaped(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def command(

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from backbay.reporting.wording import plain
+from backbay.messages import plain
 
 
 def line(text: str, style: str = "") -> Text:

@@ -1,13 +1,11 @@
 """How reports read: the same words in the terminal and on the page.
 
-Precision follows the interval: digits that a second race would change are not shown. What comes
-from a backend (names, reasons) is made printable here; escaping for HTML is left to the template.
+Precision follows the interval: digits that a second race would change are not shown.
 """
 
 import functools
 import math
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from backbay.timing.interval import Interval
 NOTHING = "–"  # noqa: RUF001 (a dash for a cell without a value, wider than a hyphen)
 NEVER = math.inf
 
-_TERMINAL_CODE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _GROUPED_FROM = 1_000
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 _SCIENTIFIC_FROM = 1_000_000
@@ -34,12 +31,6 @@ class Reading:
     def __str__(self) -> str:
         """Join both as one phrase."""
         return f"{self.value} {self.interval}".rstrip()
-
-
-def plain(text: str) -> str:
-    """Put text from outside on one line, without control characters or terminal codes."""
-    printable = (c if c.isprintable() else " " for c in _TERMINAL_CODE.sub("", text))
-    return " ".join("".join(printable).split())
 
 
 def milliseconds(value: float | None, interval: Interval | None) -> Reading:

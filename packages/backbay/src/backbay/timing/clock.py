@@ -13,6 +13,11 @@ import torch
 from torch.cuda import Event, synchronize
 
 
+def now() -> float:
+    """Return the seconds of a clock that begins anywhere."""
+    return perf_counter()
+
+
 def seconds(step: Callable[[], Any], calls: int, device: torch.device) -> float:
     """Return how long some calls take together; on a GPU, from its first kernel to its last."""
     return _timed([step] * calls, device)[0]

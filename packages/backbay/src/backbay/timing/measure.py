@@ -27,6 +27,8 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
 
     seconds: float
     """Of all calls together."""
+    whole_s: float | None = None
+    """From the request to the reply, by the same clock; ``None`` if nobody asks."""
 
 
 class Timer(Protocol):
@@ -59,7 +61,7 @@ class Samples:
     milliseconds: dict[str, list[float]] = field(default_factory=dict)
     """Backend to time a call, one sample a round."""
     stretched: dict[str, list[float]] = field(default_factory=dict)
-    """Backend to the time of a block as it was seen from here, over what its own process says."""
+    """Backend to how long each block took from here, over what its own process's clock says."""
 
 
 def interleave(
@@ -102,14 +104,15 @@ def interleave(
         if several:
             session.resume()
         before(name, done, request.warmups + request.calls)
-        taken, whole = _block(session, request, timeout_s)
+        start = perf_counter()
+        timed = _block(session, request, timeout_s)
+        if timed.whole_s:
+            stretched[name].append((perf_counter() - start) / timed.whole_s)
         if request.sample:
             on_sample(name, done)
         if several:
             session.stop()
-        reported = taken * (request.calls + WARMUPS) / request.calls
-        stretched[name].append(whole / max(reported, 1e-9))
-        return taken
+        return timed.seconds
 
     for number, taken in enumerate(in_turns(sessions, chosen, block), 1):
         for name, value in taken.items():
@@ -118,12 +121,10 @@ def interleave(
     return Samples(milliseconds=milliseconds, stretched=stretched)
 
 
-def _block(session: Timer, request: Block, timeout_s: float) -> tuple[float, float]:
-    """Return the seconds that a block took by its process's clock, and by this one's."""
-    start = perf_counter()
+def _block(session: Timer, request: Block, timeout_s: float) -> Timed:
     try:
         reply = session.ask(request, timeout_s=timeout_s)
     except NoReply as error:
         raise BlockLost(request.backend, error.status, error.reason) from error
     assert isinstance(reply, Timed)
-    return reply.seconds, perf_counter() - start
+    return reply

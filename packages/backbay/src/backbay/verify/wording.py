@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from backbay.reporting.wording import counted, plain, short
+from backbay.messages import plain
+from backbay.reporting.wording import counted, short
 from backbay.verify.record import FAILURES, BackendRecord, BlameRecord, CheckRecord, Status
 
 STATUSES: dict[Status, str] = {

@@ -1,0 +1,46 @@
+"""Types of options that several commands have."""
+
+import math
+import re
+from typing import Any
+
+import click
+
+_LONGEST_S = 1_000_000  # eleven days; the system calls that wait take little more
+
+
+class _Seconds(click.FloatRange):
+    """A time to wait."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):  # no comparison with a bound sees it
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return seconds
+
+
+class _Matching(click.types.StringParamType):
+    """Text of one form."""
+
+    def __init__(self, name: str, pattern: str, wanted: str) -> None:
+        self.name = name
+        self._pattern, self._wanted = pattern, wanted
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if re.fullmatch(self._pattern, value) is None:
+            self.fail(f"{value!r} is not {self._wanted}.", param, ctx)
+        return str(value)
+
+
+SECONDS = _Seconds(min=0, min_open=True, max=_LONGEST_S)
+SECONDS_OR_NONE = _Seconds(min=0, max=_LONGEST_S)
+SEED = click.IntRange(min=0, max=(1 << 63) - 1)
+"""What every generator of random numbers takes."""
+DEVICE = _Matching(
+    "text", r"[a-z][a-z0-9_]*(:(0|[1-9][0-9]{0,2}))?", "a device such as cpu, cuda or cuda:1"
+)
+DEVICE_TYPE = _Matching("text", r"[a-z][a-z0-9_]*", "a device type such as cpu or cuda")
