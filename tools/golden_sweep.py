@@ -35,11 +35,11 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
+from backbay.errors import one_line
 from backbay.kit import rewrites
 from backbay.kit.backend import Backend
 from backbay.kit.observing import collected
 from backbay.kit.passes import Pass
-from backbay.messages import one_line
 from backbay.proof import Golden, Proof, Verdict, Workload, make_golden, observe
 from backbay.registry import CompilerFn, default_registry
 from backbay.workloads import parse

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from backbay.errors import one_line
 from backbay.kit.observing import collected
-from backbay.messages import one_line
 from backbay.proof import Step, Workload, make_golden, observe
 from backbay.timing.device import device_name, synchronize
 from backbay.timing.memory import peak_bytes, reset_peak

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from backbay.messages import plain
+from backbay.errors import plain
 from backbay.timing import stats
 from speed import arms
 from speed.judging import Ratio, best, geometric_mean, latest, ratio, samples

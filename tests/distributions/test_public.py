@@ -18,7 +18,6 @@ OTHERS = {
         "backbay.cli.parameters",
         "backbay.dependencies",
         "backbay.errors",
-        "backbay.messages",
         "backbay.proof",
         "backbay.proof.fingerprint",
         "backbay.proof.oracle",

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from backbay.cli.progress import progress
-from backbay.errors import BackbayError, InvalidPreflight
-from backbay.messages import escaped, one_line, plain
+from backbay.errors import BackbayError, InvalidPreflight, escaped, one_line, plain
 from backbay.reporting.embedding import embedded
 from backbay.reporting.page import visible
 

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from backbay.errors import BackbayError, InputError
-from backbay.messages import one_line
+from backbay.errors import BackbayError, InputError, one_line
 from backbay.registry import default_registry
 from backbay.session import Refused, Service
 

@@ -13,7 +13,7 @@ from backbay.cli.names import complete
 from backbay.cli.output import write
 from backbay.cli.parameters import DEVICE, SECONDS, SEED
 from backbay.dependencies import check_installed
-from backbay.messages import escaped, plain
+from backbay.errors import escaped, plain
 from backbay_conformance import Profile, Result, Statement, conform
 
 if TYPE_CHECKING:

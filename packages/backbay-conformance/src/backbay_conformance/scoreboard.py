@@ -12,8 +12,7 @@ from pathlib import Path
 import jinja2
 import msgspec
 
-from backbay.errors import InputError
-from backbay.messages import plain
+from backbay.errors import InputError, plain
 from backbay.registry.distributions import read_text
 from backbay.reporting.embedding import embedded
 from backbay.reporting.page import visible

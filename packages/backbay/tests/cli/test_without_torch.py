@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 import backbay
 
 COMMAND = "import sys; sys.argv[0] = 'backbay'; from backbay.cli import main; main()"
-ABSENT = ("torch", "numpy", "matplotlib", "psutil", "triton")
+ABSENT = ("torch", "numpy", "matplotlib", "psutil", "safetensors", "triton")
 OTHERS = ("backbay-conformance", "backbay-optimizer")
 INSTALL = "pip install 'backbay[torch,race]'"
 
@@ -136,7 +136,9 @@ def test_what_needs_torch_says_in_one_line_what_to_install(run, arguments):
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     what = " ".join(["backbay", arguments[0], *(x for x in arguments if x == "--probe")])
-    assert line.startswith(f"backbay: {what} needs torch, numpy, matplotlib, psutil, which are not")
+    assert line.startswith(
+        f"backbay: {what} needs torch, numpy, matplotlib, psutil, safetensors, which are not"
+    )
     assert line.endswith(INSTALL)
 
 

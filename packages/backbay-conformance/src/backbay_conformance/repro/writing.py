@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from backbay.messages import plain
+from backbay.errors import plain
 from backbay.registry import target
 from backbay.session import NoReply
 from backbay_conformance.record import FAILURES, LEVELS, Result, Statement

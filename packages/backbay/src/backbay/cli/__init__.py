@@ -16,8 +16,7 @@ import click
 
 import backbay
 from backbay.cli.interrupts import SIGINT_CODE, SIGTERM_CODE, Terminated, terminable
-from backbay.errors import InputError
-from backbay.messages import escaped, plain
+from backbay.errors import InputError, escaped, plain
 
 _COMMANDS = {
     "list": "backbay.cli.listing",

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from backbay.cli.entry import print_json
-from backbay.messages import plain
+from backbay.errors import plain
 from backbay.registry import BackendSpec, Origin
 from backbay.registry._catalog import SPECS
 from backbay.registry.discovery import load_toml

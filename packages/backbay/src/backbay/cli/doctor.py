@@ -8,8 +8,7 @@ import click
 from backbay.cli.entry import entry, is_here, print_json, print_table
 from backbay.cli.names import complete
 from backbay.cli.parameters import DEVICE_TYPE, SECONDS
-from backbay.errors import BackendNotFound
-from backbay.messages import plain
+from backbay.errors import BackendNotFound, plain
 from backbay.registry import Registry, Resolution, default_registry
 from backbay.registry.availability import matching, of_resolution
 

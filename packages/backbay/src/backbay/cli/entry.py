@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from backbay.messages import plain
+from backbay.errors import plain
 from backbay.registry import HIDDEN_TAGS, Availability, Registry, Resolution
 
 _PIPE_WIDTH = 240

@@ -7,7 +7,7 @@ import click
 from backbay.cli.entry import entry, print_json, sources
 from backbay.cli.names import complete
 from backbay.cli.parameters import DEVICE_TYPE
-from backbay.messages import escaped
+from backbay.errors import escaped
 from backbay.registry import BackendSpec, KnownFault, Option, Resolution, default_registry
 from backbay.registry.availability import matching
 from backbay.registry.spec import as_data

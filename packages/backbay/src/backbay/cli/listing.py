@@ -6,7 +6,7 @@ import click
 
 from backbay.cli.entry import entry, is_here, print_json, print_table, sources
 from backbay.cli.parameters import DEVICE_TYPE
-from backbay.messages import plain
+from backbay.errors import plain
 from backbay.registry import Resolution, default_registry
 from backbay.registry.availability import of_resolution
 

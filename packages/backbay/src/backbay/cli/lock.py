@@ -7,7 +7,7 @@ import click
 
 from backbay.cli.entry import print_json
 from backbay.cli.files import whole
-from backbay.messages import plain
+from backbay.errors import plain
 from backbay.registry import default_registry
 from backbay.registry.lock import FILE, drift, lock_text
 

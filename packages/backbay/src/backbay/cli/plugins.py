@@ -5,11 +5,10 @@ from collections.abc import Iterator
 import click
 
 from backbay.dependencies import check_installed
-from backbay.errors import InputError, MissingDependency, missing_for
-from backbay.messages import plain
+from backbay.errors import InputError, MissingDependency, missing_for, plain
 from backbay.registry import default_registry
 from backbay.registry.distributions import EntryPoint
-from backbay.registry.published_name import name_problem
+from backbay.registry.manifest import name_problem
 from backbay.registry.target import parse
 
 GROUP = "backbay.commands"

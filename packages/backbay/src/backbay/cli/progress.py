@@ -8,7 +8,7 @@ from rich.status import Status
 from rich.text import Text
 
 from backbay.cli.console import Screen
-from backbay.messages import plain
+from backbay.errors import plain
 
 
 class Tell(Protocol):

@@ -8,7 +8,7 @@ import click
 from backbay.cli.files import check_writable
 from backbay.cli.output import write, written_anyway
 from backbay.cli.parameters import DEVICE, SECONDS, SEED
-from backbay.messages import plain
+from backbay.errors import plain
 from backbay.race import DTYPES, Limits, Report, run
 from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT, SIZES

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from backbay.errors import escaped, plain
 from backbay.explain import words
 from backbay.explain.record import (
     BreakRecord,
@@ -21,7 +22,6 @@ from backbay.explain.record import (
     ProblemRecord,
     StageRecord,
 )
-from backbay.messages import escaped, plain
 from backbay.reporting.terminal import add_row, indented, line, table
 from backbay.reporting.wording import counted, short
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from backbay.messages import plain
+from backbay.errors import plain
 from backbay.race.record import Report
 from backbay.race.sections import Row, Section, backends, sections, worded
 from backbay.reporting import wording

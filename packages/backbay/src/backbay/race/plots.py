@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
-from backbay.messages import plain
+from backbay.errors import plain
 from backbay.race.inline import COLOURS, FAINT, INK, PAPER, inline, stand_in
 from backbay.race.labels import label
 from backbay.race.record import EAGER, Result

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from backbay.messages import plain
+from backbay.errors import plain
 from backbay.race.record import EAGER, Decision, Report, Result
 from backbay.reporting import wording
 from backbay.reporting.wording import NEVER, NOTHING, Reading, counted, rough

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.text import Text
 
-from backbay.messages import plain
+from backbay.errors import plain
 from backbay.race.record import Report, Status
 from backbay.race.sections import Row, Section, sections, worded
 from backbay.reporting import wording

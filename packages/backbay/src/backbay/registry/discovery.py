@@ -16,7 +16,7 @@ from backbay.registry.distributions import (
     normalise,
 )
 from backbay.registry.environment import Environment
-from backbay.registry.published_name import name_problem
+from backbay.registry.manifest import name_problem
 from backbay.registry.spec import MOST_BACKENDS, BackendSpec, Origin
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"

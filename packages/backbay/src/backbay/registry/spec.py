@@ -16,7 +16,7 @@ TEXT_PATTERN = rf"^(?![\s\S]*[{_HIDDEN}])[\s\S]*\S"
 NAME_PATTERN = rf"^(?![\s\S]*[\s{_HIDDEN}{_FILLERS}])[\s\S]"
 """The same without spaces."""
 BACKEND_NAME_PATTERN = rf"^(?!-)(?![\s\S]*[\s:,{_HIDDEN}{_FILLERS}])[\s\S]"
-"""The same without colons, commas and a leading hyphen; see `published_name.name_problem`."""
+"""The same without colons, commas and a leading hyphen; see `manifest.name_problem`."""
 LONGEST_NAME = 100
 MOST_BACKENDS = 1_000
 """Names that one distribution may publish, each way: more are taken for a mistake, or an attack."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backbay.messages import hidden
+from backbay.errors import hidden
 
 
 def embedded(report: msgspec.Struct | Sequence[msgspec.Struct]) -> str:

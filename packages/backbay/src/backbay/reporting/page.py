@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 import msgspec
 
-from backbay.messages import escaped, plain
+from backbay.errors import escaped, plain
 from backbay.reporting.embedding import embedded
 from backbay.reporting.wording import counted, short
 

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from backbay.messages import plain
+from backbay.errors import plain
 
 
 def line(text: str, style: str = "") -> Text:

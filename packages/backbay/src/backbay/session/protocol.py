@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
 
-from backbay.errors import InputError
-from backbay.messages import one_line
+from backbay.errors import InputError, one_line
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
 Reply_co = TypeVar("Reply_co", covariant=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from backbay.messages import plain
+from backbay.errors import plain
 from backbay.reporting.wording import counted, short
 from backbay.verify.record import FAILURES, BackendRecord, BlameRecord, CheckRecord, Status
 

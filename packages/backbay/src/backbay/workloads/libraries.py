@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from backbay.errors import InputError
-from backbay.messages import one_line
+from backbay.errors import InputError, one_line
 
 INSTALL = "pip install 'backbay[models]'"
 
