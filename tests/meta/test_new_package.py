@@ -104,7 +104,7 @@ def test_all_are_listed_as_ready_without_importing_them_or_torch(installed, tmp_
     for name in (NAME, *OTHERS):
         assert rows[name]["state"] == "ready"
         assert rows[name]["summary"].startswith("Computes relu(x) ** 2 by one Triton kernel")
-    assert rows[NAME]["origin"].startswith(f"{PACKAGE} 0.1.0 ")
+    assert rows[NAME]["origin"].startswith("acme-relu-fast-2 0.1.0 ")
     assert document["problems"] == []
 
 

@@ -136,6 +136,7 @@ SERVICE = Service[Request, Reply](
         Hand: Done,
         Finish: Finished,
         Open: Opened,
+    Renew: Done,
         Block: Timed,
     },
 )
