@@ -234,7 +234,7 @@ def shipped() -> list[str]:
     """Return the names of Backbay's backends; one that only chooses another is none of its own."""
     names = default_registry.list_backends(exclude_tags=("alias",))
     ours = (default_registry.spec(name) for name in names)
-    made_here = {"backbay", "backbay_optimizer"}  # as their folders of metadata are called
+    made_here = {"backbay", "backbay-optimizer"}
     return [x.name for x in ours if x.origin.distribution in made_here]
 
 

@@ -57,7 +57,7 @@ def test_all_names_every_distribution_in_exactly_this_version(wheels):
 def test_from_wheels_everything_is_found(installed):
     run = installed(*ALL)
     backend = row(run("-m", "backbay", "list", "--json"), "backbay")
-    assert backend["origin"].startswith("backbay_optimizer ")
+    assert backend["origin"].startswith("backbay-optimizer ")
     assert backend["state"] == "ready"
     assert run("-c", TORCH_KNOWS).stdout.split() == ["backbay_optimizer.backend", "True"]
     assert "graded levels" in run("-m", "backbay", "conform", "--help").stdout

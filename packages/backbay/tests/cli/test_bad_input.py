@@ -47,6 +47,7 @@ def assert_refused(done, *said):
         ("race", "--seed", "-99999999999999999999"),
         ("race", "--seed", "99999999999999999999"),
         ("race", "--device", "cpu:77:8"),
+        ("race", "--device", "cuda:0x"),
         ("race", "--device", ""),
         ("race", "--device", "cuda:-1"),
         ("race", "--device", "cuda:01"),

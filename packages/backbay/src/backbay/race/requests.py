@@ -136,7 +136,7 @@ SERVICE = Service[Request, Reply](
         Hand: Done,
         Finish: Finished,
         Open: Opened,
-    Renew: Done,
+        Renew: Done,
         Block: Timed,
     },
 )
