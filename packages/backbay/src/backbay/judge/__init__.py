@@ -13,6 +13,6 @@ and compares. From the processes of backends come files of bytes, never a verdic
 """
 
 from backbay.judge.client import Judge
-from backbay.judge.requests import Judged, Piece, Prepared
+from backbay.judge.requests import Judged, Judgement, Piece, Prepared
 
-__all__ = ["Judge", "Judged", "Piece", "Prepared"]
+__all__ = ["Judge", "Judged", "Judgement", "Piece", "Prepared"]

@@ -82,20 +82,31 @@ class Revealed(msgspec.Struct, frozen=True, kw_only=True, tag="revealed"):
     """The inputs are in the file."""
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
-    """Whether every call was right, and the worst of what was compared."""
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether what was compared is right, and the worst of it."""
 
     passed: bool
     reason: str
-    what: str
-    """Which call it was."""
+    """Why it failed, or what it passed; one sentence."""
     where: str | None = None
+    """The tensor with the largest error relative to what is allowed, for example ``output[0]``."""
     worst: float | None = None
+    """The largest absolute difference from float64 truth in that tensor."""
     index: tuple[int, ...] | None = None
+    """Where in that tensor it is."""
     ulps: float | None = None
+    """The same difference in units in the last place of the working dtype."""
     ratio: float | None = None
+    """Root-mean-square error over eager's own root-mean-square error, in that tensor."""
     tensors: int = 0
-    """How much was compared of one call, the one of which most was."""
+    """How many tensors were compared of one call, the one of which most were."""
+
+
+class Judged(Judgement, frozen=True, kw_only=True, tag="judged"):
+    """The judgement of all calls."""
+
+    what: str
+    """Which call was the worst."""
 
 
 Reply = Prepared | Kept | Revealed | Judged

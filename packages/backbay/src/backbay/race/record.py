@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from backbay.judge import Judgement
 from backbay.reporting.machine import Machine
 from backbay.timing.interval import Interval
 from backbay.workloads.setup import Mode
@@ -20,36 +21,16 @@ EAGER = "eager"
 Status = Literal["ok", "wrong", "failed", "crashed", "timeout", "unavailable"]
 
 
-class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True):
+class VerdictRecord(Judgement, frozen=True, kw_only=True):
     """Whether a backend's results are right, and by how much."""
 
-    passed: bool
-    reason: str
-    """Why it failed, or what it passed; one sentence."""
-    where: str | None = None
-    """The tensor with the largest error relative to what is allowed, for example ``output[0]``."""
-    worst: float | None = None
-    """The largest absolute difference from float64 truth in that tensor."""
-    index: tuple[int, ...] | None = None
-    """Where in that tensor it is."""
-    ulps: float | None = None
-    """The same difference in units in the last place of the working dtype."""
-    ratio: float | None = None
-    """Root-mean-square error over eager's own root-mean-square error, in that tensor."""
-    tensors: int = 0
-    """How many tensors were compared."""
     calls: int = 0
-    """Of how many calls."""
+    """How many calls were judged."""
 
 
-class Trying(msgspec.Struct, frozen=True, kw_only=True):
-    """How one backend did on one workload, before it is timed."""
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process of a backend measured and saw, before it is timed."""
 
-    status: Status
-    reason: str = ""
-    """Why the status is not ``ok``; one line."""
-    verdict: VerdictRecord | None = None
-    """``null`` where nothing was compared: eager is what the others are compared with."""
     compile_s: float | None = None
     """Wall time of the first call in an empty cache, less ``warmup_s``."""
     warmup_s: float | None = None
@@ -66,6 +47,16 @@ class Trying(msgspec.Struct, frozen=True, kw_only=True):
     """``next_call`` where torch lets nobody look at an output after the next call."""
     notes: tuple[str, ...] = ()
     """What a reader must know to read the numbers rightly."""
+
+
+class Trying(Measured, frozen=True, kw_only=True):
+    """How one backend did on one workload, before it is timed."""
+
+    status: Status
+    reason: str = ""
+    """Why the status is not ``ok``; one line."""
+    verdict: VerdictRecord | None = None
+    """``null`` where nothing was compared: eager is what the others are compared with."""
 
 
 class Result(Trying, frozen=True, kw_only=True):

@@ -5,10 +5,9 @@ reference, seed and dtype do, and a digest of what was built from them must matc
 verdict: what a call gave is handed on as a file, for a judge.
 """
 
-from typing import Literal
-
 import msgspec
 
+from backbay.race.record import Measured
 from backbay.session import Service
 from backbay.timing.measure import Block, Timed
 from backbay.workloads.setup import WorkloadSetup
@@ -96,20 +95,11 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """It was done; there is nothing to say of it."""
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
-    """What was measured of a backend, and what its process saw."""
+class Finished(Measured, frozen=True, kw_only=True, tag="finished"):
+    """What a backend's process has to say."""
 
-    compile_s: float | None = None
-    warmup_s: float | None = None
-    compile_peak_bytes: int | None = None
-    peak_bytes: int | None = None
-    graphs: int | None = None
-    breaks: int | None = None
-    notes: tuple[str, ...] = ()
     fault: str = ""
     """Why it is wrong, of what no judge can see."""
-    outputs_live: Literal["next_call"] | None = None
-    """``next_call`` where torch refuses a look at outputs after the next call."""
     disturbs: tuple[str, ...] = ()
     """What it changed of that which all in a process share."""
 

@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from backbay.errors import WorkloadInvalid
-from backbay.judge import Judge, Judged, Piece, Prepared
+from backbay.judge import Judge, Judged, Judgement, Piece, Prepared
 from backbay.judge.client import OpenSession as OpenReference
 from backbay.judge.client import secret
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER, INDUCTOR, decide
 from backbay.race.field import Entrant
-from backbay.race.record import Decision, Result, Trying, VerdictRecord
+from backbay.race.record import Decision, Measured, Result, Trying, VerdictRecord
 from backbay.race.requests import (
     Call,
     Finish,
@@ -343,18 +343,8 @@ def _outcome(finished: Finished, judged: Judged, calls: int) -> Trying:
     notes = list(finished.notes)
     if finished.disturbs:
         notes.append(f"changed for everybody in its process: {', '.join(finished.disturbs)}")
-    row = Trying(
-        status="ok",
-        verdict=verdict,
-        compile_s=finished.compile_s,
-        warmup_s=finished.warmup_s,
-        compile_peak_bytes=finished.compile_peak_bytes,
-        peak_bytes=finished.peak_bytes,
-        graphs=finished.graphs,
-        breaks=finished.breaks,
-        outputs_live=finished.outputs_live,
-        notes=tuple(notes),
-    )
+    measured = {x: getattr(finished, x) for x in Measured.__struct_fields__}
+    row = Trying(status="ok", verdict=verdict, **measured | {"notes": tuple(notes)})
     if finished.graphs == 0:
         reason = "Dynamo captured no graph, so this backend compiled nothing"
         return msgspec.structs.replace(row, status="failed", reason=reason, verdict=None)
@@ -378,14 +368,5 @@ def reveal(judge: Judge, sets: InputSets) -> None:
 
 def _verdict(judged: Judged, calls: int) -> VerdictRecord:
     reason = judged.reason if judged.passed else f"{judged.reason} ({judged.what})"
-    return VerdictRecord(
-        passed=judged.passed,
-        reason=reason,
-        where=judged.where,
-        worst=judged.worst,
-        index=judged.index,
-        ulps=judged.ulps,
-        ratio=judged.ratio,
-        tensors=judged.tensors,
-        calls=calls,
-    )
+    same = {x: getattr(judged, x) for x in Judgement.__struct_fields__}
+    return VerdictRecord(**same | {"reason": reason, "calls": calls})
