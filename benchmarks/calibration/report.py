@@ -13,10 +13,10 @@ from calibration.rules import Rule, others
 
 OURS = "ours"
 DTYPES = (torch.float32, torch.bfloat16)
-FULL_BAR, VISIBLE_BAR, REDUCED_BAR = 1.0, 0.89, 0.85
+FULL_BAR, VISIBLE_BAR, REDUCED_BAR = 1.0, 0.89, 0.78
 EVERY_FLOAT32 = "every float32 fault"
 VISIBLE_BFLOAT16 = "89 % of visible bfloat16 faults"
-ALL_BFLOAT16 = "85 % of all bfloat16 faults"
+ALL_BFLOAT16 = "78 % of all bfloat16 faults"
 NO_HONEST = "no honest result rejected"
 
 Key = tuple[str, torch.dtype]

@@ -34,9 +34,9 @@ def counted(request) -> Iterator[Tally]:
     torch.set_num_threads(before)
 
 
-def test_bars_hold_but_for_faults_within_one_unit_in_bfloat16(counted):
+def test_every_bar_holds(counted):
     assert counted.faults[torch.float32]
-    assert set(counted.missed_bars()) <= {ALL_BFLOAT16}, list(counted.exceptions(missed=True))
+    assert not counted.missed_bars(), list(counted.exceptions(missed=True))
 
 
 def test_ours_catches_about_what_eagers_own_error_alone_catches_and_rejects_less(counted):
@@ -44,11 +44,6 @@ def test_ours_catches_about_what_eagers_own_error_alone_catches_and_rejects_less
     assert counted.share(OURS, torch.bfloat16) >= counted.share(other, torch.bfloat16) - 0.02
     rejected = [sum(counted.rejected_honest[x, d] for d in DTYPES) for x in (OURS, other)]
     assert rejected[0] == 0 < rejected[1]
-
-
-@pytest.mark.xfail(reason="a known shortfall: 79-82 % of all bfloat16 faults, and 85 % is the bar")
-def test_every_bar_holds(counted):
-    assert not counted.missed_bars()
 
 
 def test_bars_can_be_missed_and_met():
