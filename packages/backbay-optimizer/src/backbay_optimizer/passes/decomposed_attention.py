@@ -196,7 +196,7 @@ def _factor(node: Node) -> float | None:
 
 
 def _terms(node: Node) -> tuple[Node | None, Any]:
-    """Tell the scores from what is added: they come from a product."""
+    """Return the scores, which come from a product, and what is added to them."""
     if len(node.args) != _TERMS or node.kwargs:
         return None, None
     one, other = node.args

@@ -161,7 +161,7 @@ class _Results:
     kept: Tensors
     state: _State
     watching: "Sequence[weakref.ref[torch.Tensor]]"
-    """Tells when one of the parameters is gone."""
+    """Notices when one of the parameters is gone."""
 
 
 class _Kept:

@@ -81,7 +81,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has
 
 
 class Replay(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no stub
-    """Gives recorded draws again, in the same order, in whatever precision is active outside it."""
+    """Replays recorded draws, in the same order, in whatever precision is active outside it."""
 
     def __init__(self, draws: list[Draw]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

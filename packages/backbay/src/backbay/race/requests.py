@@ -74,7 +74,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
 
 
 class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
-    """Give the calls of the next block inputs of their own, which nobody has seen."""
+    """Renew the inputs of the next block: each call gets its own, which nobody has seen."""
 
     inputs: int
     """Which set the last of them gets, of those that the process knows: its truth is known."""

@@ -61,7 +61,7 @@ class Ring:
             self.steps.append(_with(step, lambda x, i=index: given[id(x)][i]))  # type: ignore[misc]
 
     def renew(self, seed: int, last: Inputs, used: int) -> None:
-        """Give all steps new values.
+        """Renew the values of all steps' inputs.
 
         Args:
             seed: what they are drawn from.

@@ -150,7 +150,7 @@ class Timing:
                 before = self._alone(session, step_s)
                 step_s |= self._ready(session, [x for x in names if x != EAGER])
                 self._interleave(dict.fromkeys(step_s, session), step_s)
-                self._check_eager(before, self._alone(session, step_s))
+                self._check_eager(session, before, self._alone(session, step_s))
                 self._call_afterwards(dict.fromkeys(step_s, session))
         except (NoReply, measure.BlockLost) as failure:
             return f"timing all backends in one process failed ({failure})"
@@ -239,7 +239,7 @@ class Timing:
         )
         return alone.milliseconds[EAGER]
 
-    def _check_eager(self, before: list[float], after: list[float]) -> None:
+    def _check_eager(self, session: RaceSession, before: list[float], after: list[float]) -> None:
         """Check that eager is as fast as it was before others were loaded.
 
         Raises:
@@ -247,8 +247,10 @@ class Timing:
         """
         if not before or not _is_slower(before, after):
             return
+        session.stop()
         with self.open_session() as fresh:  # or is the machine slower than it was?
             elsewhere = self._alone(fresh, self._ready(fresh, [EAGER]))
+        session.resume()
         if _is_slower(elsewhere, after):
             was, now = stats.median(elsewhere)[0], stats.median(after)[0]
             raise _VoidError(

@@ -149,7 +149,7 @@ class Loader:
             self._loaded = {source: x for source, x in self._loaded.items() if source in all_but}
 
     def after_fork(self) -> None:
-        """Give up, in a child process, the loads of threads that only its parent has."""
+        """Abandon, in a child process, the loads of threads that only its parent has."""
         self._lock = threading.Lock()  # whoever held the old one is not here
         self._waiting.clear()
         for claim in self._claims.values():
