@@ -1,0 +1,65 @@
+"""Each call of a block has inputs of its own, and what a backend leaves changed is seen."""
+
+import itertools
+
+import pytest
+import torch
+
+from backbay.proof import Step, Workload
+from backbay.race import process_state
+from backbay.race.ring import Ring
+
+
+def inputs(ring):
+    return [x for step in ring.steps for _, x in step.inputs]
+
+
+@pytest.fixture
+def ring():
+    torch.manual_seed(0)
+    step = Step(Workload(torch.nn.Linear(4, 4), (torch.randn(6, 4),)), train=False)
+    return Ring(step, [True], 5)
+
+
+def test_no_two_calls_of_a_block_compute_the_same_and_none_is_at_anothers_address(ring):
+    ring.renew(1, (torch.ones(6, 4),), used=5)
+    assert len({x.data_ptr() for x in inputs(ring)}) == 5
+    assert all(x.data_ptr() % 64 == 0 for x in inputs(ring)[1:])
+    for one, other in itertools.combinations(inputs(ring), 2):
+        assert not torch.equal(one, other)
+    assert torch.equal(inputs(ring)[-1], torch.ones(6, 4))
+
+
+def test_a_renewal_changes_values_and_neither_addresses_nor_versions(ring):
+    ring.renew(1, (torch.ones(6, 4),), used=5)
+    before = [(x.data_ptr(), x._version, x.clone()) for x in inputs(ring)[1:-1]]
+    ring.renew(2, (torch.ones(6, 4),), used=5)
+    for (address, version, value), now in zip(before, inputs(ring)[1:-1], strict=True):
+        assert (now.data_ptr(), now._version) == (address, version)
+        assert not torch.equal(now, value)
+
+
+def test_what_does_not_vary_stays_and_has_addresses_of_its_own():
+    step = Step(Workload(torch.nn.Identity(), (torch.tensor([0, 1, 1]),)), train=False)
+    ring = Ring(step, [False], 3)
+    ring.renew(1, (torch.tensor([0, 1, 1]),), used=3)
+    assert all(x.tolist() == [0, 1, 1] for x in inputs(ring))
+    assert len({x.data_ptr() for x in inputs(ring)}) == 3
+
+
+def test_what_others_compute_with_is_told_from_what_only_costs_time():
+    before = process_state.state()
+    assert process_state.changed(before, process_state.state()) == ()
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_float32_matmul_precision("medium")
+        after = process_state.state()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_float32_matmul_precision("highest")
+    dtype = "the default dtype (torch.float32 -> torch.float64)"
+    assert process_state.changes_values(before, after) == (dtype,)
+    assert set(process_state.changed(before, after)) == {
+        dtype,
+        "matmul precision (highest -> medium)",
+    }
