@@ -18,9 +18,10 @@ import msgspec
 import torch
 from torch.fx import Graph, GraphModule
 
+from backbay.causes import line_of
 from backbay.errors import BackbayError
 from backbay.explain.record import NearMissRecord, NodeRecord, PassRecord
-from backbay.graph.report import line_of, listing, rows, summary
+from backbay.graph.report import listing, rows, summary
 from backbay.kit.observing import observed_by
 from backbay.kit.passes import Pass, PassReport
 from backbay.registry import CompilerFn
