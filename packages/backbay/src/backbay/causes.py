@@ -8,7 +8,7 @@ theirs. Nothing is looked up: all of it is in the texts.
 import re
 from collections.abc import Iterator, Sequence
 
-from backbay.errors import BackbayError, plain
+from backbay.errors import BackbayError, line_of, plain
 
 _LONGEST = 400  # characters: a row of a table, not a log
 
@@ -39,19 +39,6 @@ def one_line(error: BaseException) -> str:
         inner = outer if said and said in outer else f"{inner} (raised as {outer})"
     ends = "".join(f", at {x}" for x in where if x not in inner)
     return _cut(inner, _LONGEST - min(len(ends), _LONGEST // 2)) + _cut(ends, _LONGEST // 2)
-
-
-def line_of(trace: str) -> str:
-    """Return the innermost line of a stack trace, ``file:line: code``."""
-    lines = [line.strip() for line in trace.splitlines() if line.strip()]
-    places = [number for number, line in enumerate(lines) if line.startswith('File "')]
-    if not places:
-        return ""
-    last = places[-1]
-    file, _, rest = lines[last].removeprefix('File "').partition('", line ')
-    code = lines[last + 1] if last + 1 < len(lines) else ""
-    place = f"{file}:{rest.partition(',')[0]}"
-    return f"{place}: {code}" if code else place
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

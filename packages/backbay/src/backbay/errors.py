@@ -66,6 +66,19 @@ def hidden(character: str) -> bool:
     return not character.isprintable() or _UNSEEN.match(character) is not None
 
 
+def line_of(trace: str) -> str:
+    """Return the innermost line of a stack trace, ``file:line: code``."""
+    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    places = [number for number, line in enumerate(lines) if line.startswith('File "')]
+    if not places:
+        return ""
+    last = places[-1]
+    file, _, rest = lines[last].removeprefix('File "').partition('", line ')
+    code = lines[last + 1] if last + 1 < len(lines) else ""
+    place = f"{file}:{rest.partition(',')[0]}"
+    return f"{place}: {code}" if code else place
+
+
 def _code(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 

@@ -23,6 +23,7 @@ from backbay.verify.record import Report as VerifyReport
 Tell = Callable[[str, str, str, str], None]
 """Called with engine, step, what is going on, and nothing."""
 
+_BASE = "install-base"
 _NO_LINE = "no pip line that installs it is catalogued"
 
 
@@ -103,13 +104,18 @@ def _try(engine: Engine, plan: Plan, registry: Registry, tell: Tell) -> None:
     say("venv", "making the environment")
     if not environment.make():
         raise InputError(f"no environment could be made: see {environment.folder / 'venv.log'}")
+    say("base", f"torch {plan.torch}, Backbay and models")
+    environment.install(_BASE, "", selection.base(here), limits.install_s)
+    base = environment.installed(_BASE)
+    if base is None or base.why_not:
+        raise InputError(
+            f"torch {plan.torch} and Backbay can't be installed: {base and base.why_not}"
+        )
     for number, line in enumerate(engine.lines):
         wanted = selection.requirements(line, here)
-        say("install", line or _NO_LINE)
-        if wanted is None:
-            continue
-        both = [*selection.base(here), *wanted]
-        environment.install(f"install-{number}", line, both, limits.install_s)
+        if wanted is not None:
+            say("install", line)
+            environment.install(f"install-{number}", line, wanted, limits.install_s)
     backends = [spec.name for spec in _installed(engine, environment)]
     if not backends:
         return
@@ -158,15 +164,7 @@ def _installed(engine: Engine, environment: EngineEnvironment) -> list[BackendSp
 
 
 def _loaded(environment: EngineEnvironment) -> list[Loaded]:
-    return _read(environment, "loaded", list[Loaded]) or []
-
-
-def _read(environment: EngineEnvironment, step: str, kind: Any) -> Any:
-    """Return what a step found; nothing where it was not done, or is no answer."""
-    try:
-        return msgspec.json.decode(environment.result(step).read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    return environment.found("loaded", list[Loaded]) or []
 
 
 def _report(engines: Sequence[Engine], plan: Plan, names: Sequence[str]) -> Report:
@@ -186,8 +184,8 @@ def _report(engines: Sequence[Engine], plan: Plan, names: Sequence[str]) -> Repo
 def rows(engine: Engine, environment: EngineEnvironment) -> Iterator[Row]:
     """Yield a row for each backend of an engine, of what its folder holds."""
     loaded = {x.backend: x for x in _loaded(environment)}
-    verified = {x: _read(environment, f"verify-{x}", VerifyReport) for x in MODELS}
-    raced = {x: _read(environment, f"race-{x.replace(':', '-')}", RaceReport) for x in WORKLOADS}
+    verified = {x: environment.found(f"verify-{x}", VerifyReport) for x in MODELS}
+    raced = {x: environment.found(f"race-{x.replace(':', '-')}", RaceReport) for x in WORKLOADS}
     for number, (line, specs) in enumerate(engine.lines.items()):
         installed = environment.installed(f"install-{number}")
         for spec in specs:
@@ -248,7 +246,7 @@ def _speeds(backend: str, raced: Mapping[str, RaceReport | None]) -> Iterator[Sp
 
 
 def _conformance(environment: EngineEnvironment, backend: str) -> dict[str, int] | None:
-    statement = _read(environment, f"conform-{backend}", dict[str, Any])
+    statement = environment.found(f"conform-{backend}", dict[str, Any])
     if statement is None:
         return None
     counts = Counter[str]()

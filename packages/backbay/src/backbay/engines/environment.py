@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -60,8 +61,9 @@ class EngineEnvironment:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def install(self, step: str, line: str, requirements: Sequence[str], timeout_s: float) -> None:
-        """Install beside torch, and keep what pip says; done before is not done again."""
-        if self.result(step).exists():
+        """Install beside torch, and keep what pip says; what failed before is tried again."""
+        before = self.installed(step)
+        if before is not None and not before.why_not:
             return
         pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check"]
         if self.constraints is not None:
@@ -72,9 +74,15 @@ class EngineEnvironment:
 
     def installed(self, step: str) -> Installed | None:
         """Return what became of an installation; nothing where it was not tried."""
-        if not self.result(step).exists():
+        found: Installed | None = self.found(step, Installed)
+        return found
+
+    def found(self, step: str, kind: Any) -> Any:
+        """Return what a step found; nothing where it was not done, or is no answer."""
+        try:
+            return msgspec.json.decode(self.result(step).read_bytes(), type=kind)
+        except (OSError, msgspec.MsgspecError):
             return None
-        return msgspec.json.decode(self.result(step).read_bytes(), type=Installed)
 
     def ask(self, step: str, module: Sequence[str], timeout_s: float) -> None:
         """Run ``python -m MODULE ARGUMENT...``; what it prints to standard output is the result.
@@ -136,12 +144,20 @@ class EngineEnvironment:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a command that still runs, and its group; it may say its last words first."""
     if process.poll() is not None:
         return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):  # Backbay's own children end when their parent is gone
-            os.killpg(process.pid, signal.SIGTERM)
-        process.terminate()
+    _signal(process, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_KILLED_S)
+    _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))
     process.kill()
+    process.wait()
+
+
+def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+    else:
+        process.terminate()

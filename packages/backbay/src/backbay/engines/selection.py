@@ -10,7 +10,7 @@ from urllib.request import url2pathname
 
 from backbay.errors import InputError
 from backbay.registry import BackendSpec, Registry
-from backbay.registry.availability import of_resolution
+from backbay.registry.availability import fits_machine
 from backbay.registry.distributions import Installed, required_name
 
 ADAPTERS = "backbay-adapters"
@@ -60,12 +60,8 @@ def chosen(registry: Registry, names: Sequence[str]) -> list[Engine]:
         if engine is not None and spec.install and spec.alias_of is None and spec.name != "backbay":
             engines.setdefault(engine, []).append(spec)
     if not names:
-        names = [
-            name
-            for name, spec in specs.items()
-            if of_resolution(registry.resolution(name), registry.environment).state != "no_device"
-            and engine_of(spec) in engines
-        ]
+        here = registry.environment
+        names = [x.name for each in engines.values() for x in each if fits_machine(x, here)]
     wanted = dict.fromkeys(_engine(registry, name, engines) for name in names)
     return [Engine(name=x, backends=tuple(engines[x])) for x in wanted]
 

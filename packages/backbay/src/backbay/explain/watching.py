@@ -18,8 +18,7 @@ import msgspec
 import torch
 from torch.fx import Graph, GraphModule
 
-from backbay.causes import line_of
-from backbay.errors import BackbayError
+from backbay.errors import BackbayError, line_of
 from backbay.explain.record import NearMissRecord, NodeRecord, PassRecord
 from backbay.graph.report import listing, rows, summary
 from backbay.kit.observing import observed_by

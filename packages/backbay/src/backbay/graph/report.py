@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from backbay.causes import line_of
+from backbay.errors import line_of
 from backbay.graph.values import value_of
 
 _NAMES = (

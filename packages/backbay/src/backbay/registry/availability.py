@@ -69,6 +69,12 @@ def check(spec: BackendSpec, environment: Environment, device: str | None = None
     return Availability(state="ready", reason=f"ready as declared; not tried: {declared}")
 
 
+def fits_machine(spec: BackendSpec, environment: Environment) -> bool:
+    """Whether this is a platform, with a device, that a backend runs on, installed or not."""
+    asked = _Asked(spec, environment, None)
+    return not [*asked.platform(), *asked.devices()]
+
+
 def is_absent(spec: BackendSpec, environment: Environment) -> bool:
     """Whether there is nothing to load: what provides it, or what it needs, is not installed.
 
