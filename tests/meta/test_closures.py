@@ -13,7 +13,8 @@ BARS = {
     "backbay_optimizer.backend": 75,
 }
 WITH_LATER = BARS | {"backbay_optimizer.backend": 97}
-"""Also lazily: tuning and timing (9), the registry and what words its errors (9), cutting and checking (3), a kernel."""
+"""Also lazily: tuning and timing (9), the registry and what words errors (9), cutting and checking
+(3), a kernel."""
 
 
 @pytest.mark.parametrize("module", BARS)

@@ -93,7 +93,7 @@ def reasons(row: Row) -> Iterator[str]:
         yield f"{error}{row.loaded.remedy}"
     said: dict[str, list[str]] = {}
     for case in row.cases:
-        if case.status != "right":
+        if case.status not in {"right", "not_tried"}:  # that is for what another case says
             said.setdefault(f"{case.status}: {case.reason}", []).append(f"{case.model}, {case.use}")
     for speed in row.speeds:
         if speed.status != "ok":
