@@ -16,8 +16,7 @@ from backbay.registry.distributions import (
     normalise,
 )
 from backbay.registry.environment import Environment
-from backbay.registry.manifest import name_problem
-from backbay.registry.spec import MOST_BACKENDS, BackendSpec, Origin
+from backbay.registry.spec import MOST_BACKENDS, BackendSpec, Origin, name_problem
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 MANIFEST_GROUP = "backbay.backends"
