@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from backbay.registry import BackendSpec, Environment
 from backbay.registry.distributions import required_name
@@ -28,10 +27,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 def machine(device_name: str) -> Machine:
     """Describe this machine; of its cores, those that this process may use count."""
+    import psutil  # noqa: PLC0415 (an extra, and a record is read without it)
+
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     return Machine(
         system=f"{platform.system()} {platform.release()}",
-        processor=_processor(),
+        processor=processor(),
         cores=len(usable) if usable is not None else os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         device=device_name,
@@ -43,6 +44,8 @@ def disturbance() -> str | None:
 
     Takes half a second. ``None`` where the machine is quiet.
     """
+    import psutil  # noqa: PLC0415 (as above)
+
     busy = psutil.cpu_percent(interval=_LOOK_S) / 100 * (psutil.cpu_count() or 1)
     if busy < _QUIET_CORES:
         return None
@@ -80,7 +83,8 @@ def versions(
     return named | ({"torch": torch_version} if torch_version else {})
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
