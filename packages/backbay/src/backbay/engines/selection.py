@@ -14,7 +14,8 @@ from backbay.registry.availability import fits_machine
 from backbay.registry.distributions import Installed, required_name
 
 ADAPTERS = "backbay-adapters"
-_BASE = ("backbay[models,race]", "backbay-conformance")
+_BASE = ("backbay[race]", "backbay-conformance")
+_MODELS = ("backbay[models]",)
 _PIP = ["pip", "install"]
 
 
@@ -76,8 +77,13 @@ def _engine(registry: Registry, name: str, engines: dict[str, list[BackendSpec]]
 
 
 def base(installed: Installed) -> list[str]:
-    """Return what is installed of Backbay and of models, as pip takes it."""
+    """Return what is installed of Backbay, as pip takes it."""
     return [_ours(line, installed) for line in _BASE]
+
+
+def models(installed: Installed) -> list[str]:
+    """Return what brings the models that are raced; an engine is loaded before they are there."""
+    return [_ours(line, installed) for line in _MODELS]
 
 
 def requirements(line: str, installed: Installed) -> list[str] | None:
