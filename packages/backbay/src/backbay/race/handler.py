@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from backbay.errors import one_line
+from backbay.causes import one_line
 from backbay.proof import Workload, digest, evidence
 from backbay.proof.bank import Inputs
 from backbay.race import process_state

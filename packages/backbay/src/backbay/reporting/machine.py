@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from backbay.registry import BackendSpec, Environment
+from backbay.registry.distributions import required_name
 
 _LOOK_S = 0.5
 _QUIET_CORES = 0.3
@@ -61,13 +62,19 @@ def versions(
 
     Args:
         environment: where to look.
-        raced: the backends in the race; what provides them is included.
+        raced: the backends in the race; what provides them is included, and the engines that they
+            require.
         extra: further distributions to include where they are installed.
     """
     import backbay  # noqa: PLC0415 (backbay imports this package lazily, and so back)
 
     named = {"python": platform.python_version(), "backbay": backbay.__version__}
-    providers = [spec.origin.distribution for spec in raced if spec.origin.distribution]
+    providers = [
+        name
+        for spec in raced
+        for name in (spec.origin.distribution, *map(required_name, spec.requires.distributions))
+        if name
+    ]
     for name in ["torch", "triton", *extra, *providers]:
         found = environment.installed.find(name)
         if found is not None:

@@ -4,7 +4,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from backbay import compile_log
-from backbay.errors import one_line
+from backbay.causes import one_line
 from backbay.proof import Proof, Step, Verdict
 from backbay.registry import CompilerFn
 from backbay.verify.record import CheckRecord, ProofRecord

@@ -13,7 +13,8 @@ import torch
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
-from backbay.errors import ProofImpossible, one_line
+from backbay.causes import one_line
+from backbay.errors import ProofImpossible
 from backbay.proof import Golden, Step, Workload, make_golden, observe
 from backbay.registry import CompilerFn
 from backbay.reporting.lines import Place, innermost
