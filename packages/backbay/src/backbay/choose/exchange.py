@@ -4,8 +4,9 @@ from pathlib import Path
 
 import msgspec
 
+from backbay.causes import one_line
 from backbay.choose.decision import Decision
-from backbay.errors import InputError, one_line
+from backbay.errors import InputError
 
 SCHEMA = "backbay.decisions/1"
 LARGEST = 64 << 20  # bytes

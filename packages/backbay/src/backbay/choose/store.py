@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from backbay.cache import cache_folder, check_owner, own_folder
+from backbay.causes import one_line
 from backbay.choose.decision import Decision
-from backbay.errors import InputError, one_line
+from backbay.errors import InputError
 
 FILE = "decisions.sqlite"
 VERSION = 1
