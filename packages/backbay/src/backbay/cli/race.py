@@ -10,6 +10,7 @@ from backbay.cli.output import write, written_anyway
 from backbay.cli.parameters import DEVICE, SECONDS, SEED
 from backbay.errors import plain
 from backbay.race import DTYPES, Limits, Report, run
+from backbay.race.field import ALL
 from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT, SIZES
 
@@ -18,13 +19,17 @@ _EXAMPLES = """
 Examples:
   backbay race
   backbay race hf:llama hf:bert timm:resnet50 --backends eager,aot_eager,inductor
+  backbay race hf:bert --backends all,tvm   every ready one, and a row that says why tvm is not
   backbay race train.py:model --train --dtype bfloat16 --html race.html
 """
 
 
 @click.command("race", epilog=_EXAMPLES)
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
-@click.option("--backends", help="Names, module:function or file.py:function, by commas.")
+@click.option("--backends", default=ALL, show_default=True,
+              help="Names, module:function or file.py:function, by commas; all: every ready one.",
+              )  # fmt: skip
+@click.option("--require-all", is_flag=True, help="Refuse to race unless each named one is ready.")
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option(
@@ -45,7 +50,8 @@ Examples:
 def command(
     *,
     workloads: tuple[str, ...],
-    backends: str | None,
+    backends: str,
+    require_all: bool,
     train: bool,
     dtype: str,
     device: str | None,
@@ -62,21 +68,23 @@ def command(
     A WORKLOAD is decoder (built in, the default), hf:NAME, timm:NAME, or your own file.py:function
     or module:function that returns (model, args), (model, args, kwargs) or a backbay.Workload.
 
+    A backend that is named and not ready is a row with its reason.
+
     Exit code 0: every workload was raced, whatever became of a backend. 1: one could not be: it
-    died, or eager itself failed. 2: what was asked for does not exist, or can't be written.
+    died, or eager itself failed. 2: what was asked for does not exist, or can't be written; none of
+    the backends named is ready, or with --require-all one is not.
     Interrupted, the race writes what it has, marked partial, and ends with 130 or 143.
     """
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
 
     check_writable(json_path, html_path)
-    names = None
-    if backends is not None:
-        names = [PluginName(name.strip()) for name in backends.split(",") if name.strip()]
+    names = [PluginName(name.strip()) for name in backends.split(",") if name.strip()]
     with written_anyway(lambda report: _write(report, json_path, html_path)), progress() as tell:
         report = run(
             workloads or DEFAULT,
             backends=names,
+            require_all=require_all,
             train=train,
             dtype=dtype,
             device=device,

@@ -11,14 +11,15 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from backbay import compile_log
+from backbay.judge import process_state
+from backbay.judge.runs import Ran, Runs
 from backbay.proof import Workload
 from backbay.proof.bank import Inputs
 from backbay.proof.golden import proof_context
 from backbay.proof.shrink import shrunk
-from backbay.race import ownership, process_state
+from backbay.race import ownership
 from backbay.race.record import LeftToTorch
 from backbay.race.requests import Finished, Proving
-from backbay.race.runs import Ran, Runs
 from backbay.registry import CompilerFn
 from backbay.timing.device import synchronize
 

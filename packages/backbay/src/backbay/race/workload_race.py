@@ -15,6 +15,7 @@ import msgspec
 
 from backbay.errors import WorkloadInvalid
 from backbay.judge import Judge, Judged, Judgement, Piece, Prepared
+from backbay.judge.calls import CALLS
 from backbay.judge.client import OpenSession as OpenReference
 from backbay.judge.client import secret
 from backbay.race.caches import Caches
@@ -53,31 +54,6 @@ class Sessions:
 
 Tell = Callable[[str, str, str, str], None]
 """Called with workload, backend, what is going on, and how far it is; the last may be empty."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Planned:
-    """One call that is judged before anything is timed."""
-
-    inputs: int
-    fresh: bool = False
-
-    def what(self, number: int) -> str:
-        """Word which call it is."""
-        values = "new values" if self.inputs else "the workload's own values"
-        where = "other addresses" if self.fresh else "the same addresses"
-        return f"in call {number}, {values} at {where}" if number > 1 else "in the first call"
-
-
-CALLS = (
-    *(_Planned(inputs=0), _Planned(inputs=0)),  # one compiles, one is warm
-    *(_Planned(inputs=1), _Planned(inputs=0, fresh=True), _Planned(inputs=2)),
-    *(_Planned(inputs=0), _Planned(inputs=1, fresh=True), _Planned(inputs=2)),
-    *(_Planned(inputs=1), _Planned(inputs=0), _Planned(inputs=2, fresh=True)),
-)
-"""What is kept by address, by shape, by number of calls or in one buffer is wrong in one of them.
-Of faults that occur in one call in N, that many calls find 1 - (1 - 1/N)^11; three more that are
-timed, and one afterwards, are judged as well."""
 
 
 @dataclass(kw_only=True)

@@ -229,7 +229,9 @@ def manifest_path(entry_point: EntryPoint) -> str | None:
         return None
     beside = os.path.dirname(entry_point.distribution.folder)
     path = os.path.join(beside, *parts, filename.strip())
-    return path if os.path.isfile(path) else _of_editable(parts, filename.strip())
+    if os.path.isfile(path) or os.path.isfile(beside):  # a zip file, which is read as one
+        return path
+    return _of_editable(parts, filename.strip())
 
 
 def _of_editable(parts: list[str], filename: str) -> str | None:

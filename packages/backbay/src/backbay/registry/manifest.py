@@ -206,6 +206,7 @@ _FAULT: Mapping[str, _Field] = {
     "version": _SPECIFIER,
     "reason": _TEXT,
     "remedy": _TEXT,
+    "errors": _list(_TEXT, "texts"),
 }
 _OPTION: Mapping[str, _Field] = {
     "type": _one_of(*OPTION_TYPES),

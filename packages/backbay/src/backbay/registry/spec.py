@@ -146,6 +146,8 @@ class KnownFault:
     """PEP 440 specifier of torch's versions."""
     version: str | None = None
     """PEP 440 specifier of the providing distribution's versions."""
+    errors: tuple[str, ...] = ()
+    """What its error says, word for word: an error that holds one of these is this fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
