@@ -65,7 +65,7 @@ def exported_program(graph_module: GraphModule) -> ExportedProgram:
         graph_signature=signature,
         state_dict=dict(buffers),
         range_constraints=_ranges(nodes),
-        module_call_graph=[_called(signature, inputs)],
+        module_call_graph=[_called(len(inputs), len(results))],
         example_inputs=(tuple(value_of(x) for x in inputs), {}),
     )
 
@@ -80,19 +80,16 @@ def _argument(value: Any) -> ArgumentSpec:
     return ConstantArgument(value.name, value_of(value))
 
 
-def _called(signature: ExportGraphSignature, inputs: list[Node]) -> ModuleCallEntry:
-    arguments = [x.arg for x in signature.input_specs if x.kind == InputKind.USER_INPUT]
-    results = [x.arg for x in signature.output_specs]
-    given = ((0,) * len(inputs), dict[str, Any]())
-    return ModuleCallEntry(
-        fqn="",
-        signature=ModuleCallSignature(
-            inputs=arguments,
-            outputs=results,
-            in_spec=pytree.tree_structure(given),
-            out_spec=pytree.tree_structure((0,) * len(results)),
-        ),
+def _called(arguments: int, results: int) -> ModuleCallEntry:
+    given = ((0,) * arguments, dict[str, Any]())
+    # Without names, as torch.export leaves them for the root: decompositions would look for them.
+    signature = ModuleCallSignature(
+        inputs=[],
+        outputs=[],
+        in_spec=pytree.tree_structure(given),
+        out_spec=pytree.tree_structure((0,) * results),
     )
+    return ModuleCallEntry(fqn="", signature=signature)
 
 
 def _ranges(nodes: list[Node]) -> dict[Any, Any]:
