@@ -49,7 +49,7 @@ def read_bytes_cached(path: Path) -> bytes | None:
     """
     try:
         for holder in (*_holders(path), path):
-            _check(holder)
+            check_owner(holder)
         return path.read_bytes()
     except Untrusted:
         raise
@@ -74,11 +74,7 @@ def write_bytes_cached(path: Path, kept: bytes) -> None:
         Untrusted: it would not be believed: others may write to its folder.
         OSError: it can't be written.
     """
-    holders = _holders(path)
-    holders[0].parent.mkdir(parents=True, exist_ok=True)
-    for holder in holders:
-        holder.mkdir(mode=0o700, exist_ok=True)
-        _check(holder)
+    own_folder(path)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
         temporary = Path(file.name)
     try:
@@ -88,6 +84,20 @@ def write_bytes_cached(path: Path, kept: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def own_folder(path: Path) -> None:
+    """Make the folders that hold a file of the cache, where nobody else may write.
+
+    Raises:
+        Untrusted: others may write to one that is there.
+        OSError: one can't be made.
+    """
+    holders = _holders(path)
+    holders[0].parent.mkdir(parents=True, exist_ok=True)
+    for holder in holders:
+        holder.mkdir(mode=0o700, exist_ok=True)
+        check_owner(holder)
+
+
 def _holders(path: Path) -> list[Path]:
     """Return the folders from the cache folder down to a file's own; elsewhere, its own."""
     root = cache_folder()
@@ -95,7 +105,13 @@ def _holders(path: Path) -> list[Path]:
     return inside[::-1] or [path.parent]
 
 
-def _check(path: Path) -> None:
+def check_owner(path: Path) -> None:
+    """Check that a file or folder belongs to this user or to root, and nobody else may write it.
+
+    Raises:
+        Untrusted: it doesn't, or others may; the message says what to do.
+        FileNotFoundError: there is none.
+    """
     found = path.stat()
     if not hasattr(os, "geteuid"):
         return

@@ -75,6 +75,9 @@ class Result(Trying, frozen=True, kw_only=True):
     ratio_to_inductor_ci: Interval | None = None
     samples_ms: tuple[float, ...] = ()
     """One sample a round: the mean of a block of calls."""
+    eager_samples_ms: tuple[float, ...] = ()
+    """Eager's in the same rounds, where they are others than those of its own row: this backend was
+    timed by itself, and its ratios are by way of these."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,13 +11,13 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from backbay import compile_log
+from backbay.judge import process_state
+from backbay.judge.runs import Ran, Runs
 from backbay.proof import Workload
 from backbay.proof.bank import Inputs
 from backbay.proof.golden import proof_context
 from backbay.proof.shrink import shrunk
-from backbay.race import process_state
 from backbay.race.requests import Finished, Proving
-from backbay.race.runs import Ran, Runs
 from backbay.registry import CompilerFn
 from backbay.timing.device import synchronize
 
