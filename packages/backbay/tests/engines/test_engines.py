@@ -20,6 +20,7 @@ from backbay.errors import InputError, Interrupted
 from backbay.race.record import Report as RaceReport
 from backbay.race.record import Result
 from backbay.race.record import Settings as RaceSettings
+from backbay.registry import Registry
 from backbay.reporting.machine import Machine
 from backbay.verify.record import BackendRecord, CheckRecord
 from backbay.verify.record import Report as VerifyReport
@@ -207,6 +208,43 @@ def test_conformance_is_run_unasked_or_not_when_asked(commands, plan, registry):
     report = run(["openvino"], asked, registry=registry)
     assert report.rows[0].conformance == {"pass": 4, "fail": 2}
     assert report.rows[1].conformance is None
+
+
+def test_the_share_of_an_adapter_is_lost_or_asked_of_the_stock_backend(commands, plan, registry):
+    adapter = LOADED | {"backend": "backbay_openvino"}
+    share = {"backend": "backbay_openvino", "workload": "hf:bert", "owned": 90, "operators": 100}
+
+    def printed(step: str) -> bytes:
+        if step == "loaded":
+            return json.dumps([LOADED, adapter]).encode()
+        if step.startswith("owned"):
+            return json.dumps([share] if step == "owned-hf-bert" else []).encode()
+        return Commands.printed(commands, step)
+
+    commands.printed = printed
+    stock, own = run(["openvino"], plan, registry=registry).rows
+    assert commands.arguments["owned-hf-bert"][-2:] == ["hf:bert", "backbay_openvino"]
+    assert stock.owned == ()
+    assert [(x.owned, x.operators) for x in own.owned] == [(90, 100)]
+    assert "90 of 100" in markdown(run(["openvino"], plan, registry=registry))
+
+
+@pytest.mark.slow
+def test_what_another_backend_ran_is_counted_as_the_engines(monkeypatch):
+    from backbay import compile_log
+    from backbay.engines import owning
+
+    def halves(graph_module, example_inputs):
+        record = compile_log.Record(asked="halves", ran="halves", why="", nodes=4, owned=2)
+        compile_log.note(record)
+        return graph_module.forward
+
+    registry = Registry()
+    registry.register_backend(halves, "halves")
+    monkeypatch.setattr(owning, "default_registry", registry)
+    found = owning.owned("backbay.engines.models:mlp", "halves")
+    assert (found.owned, found.operators) == (2, 4)
+    assert owning.owned("backbay.engines.models:mlp", "eager") is None
 
 
 def test_a_backend_that_does_not_load_is_raced(commands, plan, registry):

@@ -12,7 +12,7 @@ import msgspec
 
 from backbay.engines import selection
 from backbay.engines.environment import EngineEnvironment
-from backbay.engines.record import MODELS, USES, WORKLOADS, Case, Loaded, Report, Row, Speed
+from backbay.engines.record import MODELS, USES, WORKLOADS, Case, Loaded, Owned, Report, Row, Speed
 from backbay.engines.selection import Engine
 from backbay.errors import InputError, Interrupted
 from backbay.race.record import Report as RaceReport
@@ -124,29 +124,36 @@ def _try(engine: Engine, plan: Plan, registry: Registry, tell: Tell) -> None:
     arguments = ["backbay.engines.loading", str(seconds), *backends]
     environment.ask("loaded", arguments, (seconds + 30.0) * len(backends))
     works = [x.backend for x in _loaded(environment) if x.works]
-    if not works:
-        return
-    for step, text, module in _questions(works, plan):
+    adapters = [x.name for x in engine.backends if x.name in works and selection.is_adapter(x)]
+    for step, text, module in _questions(works, adapters, plan) if works else ():
         say(step, text)
         allowed = limits.conformance_s if step.startswith("conform") else limits.model_s
         environment.ask(step, module, allowed * len(works))
 
 
-def _questions(works: Sequence[str], plan: Plan) -> Iterator[tuple[str, str, list[str]]]:
+def _questions(
+    works: Sequence[str], adapters: Sequence[str], plan: Plan
+) -> Iterator[tuple[str, str, list[str]]]:
     """Yield each step, what it is, and the command that answers it with JSON."""
     both = ",".join(works)
     for model in MODELS:
         said = ["verify", f"backbay.engines.models:{model}", "--backends", both, "--blame", "0"]
         yield f"verify-{model}", f"{model}: {', '.join(USES)}", _command(*said)
     for workload in WORKLOADS:
-        step = f"race-{workload.replace(':', '-')}"
         seconds = f"{plan.limits.race_s:g}"
         said = ["race", workload, "--backends", f"inductor,{both}", "--seconds", seconds]
-        yield step, f"race on {workload}", _command(*said)
+        yield _step("race", workload), f"race on {workload}", _command(*said)
+        if adapters:
+            module = ["backbay.engines.owning", workload, *adapters]
+            yield _step("owned", workload), f"operators of {workload}", module
     if plan.conformance:
         for backend in works:
             said = ["conform", backend, "--profile", "quick"]
             yield f"conform-{backend}", "conformance, quick", _command(*said)
+
+
+def _step(kind: str, workload: str) -> str:
+    return f"{kind}-{workload.replace(':', '-')}"
 
 
 def _command(*arguments: str) -> list[str]:
@@ -185,7 +192,10 @@ def rows(engine: Engine, environment: EngineEnvironment) -> Iterator[Row]:
     """Yield a row for each backend of an engine, of what its folder holds."""
     loaded = {x.backend: x for x in _loaded(environment)}
     verified = {x: environment.found(f"verify-{x}", VerifyReport) for x in MODELS}
-    raced = {x: environment.found(f"race-{x.replace(':', '-')}", RaceReport) for x in WORKLOADS}
+    raced = {x: environment.found(_step("race", x), RaceReport) for x in WORKLOADS}
+    owned = [
+        each for x in WORKLOADS for each in environment.found(_step("owned", x), list[Owned]) or []
+    ]
     for number, (line, specs) in enumerate(engine.lines.items()):
         installed = environment.installed(f"install-{number}")
         for spec in specs:
@@ -204,6 +214,7 @@ def rows(engine: Engine, environment: EngineEnvironment) -> Iterator[Row]:
                 row,
                 loaded=loaded.get(spec.name),
                 cases=tuple(_cases(spec.name, verified)),
+                owned=tuple(x for x in owned if x.backend == spec.name),
                 speeds=tuple(_speeds(spec.name, raced)),
                 conformance=_conformance(environment, spec.name),
             )

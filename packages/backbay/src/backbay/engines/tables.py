@@ -26,7 +26,8 @@ _SPEED = """
 ## How fast
 
 Eager's time over the backend's in inference, then inductor's, with 95 % intervals, as
-`backbay race` finds them: above 1 is faster. A backend that is wrong or fails has no time.
+`backbay race` finds them: above 1 is faster. A backend that is wrong or fails has no time. Of
+adapters, then how many operators the engine runs itself, of how many.
 """
 
 
@@ -137,18 +138,17 @@ def _conformance(row: Row) -> str:
 
 def _speeds(row: Row) -> Iterator[str]:
     found = {x.workload: x for x in row.speeds}
+    owned = {x.workload: f"{x.owned} of {x.operators}" for x in row.owned}
     for workload in WORKLOADS:
         speed = found.get(workload)
-        if speed is None:
-            yield _NOT_TRIED
-        elif speed.status != "ok":
-            yield speed.status
-        else:
+        said = [_NOT_TRIED] if speed is None else [speed.status]
+        if speed is not None and speed.status == "ok":
             ratios = (
                 wording.ratio(speed.to_eager, speed.to_eager_ci),
                 wording.ratio(speed.to_inductor, speed.to_inductor_ci),
             )
-            yield ", ".join(str(x) for x in ratios)
+            said = [str(x) for x in ratios]
+        yield ", ".join([*said, *([owned[workload]] if workload in owned else [])])
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
