@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
+from backbay.judge import process_state
 from backbay.proof import Step, Workload
-from backbay.race import process_state
 from backbay.race.ring import Ring
 
 

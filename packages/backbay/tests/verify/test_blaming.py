@@ -6,7 +6,7 @@ import pytest
 
 from backbay.session import Lost
 from backbay.verify import blaming
-from backbay.verify.requests import Alone, Call, Called, Calls, Course, Situation
+from backbay.verify.requests import Alone, AlonePrepared, Call, Course, Situation
 from backbay.workloads.setup import WorkloadSetup
 
 SETUP = WorkloadSetup(workload="w", size=None, mode="infer", dtype="float32", device="cpu", seed=0)
@@ -14,7 +14,7 @@ CHAIN = ("", *(".".join("a" * n) for n in range(1, 50)))
 
 
 class Hanging:
-    """Answers nothing but which modules there are: each calls the next. A clock runs along."""
+    """Answers nothing. A clock runs along."""
 
     def __init__(self):
         self.now, self.limits = 0.0, []
@@ -24,14 +24,24 @@ class Hanging:
             self.limits.append(timeout_s)
             self.now += timeout_s
             raise Lost(f"no answer within {timeout_s:g} s", "timeout")
-        assert isinstance(request, Calls)
+        raise AssertionError(request)
+
+
+class KnowingJudge:
+    """Answers at once which modules there are, and that each has a truth."""
+
+    def called(self, course, timeout_s):
         pairs = itertools.pairwise((None, *CHAIN))
-        return Called(
-            calls=tuple(
-                Call(module=x, caller=caller, type="Module", forward="", called_at="")
-                for caller, x in pairs
-            )
+        return tuple(
+            Call(module=x, caller=caller, type="Module", forward="", called_at="")
+            for caller, x in pairs
         )
+
+    def prepare_alone(self, course, situation, module, timeout_s):
+        return AlonePrepared()
+
+    def place(self):
+        return ""
 
 
 @pytest.fixture
@@ -41,6 +51,7 @@ def search(monkeypatch):
         monkeypatch.setattr(blaming.time, "monotonic", lambda: session.now)
         found = blaming.Search(
             session=session,
+            judge=KnowingJudge(),
             course=Course(setup=SETUP, folder=""),
             backend="hangs",
             situation=Situation(),

@@ -53,10 +53,12 @@ def test_an_honest_backend_is_called_wrong():
     assert report.passed, report.sentence
     assert list(checks) == [
         ("infer", "forward"),
+        ("infer", "calls"),
         ("infer", "batch 5"),
         ("infer", "batch 3"),
         ("train", "forward"),
         ("train", "gradients"),
+        ("train", "calls"),
         ("train", "step 2"),
         ("train", "step 3"),
         ("train", "batch 5"),
@@ -146,7 +148,8 @@ def test_a_fault_of_a_rung_is_attributed_to_the_backend(monkeypatch):
     model, args = faulty.model()
     workload = backbay.Workload(model, args, name="model")
     report = run(workload, backends=["inductor"], train=False, batches=[], registry=registry)
-    (check,) = report.results[0].checks
+    check, calls = report.results[0].checks
+    assert (check.check, calls.check) == ("forward", "calls")
     assert check.attributed_to == "aot_eager"
     assert check.reference_backends == {"eager": "right", "aot_eager": "wrong"}
     assert "aot_eager fails alike" in report.sentence
@@ -273,11 +276,12 @@ def test_torchs_own_backends_are_called_wrong(here, workload, backend, train):
     report = run(workload, backends=[backend], device="cpu", **options)
     assert report.passed, report.sentence
     (result,) = report.results
-    infer = [("infer", "forward"), ("infer", "batch 3")]
+    infer = [("infer", "forward"), ("infer", "calls"), ("infer", "batch 3")]
     assert [(x.mode, x.check) for x in result.checks] == [
         *(infer if train is None else []),
         ("train", "forward"),
         ("train", "gradients"),
+        ("train", "calls"),
         ("train", "step 2"),
         ("train", "batch 3"),
     ]

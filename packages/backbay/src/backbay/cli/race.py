@@ -38,9 +38,11 @@ Examples:
 @click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--timeout", type=SECONDS, default=Limits().backend_s, show_default=True,
-              help="Seconds for one backend to compile and be proven.")  # fmt: skip
+              help="Seconds for one backend to compile and be proven, or be timed.")  # fmt: skip
 @click.option("--seconds", type=SECONDS, default=Limits().timing_s, show_default=True,
               help="Seconds of timing for each workload.")  # fmt: skip
+@click.option("--timing-limit", type=SECONDS, default=Limits().whole_s, show_default=True,
+              help="Seconds after which a workload's timing is cut off.")  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Write everything as JSON; - for standard output.")  # fmt: skip
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
@@ -57,6 +59,7 @@ def command(
     seed: int,
     timeout: float,
     seconds: float,
+    timing_limit: float,
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
@@ -87,7 +90,7 @@ def command(
             device=device,
             size=size,
             seed=seed,
-            limits=Limits(backend_s=timeout, timing_s=seconds),
+            limits=Limits(backend_s=timeout, timing_s=seconds, whole_s=timing_limit),
             tell=tell,
         )
     _write(report, json_path, html_path)

@@ -1,8 +1,8 @@
 """What a run gave, as a file for another process: a bounded header and raw bytes, never code.
 
 Tensors are kept in the safetensors format, as bytes; their dtypes, shapes and strides, and what
-else was observed of the run, are JSON in its header. Whoever reads such a file need not trust who
-wrote it: what does not fit together is `InvalidEvidence`.
+else was observed of the run, are JSON in its header. A sparse one is kept as its parts. Whoever
+reads such a file need not trust who wrote it: what does not fit together is `InvalidEvidence`.
 """
 
 import math
@@ -30,6 +30,18 @@ _DTYPES = {
     if isinstance(x, torch.dtype) and "q" not in str(x)
 }
 _GROUPS = ("tensors", "gradients", "changed")
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+"""Of each sparse layout, the methods that return what it is made of."""
+SPARSE_LAYOUTS = frozenset(_PARTS)
+_SPARSE = {str(x).removeprefix("torch."): x for x in _PARTS}
+_MOST_GAPS = 64
+"""Elements of memory for each of a tensor's, at most, for it to be laid out with its gaps."""
 
 
 class InvalidEvidence(Exception):  # noqa: N818 (what a file is, not a failure of who reads it)
@@ -42,6 +54,14 @@ class _Layout(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+
+class _Sparse(msgspec.Struct, frozen=True, array_like=True):
+    """How the parts of one sparse tensor are to be put together."""
+
+    layout: str
+    shape: tuple[int, ...]
+    coalesced: bool
 
 
 class _Rest(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +80,7 @@ class _Rest(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True):
     layouts: dict[str, _Layout]
+    sparse: dict[str, _Sparse] = {}
     rest: _Rest | None = None
 
 
@@ -101,7 +122,7 @@ def write(outcome: Outcome, path: str | PathLike[str]) -> None:
     """Write an outcome to a file.
 
     Raises:
-        InvalidEvidence: it holds a tensor that is not plain memory, such as a sparse one.
+        InvalidEvidence: it holds a tensor that is not plain memory, such as a quantized one.
     """
     gradients = {name: x for name, x in outcome.gradients.items() if x is not None}
     groups = {"tensors": outcome.tensors, "gradients": gradients, "changed": outcome.changed}
@@ -153,14 +174,22 @@ def write_tensors(
     Raises:
         InvalidEvidence: one is not plain memory.
     """
-    raw, layouts = {}, {}
+    raw, layouts, sparse = {}, {}, {}
     for name, value in tensors.items():
-        if value.layout != torch.strided or value.is_quantized:
-            raise InvalidEvidence(f"{name} is {value.layout}, and no plain memory")
-        here = value.detach().resolve_conj().resolve_neg()
-        layouts[name] = _Layout(_dtype_name(here), tuple(here.shape), here.stride())
-        raw[name] = here.contiguous().cpu().flatten().view(torch.uint8)
-    header = msgspec.json.encode(_Header(layouts=layouts, rest=rest)).decode()
+        if value.layout in _PARTS:
+            coalesced = value.layout == torch.sparse_coo and value.is_coalesced()
+            layout = str(value.layout).removeprefix("torch.")
+            sparse[name] = _Sparse(layout, tuple(value.shape), coalesced)
+            found = {_part(name, x): getattr(value.detach(), x)() for x in _PARTS[value.layout]}
+        else:
+            found = {name: value}
+        for part, plain in found.items():
+            if plain.layout != torch.strided or plain.is_quantized:
+                raise InvalidEvidence(f"{name} is {value.layout}, and no plain memory")
+            here = plain.detach().resolve_conj().resolve_neg()
+            layouts[part] = _Layout(_dtype_name(here), tuple(here.shape), here.stride())
+            raw[part] = here.contiguous().cpu().flatten().view(torch.uint8)
+    header = msgspec.json.encode(_Header(layouts=layouts, sparse=sparse, rest=rest)).decode()
     save_file(raw, path, metadata={_KEY: header})
 
 
@@ -186,7 +215,8 @@ def _read(path: str | PathLike[str]) -> tuple[dict[str, torch.Tensor], _Rest | N
             if header.layouts.keys() != set(opened.keys()):
                 raise InvalidEvidence("its header is of other tensors")
             found = {n: _restored(opened.get_tensor(n), x) for n, x in header.layouts.items()}
-            return found, header.rest
+            whole = {n: _joined(n, x, found) for n, x in header.sparse.items()}
+            return found | whole, header.rest
     except (SafetensorError, msgspec.MsgspecError, OSError) as error:
         raise InvalidEvidence(str(error).partition("\n")[0][:200]) from error
 
@@ -206,9 +236,53 @@ def _restored(raw: torch.Tensor, layout: _Layout) -> torch.Tensor:
         dense = bool(torch.ops.aten.is_non_overlapping_and_dense(meta))
     except RuntimeError as error:
         raise InvalidEvidence(f"no tensor has strides {list(layout.strides)[:16]}") from error
-    if not dense:
-        return value
-    return torch.empty_strided(layout.shape, layout.strides, dtype=dtype).copy_(value)
+    if dense:
+        return torch.empty_strided(layout.shape, layout.strides, dtype=dtype).copy_(value)
+    return _with_gaps(value, layout.strides)
+
+
+def _with_gaps(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor laid out as it was: with gaps, or the same memory for several elements.
+
+    Where that would take much memory it has none.
+    """
+    shape, given = value.shape, value
+    for dim, stride in enumerate(strides):
+        if stride == 0 and value.numel():
+            value = value.narrow(dim, 0, 1)
+    span = sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True))
+    if not value.numel() or not 0 <= span < value.numel() * _MOST_GAPS:
+        return given
+    memory = torch.zeros(span + 1, dtype=value.dtype)
+    laid_out = memory.as_strided(value.shape, strides)
+    try:
+        laid_out.copy_(value)
+    except RuntimeError:  # elements overlap
+        return given
+    return laid_out.expand(shape)
+
+
+def _part(name: str, method: str) -> str:
+    return f"{name}\0{method}"
+
+
+def _joined(name: str, sparse: _Sparse, found: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return a sparse tensor, and take its parts from what was found."""
+    layout = _SPARSE.get(sparse.layout)
+    if layout is None:
+        raise InvalidEvidence(f"no tensor is {sparse.layout[:40]}")
+    try:
+        parts = [found.pop(_part(name, x)) for x in _PARTS[layout]]
+        if layout == torch.sparse_coo:
+            indices, values = parts
+            made = torch.sparse_coo_tensor(indices, values, sparse.shape, check_invariants=True)
+            return made._coalesced_(sparse.coalesced)
+        compressed, plain, values = parts
+        return torch.sparse_compressed_tensor(
+            compressed, plain, values, sparse.shape, layout=layout, check_invariants=True
+        )
+    except (KeyError, RuntimeError, TypeError) as error:
+        raise InvalidEvidence(f"no tensor is {sparse.layout} of such parts") from error
 
 
 def _portable(value: Any) -> Any:

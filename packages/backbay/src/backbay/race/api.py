@@ -20,6 +20,7 @@ from backbay.race.remedies import with_remedy
 from backbay.race.requests import SERVICE, Load, Reply, Request
 from backbay.race.timing import Limits
 from backbay.race.workload_race import Sessions, Tell, WorkloadRace
+from backbay.ranges import check_seconds, check_seed
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
 from backbay.reporting import machine
@@ -98,6 +99,8 @@ def run(
         Interrupted: by Ctrl-C; it has the report of what had been raced.
     """
     check_installed("a race")
+    limits = limits or Limits()
+    _check_numbers(seed, limits)
     if not isinstance(workloads, str | Sequence):
         device, dtype = placed(workloads)
     device = device or registry.environment.default_device
@@ -123,7 +126,7 @@ def run(
     )
     races: list[WorkloadRace] = []
     try:
-        _race_all(races, setups, entrants, sessions, limits=limits or Limits(), tell=tell)
+        _race_all(races, setups, entrants, sessions, limits=limits, tell=tell)
     except KeyboardInterrupt as stopped:
         if not races:
             raise
@@ -131,6 +134,12 @@ def run(
         report = _report(races, settings, registry, notes, same_process=same_process)
         raise Interrupted(msgspec.structs.replace(report, partial=True)) from stopped
     return _report(races, settings, registry, notes, same_process=same_process)
+
+
+def _check_numbers(seed: int, limits: Limits) -> None:
+    check_seed(seed)
+    for name in ("backend_s", "timing_s", "whole_s"):
+        check_seconds(f"limits.{name}", getattr(limits, name))
 
 
 def _race_all(

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import torch
 
 from backbay.causes import one_line
+from backbay.judge import process_state
+from backbay.judge.runs import Runs, state
 from backbay.proof import Workload, digest, evidence
 from backbay.proof.bank import Inputs
-from backbay.race import process_state
 from backbay.race.requests import (
     Call,
     Done,
@@ -27,7 +28,6 @@ from backbay.race.requests import (
     Try,
 )
 from backbay.race.ring import Ring, fitting
-from backbay.race.runs import Runs, state
 from backbay.race.trial import EAGER, Trial, compiled
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.timing import clock

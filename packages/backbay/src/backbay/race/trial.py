@@ -11,13 +11,15 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from backbay import compile_log
+from backbay.judge import process_state
+from backbay.judge.runs import Ran, Runs
 from backbay.proof import Workload
 from backbay.proof.bank import Inputs
 from backbay.proof.golden import proof_context
 from backbay.proof.shrink import shrunk
-from backbay.race import process_state
+from backbay.race import ownership
+from backbay.race.record import LeftToTorch
 from backbay.race.requests import Finished, Proving
-from backbay.race.runs import Ran, Runs
 from backbay.registry import CompilerFn
 from backbay.timing.device import synchronize
 
@@ -86,6 +88,7 @@ class Trial:
             notes.append(f"compiled {again - graphs} more graph(s) on the second call")
         overwritten = self._runs.overwritten()
         after = process_state.state()
+        left = self._left_to_torch()
         return Finished(
             warmup_s=self._warmup_s,
             compile_s=first.seconds,
@@ -93,7 +96,8 @@ class Trial:
             peak_bytes=second.peak_bytes,
             graphs=graphs,
             breaks=breaks,
-            notes=(*notes, *self._seen()),
+            notes=(*notes, *self._seen(left)),
+            left_to_torch=left,
             fault=self._fault(overwritten, process_state.changes_values(self._before, after)),
             disturbs=process_state.changed(self._before, after),
             outputs_live="next_call" if self._runs.says_overwritten else None,
@@ -145,14 +149,31 @@ class Trial:
             self._call = compiled(self._runs.step.workload.model, self._compiler)
         return self._call
 
-    def _seen(self) -> Iterator[str]:
+    def _left_to_torch(self) -> LeftToTorch | None:
+        """Return what the backend leaves to torch's kernels; it is called once more to see it."""
+        if not ownership.can_be_told():
+            return None
+        try:
+            with self._context(), ownership.counting() as eager:
+                self._runs.step(self._runs.step.workload.model)
+            with self._context(), ownership.counting() as own:
+                self._runs.step(self._compiled())
+        except Exception:  # noqa: BLE001 (it was right without a mode: nothing is known of this)
+            return None
+        finally:
+            self._runs.put_state()
+        return ownership.left_to_torch(eager, own)
+
+    def _seen(self, left: LeftToTorch | None) -> Iterator[str]:
         """Yield what the backend left to others."""
-        if isinstance(self._compiler, _Watched) and self._compiler.graphs:
-            graphs = self._compiler.graphs
-            if all(graphs):
-                yield _AS_IT_IS
-            elif any(graphs):
+        graphs = self._compiler.graphs if isinstance(self._compiler, _Watched) else []
+        if graphs and all(graphs):
+            yield _AS_IT_IS
+        else:
+            if any(graphs):
                 yield f"{_AS_IT_IS}, in {sum(graphs)} of {len(graphs)} graphs"
+            if left is not None and left.left:
+                yield ownership.worded(left)
         fell = [x for x in compile_log.records() if x.fell_back]
         yield from dict.fromkeys(f"{x.ran} ran in its place: {x.why}" for x in fell)
 

@@ -15,11 +15,13 @@ import msgspec
 
 from backbay.errors import WorkloadInvalid
 from backbay.judge import Judge, Judged, Judgement, Piece, Prepared
+from backbay.judge.calls import CALLS
 from backbay.judge.client import OpenSession as OpenReference
 from backbay.judge.client import secret
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER, INDUCTOR, decide
 from backbay.race.field import Entrant
+from backbay.race.given import Given, InputSets
 from backbay.race.record import Decision, Measured, Result, Trying, VerdictRecord
 from backbay.race.requests import (
     Call,
@@ -31,7 +33,8 @@ from backbay.race.requests import (
     Request,
     Try,
 )
-from backbay.race.timing import Given, InputSets, Limits, Timing
+from backbay.race.times import Times
+from backbay.race.timing import Limits, Timing
 from backbay.session import NoReply, Refused, Session
 from backbay.timing import stats
 from backbay.workloads.setup import WorkloadSetup
@@ -53,31 +56,6 @@ Tell = Callable[[str, str, str, str], None]
 """Called with workload, backend, what is going on, and how far it is; the last may be empty."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Planned:
-    """One call that is judged before anything is timed."""
-
-    inputs: int
-    fresh: bool = False
-
-    def what(self, number: int) -> str:
-        """Word which call it is."""
-        values = "new values" if self.inputs else "the workload's own values"
-        where = "other addresses" if self.fresh else "the same addresses"
-        return f"in call {number}, {values} at {where}" if number > 1 else "in the first call"
-
-
-CALLS = (
-    *(_Planned(inputs=0), _Planned(inputs=0)),  # one compiles, one is warm
-    *(_Planned(inputs=1), _Planned(inputs=0, fresh=True), _Planned(inputs=2)),
-    *(_Planned(inputs=0), _Planned(inputs=1, fresh=True), _Planned(inputs=2)),
-    *(_Planned(inputs=1), _Planned(inputs=0), _Planned(inputs=2, fresh=True)),
-)
-"""What is kept by address, by shape, by number of calls or in one buffer is wrong in one of them.
-Of faults that occur in one call in N, that many calls find 1 - (1 - 1/N)^11; three more that are
-timed, and one afterwards, are judged as well."""
-
-
 @dataclass(kw_only=True)
 class WorkloadRace:
     """One workload and everyone who runs it."""
@@ -96,9 +74,9 @@ class WorkloadRace:
     device_name: str = ""
     notes: list[str] = field(default_factory=list)
     tried: dict[str, Trying] = field(default_factory=dict)
-    disturbing: set[str] = field(default_factory=set)
-    """Who has changed what all in a process share."""
-    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    disturbing: dict[str, str] = field(default_factory=dict)
+    """Who has changed what all in a process share, and what that was."""
+    times: Times = field(default_factory=Times)
 
     decision: Decision | None = None
     results: tuple[Result, ...] = ()
@@ -126,7 +104,7 @@ class WorkloadRace:
                 else:
                     self.decision = self._race(judge, prepared)
         except KeyboardInterrupt:
-            self.samples = {}  # not all that was timed has been judged
+            self.times = Times()  # not all that was timed has been judged
             raise
         finally:
             tried = [entrant.name for entrant in self.entrants if entrant.name in self.tried]
@@ -143,9 +121,9 @@ class WorkloadRace:
         for entrant in self.entrants[1:]:
             self.tried[entrant.name] = self._trial(entrant, judge, prepared, proving, sets)
         self._time(judge, prepared, sets)
-        if EAGER not in self.samples:
+        if EAGER not in self.times:
             return self._undecided(f"nothing was timed: {self.tried[EAGER].reason}")
-        return decide(self.workload, self.setup.mode, self.samples)
+        return decide(self.workload, self.setup.mode, self.times)
 
     def _prepared(self, judge: Judge) -> Prepared | Trying:
         """Have the reference made; eager may have failed.
@@ -209,7 +187,7 @@ class WorkloadRace:
         finally:
             self.caches.keep(entrant.name)
         if finished.disturbs:
-            self.disturbing.add(entrant.name)
+            self.disturbing[entrant.name] = "it changed what all in a process share"
         return _outcome(finished, judged, len(pieces))
 
     def _called(
@@ -256,13 +234,18 @@ class WorkloadRace:
             reveal=lambda: reveal(judge, sets),
             reveal_last=reveal_last,
         )
-        timing.run(survivors, apart=self.disturbing.intersection(survivors))
+        timing.run(survivors, {x: y for x, y in self.disturbing.items() if x in survivors})
         self.caches.drop()
-        self.samples = timing.samples
+        self.times = Times(timing.groups)
         self.notes += timing.notes
         for name, (status, reason) in timing.lost.items():
-            why = f"right, but lost while it was timed: {reason}"
+            what = "its timing was cut off" if status == "timeout" else "lost while it was timed"
+            why = f"right, but {what}: {reason}"
             self.tried[name] = msgspec.structs.replace(self.tried[name], status=status, reason=why)
+        for name, reason in timing.apart.items():
+            tried = self.tried[name]
+            note = f"timed in a process of its own, beside eager in another: {reason}"
+            self.tried[name] = msgspec.structs.replace(tried, notes=(*tried.notes, note))
         for name, given in timing.given.items():
             self._judge_timed(judge, name, given)
 
@@ -287,7 +270,7 @@ class WorkloadRace:
             self.tried[name] = msgspec.structs.replace(
                 tried, status="wrong", reason=_why(verdict), verdict=verdict
             )
-        self.samples = {x: times for x, times in self.samples.items() if x != name}
+        self.times = self.times.without(name)
 
     def _result(self, name: str) -> Result:
         outcome = self.tried[name]
@@ -301,18 +284,19 @@ class WorkloadRace:
         )
 
     def _times(self, name: str) -> dict[str, Any]:
-        if name not in self.samples:
+        if name not in self.times:
             return {}
-        own = self.samples[name]
+        own, eagers = self.times[name], self.times.eagers(name)
         median_ms, ci_ms = stats.median(own)
         times: dict[str, Any] = {
             "samples_ms": tuple(own),
+            "eager_samples_ms": () if eagers is self.times[EAGER] else tuple(eagers),
             "median_ms": median_ms,
             "ci_ms": ci_ms,
         }
         for rival in (EAGER, INDUCTOR):
-            if rival in self.samples:
-                value, interval = stats.ratio(self.samples[rival], own)
+            if rival in self.times:
+                value, interval = self.times.ratio(rival, name)
                 times |= {f"ratio_to_{rival}": value, f"ratio_to_{rival}_ci": interval}
         return times
 

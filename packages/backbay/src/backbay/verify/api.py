@@ -10,21 +10,16 @@ import msgspec
 
 from backbay.dependencies import check_installed
 from backbay.errors import BackendLoadError, InputError, Interrupted, WorkloadInvalid
+from backbay.ranges import check_seconds, check_seed
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
 from backbay.registry.target import parse
 from backbay.reporting import machine
 from backbay.session import NoReply, Refused
 from backbay.verify.backend import BackendVerification, Tell, Unproven
+from backbay.verify.judging import Judge
 from backbay.verify.record import BackendRecord, Limits, Report, Settings
-from backbay.verify.requests import (
-    SERVICE,
-    Course,
-    NothingToTrain,
-    Prepare,
-    Prepared,
-    VerifySession,
-)
+from backbay.verify.requests import SERVICE, Course, Prepared, VerifySession
 from backbay.verify.wording import summary
 from backbay.workloads.reference import DEFAULT
 from backbay.workloads.setup import Mode, WorkloadSetup, checked_setup
@@ -35,7 +30,10 @@ if TYPE_CHECKING:
 DEFAULT_BACKEND: Final = "inductor"
 
 _UNPROVEN = "eager gives nothing to compare with"
-_IN_PROCESS = "the model object was verified in this process: a crash or a hang would have ended it"
+_IN_PROCESS = (
+    "the model object was verified in this process: a crash or a hang would have ended it, and a "
+    "backend that cheats is not contained"
+)
 
 
 def run(
@@ -91,7 +89,8 @@ def run(
         seed=seed,
         registry=registry,
     )
-    _check_numbers(steps, batches)
+    limits = limits or Limits()
+    _check_numbers(steps, batches, seed, limits)
     wanted = [backends] if isinstance(backends, str) else list(dict.fromkeys(backends))
     compilers = backends if isinstance(backends, Mapping) else {}
     given = None if isinstance(workload, str) else workload
@@ -106,15 +105,13 @@ def run(
         steps=steps,
         batches=None if batches is None else tuple(batches),
     )
-    limits = limits or Limits()
     interruption: KeyboardInterrupt | None = None
     with tempfile.TemporaryDirectory(prefix="backbay-verify-") as folder:
         open_session = _sessions(given, compilers, registry, Path(folder))
+        judge = Judge(folder=Path(folder), open_reference=open_session, timeout_s=limits.check_s)
         try:
-            with open_session() as session:
-                courses, notes = _courses(
-                    session, setup, settings, folder, limits=limits, tell=tell
-                )
+            courses, notes = _courses(judge, setup, settings, folder, tell=tell)
+            judge.rest()
             prepared = next((x for x in courses if isinstance(x, Prepared)), None)
             name = prepared.workload if prepared is not None else setup.workload
             results: list[BackendRecord] = []
@@ -123,6 +120,7 @@ def run(
                     backend=backend,
                     workload=name,
                     courses=courses,
+                    judge=judge,
                     steps=steps,
                     open_session=open_session,
                     limits=limits,
@@ -135,6 +133,7 @@ def run(
                     interruption = stopped
                     break
         finally:
+            judge.end()
             if given is not None:
                 import torch  # noqa: PLC0415 (there is a model)
 
@@ -148,6 +147,7 @@ def run(
         sentence=summary(results, name),
         results=tuple(results),
         notes=(*([_IN_PROCESS] if given is not None else ()), *dict.fromkeys(notes)),
+        isolation="process" if given is None else "in_process",
         partial=interruption is not None,
     )
     if interruption is not None:
@@ -158,7 +158,10 @@ def run(
 _MODES: dict[bool, Mode] = {False: "infer", True: "train"}
 
 
-def _check_numbers(steps: int, batches: Sequence[int] | None) -> None:
+def _check_numbers(steps: int, batches: Sequence[int] | None, seed: int, limits: Limits) -> None:
+    check_seed(seed)
+    check_seconds("limits.check_s", limits.check_s)
+    check_seconds("limits.blame_s", limits.blame_s, none_at_all=True)
     if steps < 1:
         raise InputError(f"{steps} steps of training: it takes at least 1")
     wrong = [x for x in batches or () if x < 1]
@@ -205,12 +208,11 @@ def _spec(registry: Registry, name: str, device: str) -> BackendSpec | None:
 
 
 def _courses(
-    session: VerifySession,
+    judge: Judge,
     setup: WorkloadSetup,
     settings: Settings,
     folder: str,
     *,
-    limits: Limits,
     tell: Tell,
 ) -> tuple[list[Prepared | Unproven], list[str]]:
     """Prepare each mode, but one in which there is nothing to train, where others were asked for.
@@ -223,15 +225,13 @@ def _courses(
     for mode in settings.modes:
         course = Course(setup=msgspec.structs.replace(setup, mode=mode), folder=folder)
         tell(setup.workload, "eager", f"{mode}: eager and float64")
-        request = Prepare(course=course, steps=settings.steps, batches=settings.batches)
         try:
-            reply = session.ask(request, timeout_s=limits.check_s)
+            reply = judge.prepare(course, settings.steps, settings.batches)
         except NoReply as error:
             if isinstance(error, Refused) and error.input_error:
                 raise WorkloadInvalid(error.reason, error.detail) from None
             courses.append(Unproven(course, f"{_UNPROVEN}: {error.reason}"))
             continue
-        assert isinstance(reply, Prepared | NothingToTrain)
         if isinstance(reply, Prepared):
             courses.append(reply)
             notes += (f"{mode}: {note}" for note in reply.notes)

@@ -5,15 +5,20 @@ with its reason.
 """
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from backbay.judge import Piece
+from backbay.judge.calls import CALLS
+from backbay.judge.client import secret
 from backbay.reference_backends import references_below
 from backbay.reporting.wording import counted
 from backbay.session import NoReply
 from backbay.verify.blaming import Search
+from backbay.verify.judging import Judge, Judged, judged
 from backbay.verify.record import (
     FAILURES,
     BackendRecord,
@@ -24,15 +29,19 @@ from backbay.verify.record import (
     Status,
 )
 from backbay.verify.requests import (
+    Again,
     Course,
-    Judged,
+    Finish,
+    Finished,
+    Hand,
     Prepared,
     Prove,
+    Reply,
+    Request,
     Situation,
     Train,
     Trained,
     VerifySession,
-    judged,
 )
 from backbay.verify.wording import verdict
 from backbay.workloads.setup import Mode
@@ -59,6 +68,7 @@ class BackendVerification:
     backend: str
     workload: str
     courses: Sequence[Prepared | Unproven]
+    judge: Judge
     steps: int
     open_session: Callable[[], VerifySession]
     limits: Limits
@@ -116,8 +126,9 @@ class BackendVerification:
             else:
                 self._train(session, prepared)
         if failed is not None:
-            with self.open_session() as session:  # torch's own first: what runs there does no harm
+            with self.open_session() as session:  # the backend is not loaded there
                 self._attribute(session, prepared, *failed)
+            with self.open_session() as session:
                 self._look(session, prepared, *failed)
 
     def _rows(
@@ -149,9 +160,11 @@ class BackendVerification:
             backend=self.backend,
             steps=self.steps,
             learning_rate=prepared.learning_rate,
+            path=self.judge.place(),
         )
         try:
             reply = session.ask(request, timeout_s=self.limits.check_s)
+            drift = self.judge.drift(prepared.course, request.path)
         except NoReply as error:
             mode, status = prepared.course.setup.mode, error.status
             self.checks.append(
@@ -165,7 +178,7 @@ class BackendVerification:
             eager=prepared.eager_losses,
             truth=prepared.true_losses,
             backend=reply.losses,
-            drift=reply.drift,
+            drift=drift,
         )
 
     def _attribute(
@@ -184,7 +197,7 @@ class BackendVerification:
                 attributed_to = reference
                 break
         for number, check in enumerate(self.checks):
-            is_first = not check.check.startswith(("step ", "batch "))
+            is_first = not check.check.startswith(("calls", "step ", "batch "))
             belongs = is_first if situation.kind == "first" else check.check == name
             if check.mode == mode and check.status in FAILURES and belongs:
                 self.checks[number] = msgspec.structs.replace(
@@ -197,8 +210,11 @@ class BackendVerification:
         """Look for the first module that is wrong, once: of the first check that failed."""
         if self.blame is not None or not self.limits.blame_s or how.status == "not_compiled":
             return
+        if situation.kind == "calls":
+            return  # a module alone is called once
         search = Search(
             session=session,
+            judge=self.judge,
             course=prepared.course,
             backend=self.backend,
             situation=situation,
@@ -207,13 +223,61 @@ class BackendVerification:
             question_s=self.limits.check_s,
             tell=lambda text: self._say(prepared, text),
         )
-        self.blame = search.run()
+        try:
+            self.blame = search.run()
+        finally:
+            self.judge.rest()
 
     def _judged(
         self, session: VerifySession, prepared: Prepared, backend: str, situation: Situation
     ) -> Judged:
-        request = Prove(course=prepared.course, backend=backend, situation=situation)
-        return judged(session, request, timeout_s=self.limits.check_s)
+        """Have a backend run in one situation, and what it gives judged."""
+        if situation.kind == "calls":
+            return self._judged_calls(session, prepared, backend, situation)
+        course = prepared.course
+        request = Prove(
+            course=course, backend=backend, situation=situation, path=self.judge.place()
+        )
+        return judged(
+            session,
+            request,
+            lambda: self.judge.weighed(course, situation, request.path),
+            timeout_s=self.limits.check_s,
+        )
+
+    def _judged_calls(
+        self, session: VerifySession, prepared: Prepared, backend: str, situation: Situation
+    ) -> Judged:
+        """Have a backend called again and again, within the time of one check."""
+        deadline = time.monotonic() + self.limits.check_s
+        course = prepared.course
+        pieces: list[Piece] = []
+
+        def ask(request: Request) -> Reply:
+            return session.ask(request, timeout_s=max(0.1, deadline - time.monotonic()))
+
+        try:
+            for number, planned in enumerate(CALLS[1:], 2):  # `first` was the first
+                inputs = planned.inputs if planned.inputs < len(prepared.seeds) else 0
+                file = self.judge.reveal(course, inputs) if inputs else None
+                ask(Again(course=course, backend=backend, inputs=file, fresh=planned.fresh))
+                # Drawn after the call was made: whoever is judged can't know which it will be.
+                picked = prepared.seeds[inputs] if inputs else secret()
+                path = self.judge.place()
+                ask(Hand(course=course, backend=backend, path=path, picked=picked))
+                what = planned.what(number)
+                pieces.append(Piece(path=path, inputs=inputs, what=what, picked=picked))
+            finished = ask(Finish(course=course, backend=backend))
+            assert isinstance(finished, Finished)
+            check = self.judge.weighed_calls(course, situation, pieces)
+        except NoReply as error:
+            return Judged(status=error.status, reason=error.reason)
+        if finished.fault and check.status == "right":
+            check = msgspec.structs.replace(
+                check, status="wrong", reason=finished.fault, proof=None
+            )
+        notes = (finished.note,) if finished.note else ()
+        return Judged(checks=(check,), status=check.status, reason=check.reason, notes=notes)
 
     def _say(self, prepared: Prepared, text: str) -> None:
         self.tell(prepared.course.setup.workload, self.backend, text)

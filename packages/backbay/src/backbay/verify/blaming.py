@@ -14,18 +14,9 @@ from typing import Literal
 import msgspec
 
 from backbay.session import NoReply
+from backbay.verify.judging import Judge, Judged, judged
 from backbay.verify.record import FAILURES, BlameRecord
-from backbay.verify.requests import (
-    Alone,
-    Call,
-    Called,
-    Calls,
-    Course,
-    Judged,
-    Situation,
-    VerifySession,
-    judged,
-)
+from backbay.verify.requests import Alone, Call, Course, Situation, VerifySession
 from backbay.verify.wording import blamed
 
 _LEAST_S = 15.0
@@ -45,6 +36,7 @@ class Search:
     """The search for what is to blame for one failed check of one backend."""
 
     session: VerifySession
+    judge: Judge
     course: Course
     backend: str
     situation: Situation
@@ -114,26 +106,34 @@ class Search:
 
     def _called(self) -> Sequence[Call]:
         try:
-            reply = self.session.ask(Calls(course=self.course), timeout_s=self._left())
+            return self.judge.called(self.course, self._left())
         except NoReply as error:
             self._notes.append(f"the model's modules could not be listed: {error.reason}")
             raise OutOfTime from error
-        assert isinstance(reply, Called)
-        return reply.calls
 
     def _alone(self, path: str, eager: Sequence[str] = ()) -> Judged:
         left = self._left()
         self._tried += 1
         self.tell(f"compiling {path or 'the model'} alone")
+        limit = min(self.question_s, max(_LEAST_S, left / _SHARE))
+        prepared = self.judge.prepare_alone(self.course, self.situation, path, limit)
+        if prepared.unproven:
+            return Judged(status="unproven", reason=prepared.unproven)
         request = Alone(
             course=self.course,
             backend=self.backend,
             situation=self.situation,
             module=path,
             eager=tuple(eager),
+            prepared=prepared,
+            path=self.judge.place(),
         )
-        limit = min(self.question_s, max(_LEAST_S, left / _SHARE))
-        return judged(self.session, request, timeout_s=limit)
+        return judged(
+            self.session,
+            request,
+            lambda: self.judge.weighed_alone(self.course, self.situation, request.path),
+            timeout_s=limit,
+        )
 
     def _left(self) -> float:
         left = self._end - time.monotonic()

@@ -1,60 +1,102 @@
-"""One backend on one workload: compiled once, then judged in one situation after the other."""
+"""One backend on one workload: compiled once, then run in one situation after the other.
+
+What it gives goes to files. This process, in which the backend runs, says nothing of whether it is
+right.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
 
 from backbay import compile_log
 from backbay.causes import one_line
-from backbay.proof import Proof, Step, Verdict
+from backbay.judge import process_state
+from backbay.judge.runs import Runs
+from backbay.proof import Step, evidence
 from backbay.registry import CompilerFn
-from backbay.verify.record import CheckRecord, ProofRecord
-from backbay.verify.requests import Judged, Situation, Trained
-from backbay.verify.situations import (
-    FIRST,
-    TRAINED_EAGER,
-    TRAINED_TRUE,
-    Situations,
-    drift,
-    kept,
-    room,
-    train,
-)
-from backbay.workloads.setup import Mode
-
-_GROUPS = {"value": "forward", "metadata": "forward", "gradient": "gradients", "mutation": "state"}
+from backbay.verify.requests import Again, Finished, Gave, Situation, Trained
+from backbay.verify.situations import FIRST, Situations, kept, room, train
 
 
 class CompiledModel:
     """A model as one backend compiled it."""
 
-    def __init__(self, situations: Situations, compiler: CompilerFn) -> None:
+    def __init__(self, situations: Situations, look_up: Callable[[], CompilerFn]) -> None:
         torch.compiler.reset()
         self._situations = situations
-        self._golden = situations.golden(FIRST)
+        self._before = process_state.state()  # it may be changed when a backend is imported
+        compiler = look_up()
         self._call = torch.compile(situations.workload.model, backend=compiler)
+        self._runs: Runs | None = None
         self._is_fresh = True
         codegen = getattr(compiler, "codegen", None)
         self._hands_on_to = codegen if isinstance(codegen, str) else ""
 
-    def judged(self, situation: Situation) -> Judged:
-        """Run what is compiled in a situation, and judge what it gives."""
+    def given(self, situation: Situation, path: str) -> Gave:
+        """Run what is compiled in a situation, and write what it gives to a file."""
         try:
-            with room(), self._golden.context():
-                return self._judged(situation)
+            with room(), self._situations.context():
+                return self._given(situation, path)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises is the result)
-            return Judged(status="failed", reason=one_line(error), hands_on_to=self._hands_on_to)
+            return Gave(status="failed", reason=one_line(error), hands_on_to=self._hands_on_to)
 
-    def trained(self, steps: int, rate: float) -> Trained:
-        """Train freely, and return how far that leads from eager's training."""
+    def again(self, request: Again) -> None:
+        """Call what is compiled once more, as in the first situation."""
+        inputs = None
+        if request.inputs is not None:
+            inputs = _in_order(evidence.read_tensors(request.inputs), self._device)
+        with room(), self._situations.context():
+            self._repeated.call(self._call, inputs, fresh=request.fresh)
+
+    def hand(self, path: str, picked: int | None) -> None:
+        """Write what the last such call gave to a file."""
+        self._repeated.hand(Path(path), picked)
+
+    def finished(self) -> Finished:
+        """Return what only this process can see: memory that is written anew, a state that is left.
+
+        It is asked after the last call.
+        """
+        runs = self._repeated
+        overwritten = runs.overwritten()
+        self._runs = None  # it keeps outputs
+        changes = process_state.changes_values(self._before, process_state.state())
+        fault = ""
+        if overwritten is not None:
+            fault = (
+                f"{overwritten} changed when it was called again: it returns memory that it "
+                "writes anew, and says so nowhere"
+            )
+        elif changes:
+            fault = f"it leaves changed what others compute with: {', '.join(changes)}"
+        says = "its outputs live until the next call, and torch says so of those that are read"
+        return Finished(fault=fault, note=says if runs.says_overwritten else "")
+
+    def trained(self, steps: int, rate: float, path: str) -> Trained:
+        """Train freely, and write the parameters that it ends at to a file."""
         found, model = self._situations, self._situations.workload.model
         step = Step(found.workload, train=True, seed=found.seed)
-        with room(), self._golden.context(), kept(model), torch.random.fork_rng():
+        with room(), found.context(), kept(model), torch.random.fork_rng():
             losses = tuple(train(self._call, step, steps=steps, rate=rate, seed=found.seed))
-            own = [x.detach() for x in model.parameters()]
-            eager, truth = found.tensors(TRAINED_EAGER), found.tensors(TRAINED_TRUE)
-            return Trained(losses=losses, drift=drift(own, eager, truth))
+            own = {str(i): x.detach() for i, x in enumerate(model.parameters())}
+            evidence.write_tensors(own, path)
+            return Trained(losses=losses)
 
-    def _judged(self, situation: Situation) -> Judged:
+    @property
+    def _device(self) -> torch.device:
+        return torch.device(self._situations.course.setup.device)
+
+    @property
+    def _repeated(self) -> Runs:
+        if self._runs is None:
+            found = self._situations
+            self._runs = Runs(found.workload, self._device, train=found.train, seed=found.seed)
+        return self._runs
+
+    def _given(self, situation: Situation, path: str) -> Gave:
         fresh, self._is_fresh = self._is_fresh, False
         if fresh and situation != FIRST:
             self._situations.observe(self._call, FIRST)  # it has to be compiled for that one first
@@ -65,13 +107,10 @@ class CompiledModel:
         breaks = sum(counters["graph_break"].values())
         if situation == FIRST and not graphs:
             reason = "nothing was compiled: Dynamo gave the backend no graph"
-            return Judged(status="not_compiled", reason=reason, breaks=breaks)
-        golden = self._golden if situation == FIRST else self._situations.golden(situation)
-        found = _checks(golden.judge(outcome), situation, self._situations)
+            return Gave(status="not_compiled", reason=reason, breaks=breaks)
+        evidence.write(outcome, path)
         fell = [x for x in compile_log.records()[noted:] if x.fell_back]
-        return Judged(
-            checks=found,
-            status=next((x.status for x in found if x.status != "right"), "right"),
+        return Gave(
             graphs=graphs,
             breaks=breaks,
             hands_on_to=self._hands_on_to,
@@ -79,38 +118,5 @@ class CompiledModel:
         )
 
 
-def _checks(proof: Proof, situation: Situation, situations: Situations) -> tuple[CheckRecord, ...]:
-    """Divide a proof into checks: forward, gradients and state apart, or a situation as a whole."""
-    mode = situations.course.setup.mode
-    if situation != FIRST:
-        return (check_of(mode, situation.name, proof.verdicts),)
-    # Without training, a gradient is what detached tensors must not have: part of the forward.
-    groups = _GROUPS if situations.train else _GROUPS | {"gradient": "forward"}
-    by_check = {
-        check: tuple(x for x in proof.verdicts if groups[x.kind] == check)
-        for check in ("forward", "gradients", "state")
-    }
-    return tuple(check_of(mode, check, found) for check, found in by_check.items() if found)
-
-
-def check_of(mode: Mode, check: str, verdicts: tuple[Verdict, ...]) -> CheckRecord:
-    """Return verdicts, the worst first, as one check."""
-    worst = verdicts[0]
-    return CheckRecord(
-        mode=mode,
-        check=check,
-        status="right" if worst.passed else "wrong",
-        reason="" if worst.passed else f"{worst.where}: {worst.reason}",
-        proof=ProofRecord(
-            passed=worst.passed,
-            reason=worst.reason,
-            kind=worst.kind,
-            where=worst.where,
-            severity=worst.severity,
-            ratio=worst.ratio,
-            worst=worst.worst,
-            index=worst.index,
-            ulps=worst.ulps,
-            compared=len(verdicts),
-        ),
-    )
+def _in_order(tensors: Mapping[str, torch.Tensor], device: torch.device) -> tuple[Any, ...]:
+    return tuple(tensors[str(i)].to(device) for i in range(len(tensors)))

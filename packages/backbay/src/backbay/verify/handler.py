@@ -12,11 +12,28 @@ from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.session import Refused
 from backbay.timing.device import device_name
 from backbay.verify.compiled import CompiledModel
-from backbay.verify.modules import called, judged_alone
+from backbay.verify.modules import called, given_alone, prepared_alone
 from backbay.verify.reference import prepared
-from backbay.verify.requests import Alone, Called, Calls, Prepare, Prove, Reply, Request, Train
+from backbay.verify.requests import (
+    Again,
+    Alone,
+    Called,
+    Calls,
+    Done,
+    Finish,
+    Hand,
+    Prepare,
+    PrepareAlone,
+    Prove,
+    Reply,
+    Request,
+    Train,
+)
 from backbay.verify.situations import FIRST, Situations
 from backbay.workloads.setup import WorkloadSetup, not_alike
+
+_OfModel = Prove | Again | Hand | Finish | Train
+"""What is asked of a model that a backend has compiled."""
 
 
 class VerifyHandler:
@@ -54,11 +71,8 @@ class VerifyHandler:
             case Prepare():
                 device = torch.device(request.course.setup.device)
                 return prepared(workload, request, device_name(device))
-            case Prove():
-                return self._compiled(request, workload).judged(request.situation)
-            case Train():
-                model = self._compiled(request, workload)
-                return model.trained(request.steps, request.learning_rate)
+            case PrepareAlone():
+                return prepared_alone(workload, request)
             case Calls():
                 situations = Situations.prepared(workload, request.course)
                 with situations.state_of(FIRST):
@@ -66,13 +80,30 @@ class VerifyHandler:
             case Alone():
                 self._model = None  # Dynamo is reset
                 situations = Situations.prepared(workload, request.course)
-                return judged_alone(situations, self._compiler(request.backend), request)
+                return given_alone(situations, self._compiler(request.backend), request)
+        return self._run(request, self._compiled(request, workload))
 
-    def _compiled(self, request: Prove | Train, workload: Workload) -> CompiledModel:
+    def _run(self, request: _OfModel, model: CompiledModel) -> Reply:
+        match request:
+            case Prove():
+                return model.given(request.situation, request.path)
+            case Again():
+                model.again(request)
+                return Done()
+            case Hand():
+                model.hand(request.path, request.picked)
+                return Done()
+            case Finish():
+                return model.finished()
+            case Train():
+                return model.trained(request.steps, request.learning_rate, request.path)
+
+    def _compiled(self, request: _OfModel, workload: Workload) -> CompiledModel:
         key = (request.course.setup, request.backend)
         if self._model is None or self._model[:2] != key:
             situations = Situations.prepared(workload, request.course)
-            self._model = (*key, CompiledModel(situations, self._compiler(request.backend)))
+            model = CompiledModel(situations, lambda: self._compiler(request.backend))
+            self._model = (*key, model)
         return self._model[2]
 
     def _compiler(self, name: str) -> CompilerFn:

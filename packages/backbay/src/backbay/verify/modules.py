@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 
 from backbay.causes import one_line
 from backbay.errors import ProofImpossible
-from backbay.proof import Golden, Step, Workload, make_golden, observe
+from backbay.proof import Golden, Step, Workload, evidence, make_golden, observe
+from backbay.proof.golden import proof_context
 from backbay.registry import CompilerFn
 from backbay.reporting.lines import Place, innermost
-from backbay.verify.compiled import check_of
-from backbay.verify.requests import Alone, Call, Judged, Situation
+from backbay.verify.requests import Alone, AlonePrepared, Call, Gave, PrepareAlone, Situation
 from backbay.verify.situations import FIRST, Situations, kept, room
 
 _HERE = str(Path(__file__))
@@ -111,35 +111,56 @@ def _copied(value: Any) -> Any:
         return value
 
 
-def judged_alone(situations: Situations, compiler: CompilerFn, request: Alone) -> Judged:
-    """Compile one module by itself, in the first situation, and judge it in the one asked for."""
-    torch.compiler.reset()
-    model = situations.workload.model
+def prepared_alone(workload: Workload, request: PrepareAlone) -> AlonePrepared:
+    """Make the truth of one module alone, where there is one, and keep it in a file."""
+    situations = Situations.prepared(workload, request.course)
     try:
-        with (
-            _module_in(situations, FIRST, request.module) as first,
-            _module_in(situations, request.situation, request.module) as alone,
-        ):
+        with _module_in(situations, FIRST, request.module):
+            pass  # it must be called there, too
+        with _module_in(situations, request.situation, request.module) as alone:
             train, golden = _golden(alone, situations)
     except ProofImpossible as error:
-        return Judged(status="unproven", reason=str(error))
+        return AlonePrepared(unproven=str(error))
     except Exception as error:  # noqa: BLE001 (alone, a module may not run at all)
-        return Judged(status="unproven", reason=f"alone, uncompiled, it raises {one_line(error)}")
+        return AlonePrepared(unproven=f"alone, uncompiled, it raises {one_line(error)}")
+    golden.save(request.path)
+    return AlonePrepared(
+        train=train,
+        reduced=golden.reduced,
+        draws_random=golden.draws_random,
+        math_attention=golden.math_attention,
+    )
+
+
+def given_alone(situations: Situations, compiler: CompilerFn, request: Alone) -> Gave:
+    """Compile one module by itself, in the first situation, and run it in the one asked for.
+
+    What it gives goes to a file.
+    """
+    torch.compiler.reset()
+    model, how = situations.workload.model, request.prepared
     try:
-        with room(), golden.context(), _uncompiled(model, request.eager):
+        with _module_in(situations, FIRST, request.module) as first:
+            pass
+        with _module_in(situations, request.situation, request.module) as alone:
+            pass
+        with (
+            room(),
+            proof_context(draws_random=how.draws_random, math_attention=how.math_attention),
+            _uncompiled(model, request.eager),
+        ):
             call = torch.compile(model.get_submodule(request.module), backend=compiler)
             counters.clear()
             if request.situation != FIRST:
-                observe(call, first, train=train, seed=situations.seed)
+                observe(call, first, train=how.train, seed=situations.seed)
             with situations.state_of(request.situation):
-                outcome = observe(call, alone, train=train, seed=situations.seed)
+                outcome = observe(call, alone, train=how.train, seed=situations.seed)
             if not counters["stats"]["unique_graphs"]:
-                return Judged(status="not_compiled", reason="Dynamo gave the backend no graph")
-            verdicts = golden.judge(outcome).verdicts
-            found = check_of(request.course.setup.mode, request.situation.name, verdicts)
-            return Judged(checks=(found,), status=found.status, reason=found.reason)
+                return Gave(status="not_compiled", reason="Dynamo gave the backend no graph")
+            evidence.write(outcome, request.path)
+            return Gave()
     except Exception as error:  # noqa: BLE001 (whatever a backend raises is the result)
-        return Judged(status="failed", reason=one_line(error))
+        return Gave(status="failed", reason=one_line(error))
 
 
 @contextlib.contextmanager

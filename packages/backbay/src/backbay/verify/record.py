@@ -68,7 +68,8 @@ class CheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode
     """``infer``: the model in eval mode, without gradients. ``train``: in training mode."""
     check: str
-    """``forward``, ``gradients``, ``state`` (buffers and inputs), ``step 2``, ``batch 3``, ..."""
+    """``forward``, ``gradients``, ``state`` (buffers and inputs), ``calls`` (again and again, with
+    other values and at other addresses), ``step 2``, ``batch 3``, ..."""
     status: Status
     reason: str = ""
     """Why the status is not ``right``; one line."""
@@ -173,6 +174,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     """The whole in one line."""
     results: tuple[BackendRecord, ...]
+    isolation: Literal["process", "in_process"] = "process"
+    """``in_process`` where backends ran in the process of who asked: cheats and crashes are not
+    contained then."""
     notes: tuple[str, ...] = ()
     partial: bool = False
     """Whether it was interrupted: the last backend lacks checks, and those after it are missing."""

@@ -12,11 +12,13 @@ from torch._dynamo.utils import counters
 from backbay.causes import one_line
 from backbay.errors import ProofImpossible
 from backbay.proof import Golden, Step, Workload, digest, in_float64, make_golden
+from backbay.proof.bank import make_bank
 from backbay.proof.draws import Recording, Replay
 from backbay.proof.tree import leaves
 from backbay.proof.truth import raised
 from backbay.verify.requests import NothingToTrain, Prepare, Prepared, Situation
 from backbay.verify.situations import (
+    CALLS,
     FIRST,
     TRAINED_EAGER,
     TRAINED_TRUE,
@@ -42,9 +44,18 @@ def prepared(workload: Workload, request: Prepare, device_name: str) -> Prepared
     if setup.train and not _trainable(workload):
         return NothingToTrain()
     course = msgspec.structs.replace(request.course, digest=digest(workload))
-    golden = make_golden(workload, train=setup.train, seed=setup.seed)
-    reference = _Reference(Situations(golden.at(workload), course), request, list(golden.notes))
-    reference.keep(FIRST, golden)
+    bank = make_bank(workload, train=setup.train, seed=setup.seed, seeds=request.seeds)
+    golden = bank.goldens[0]
+    course = msgspec.structs.replace(
+        course,
+        reduced=golden.reduced,
+        draws_random=golden.draws_random,
+        math_attention=golden.math_attention,
+    )
+    notes = [*golden.notes, *bank.notes]
+    reference = _Reference(Situations.prepared(workload, course), request, notes)
+    reference.made += (FIRST, CALLS)
+    bank.save(reference.situations.path(FIRST.name))
     with golden.context():
         if setup.train:
             reference.train(golden)
@@ -55,6 +66,9 @@ def prepared(workload: Workload, request: Prepare, device_name: str) -> Prepared
         course=course,
         situations=tuple(reference.made),
         usual_graphs=usual,
+        goldens=tuple(reference.files),
+        bank=reference.situations.path(FIRST.name),
+        seeds=bank.seeds,
         learning_rate=reference.rate,
         eager_losses=reference.eager_losses,
         true_losses=reference.true_losses,
@@ -78,13 +92,17 @@ class _Reference:
     notes: list[str]
     made: list[Situation] = dataclasses.field(default_factory=list)
     """The situations that have a truth."""
+    files: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    """Name and file of what backends must not be able to write."""
     rate: float = 0.0
     eager_losses: tuple[float | None, ...] = ()
     true_losses: tuple[float | None, ...] = ()
 
     def keep(self, situation: Situation, golden: Golden) -> None:
         """Keep a situation's truth."""
-        self.situations.keep_golden(situation, golden)
+        path = self.situations.path(situation.name)
+        golden.save(path)
+        self.files.append((situation.name, path))
         self.made.append(situation)
 
     def train(self, golden: Golden) -> None:
@@ -130,6 +148,7 @@ class _Reference:
 
     def _keep_trained(self, name: str, model: torch.nn.Module) -> None:
         self.situations.keep_tensors(name, [x.detach() for x in model.parameters()])
+        self.files.append((name, self.situations.path(name)))
 
     def _golden(self, workload: Workload) -> Golden:
         return make_golden(workload, train=self.situations.train, seed=self.situations.seed)

@@ -1,32 +1,40 @@
 """What is asked of the processes of a verification, and what they reply. No torch.
 
-A model never travels; its reference, seed and dtype do. What eager and float64 gave is in files.
+A model never travels; its reference, seed and dtype do. One process makes what backends are held
+against, and another keeps it and compares: no backend is loaded in either. Those of backends write
+what their calls gave to files.
 """
 
 from typing import Literal
 
 import msgspec
 
-from backbay.session import NoReply, Service, Session
-from backbay.verify.record import CheckRecord, Status
+from backbay.session import Service, Session
+from backbay.verify.record import Status
 from backbay.workloads.setup import WorkloadSetup
 
 
 class Course(msgspec.Struct, frozen=True, kw_only=True):
-    """One mode of a workload: how it is built, and where what it is held against is kept."""
+    """One mode of a workload: how it is built, and how it is proven."""
 
     setup: WorkloadSetup
     folder: str
+    """Where the states of training are, and what passes from one process to another."""
     digest: str = ""
     """Of the workload that was prepared; empty before: each process must build the same one."""
+    reduced: bool = False
+    """Whether it is proven on smaller inputs than its own."""
+    draws_random: bool = False
+    math_attention: bool = False
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """What a model is called with, and in which state."""
 
-    kind: Literal["first", "step", "batch"] = "first"
-    """``first``: as the workload is. ``step``: with parameters and buffers as eager's training left
-    them. ``batch``: with another batch size."""
+    kind: Literal["first", "calls", "step", "batch"] = "first"
+    """``first``: as the workload is. ``calls``: again and again, also with other values and at
+    other addresses. ``step``: with parameters and buffers as eager's training left them.
+    ``batch``: with another batch size."""
     number: int = 0
     """The step, counted from 1; or the batch size."""
     own_loss: bool = True
@@ -35,7 +43,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """How it is called in reports and files."""
-        return self.kind if self.kind == "first" else f"{self.kind} {self.number}"
+        return f"{self.kind} {self.number}" if self.kind in {"step", "batch"} else self.kind
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
@@ -45,14 +53,56 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     steps: int
     batches: tuple[int, ...] | None
     """Sizes to try; ``null``: choose two."""
+    seeds: tuple[int, ...]
+    """What further sets of inputs are drawn from; backends don't get them."""
+
+
+class PrepareAlone(msgspec.Struct, frozen=True, kw_only=True, tag="prepare_alone"):
+    """Run eager and float64 on one module alone, on the inputs that it gets in eager."""
+
+    course: Course
+    situation: Situation
+    module: str
+    path: str
+    """Of the file to write."""
 
 
 class Prove(msgspec.Struct, frozen=True, kw_only=True, tag="prove"):
-    """Judge the compiled model in one situation; it is compiled first where it is not yet."""
+    """Run the compiled model in one situation; it is compiled first where it is not yet."""
 
     course: Course
     backend: str
     situation: Situation
+    path: str
+    """Of the file to write what it gave to."""
+
+
+class Again(msgspec.Struct, frozen=True, kw_only=True, tag="again"):
+    """Call the compiled model once more, as in the first situation."""
+
+    course: Course
+    backend: str
+    inputs: str | None
+    """File of the values to call it with; ``null``: the workload's own."""
+    fresh: bool
+    """Whether the inputs are at other addresses than in other calls."""
+
+
+class Hand(msgspec.Struct, frozen=True, kw_only=True, tag="hand"):
+    """Write what the last such call gave to a file."""
+
+    course: Course
+    backend: str
+    path: str
+    picked: int | None
+    """Seed of which elements of large tensors to write; ``null``: all."""
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
+    """Say what only this process can see of all such calls."""
+
+    course: Course
+    backend: str
 
 
 class Train(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
@@ -62,6 +112,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     backend: str
     steps: int
     learning_rate: float
+    path: str
+    """Of the file to write the trained parameters to."""
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True, tag="calls"):
@@ -71,15 +123,18 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True, tag="calls"):
 
 
 class Alone(msgspec.Struct, frozen=True, kw_only=True, tag="alone"):
-    """Compile one module by itself, and judge it on the inputs that it gets in eager."""
+    """Compile one module by itself, and run it on the inputs that it gets in eager."""
 
     course: Course
     backend: str
     situation: Situation
     module: str
     """Its path; empty for the model itself."""
-    eager: tuple[str, ...] = ()
+    eager: tuple[str, ...]
     """Paths of modules inside that are not compiled."""
+    prepared: "AlonePrepared"
+    path: str
+    """Of the file to write what it gave to."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,11 +153,17 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
 
     workload: str
     course: Course
-    """As it was asked for, with the workload's digest."""
+    """As it was asked for, with what is known of the workload now."""
     situations: tuple[Situation, ...]
     """Those that have a truth, in the order in which they are to be tried."""
     usual_graphs: tuple[int | None, ...]
     """How many graphs Dynamo alone compiles in each."""
+    goldens: tuple[tuple[str, str], ...]
+    """Name and file of each golden, and of the parameters that training ended at."""
+    bank: str
+    """File of the first golden, with those of further sets of inputs."""
+    seeds: tuple[int, ...]
+    """Of each set of inputs, what the elements are drawn from that are kept; see `Bank`."""
     learning_rate: float
     eager_losses: tuple[float | None, ...]
     """``null`` where it is not finite."""
@@ -111,13 +172,22 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     notes: tuple[str, ...]
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
-    """How it went in one situation."""
+class AlonePrepared(msgspec.Struct, frozen=True, kw_only=True, tag="alone_prepared"):
+    """What a module alone is held against is in its file; or why there is nothing."""
 
-    checks: tuple[CheckRecord, ...] = ()
-    """Empty where nothing was computed."""
+    unproven: str = ""
+    train: bool = False
+    """Whether it has gradients."""
+    reduced: bool = False
+    draws_random: bool = False
+    math_attention: bool = False
+
+
+class Gave(msgspec.Struct, frozen=True, kw_only=True, tag="gave"):
+    """What a run of a backend gave is in its file, or how it ended without."""
+
     status: Status = "right"
-    """That of the first check that is not ``right``; without checks, what became of it."""
+    """``right``: there is something to judge."""
     reason: str = ""
     graphs: int = 0
     breaks: int = 0
@@ -125,18 +195,23 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
     """The backend that generates its code, where it says so."""
     notes: tuple[str, ...] = ()
 
-    @property
-    def worst(self) -> CheckRecord | None:
-        """The first check that is not right, else the first; None where there is none."""
-        wrong = (x for x in self.checks if x.status != "right")
-        return next(wrong, self.checks[0] if self.checks else None)
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """It was done."""
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """What was seen of all calls."""
+
+    fault: str
+    """What is wrong though every result is right; empty where nothing is."""
+    note: str
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True, tag="trained"):
-    """A free training's losses."""
+    """A free training's losses; the parameters are in the file."""
 
     losses: tuple[float | None, ...]
-    drift: float | None
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True, tag="called"):
@@ -151,28 +226,22 @@ class NothingToTrain(msgspec.Struct, frozen=True, kw_only=True, tag="nothing_to_
     reason: str = "there is nothing to train: no parameter or input could have a gradient"
 
 
-Request = Prepare | Prove | Train | Calls | Alone
-Reply = Prepared | Judged | Trained | Called | NothingToTrain
+Request = Prepare | PrepareAlone | Prove | Again | Hand | Finish | Train | Calls | Alone
+Reply = Prepared | AlonePrepared | Gave | Done | Finished | Trained | Called | NothingToTrain
 
 SERVICE = Service[Request, Reply](
     "backbay.verify.handler:VerifyHandler",
     {
         Prepare: Prepared | NothingToTrain,
-        Prove: Judged,
+        PrepareAlone: AlonePrepared,
+        Prove: Gave,
+        Again: Done,
+        Hand: Done,
+        Finish: Finished,
         Train: Trained,
         Calls: Called,
-        Alone: Judged,
+        Alone: Gave,
     },
 )
 
 VerifySession = Session[Request, Reply]
-
-
-def judged(session: VerifySession, request: Prove | Alone, *, timeout_s: float) -> Judged:
-    """Return a judgement; no reply is one as well."""
-    try:
-        reply = session.ask(request, timeout_s=timeout_s)
-    except NoReply as error:
-        return Judged(status=error.status, reason=error.reason)
-    assert isinstance(reply, Judged)
-    return reply

@@ -16,11 +16,14 @@ from typing import Any, Self
 import torch
 
 from backbay.proof import Golden, Outcome, Step, Workload, observe
+from backbay.proof.golden import proof_context
+from backbay.proof.shrink import shrunk
 from backbay.proof.tree import leaves
 from backbay.verify.requests import Course, Situation
 from backbay.workloads.batches import with_batch
 
 FIRST = Situation()
+CALLS = Situation(kind="calls")
 
 TRAINED_EAGER, TRAINED_TRUE = "trained eager", "trained true"
 """Names of the files with the parameters that free training ended at."""
@@ -35,7 +38,7 @@ nothing more would be seen of the backend."""
 
 @dataclasses.dataclass(frozen=True)
 class Situations:
-    """One mode of a workload, and the files with the truth and the state of each situation."""
+    """One mode of a workload, and what it is called with in each situation."""
 
     workload: Workload
     course: Course
@@ -43,8 +46,13 @@ class Situations:
     @classmethod
     def prepared(cls, workload: Workload, course: Course) -> Self:
         """Return those that were prepared, of the workload at the size that has a truth."""
-        found = cls(workload, course)
-        return cls(found.golden(FIRST).at(workload), course)
+        found = shrunk(workload, train=course.setup.train) if course.reduced else workload
+        return cls(found, course)
+
+    def context(self) -> contextlib.AbstractContextManager[None]:
+        """Be in the state that a candidate must be compiled and observed in."""
+        course = self.course
+        return proof_context(draws_random=course.draws_random, math_attention=course.math_attention)
 
     @property
     def train(self) -> bool:
@@ -56,23 +64,16 @@ class Situations:
         """Of everything random."""
         return self.course.setup.seed
 
-    def golden(self, situation: Situation) -> Golden:
-        """Load what eager and float64 gave; its tensors stay on disk until they are compared."""
-        return Golden.load(self._path(situation.name))
-
-    def keep_golden(self, situation: Situation, golden: Golden) -> None:
-        """Keep it for the other processes."""
-        golden.save(self._path(situation.name))
-
     def tensors(self, name: str) -> list[torch.Tensor]:
         """Load tensors that were kept under a name."""
-        return list(torch.load(self._path(name), mmap=True, map_location="cpu", weights_only=True))
+        return list(torch.load(self.path(name), mmap=True, map_location="cpu", weights_only=True))
 
     def keep_tensors(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         """Keep tensors under a name."""
-        torch.save(list(tensors), self._path(name))
+        torch.save(list(tensors), self.path(name))
 
-    def _path(self, name: str) -> str:
+    def path(self, name: str) -> str:
+        """Return the file of what is kept under a name."""
         return str(Path(self.course.folder) / f"{self.course.setup.mode} {name}.pt")
 
     def called_with(self, situation: Situation) -> Workload:

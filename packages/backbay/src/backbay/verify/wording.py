@@ -82,6 +82,8 @@ def _listed(checks: Sequence[CheckRecord], steps: int) -> str:
         said.append("forward in eval mode")
     if modes["train"]:
         said.append("forward and gradients in training mode")
+    if any(x.check == "calls" for x in right):
+        said.append("called again and again")
     if any(x.startswith("step ") for x in modes["train"]):
         said.append(f"{counted(steps, 'step')} of training")
     batches = dict.fromkeys(x.check for x in right if x.check.startswith("batch "))
