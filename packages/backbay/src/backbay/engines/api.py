@@ -82,7 +82,7 @@ def run(
         InputError: a name is not known, or there is no line that installs it.
         Interrupted: by Ctrl-C; it has the report of what was found, before this run too.
     """
-    engines = selection.chosen(registry, names)
+    engines = selection.chosen(registry, names, plan.torch)
     try:
         for engine in engines:
             _try(engine, plan, registry, tell)
