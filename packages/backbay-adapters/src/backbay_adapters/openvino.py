@@ -66,7 +66,9 @@ def _converted(program: Program) -> Any:
     decoder = TorchFXPythonDecoder(program.graph_module)  # convert() calls it
     model = frontend.convert(frontend.load(decoder))
     for given, value in zip(model.inputs, program.inputs, strict=True):
-        given.get_node().set_element_type(Type(shared_array(torch.empty(0, dtype=value.dtype)).dtype))
+        given.get_node().set_element_type(
+            Type(shared_array(torch.empty(0, dtype=value.dtype)).dtype)
+        )
         given.get_node().set_partial_shape(PartialShape(list(value.shape)))
     model.validate_nodes_and_infer_types()
     return model

@@ -63,9 +63,7 @@ class Numpy(Engine):
                 elif node.op == "get_attr":
                     values[node] = constants[node.name]
                 else:
-                    args, kwargs = torch.fx.map_arg(
-                        (node.args, node.kwargs), lambda n: values[n]
-                    )
+                    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[n])
                     made = self.table[node.target](*args, **kwargs)
                     wanted = shared_array(torch.empty(0, dtype=node.meta["val"].dtype)).dtype
                     values[node] = made.astype(wanted, copy=False)

@@ -350,9 +350,7 @@ class Backend:
             )
         )
 
-    def _own_compile(
-        self, own: Mapping[str, Any], kind: GraphKind | None = None
-    ) -> Codegen | None:
+    def _own_compile(self, own: Mapping[str, Any], kind: GraphKind | None = None) -> Codegen | None:
         given = self.compile
         if given is None:
             return None

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from backbay.choose import Store
 from backbay.dependencies import check_installed
 from backbay.errors import InputError, Interrupted, WorkloadInvalid
 from backbay.judge.requests import SERVICE as JUDGE
 from backbay.race import field
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER
+from backbay.race.keeping import keep
 from backbay.race.record import Report, Settings
 from backbay.race.remedies import with_remedy
 from backbay.race.requests import SERVICE, Load, Reply, Request
@@ -67,6 +69,7 @@ def run(
     size: str | None = None,
     seed: int = 0,
     limits: Limits | None = None,
+    store: Store | None = None,
     registry: Registry = default_registry,
     tell: Tell = lambda *_: None,
 ) -> Report:
@@ -91,6 +94,7 @@ def run(
         size: of built-in workloads: ``tiny``, ``small`` or ``base``.
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
+        store: where decisions are kept, of races in child processes; none are if there is none.
         registry: where names are looked up.
         tell: called with workload, backend, what is going on, and how far it is (or nothing).
 
@@ -126,13 +130,23 @@ def run(
     )
     races: list[WorkloadRace] = []
     try:
-        _race_all(races, setups, entrants, sessions, limits=limits, tell=tell)
+        _race_all(
+            races,
+            setups,
+            entrants,
+            sessions,
+            limits=limits,
+            tell=tell,
+            capture=store is not None and not same_process,
+        )
     except KeyboardInterrupt as stopped:
         if not races:
             raise
         notes = (*notes, _INTERRUPTED.format(workload=races[-1].workload))
         report = _report(races, settings, registry, notes, same_process=same_process)
         raise Interrupted(msgspec.structs.replace(report, partial=True)) from stopped
+    if store is not None and not same_process:
+        notes = (*notes, *keep(races, store))
     return _report(races, settings, registry, notes, same_process=same_process)
 
 
@@ -150,6 +164,7 @@ def _race_all(
     *,
     limits: Limits,
     tell: Tell,
+    capture: bool,
 ) -> None:
     """Race every workload, one after the other; what they leave on disk is gone afterwards.
 
@@ -165,6 +180,7 @@ def _race_all(
                 sessions=sessions,
                 limits=limits,
                 tell=tell,
+                capture=capture,
             )
             races.append(race)
             race.run()

@@ -5,6 +5,7 @@ is a row with its reason, and the race goes on. Backends hand on what their call
 a process where none was loaded, says whether it is right.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from backbay.race.given import Given, InputSets
 from backbay.race.record import Decision, Measured, Result, Trying, VerdictRecord
 from backbay.race.requests import (
     Call,
+    Capture,
+    Captured,
     Finish,
     Finished,
     Hand,
@@ -68,6 +71,8 @@ class WorkloadRace:
     sessions: Sessions
     limits: Limits
     tell: Tell
+    capture: bool = False
+    """Whether to find out which graphs backends are handed."""
 
     workload: str = ""
     """Its canonical name, once it was built."""
@@ -76,6 +81,8 @@ class WorkloadRace:
     tried: dict[str, Trying] = field(default_factory=dict)
     disturbing: dict[str, str] = field(default_factory=dict)
     """Who has changed what all in a process share, and what that was."""
+    captured: Captured | None = None
+    """The graphs that backends are handed."""
     times: Times = field(default_factory=Times)
 
     decision: Decision | None = None
@@ -213,6 +220,11 @@ class WorkloadRace:
             pieces.append(Piece(path=str(path), inputs=inputs, what=what, picked=picked))
         finished = ask(Finish())
         assert isinstance(finished, Finished)
+        if self.capture and self.captured is None:
+            with contextlib.suppress(NoReply):  # then the next one is asked, or nothing is kept
+                captured = ask(Capture())
+                assert isinstance(captured, Captured)
+                self.captured = captured
         return finished, pieces
 
     def _time(self, judge: Judge, prepared: Prepared, sets: InputSets) -> None:
