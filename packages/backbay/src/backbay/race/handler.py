@@ -15,6 +15,7 @@ from backbay.proof import Workload, digest, evidence
 from backbay.proof.bank import Inputs
 from backbay.race.requests import (
     Call,
+    CallRow,
     Done,
     Finish,
     Hand,
@@ -81,10 +82,15 @@ class RaceHandler:
         with _room_for_all():
             return self._compiled_answer(request)
 
-    def _compiled_answer(self, request: Call | Open | Block) -> Reply:
+    def _compiled_answer(self, request: Call | CallRow | Open | Block) -> Reply:
         match request:
             case Call():
                 self._call(request)
+                return Done()
+            case CallRow():
+                assert self._trial is not None, "calls in a row come after Try"
+                sets = [None if x is None else self._read(x) for x in request.inputs]
+                self._trial.call_in_a_row(sets)
                 return Done()
             case Open():
                 return self._open(request)

@@ -51,6 +51,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """Whether the inputs are at other addresses than before."""
 
 
+class CallRow(msgspec.Struct, frozen=True, kw_only=True, tag="call_row"):
+    """Call several times in a row, each from the state that the last one left, and hold it all."""
+
+    inputs: tuple[str | None, ...]
+    """As for `Call`, one for each."""
+
+
 class Hand(msgspec.Struct, frozen=True, kw_only=True, tag="hand"):
     """Write what the last call gave to a file."""
 
@@ -81,7 +88,7 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
     calls: int
 
 
-Request = Load | Try | Call | Hand | Finish | Open | Renew | Block
+Request = Load | Try | Call | CallRow | Hand | Finish | Open | Renew | Block
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
@@ -123,6 +130,7 @@ SERVICE = Service[Request, Reply](
         Load: Loaded,
         Try: Done,
         Call: Done,
+        CallRow: Done,
         Hand: Done,
         Finish: Finished,
         Open: Opened,

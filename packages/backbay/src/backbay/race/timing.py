@@ -373,7 +373,7 @@ class Timing:
 
     def _called_afterwards(self, sessions: Mapping[str, RaceSession]) -> dict[str, list[Given]]:
         """Call once more, with inputs that nobody has seen: what was timed is what is right."""
-        if not self.sets.sampled or self.sets.last is None:
+        if not self.sets.afterwards or self.sets.last is None:
             return {}
         self.reveal_last()
         given = {}
