@@ -25,13 +25,18 @@ def in_a_row(workload: Workload, sets: Sequence[Sequence[torch.Tensor]]) -> Work
     Raises:
         ValueError: a set has another number of tensors than a call has.
     """
-    loss = workload.loss
+    of_one = workload.loss
+
+    def loss(outputs: Any) -> torch.Tensor:
+        assert of_one is not None, "else there is none"
+        return torch.stack([of_one(x) for x in outputs]).sum()
+
     return dataclasses.replace(
         workload,
         model=_InARow(workload.model),
         args=tuple(_called_with(workload, x) for x in sets),
         kwargs={},
-        loss=None if loss is None else lambda outputs: sum(map(loss, outputs)),
+        loss=None if of_one is None else loss,
         reduced=None,
     )
 
@@ -39,7 +44,7 @@ def in_a_row(workload: Workload, sets: Sequence[Sequence[torch.Tensor]]) -> Work
 def each(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return what calls a model, or its compiled form, with each set of inputs."""
 
-    def calls(*sets: tuple[Any, Any]) -> tuple[Any, ...]:
+    def calls(*sets: Any) -> tuple[Any, ...]:
         # Copies: an output may live no longer than to the next call.
         return tuple(mapped(_copy, call(*args, **kwargs)) for args, kwargs in sets)
 
@@ -51,7 +56,7 @@ class _InARow(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, *sets: tuple[Any, Any]) -> tuple[Any, ...]:
+    def forward(self, *sets: Any) -> Any:
         return each(self.model)(*sets)
 
 
