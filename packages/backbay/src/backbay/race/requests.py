@@ -17,6 +17,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """Build the workload and throw it away: does its function work?"""
 
     setup: WorkloadSetup
+    backends: tuple[str, ...] | None = None
+    """To be loaded, too; then a model object was given, and is to be rebuilt alike."""
 
 
 class Proving(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +41,8 @@ class Try(msgspec.Struct, frozen=True, kw_only=True, tag="try"):
     backend: str
     digest: str
     proving: Proving
+    reference: str | None = None
+    """What the backend is known by, if not by its name."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
@@ -76,6 +80,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     setup: WorkloadSetup
     backends: tuple[str, ...]
     digest: str
+    references: dict[str, str] = {}
+    """Backend to what it is known by, if not by its name."""
     inputs: tuple[str, ...] = ()
     """Files with further sets of inputs, after the workload's own."""
 
@@ -96,6 +102,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
 
     workload: str
     """Its canonical name."""
+    likeness: str = ""
+    """Of its values and code, where backends were to be loaded, too."""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):

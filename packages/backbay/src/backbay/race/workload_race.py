@@ -69,6 +69,8 @@ class WorkloadRace:
     sessions: Sessions
     limits: Limits
     tell: Tell
+    references: Mapping[str, str] = field(default_factory=dict)
+    """Backend to what it is known by in other processes, if not by its name."""
 
     workload: str = ""
     """Its canonical name, once it was built."""
@@ -180,6 +182,7 @@ class WorkloadRace:
             backend=entrant.name,
             digest=prepared.digest,
             proving=proving,
+            reference=self.references.get(entrant.name),
         )
         try:
             reveal(judge, sets)
@@ -241,6 +244,7 @@ class WorkloadRace:
             tell=self._say,
             folder=self.folder,
             sets=sets,
+            references=self.references,
             reveal=lambda: reveal(judge, sets),
             reveal_last=reveal_last,
         )
