@@ -232,7 +232,7 @@ def _sessions(
     except NotRebuilt as why:
         return _here(workloads, given, registry), (f"{_IN_PROCESS} ({why})",), None
     sessions = Sessions(
-        reference=lambda: JUDGE.session(path=path),
+        reference=lambda environment: JUDGE.session(environment, path),
         backends=lambda environment: SERVICE.session(environment, path),
     )
     return sessions, notes, references
@@ -246,7 +246,7 @@ def _here(
 
     handler, reference = RaceHandler(workload, given, registry), JudgeHandler(workload)
     return Sessions(
-        reference=lambda: JUDGE.here(reference),
+        reference=lambda environment: JUDGE.here(reference, environment),
         backends=lambda environment: SERVICE.here(handler, environment),
     )
 

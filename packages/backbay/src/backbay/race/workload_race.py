@@ -16,8 +16,7 @@ import msgspec
 from backbay.errors import WorkloadInvalid
 from backbay.judge import Judge, Judged, Judgement, Piece, Prepared
 from backbay.judge.calls import CALLS
-from backbay.judge.client import OpenSession as OpenReference
-from backbay.judge.client import secret
+from backbay.judge.client import JudgeSession, secret
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER, INDUCTOR, decide
 from backbay.race.field import Entrant
@@ -48,7 +47,7 @@ OpenSession = Callable[[Mapping[str, str]], Session[Request, Reply]]
 class Sessions:
     """How sessions are opened: in child processes, or in this one."""
 
-    reference: OpenReference
+    reference: Callable[[Mapping[str, str]], JudgeSession]
     """Makes the reference."""
     backends: OpenSession
 
@@ -96,7 +95,7 @@ class WorkloadRace:
         judge = Judge(
             self.setup,
             self.folder,
-            open_session=self.sessions.reference,
+            open_session=lambda: self.sessions.reference(self.caches.environment),
             timeout_s=self.limits.backend_s,
         )
         try:
