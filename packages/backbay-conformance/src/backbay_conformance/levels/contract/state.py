@@ -137,8 +137,8 @@ def two_runs_differ(subject: Subject) -> None:
     inputs = normal(subject, 65, 130), normal(subject, 130, 40)
     call = subject.compile(program)
     first, second = call(*inputs), call(*inputs)
-    with subject.must("fail_behaviour", "two runs on the same inputs differ in some bit"):
-        assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    said = "two runs on the same inputs differ in some bit"
+    subject.same_as_each_other(first, second, status="fail_behaviour", what=said)
 
 
 @theme.case()
