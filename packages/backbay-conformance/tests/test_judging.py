@@ -1,13 +1,21 @@
 """A backend that turns on its judge, or is right only where it thinks that somebody looks."""
 
+import json
+import os
 import runpy
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
 from backbay.proof import Workload, observe
-from backbay_conformance import conform
+from backbay_conformance import conform, suite
 from backbay_conformance.answers import Given, HandedOn, Opening, Referring
 from backbay_conformance.case import Case, Failed
 from backbay_conformance.running import refer, run_case
@@ -166,12 +174,117 @@ def test_what_only_makes_sense_compiled_is_not_asked():
 
 
 HOSTILE = [f"{RACE / 'hostile.py'}:{x}" for x in ("replaces_the_judge", "replaces_what_is_noted")]
+WHERE = (
+    "mutation/change_of_an_input_is_dropped",
+    "aliasing/result_is_the_next_input",
+    "aliasing/view_of_an_input_is_a_copy",
+    "calls/many_calls_drift",
+    "calls/what_the_caller_writes_to_a_result_comes_back",
+    "calls/two_modules_of_one_class_share_weights",
+    "capture/break_in_the_graph_loses_a_value",
+    "state/call_leaves_state_changed",
+    "state/memory_of_results_is_never_freed",
+    "state/two_threads_disturb_each_other",
+)
+"""Cases of level contract, in one of which each cheat is found out."""
+
+
+@pytest.fixture(scope="module")
+def asked():
+    """Each of these cases, with what its results are held against."""
+    known = suite.collected("cpu", [1])
+    found = []
+    for case in (known[f"contract/{x}"] for x in WHERE):
+        referring = Referring(compiles=False)
+        if refer(case, subject_of(graph_as_it_is, referring)):
+            referring = Referring(compiles=True)
+            refer(case, subject_of(graph_as_it_is, referring))
+        found.append((case, referring))
+    return found
+
+
+@pytest.fixture
+def _nothing_leaks():
+    yield
+    torch.set_default_dtype(torch.float32)
+    while _get_current_dispatch_mode_stack():
+        _pop_mode()
+
+
+def statuses(asked, compiler, **keywords):
+    for case, referring in asked:
+        answers = HandedOn([referring.openings[0]])
+        status = run_case(case, subject_of(compiler, answers, **keywords)).status
+        try:
+            referring.judge(answers.given, answers.tensors, whole=status == "pass")
+        except Failed as failed:
+            status = failed.status
+        yield status
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_nothing_leaks")
+@pytest.mark.parametrize("name", sorted(CHEATS.keys() - {"wrong_after_call_100"}))
+def test_a_cheat_is_right(asked, name):
+    assert any(x.startswith("fail") for x in statuses(asked, CHEATS[name])), name
+
+
+@pytest.mark.parametrize("name", ["eager", "aot_eager"])
+def test_who_is_honest_is_wrong(asked, name):
+    compiler = torch._dynamo.lookup_backend(name)
+    got = list(statuses(asked, compiler, runs_graphs_as_they_are=True))
+    assert got == ["pass"] * len(WHERE)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_who_replaces_the_judge_in_its_process_is_right(name):
-    statement = conform(name, device="cpu", workers=1, only=("contract/values/negative_zero*",))
-    assert [x.status for x in statement.results] != ["pass"], statement.results
-    assert not statement.passed
+    only = ("contract/values/negative_zero*",)
+    (result,) = conform(name, device="cpu", workers=1, only=only).results
+    assert result.status.startswith("fail"), result
+
+
+SLOW = """
+import time
+
+def compiler(graph_module, example_inputs):
+    def call(*args):
+        if graph_module.graph.find_nodes(op="call_method", target="cumsum"):
+            time.sleep(600)
+        return graph_module(*args)
+    return call
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_leaves_nothing(tmp_path, number, code):
+    (tmp_path / "slow.py").write_text(SLOW)
+    statement, temporary = tmp_path / "statement.json", tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "backbay", "conform", "slow.py:compiler", "--device", "cpu"]
+    command += ["--case", "contract/values/negative_zero*", "--workers", "1"]
+    command += ["--case", "contract/state/two_runs_differ", "--json", str(statement)]
+    environment = {**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
+    try:
+        watched = psutil.Process(process.pid)
+        deadline = time.monotonic() + 200
+        while time.monotonic() < deadline and not list(temporary.glob("backbay-conform-*/*")):
+            time.sleep(0.5)
+        time.sleep(30)
+        below = watched.children(recursive=True)
+        process.send_signal(number)
+        assert process.wait(60) == code
+    finally:
+        process.kill()
+    made = json.loads(statement.read_text())
+    assert made["partial"]
+    assert [x["id"] for x in made["results"]] in (
+        [],
+        ["contract/values/negative_zero_is_lost"],
+    )
+    assert not any(x.is_running() and x.status() != "zombie" for x in below)
+    assert not list(temporary.glob("backbay-*"))
