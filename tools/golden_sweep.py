@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-from backbay.errors import one_line
+from backbay.causes import one_line
 from backbay.kit import rewrites
 from backbay.kit.backend import Backend
 from backbay.kit.observing import collected

@@ -2,27 +2,31 @@
 
 ::
 
-    python tools/hostile_race.py [--train] [--only NAME,NAME] [--json report.json]
+    python tools/hostile_race.py [--workload small] [--train] [--only NAME,NAME] [--out result.md]
 
-Checked: no cheat is right, no honest backend is wrong, the honest ones' ratios are the same as in
-a race without the others, and no process, temporary folder or file of the race is left. Exit code
-1 if one of these does not hold.
+Three races: the honest ones alone, with all the others, and alone again. Checked: no cheat is
+right, no honest backend is wrong, the honest ones' ratios are the same with the others as without,
+and no process, temporary folder or file of the race is left. Exit code 1 if one of these does not
+hold.
 """
 
 import json
+import os
 import runpy
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import psutil
 
-HERE = Path(__file__).resolve().parent.parent / "packages/backbay/tests/race"
-CHEATS, HOSTILE = HERE / "cheats.py", HERE / "hostile.py"
-HONEST = (f"{CHEATS}:graph_as_it_is", "aot_eager", "inductor")
+TESTS = Path(__file__).resolve().parent.parent / "packages/backbay/tests/race"
+SMALL = f"{TESTS / 'faulty.py'}:small"
+HONEST = (f"{TESTS / 'cheats.py'}:graph_as_it_is", "aot_eager", "inductor")
 HARMLESS = {
     "burns_a_core", "closes_everything", "counts_the_threads_down", "daemons",
     "disables_the_collector", "empties_the_folder_for_temporary_files", "ignores_signals",
@@ -30,92 +34,188 @@ HARMLESS = {
     "slows_eager_down", "writes_garbage_everywhere",
 }  # fmt: skip
 """Who computes what is right, whatever else it does: right or lost, but never the fastest."""
-_MARK = "backbay-hostile-daemon"
+IN_TRAINING = ("detached", "wrong_gradient")
+"""Of the faulty ones, those whose results are right, and whose gradients are not."""
+IDLE = {
+    "overwrites_its_inputs": "it leaves alone what requires grad, and integers: here, everything",
+    "keyed_by_corner": "no two sets of tokens begin alike: here it computes each time",
+}
+"""Who does nothing wrong in training, or where inputs are tokens; and why."""
+_LONGEST = 240
+"""Characters of a cell."""
 
 
-def raced(backends: list[str], workload: str, folder: Path, *, train: bool) -> dict[str, Any]:
-    """Race by the command, and return what it reports."""
-    path = folder / "race.json"
-    command = [
-        *(sys.executable, "-m", "backbay", "race", workload, "--device", "cpu"),
-        *("--backends", ",".join(backends), "--timeout", "180", "--seconds", "20"),
-        *("--json", str(path), *(["--train"] if train else [])),
-    ]
-    done = subprocess.run(command, check=False)
-    if done.returncode not in (0, 1):  # 1: nobody's times can be believed
-        sys.exit(f"the race ended with {done.returncode}")
-    report: dict[str, Any] = json.loads(path.read_text())
-    return report
+def chosen(only: str | None, workload: str, *, train: bool) -> dict[str, Path]:
+    """Return the hostile backends by name, and the file that each is in."""
+    files: dict[str, Path] = {}
+    for file, table in (("cheats.py", "CHEATS"), ("hostile.py", "HOSTILE")):
+        files |= dict.fromkeys(runpy.run_path(str(TESTS / file))[table], TESTS / file)
+    files |= dict.fromkeys(IN_TRAINING, TESTS / "faulty.py") if train else {}
+    if train or workload != SMALL:
+        del files["overwrites_its_inputs"]
+    if workload != SMALL:
+        del files["keyed_by_corner"]
+    return {x: files[x] for x in only.split(",")} if only else files
+
+
+def raced(
+    backends: list[str], workload: str, *, train: bool, seconds: float, timeout: float
+) -> dict[str, Any]:
+    """Race by the command, and return what it reports, with how long it took, and what it left."""
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+        path, start, load = Path(folder) / "race.json", time.monotonic(), os.getloadavg()
+        page, temporary = path.with_suffix(".html"), Path(folder) / "tmp"
+        temporary.mkdir()
+        command = [
+            *(sys.executable, "-m", "backbay", "race", workload, "--device", "cpu"),
+            *("--backends", ",".join(backends), "--timeout", str(timeout)),
+            *("--seconds", str(seconds), "--json", str(path), "--html", str(page)),
+            *(["--train"] if train else []),
+        ]
+        environment = os.environ | {"TMPDIR": str(temporary)}
+        done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, env=environment)
+        if done.returncode not in (0, 1):  # 1: nobody's times can be believed
+            sys.exit(f"the race ended with {done.returncode}")
+        report: dict[str, Any] = json.loads(path.read_text())
+        report["left"] = [*left(temporary)]
+        if not page.read_text().rstrip().endswith("</html>"):
+            report["left"].append("half a page")
+        report["took"] = time.monotonic() - start
+        report["load"] = f"{load[0]:.1f} to {os.getloadavg()[0]:.1f}"
+        return report
+
+
+def left(temporary: Path) -> Iterator[str]:
+    """Yield the temporary files and the processes that a race has left."""
+    beside = (x for x in temporary.parent.iterdir() if x.suffix not in (".json", ".html"))
+    for path in (*temporary.iterdir(), *(x for x in beside if x != temporary)):
+        yield f"{path.name} is left"
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR") == str(temporary):
+                yield f"process {process.pid} is left: {' '.join(process.cmdline())[:200]}"
+        except psutil.Error:
+            continue
 
 
 def rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the rows by name, without the file that a backend is in."""
-    return {row["backend"].rpartition(":")[2]: row for row in report["results"]}
+    return {short(row["backend"]): row for row in report["results"]}
 
 
-def left() -> set[str]:
-    """Return the processes and temporary files that a race may leave."""
-    folder = Path(tempfile.gettempdir())
-    files = {str(x) for x in folder.glob("backbay-*")}
-    daemons = {
-        f"process {x.pid}"
-        for x in psutil.process_iter(["cmdline"])
-        if any(_MARK in word for word in x.info["cmdline"] or ())
-    }
-    return files | daemons
+def short(name: str) -> str:
+    """Return a backend's name without the file that it is in."""
+    return name.rpartition(":")[2]
 
 
-def problems(report: dict[str, Any], alone: dict[str, Any], cheats: list[str]) -> list[str]:
-    """Return what does not hold, in words."""
-    found, before = rows(report), rows(alone)
-    wrong = []
+def problems(
+    beside: dict[str, Any], alone: list[dict[str, Any]], cheats: list[str]
+) -> Iterator[str]:
+    """Yield what does not hold, in words."""
+    found = rows(beside)
+    winner = short(beside["decision"][0]["winner"])
     for name in cheats:
-        row = found[name]
-        if row["status"] == "ok" and name not in HARMLESS:
-            wrong.append(f"{name} is called right: {row['ratio_to_eager']}")
-        if report["decision"][0]["winner"].endswith(f":{name}"):
-            wrong.append(f"{name} won")
-    for name in (x.rpartition(":")[2] for x in HONEST):
+        if name not in found:
+            yield f"{name} has no row"
+            continue
+        if found[name]["status"] == "ok" and name not in HARMLESS:
+            yield f"{name} is called right: {found[name]['ratio_to_eager']}"
+        if winner == name:
+            yield f"{name} won"
+    for name in map(short, HONEST):
         row = found[name]
         if row["status"] != "ok":
-            wrong.append(f"{name} is honest, and {row['status']}: {row['reason']}")
+            yield f"{name} is honest, and {row['status']}: {row['reason']}"
             continue
-        if row["ratio_to_eager_ci"] is None or before[name]["ratio_to_eager_ci"] is None:
-            wrong.append(f"{name} has no times: {'; '.join(report['notes'] + alone['notes'])}")
-            continue
-        (low, high), (was_low, was_high) = (
-            row["ratio_to_eager_ci"],
-            before[name]["ratio_to_eager_ci"],
-        )
-        if high < was_low or was_high < low:
-            wrong.append(
-                f"{name} is {low:.3f} to {high:.3f} times as fast as eager beside the others, "
-                f"and {was_low:.3f} to {was_high:.3f} without them"
+        own = row["ratio_to_eager_ci"]
+        others = [rows(x)[name]["ratio_to_eager_ci"] for x in alone]
+        if own is None or None in others:
+            yield f"{name} has no times: {'; '.join(beside['notes'])}"
+        elif not any(own[0] <= high and low <= own[1] for low, high in others):
+            without = " and ".join(f"{low:.3f} to {high:.3f}" for low, high in others)
+            yield (
+                f"{name} is {own[0]:.3f} to {own[1]:.3f} times as fast as eager beside the others, "
+                f"and {without} without them"
             )
-    return wrong
+
+
+def page(
+    beside: dict[str, Any],
+    alone: list[dict[str, Any]],
+    names: list[str],
+    found: list[str],
+    command: str,
+) -> Iterator[str]:
+    """Yield the lines of a page that says what was found."""
+    settings, machine = beside["settings"], beside["machine"]
+    workload, mode = short(beside["results"][0]["workload"]), settings["mode"]
+    yield f"# {len(names)} hostile backends beside {len(HONEST)} honest ones: {workload}, {mode}"
+    yield f"\n    {command}\n"
+    versions = ", ".join(f"{x} {y}" for x, y in beside["versions"].items())
+    yield f"{beside['created'][:10]}; {machine['processor']}, {machine['cores']} cores, "
+    yield f"{machine['system']}; {versions}."
+    in_order = (alone[0], beside, *alone[1:])
+    minutes = ", ".join(f"{x['took'] / 60:.1f} min" for x in in_order)
+    yield f"The races alone, with all, and alone again took {minutes}; the load of the machine"
+    yield f"(one minute's average) was {', '.join(x['load'] for x in in_order)}."
+    yield f"\n**{len(found)} problem(s)**" + (":\n" if found else ".")
+    yield from (f"- {x}" for x in found)
+    yield "\n## The honest ones: times as fast as eager, with 95 % intervals\n"
+    yield "| backend | without the others | with them | without, again |\n|---|---|---|---|"
+    for name in map(short, HONEST):
+        cells = [_ratio(rows(x)[name]) for x in in_order]
+        yield f"| {name} | {' | '.join(cells)} |"
+    yield "\n## The others\n"
+    yield "| backend | computes | status | times as fast as eager | why |\n|---|---|---|---|---|"
+    for name in names:
+        row = rows(beside).get(name)
+        if row is not None:
+            what = "what is right" if name in HARMLESS else "what is wrong, or fails"
+            why = row["reason"] or next((x for x in row["notes"] if "own" in x), "")
+            yield f"| {name} | {what} | {row['status']} | {_ratio(row)} | {_cell(why)} |"
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    if row["ratio_to_eager_ci"] is None:
+        return ""
+    low, high = row["ratio_to_eager_ci"]
+    return f"{row['ratio_to_eager']:.3g} [{low:.3g}, {high:.3g}]"
+
+
+def _cell(text: str) -> str:
+    plain = text.replace("|", "/").replace(f"{TESTS}/", "")
+    return plain if len(plain) < _LONGEST else f"{plain[:_LONGEST]} ..."
 
 
 @click.command()
 @click.option("--train", is_flag=True, help="Forward and backward.")
 @click.option("--only", help="Names of hostile backends, with commas; default: all.")
-@click.option("--workload", default="decoder@tiny", show_default=True)
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Where the report goes.")
-def main(train: bool, only: str | None, workload: str, path: Path | None) -> None:
+@click.option("--workload", default="small", show_default=True, help="small: of the tests.")
+@click.option("--seconds", default=20.0, show_default=True, help="Of timing, in each race.")
+@click.option("--timeout", default=180.0, show_default=True, help="Of one backend, in seconds.")
+@click.option("--out", type=click.Path(path_type=Path), help="Where the page goes.")
+def main(
+    *,
+    train: bool,
+    only: str | None,
+    workload: str,
+    seconds: float,
+    timeout: float,
+    out: Path | None,
+) -> None:
     """Race hostile and cheating backends beside honest ones."""
-    files = dict.fromkeys(runpy.run_path(str(CHEATS))["CHEATS"], CHEATS)
-    files |= dict.fromkeys(runpy.run_path(str(HOSTILE))["HOSTILE"], HOSTILE)
-    names = only.split(",") if only else list(files)
-    before = left()
-    with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
-        alone = raced([*HONEST], workload, Path(folder), train=train)
-        hostile = [f"{files[x]}:{x}" for x in names]
-        report = raced([*HONEST, *hostile], workload, Path(folder), train=train)
-    if path is not None:
-        path.write_text(json.dumps({"alone": alone, "beside": report}, indent=1))
-    found = problems(report, alone, names) + [f"{x} is left" for x in sorted(left() - before)]
-    print(f"{len(names)} hostile backends beside {len(HONEST)}: {len(found)} problem(s)")
-    for problem in found:
-        print(f"- {problem}")
+    command = " ".join(["python tools/hostile_race.py", *sys.argv[1:]])
+    workload = SMALL if workload == "small" else workload
+    files = chosen(only, workload, train=train)
+    runs = [[*HONEST], [*HONEST, *(f"{y}:{x}" for x, y in files.items())], [*HONEST]]
+    reports = [raced(x, workload, train=train, seconds=seconds, timeout=timeout) for x in runs]
+    first, beside, last = reports
+    found = [*problems(beside, [first, last], [*files])]
+    found += [x for report in reports for x in report["left"]]
+    text = "\n".join(page(beside, [first, last], [*files], found, command))
+    print(text)
+    if out is not None:
+        out.write_text(f"{text}\n")
     sys.exit(bool(found))
 
 

@@ -128,8 +128,8 @@ class Conduct:
             more = measure.interleave(
                 dict.fromkeys(step_s, client),
                 plan,
-                timeout_s=self.patience.arm_s,
-                on_round=lambda _done, _of: None,
+                limit_s=self.patience.arm_s * plan.rounds,
+                on_round=lambda _done, _of: True,
             )
             for name, values in more.milliseconds.items():
                 samples[name] += values

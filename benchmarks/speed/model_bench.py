@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backbay.errors import one_line
+from backbay.causes import one_line
 from backbay.kit.observing import collected
 from backbay.proof import Step, Workload, make_golden, observe
 from backbay.timing.device import device_name, synchronize

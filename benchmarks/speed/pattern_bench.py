@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from backbay.errors import one_line
+from backbay.causes import one_line
 from backbay.kit.observing import collected
 from backbay.timing.device import device_name, synchronize
 from speed import arms, requests

@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from backbay.causes import one_line
 from backbay.cli.progress import progress
-from backbay.errors import BackbayError, InvalidPreflight, escaped, one_line, plain
+from backbay.errors import BackbayError, InvalidPreflight, escaped, plain
 from backbay.reporting.embedding import embedded
 from backbay.reporting.page import visible
 

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from backbay.errors import BackbayError, InputError, one_line
+from backbay.causes import one_line
+from backbay.errors import BackbayError, InputError
 from backbay.registry import default_registry
 from backbay.session import Refused, Service
 

@@ -27,6 +27,7 @@
     │   ├── ErasedInUse         a node was erased that others still use
     │   ├── StaleCode           the graph was changed, and its code was not made anew
     │   └── EndlessPass         a pass adds nodes to the graph that it is walking over
+    ├── CompilationFailed       a backend raised while it compiled a graph
     ├── ProofImpossible         no reference exists to prove a result against
     └── SkippedGuardFailed      a guard that a filter left out does not hold any more
 
@@ -36,8 +37,6 @@ for each reason.
 
 import re
 from typing import Any
-
-_LONGEST = 400  # characters: a row of a table, not a log
 
 # What `str.isprintable` lets through and no terminal shows: fillers, joiners, variation selectors.
 _UNSEEN = re.compile(
@@ -67,17 +66,17 @@ def hidden(character: str) -> bool:
     return not character.isprintable() or _UNSEEN.match(character) is not None
 
 
-def one_line(error: BaseException) -> str:
-    """Return an error's kind and the first line of its message.
-
-    Dynamo wraps what a backend raises; what it raised is what a reader needs.
-    """
-    while isinstance(inner := getattr(error, "inner_exception", None), BaseException):
-        error = inner
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    text = plain(text)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+def line_of(trace: str) -> str:
+    """Return the innermost line of a stack trace, ``file:line: code``."""
+    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    places = [number for number, line in enumerate(lines) if line.startswith('File "')]
+    if not places:
+        return ""
+    last = places[-1]
+    file, _, rest = lines[last].removeprefix('File "').partition('", line ')
+    code = lines[last + 1] if last + 1 < len(lines) else ""
+    place = f"{file}:{rest.partition(',')[0]}"
+    return f"{place}: {code}" if code else place
 
 
 def _code(character: str) -> str:
@@ -173,6 +172,13 @@ class WorkloadInvalid(InputError):  # noqa: N818
         super().__init__(reason)
         if detail:
             self.add_note(detail)
+
+
+class CompilationFailed(BackbayError):  # noqa: N818
+    """A backend raised while it compiled a graph; the message begins with the innermost cause.
+
+    What it raised is the cause of this error.
+    """
 
 
 class ProofImpossible(BackbayError):  # noqa: N818

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backbay.errors import BackendUnavailable, InputError
+from backbay.errors import BackendNotFound, BackendUnavailable, InputError
 from backbay.race.field import by_default, chosen
 
 
@@ -19,9 +19,49 @@ def test_eager_is_first_and_names_are_raced_once(registry):
     assert names(found) == ["eager", "aot_eager"]
 
 
-def test_a_chosen_backend_that_cannot_run_is_an_error_not_a_row(registry):
+def test_a_chosen_backend_that_cannot_run_ends_the_race_in_place_of_being_a_row(registry):
+    found = chosen(registry, ["aot_eager", "cudagraphs"], "cpu", same_process=True)
+    assert names(found) == ["eager", "aot_eager", "cudagraphs"]
+    assert found[1].unavailable is None
+    assert found[2].unavailable.reason == "it compiles for cuda, not for cpu"
+    assert found[2].spec is not None  # its version stands in the report
+
+
+def test_a_typo_ends_the_race_or_is_a_row_without_the_nearest_name(registry):
+    typo, strange = chosen(registry, ["aot_eager", "indcutor", "zzzzzz"], "cpu", same_process=True)[
+        2:
+    ]
+    assert typo.unavailable.remedy.startswith("did you mean 'inductor'? If not, install")
+    assert strange.unavailable.remedy.startswith("install")
+
+
+def test_minutes_are_spent_where_nothing_that_was_named_can_run(registry):
     with pytest.raises(BackendUnavailable, match="it compiles for cuda, not for cpu"):
-        chosen(registry, ["cudagraphs"], "cpu", same_process=True)
+        chosen(registry, ["eager", "cudagraphs"], "cpu", same_process=True)
+    with pytest.raises(BackendNotFound, match="did you mean: 'inductor'"):
+        chosen(registry, ["indcutor"], "cpu", same_process=True)
+    with pytest.raises(InputError, match=r"not for cpu.* did you mean: 'inductor'"):
+        chosen(registry, ["cudagraphs", "indcutor"], "cpu", same_process=True)
+
+
+def test_who_requires_all_gets_a_race_without_one(registry):
+    ready, absent = ["aot_eager"], ["aot_eager", "cudagraphs"]
+    found = chosen(registry, ready, "cpu", same_process=True, require_all=True)
+    assert names(found) == ["eager", "aot_eager"]
+    with pytest.raises(BackendUnavailable, match="it compiles for cuda, not for cpu"):
+        chosen(registry, absent, "cpu", same_process=True, require_all=True)
+
+
+def test_all_is_taken_for_a_name_or_races_one_twice(registry):
+    registry.register_backend(compiler, "mine")
+    registry.register_backend(compiler, "hidden", ["experimental"])
+    everyone = names(by_default(registry, "cpu", same_process=True))
+    assert "mine" in everyone
+    assert "hidden" not in everyone
+    assert names(chosen(registry, ["all"], "cpu", same_process=True)) == everyone
+    more = chosen(registry, ["mine", "all", "hidden"], "cpu", same_process=True)
+    assert sorted(names(more)) == sorted([*everyone, "hidden"])
+    assert names(more)[:2] == ["eager", "mine"]
 
 
 def test_by_default_what_cannot_run_is_left_out_but_inductor_is_a_row(registry, monkeypatch):

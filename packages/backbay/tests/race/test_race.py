@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
@@ -19,8 +20,8 @@ from backbay import Workload
 from backbay.cli import main
 from backbay.errors import InputError, WorkloadInvalid
 from backbay.proof import make_golden
-from backbay.race import Limits, run
-from backbay.registry import Registry
+from backbay.race import Limits, Report, run
+from backbay.registry import KnownFault, Registry, Requirements
 
 FAULTY = Path(__file__).with_name("faulty.py")
 QUICK = Limits(backend_s=120.0, timing_s=0.5)
@@ -79,7 +80,8 @@ def test_a_death_while_timing_costs_the_guilty_only(whole):
     assert found[OFTEN]["verdict"]["passed"]
     assert found["aot_eager"]["status"] == "ok"
     assert found["aot_eager"]["median_ms"] is not None
-    assert any("process of its own" in note for note in document["notes"])
+    assert any("process of its own" in note for note in found[OFTEN]["notes"])
+    assert found["aot_eager"]["notes"] == found["eager"]["notes"] == []
 
 
 def test_eager_is_always_in_the_race_and_torchs_names_work(whole):
@@ -211,13 +213,67 @@ def test_without_a_compiler_inductor_is_a_row_with_its_remedy(here, monkeypatch)
     assert report.decision[0].winner == "eager"
 
 
+def test_one_backend_that_is_not_ready_ends_the_race_of_the_others(here):
+    backends = "eager,tvm,relax_dynamo,indcutor,aot_eager"
+    arguments = [f"{FAULTY}:small", "--backends", backends, "--seconds", "0.5", "--json", "-"]
+    done = CliRunner().invoke(main, ["race", *arguments])
+    assert done.exit_code == 0, done.stderr
+    report = msgspec.json.decode(done.stdout, type=Report)
+    rows = {result.backend: result for result in report.results}
+    assert {name: row.status for name, row in rows.items()} == {
+        "eager": "ok",
+        "tvm": "unavailable",
+        "relax_dynamo": "unavailable",
+        "indcutor": "unavailable",
+        "aot_eager": "ok",
+    }
+    assert rows["tvm"].reason.startswith(
+        "apache-tvm is not installed, and what pip installs does not"
+    )
+    assert "; use backbay_tvm (pip install" in rows["tvm"].reason
+    assert "did you mean 'inductor'" in rows["indcutor"].reason
+
+
+def test_what_is_known_of_a_fault_is_not_said_where_a_user_meets_it():
+    def raising(graph_module, example_inputs):
+        raise IndexError("list index out of range")
+
+    def wrong(graph_module, example_inputs):
+        return lambda *inputs: tuple(x + 1 for x in graph_module(*inputs))
+
+    fault = KnownFault(
+        reason="default options: it fails", remedy="pass aot_autograd", errors=("index out of",)
+    )
+    other = KnownFault(reason="it lowers to bfloat16", remedy="pass a hint")
+    registry = Registry()
+    registry.register_backend(raising, "raising", limits=(other, fault))
+    registry.register_backend(wrong, "wrong", limits=(other, fault))
+    workload = Workload(torch.nn.Linear(8, 8).eval(), (torch.randn(4, 8),))
+    report = run(workload, backends=["raising", "wrong"], limits=QUICK, registry=registry)
+    rows = {result.backend: result for result in report.results}
+    assert rows["raising"].reason.endswith("list index out of range; pass aot_autograd")
+    assert rows["raising"].notes == ()
+    assert rows["wrong"].notes == ("known of wrong: it lowers to bfloat16; pass a hint",)
+    assert rows["eager"].notes == ()
+
+
+def test_an_engine_behind_a_backend_has_no_version_in_the_report():
+    registry = Registry()
+    needs = Requirements(distributions=("msgspec>=0.1",))
+    registry.register_backend(lambda graph, _: graph.forward, "own", requires=needs)
+    workload = Workload(torch.nn.Linear(8, 8).eval(), (torch.randn(4, 8),))
+    report = run(workload, backends=["own"], limits=QUICK, registry=registry)
+    assert report.versions["msgspec"] == msgspec.__version__
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["decodr"], "Did you mean 'decoder'"),
         (["hf:lama"], "hf:llama"),
         (["--backends", "indcutor"], "did you mean: 'inductor'"),
-        (["--backends", "tvm"], "pip install apache-tvm"),
+        (["--backends", "tvm"], "backbay-adapters[tvm]"),
+        (["--backends", "eager,tvm,aot_eager", "--require-all"], "backbay-adapters[tvm]"),
         (["--backends", "gone.py:fn"], "gone.py"),
         (["--device", "gpu"], "choose one of"),
         ([f"{FAULTY}:not_a_model"], "int"),

@@ -3,8 +3,9 @@
 import time
 from pathlib import Path
 
+from backbay.race.given import InputSets
 from backbay.race.requests import Done, Open, Opened, Renew
-from backbay.race.timing import InputSets, Limits, Timing
+from backbay.race.timing import Limits, Timing
 from backbay.session import Lost, Refused, Session
 from backbay.timing.measure import Block, Timed
 from backbay.workloads.setup import WorkloadSetup
@@ -24,7 +25,8 @@ class Client:
             raise Lost("no answer: it is stopped", "timeout")
         if isinstance(request, Open):
             self.ready += request.backends
-            return Opened(step_s=dict.fromkeys(self.ready, 1.0), failed={}, most_calls=9)
+            step_s = {x: 3600.0 if x == "hour_long" else 1.0 for x in self.ready}
+            return Opened(step_s=step_s, failed={}, most_calls=9)
         if isinstance(request, Renew):
             return Done()
         assert isinstance(request, Block)
@@ -35,9 +37,13 @@ class Client:
             raise Refused("ValueError: no")
         if "slow_clock" in self.ready:
             time.sleep(1e-4)
+        if "takes_time" in self.ready:
+            time.sleep(0.2)
         self.blocks += 1
         if "slow_clock" in self.ready:
             return Timed(seconds=1e-6, whole_s=1e-6)
+        if {"a_with_b", "b_with_a"} <= {*self.ready} and request.backend == "eager":
+            raise Refused("no")
         slowed = 3.0 if "slows_others" in self.ready else 1.0
         return Timed(seconds=slowed * request.calls, whole_s=slowed * request.calls)
 
@@ -51,85 +57,137 @@ class Client:
         self.running = True
 
 
-def timed(*names, apart=()):
+class WithoutEager(Client):
+    def ask(self, request, *, timeout_s):
+        if isinstance(request, Open) and request.backends == ("eager",):
+            raise Refused("no")
+        return super().ask(request, timeout_s=timeout_s)
+
+
+def timed(*names, apart=(), client=Client, **limits):
     opened = []
     timing = Timing(
         setup=SETUP,
         digest="",
-        open_session=lambda: Session(lambda: Client(opened)),
-        limits=Limits(backend_s=1.0, timing_s=1.0),
+        open_session=lambda: Session(lambda: client(opened)),
+        limits=Limits(**{"backend_s": 1e6, "timing_s": 1.0} | limits),
         tell=lambda backend, text, how_far: None,
         folder=Path(),
         sets=InputSets(sampled=False),
     )
-    timing.run(names, apart)
+    timing.run(names, dict.fromkeys(apart, "it changed what all share"))
     assert all(x.over for x in opened)
+    for group in timing.groups:
+        assert len(set(map(len, group.values()))) == 1
     return timing, [x.ready for x in opened]
 
 
-def test_all_are_timed_apart_although_all_can_be_timed_together():
+def groups(timing):
+    return [tuple(x) for x in timing.groups]
+
+
+def test_all_who_leave_each_other_alone_are_timed_in_one_process():
     timing, opened = timed("eager", "a", "b")
     assert opened == [("eager", "a", "b")]
-    assert set(timing.samples) == {"eager", "a", "b"}
-    assert (timing.lost, timing.notes) == ({}, [])
+    assert groups(timing) == [("eager", "a", "b")]
+    assert (timing.lost, timing.apart, timing.notes) == ({}, {}, [])
 
 
-def test_after_a_loss_the_others_compile_once_more_or_are_not_timed():
+def test_after_a_loss_the_others_are_timed_together_as_if_it_had_not_been_there():
+    timing, opened = timed("eager", "dies", "a", "b")
+    assert opened == [("eager", "dies", "a", "b"), ("eager", "a", "b"), ("eager",), ("dies",)]
+    assert timing.lost == {"dies": ("crashed", "died")}
+    assert groups(timing) == [("eager", "a", "b")]
+
+
+def test_after_two_losses_each_is_tried_with_eager():
     timing, opened = timed("eager", "dies", "raises", "a")
-    assert opened == [("eager", "dies", "raises", "a"), ("eager",), ("dies",), ("raises",), ("a",)]
+    first, second, *others = opened
+    assert first == ("eager", "dies", "raises", "a")
+    assert second in [("eager", "raises", "a"), ("eager", "dies", "a")]
+    assert others[:2] == [("eager", "a"), ("eager", "a")]
     assert timing.lost == {"dies": ("crashed", "died"), "raises": ("failed", "ValueError: no")}
-    assert set(timing.samples) == {"eager", "a"}
-    assert len(timing.samples["eager"]) == len(timing.samples["a"]) > 1
-    (note,) = timing.notes
-    assert "process of its own" in note
+    assert groups(timing) == [("eager", "a")]
 
 
 def test_eager_is_left_alone_and_waits_for_ever():
     timing, _ = timed("eager", "dies")
-    assert set(timing.samples) == {"eager"}
+    assert groups(timing) == [("eager",)]
     assert set(timing.lost) == {"dies"}
 
 
-def test_without_eager_others_are_timed():
-    timing, _ = timed("dies", "a")
-    assert timing.samples == {}
+def test_where_eager_itself_is_lost_nobody_is_timed():
+    timing, _ = timed("eager", "a", "b", apart=["b"], client=WithoutEager)
+    assert timing.groups == []
+    assert timing.lost["eager"] == ("failed", "eager: no")
+    assert set(timing.lost) == {"eager", "a", "b"}
 
 
-def test_who_slows_others_down_is_timed_apart_from_them():
+def test_who_slows_others_down_is_timed_apart_and_they_together_again():
     timing, opened = timed("eager", "slows_others", "a")
-    together = ("eager", "slows_others", "a")
-    assert opened == [together, ("eager",), ("eager",), ("slows_others",), ("a",)]
-    (note,) = timing.notes
-    assert "eager alone takes 1e+03 ms a call in a process of its own, and 3e+03 ms" in note
-    assert set(timing.samples["eager"]) == set(timing.samples["a"]) == {1e3}
+    assert opened[0] == ("eager", "slows_others", "a")
+    assert ("eager", "slows_others") in opened
+    assert opened[-3:] == [("eager", "a"), ("eager",), ("slows_others",)]
+    assert (
+        "eager alone takes 1e+03 ms a call in a process of its own, and 3e+03 ms"
+        in (timing.apart["slows_others"])
+    )
+    assert groups(timing) == [("eager", "a"), ("eager", "slows_others")]
+    assert set(timing.groups[0]["eager"]) == set(timing.groups[0]["a"]) == {1e3}
+    assert set(timing.groups[1]["eager"]) == {1e3}
 
 
 def test_whose_clock_is_not_this_ones_has_no_times_and_the_others_have():
     timing, opened = timed("eager", "slow_clock", "a")
-    assert opened[1:] == [("eager",), ("slow_clock",), ("a",)]
-    assert set(timing.samples) == {"eager", "a"}
+    assert opened[-3:] == [("eager", "a"), ("eager",), ("slow_clock",)]
+    assert groups(timing) == [("eager", "a")]
     (status, reason) = timing.lost["slow_clock"]
     assert (status, "process's clock says" in reason) == ("failed", True)
 
 
 def test_who_changed_what_all_share_is_in_a_process_of_its_own_from_the_start():
-    timing, opened = timed("eager", "a", "changes", apart={"changes"})
-    assert opened == [("eager", "a"), ("changes",)]
-    assert set(timing.samples) == {"eager", "a", "changes"}
-    assert timing.notes == []
+    timing, opened = timed("eager", "a", "changes", apart=["changes"])
+    assert opened == [("eager", "a"), ("eager",), ("changes",)]
+    assert groups(timing) == [("eager", "a"), ("eager", "changes")]
+    assert timing.apart == {"changes": "it changed what all share"}
 
 
 def test_who_dies_beside_others_is_timed_apart_from_them():
-    timing, opened = timed("eager", "dies", "changes", apart={"changes"})
-    assert opened == [("eager", "dies"), ("changes",), ("eager",), ("dies",), ("changes",)]
-    assert set(timing.samples) == {"eager", "changes"}
+    timing, opened = timed("eager", "dies", "changes", apart=["changes"])
+    assert opened[:2] == [("eager", "dies"), ("eager",)]
+    assert groups(timing) == [("eager",), ("eager", "changes")]
     assert timing.lost == {"dies": ("crashed", "died")}
 
 
 def test_nobody_waits_for_rounds_that_one_of_them_slows(monkeypatch):
     monkeypatch.setattr("backbay.race.timing._GRACE_S", -1e9)
-    timing, opened = timed("eager", "a")
-    assert opened == [("eager", "a"), ("eager",), ("a",)]
+    timing, opened = timed("eager", "a", "b")
+    assert opened[0] == ("eager", "a", "b")
+    assert set(timing.apart) == {"a", "b"}
+    assert "one of the backends slows the others down" in timing.apart["a"]
+    assert groups(timing) == [("eager", "a"), ("eager", "b")] or timing.lost
+
+
+def test_what_nobody_alone_is_to_blame_for_is_a_note_and_all_are_timed_apart():
+    timing, opened = timed("eager", "a_with_b", "b_with_a")
+    assert groups(timing) == [("eager", "a_with_b"), ("eager", "b_with_a")]
     (note,) = timing.notes
-    assert "one of the backends slows the others down" in note
-    assert set(timing.samples) == {"eager", "a"}
+    assert "each was timed in a process of its own, beside eager" in note
+    assert opened[1:3] == [("eager", "a_with_b"), ("eager", "b_with_a")]
+
+
+def test_who_takes_longer_than_its_limit_is_cut_off_and_says_so():
+    timing, _ = timed("eager", "a", "hour_long", backend_s=40_000.0)
+    assert groups(timing) == [("eager", "a")]
+    assert timing.lost == {
+        "hour_long": ("timeout", "to time it takes 1.3e+05 s, and it has 4e+04 s")
+    }
+
+
+def test_whoever_has_no_times_when_all_took_too_long_says_so():
+    timing, _ = timed("eager", "a", "takes_time", apart=["takes_time"], whole_s=1.5)
+    late = ("timeout", "the timing of all together took longer than 1.5 s")
+    assert timing.lost == {"takes_time": late}
+    assert groups(timing) == [("eager", "a")]
+    timing, _ = timed("eager", "a", whole_s=-1.0)
+    assert set(timing.lost) == {"eager", "a"}

@@ -8,6 +8,8 @@ import zipfile
 from pathlib import Path
 
 import backbay
+from backbay.registry import Environment
+from backbay.registry.discovery import discover
 from backbay.registry.distributions import normalise, scan
 
 GROUP = "[torch_dynamo_backends]\n"
@@ -105,6 +107,61 @@ def test_a_distribution_in_a_zip_file_is_found_as_importlib_metadata_finds_it(tm
     expected = [e for x in theirs for e in x.entry_points]
     assert [(entry_point.name, entry_point.value)] == [(e.name, e.value) for e in expected]
     assert installed.problems == ()
+
+
+def test_an_egg_is_found_as_importlib_metadata_finds_it(tmp_path):
+    packed = zipped(
+        tmp_path / "packed-1.5-py3.11.egg",
+        {
+            "EGG-INFO/PKG-INFO": "Name: packed\nVersion: 1.5\n",
+            "EGG-INFO/entry_points.txt": f"{GROUP}packed = packed:fn\n",
+            "packed.py": "def fn(gm, inputs): ...\n",
+        },
+    )
+    folder = tmp_path / "some_folder-2.0-py3.11.egg"
+    (folder / "EGG-INFO").mkdir(parents=True)
+    (folder / "EGG-INFO" / "PKG-INFO").write_text("Name: some-folder\nVersion: 2.0\n")
+    (folder / "EGG-INFO" / "entry_points.txt").write_text(f"{GROUP}unpacked = a:b\n")
+    (tmp_path / "EGG-INFO").mkdir()
+    paths = [packed, str(folder), str(tmp_path)]
+    installed = scan(paths)
+    theirs = list(importlib.metadata.distributions(path=paths))
+    found = {(x.name, x.version) for x in installed.distributions.values()}
+    assert found == {(x.name, x.version) for x in theirs}
+    assert [e.name for e in installed.entry_points("torch_dynamo_backends")] == [
+        "packed",
+        "unpacked",
+    ]
+    assert installed.problems == ()
+
+
+MANIFEST = """
+schema = 1
+
+[[backend]]
+name = "zipped"
+summary = "from a zip file"
+"""
+
+
+def test_a_manifest_in_a_zip_file_is_read(tmp_path):
+    path = zipped(
+        tmp_path / "library.zip",
+        {
+            "in_zip-1.2.dist-info/entry_points.txt": (
+                f"{GROUP}zipped = in_zip:fn\n"
+                "[backbay.backends]\nin_zip = in_zip:backends.toml\n"
+                "lost = in_zip:lost.toml\n"
+            ),
+            "in_zip/__init__.py": "def fn(gm, inputs): ...\n",
+            "in_zip/backends.toml": MANIFEST,
+        },
+    )
+    environment = Environment(installed=scan([path]))
+    found = discover(environment)
+    (spec,) = (x for x in found.specs if x.name == "zipped")
+    assert spec.summary == "from a zip file"
+    assert [x for x in found.problems if "lost.toml" in x]
 
 
 def test_a_zip_file_that_cannot_be_read_is_named_and_hides_no_other(install, tmp_path):

@@ -82,6 +82,7 @@ torch = ">=2.14"
 version = "<1.2"
 reason = "it reads a field that is gone"
 remedy = "pip install -U mine"
+errors = ["no attribute 'gone'"]
 
 [[backend.limits]]
 reason = "no float16"
@@ -144,6 +145,7 @@ def test_every_field_reaches_the_spec():
                 version="<1.2",
                 reason="it reads a field that is gone",
                 remedy="pip install -U mine",
+                errors=("no attribute 'gone'",),
             ),
         ),
         limits=(KnownFault(reason="no float16"),),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backbay.registry.manifest import name_problem
+from backbay.registry.spec import name_problem
 
 GROUP = "[torch_dynamo_backends]\n"
 REFUSED = {

@@ -1,6 +1,6 @@
 """An error, as a row of a table has it."""
 
-from backbay.errors import one_line
+from backbay.causes import one_line
 
 
 class WrappedError(Exception):

@@ -1,6 +1,7 @@
 """The schedule of interleaved timing, in sessions that only keep a diary."""
 
 import itertools
+import time
 from collections import Counter
 
 import pytest
@@ -37,9 +38,11 @@ class Diary:
         self.entries.append("resume")
 
 
-def timed(sessions, *, rounds=3):
+def timed(sessions, *, rounds=3, most=99):
     chosen = Plan(rounds=rounds, calls=dict.fromkeys(sessions, 2))
-    return interleave(sessions, chosen, timeout_s=1.0, on_round=lambda done, of: None).milliseconds
+    return interleave(
+        sessions, chosen, limit_s=9.0, on_round=lambda done, of: done < most
+    ).milliseconds
 
 
 def test_everyone_is_timed_in_every_round_and_nobody_always_behind_the_same():
@@ -57,6 +60,26 @@ def test_sessions_apart_run_one_at_a_time():
     first, second = diary[1], diary[4]
     assert diary == ["resume", first, "stop", "resume", second, "stop"]
     assert {first, second} == {"a", "b"}
+
+
+def test_rounds_end_when_nobody_wants_more():
+    assert timed({"a": Diary([])}, rounds=60, most=5) == {"a": [pytest.approx(100.0)] * 5}
+
+
+def test_all_blocks_of_one_together_have_a_limit():
+    class Slow(Diary):
+        def ask(self, request, *, timeout_s):
+            waits.append(timeout_s)
+            if timeout_s < 8.7:
+                raise Lost("no answer", "timeout")
+            time.sleep(0.1)
+            return super().ask(request, timeout_s=timeout_s)
+
+    waits = []
+    with pytest.raises(BlockLost, match="called for longer than 9 s, all in all") as caught:
+        timed({"a": Slow([])}, rounds=60)
+    assert caught.value.status == "timeout"
+    assert 3 <= len(waits) <= 5
 
 
 @pytest.mark.parametrize(
@@ -82,7 +105,14 @@ def test_short_steps_are_gathered_into_blocks_that_a_clock_can_tell():
 
 def test_time_to_spare_makes_blocks_longer_up_to_a_bound():
     assert plan({"x": 1e-3}, budget_s=1e9).calls["x"] * 1e-3 == pytest.approx(LONGEST_BLOCK_S)
-    assert plan({"x": 1e-3}, budget_s=3.0).calls["x"] * 1e-3 == pytest.approx(0.05)
+    assert plan({"x": 1e-3}, budget_s=12.0).calls["x"] * 1e-3 == pytest.approx(0.05)
+
+
+def test_a_block_is_as_long_whoever_else_takes_part():
+    few, many = (
+        plan(dict.fromkeys(map(str, range(n)), 1e-3), budget_s=12.0).calls["0"] for n in (2, 40)
+    )
+    assert few == many
 
 
 def test_rounds_fit_the_budget_between_bounds():

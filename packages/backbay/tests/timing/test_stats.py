@@ -3,8 +3,13 @@
 import numpy as np
 import pytest
 
-from backbay.race.decide import decide
+from backbay.race import decide as deciding
+from backbay.race.times import Times
 from backbay.timing import stats
+
+
+def decide(workload, mode, *groups):
+    return deciding.decide(workload, mode, Times(groups))
 
 
 def rounds(median: float, *, spread: float = 0.01, seed: int = 0, count: int = 30) -> list[float]:
@@ -96,3 +101,27 @@ def test_a_small_significant_gain_does_not_read_as_none():
     decision = decide("w", "infer", samples)
     assert decision.winner == "x"
     assert "[1.00," not in decision.sentence
+
+
+def test_who_is_timed_by_itself_is_compared_by_way_of_eager():
+    together = {"eager": rounds(10.0), "inductor": rounds(5.0, seed=1)}
+    busy = {"eager": rounds(20.0, seed=2), "x": rounds(8.0, seed=3)}
+    times = Times([together, busy])
+    value, (low, high) = times.ratio("inductor", "x")
+    assert value == pytest.approx(5.0 / 4.0, rel=0.02)
+    assert low < 5.0 / 4.0 < high
+    assert times.ratio("eager", "x")[0] == pytest.approx(2.5, rel=0.02)
+    assert list(times["eager"]) == together["eager"]
+    assert list(times.eagers("x")) == busy["eager"]
+    assert decide("w", "infer", together, busy).winner == "x"
+    assert set(times.without("inductor")) == {"eager", "x"}
+
+
+def test_the_interval_of_a_ratio_by_way_of_a_third_covers_the_true_one_as_often_as_it_says():
+    covered = 0
+    for seed in range(200):
+        one, other = rounds(8.0, seed=seed), rounds(4.0, seed=seed + 200)
+        third, again = rounds(10.0, seed=seed + 400), rounds(10.0, seed=seed + 600)
+        _, (low, high) = stats.ratio_beside(one, third, other, again)
+        covered += low <= 2.0 <= high
+    assert 0.90 <= covered / 200 <= 0.99

@@ -25,6 +25,7 @@ _COMMANDS = {
     "lock": "backbay.cli.lock",
     "check-manifest": "backbay.cli.check_manifest",
     "stubs": "backbay.cli.stubs",
+    "decisions": "backbay.cli.decisions",
     "new": "backbay.cli.new",
     "race": "backbay.cli.race",
     "explain": "backbay.cli.explain",

@@ -1,6 +1,7 @@
 """``backbay doctor``: what runs here, what does not, why, and what to do about it."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -8,7 +9,7 @@ import click
 from backbay.cli.entry import entry, is_here, print_json, print_table
 from backbay.cli.names import complete
 from backbay.cli.parameters import DEVICE_TYPE, SECONDS
-from backbay.errors import BackendNotFound, plain
+from backbay.errors import BackendNotFound, InputError, plain
 from backbay.registry import Registry, Resolution, default_registry
 from backbay.registry.availability import matching, of_resolution
 
@@ -22,7 +23,9 @@ Examples:
   backbay doctor --probe openvino          load it and compile with it, in a child process
   backbay doctor --probe --json > doctor.json
   BACKBAY_REQUIRE=inductor backbay doctor  exit code 1 unless inductor is ready
+  backbay doctor openvino --fresh-venvs    install it where it is alone, try it and race it
 """
+_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 @click.command("doctor", epilog=_EXAMPLES)
@@ -32,9 +35,20 @@ Examples:
 )
 @click.option("--all", "all_", is_flag=True, help="Debug, experimental and absent backends too.")
 @click.option("--probe", is_flag=True, help="Load and try each, in a child process; measure it.")
-@click.option("--fresh", is_flag=True, help="Probe again what was probed before.")
+@click.option("--fresh", is_flag=True, help="Try again what was tried before.")
 @click.option("--seconds", type=SECONDS, default=120.0, show_default=True, help="For one probe.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+@click.option("--fresh-venvs", is_flag=True,
+              help="Install the engine of each in an environment of its own; try and race it.",
+              )  # fmt: skip
+@click.option("--torch", help="With --fresh-venvs: the version beside it.  [default: the one here]")
+@click.option("--constraints", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="With --fresh-venvs: pip's.")  # fmt: skip
+@click.option("--conformance", is_flag=True, help="With --fresh-venvs: the suite's quick profile.")
+@click.option("--where", type=click.Path(file_okay=False, path_type=Path),
+              help="With --fresh-venvs: where all is kept.  [default: in the cache folder]",
+              )  # fmt: skip
+@click.option("--markdown", type=_FILE, help="With --fresh-venvs: write the tables there.")
 def command(
     *,
     names: tuple[str, ...],
@@ -44,13 +58,47 @@ def command(
     fresh: bool,
     seconds: float,
     as_json: bool,
+    fresh_venvs: bool,
+    torch: str | None,
+    constraints: Path | None,
+    conformance: bool,
+    where: Path | None,
+    markdown: Path | None,
 ) -> None:
     """Show for each backend whether it runs here, if not why, and what to do.
 
     Without --probe nothing is imported, and `ready` says that the declared requirements hold and
     that the module to load is there. With it, each backend that is ready is loaded and compiles a
     trial function. Exit code 1: something that the policy requires is not ready.
+
+    With --fresh-venvs the engine of each NAME (default: of all that may run on this machine) is
+    installed as catalogued, in a virtual environment of its own, beside torch. There its backends
+    are tried, proven on small models and raced. It takes minutes for each; what is done is kept,
+    and a run that was interrupted goes on. Exit code 1: what happened is not as catalogued.
     """
+    if fresh_venvs:
+        from backbay.dependencies import check_installed  # noqa: PLC0415 (as below)
+
+        check_installed("backbay doctor --fresh-venvs")
+        from backbay.cli.fresh_venvs import try_engines  # noqa: PLC0415 (needs psutil)
+
+        sys.exit(
+            try_engines(
+                names,
+                torch=torch,
+                constraints=constraints,
+                conformance=conformance,
+                where=where,
+                again=fresh,
+                seconds=seconds,
+                markdown_path=markdown,
+                as_json=as_json,
+            )
+        )
+    if torch or constraints or conformance or where or markdown:
+        raise InputError(
+            "--torch, --constraints, --conformance, --where and --markdown go with --fresh-venvs"
+        )
     if probe:
         from backbay.dependencies import check_installed  # noqa: PLC0415 (imports importlib.util)
 

@@ -9,7 +9,7 @@ import click
 from backbay.errors import plain
 from backbay.registry import HIDDEN_TAGS, Availability, Registry, Resolution
 
-_PIPE_WIDTH = 240
+PIPE_WIDTH = 240
 
 
 def entry(resolution: Resolution, availability: Availability) -> dict[str, Any]:
@@ -79,4 +79,4 @@ def print_table(
         name, origin, why = (Text(plain(x)) for x in texts)
         table.add_row(name, state, origin, *cost, why)
     # A pipe has no width: whoever reads it wants a line a backend.
-    Screen(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    Screen(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)

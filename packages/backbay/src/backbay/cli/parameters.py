@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-_LONGEST_S = 1_000_000  # eleven days; the system calls that wait take little more
+from backbay.ranges import LARGEST_SEED, LONGEST_S
 
 
 class _Seconds(click.FloatRange):
@@ -36,10 +36,9 @@ class _Matching(click.types.StringParamType):
         return str(value)
 
 
-SECONDS = _Seconds(min=0, min_open=True, max=_LONGEST_S)
-SECONDS_OR_NONE = _Seconds(min=0, max=_LONGEST_S)
-SEED = click.IntRange(min=0, max=(1 << 63) - 1)
-"""What every generator of random numbers takes."""
+SECONDS = _Seconds(min=0, min_open=True, max=LONGEST_S)
+SECONDS_OR_NONE = _Seconds(min=0, max=LONGEST_S)
+SEED = click.IntRange(min=0, max=LARGEST_SEED)
 DEVICE = _Matching(
     "text", r"[a-z][a-z0-9_]*(:(0|[1-9][0-9]{0,2}))?", "a device such as cpu, cuda or cuda:1"
 )

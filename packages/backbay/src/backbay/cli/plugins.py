@@ -8,7 +8,7 @@ from backbay.dependencies import check_installed
 from backbay.errors import InputError, MissingDependency, missing_for, plain
 from backbay.registry import default_registry
 from backbay.registry.distributions import EntryPoint
-from backbay.registry.manifest import name_problem
+from backbay.registry.spec import name_problem
 from backbay.registry.target import parse
 
 GROUP = "backbay.commands"

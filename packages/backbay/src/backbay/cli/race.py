@@ -5,11 +5,13 @@ from pathlib import Path
 
 import click
 
+from backbay.choose import Store
 from backbay.cli.files import check_writable
 from backbay.cli.output import write, written_anyway
 from backbay.cli.parameters import DEVICE, SECONDS, SEED
 from backbay.errors import plain
 from backbay.race import DTYPES, Limits, Report, run
+from backbay.race.field import ALL
 from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT, SIZES
 
@@ -18,13 +20,17 @@ _EXAMPLES = """
 Examples:
   backbay race
   backbay race hf:llama hf:bert timm:resnet50 --backends eager,aot_eager,inductor
+  backbay race hf:bert --backends all,tvm   every ready one, and a row that says why tvm is not
   backbay race train.py:model --train --dtype bfloat16 --html race.html
 """
 
 
 @click.command("race", epilog=_EXAMPLES)
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
-@click.option("--backends", help="Names, module:function or file.py:function, by commas.")
+@click.option("--backends", default=ALL, show_default=True,
+              help="Names, module:function or file.py:function, by commas; all: every ready one.",
+              )  # fmt: skip
+@click.option("--require-all", is_flag=True, help="Refuse to race unless each named one is ready.")
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option(
@@ -33,9 +39,13 @@ Examples:
 @click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--timeout", type=SECONDS, default=Limits().backend_s, show_default=True,
-              help="Seconds for one backend to compile and be proven.")  # fmt: skip
+              help="Seconds for one backend to compile and be proven, or be timed.")  # fmt: skip
 @click.option("--seconds", type=SECONDS, default=Limits().timing_s, show_default=True,
               help="Seconds of timing for each workload.")  # fmt: skip
+@click.option("--timing-limit", type=SECONDS, default=Limits().whole_s, show_default=True,
+              help="Seconds after which a workload's timing is cut off.")  # fmt: skip
+@click.option("--keep/--no-keep", default=True, show_default=True,
+              help="Keep the decision: backend='backbay.auto' applies it.")  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Write everything as JSON; - for standard output.")  # fmt: skip
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
@@ -43,7 +53,8 @@ Examples:
 def command(
     *,
     workloads: tuple[str, ...],
-    backends: str | None,
+    backends: str,
+    require_all: bool,
     train: bool,
     dtype: str,
     device: str | None,
@@ -51,6 +62,8 @@ def command(
     seed: int,
     timeout: float,
     seconds: float,
+    timing_limit: float,
+    keep: bool,
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
@@ -59,27 +72,30 @@ def command(
     A WORKLOAD is decoder (built in, the default), hf:NAME, timm:NAME, or your own file.py:function
     or module:function that returns (model, args), (model, args, kwargs) or a backbay.Workload.
 
+    A backend that is named and not ready is a row with its reason.
+
     Exit code 0: every workload was raced, whatever became of a backend. 1: one could not be: it
-    died, or eager itself failed. 2: what was asked for does not exist, or can't be written.
+    died, or eager itself failed. 2: what was asked for does not exist, or can't be written; none of
+    the backends named is ready, or with --require-all one is not.
     Interrupted, the race writes what it has, marked partial, and ends with 130 or 143.
     """
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
 
     check_writable(json_path, html_path)
-    names = None
-    if backends is not None:
-        names = [PluginName(name.strip()) for name in backends.split(",") if name.strip()]
+    names = [PluginName(name.strip()) for name in backends.split(",") if name.strip()]
     with written_anyway(lambda report: _write(report, json_path, html_path)), progress() as tell:
         report = run(
             workloads or DEFAULT,
             backends=names,
+            require_all=require_all,
             train=train,
             dtype=dtype,
             device=device,
             size=size,
             seed=seed,
-            limits=Limits(backend_s=timeout, timing_s=seconds),
+            limits=Limits(backend_s=timeout, timing_s=seconds, whole_s=timing_limit),
+            store=Store() if keep else None,
             tell=tell,
         )
     _write(report, json_path, html_path)

@@ -18,9 +18,9 @@ import msgspec
 import torch
 from torch.fx import Graph, GraphModule
 
-from backbay.errors import BackbayError
+from backbay.errors import BackbayError, line_of
 from backbay.explain.record import NearMissRecord, NodeRecord, PassRecord
-from backbay.graph.report import line_of, listing, rows, summary
+from backbay.graph.report import listing, rows, summary
 from backbay.kit.observing import observed_by
 from backbay.kit.passes import Pass, PassReport
 from backbay.registry import CompilerFn

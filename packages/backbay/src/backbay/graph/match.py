@@ -57,7 +57,7 @@ class NearMiss:
     reason: str
     """The first condition that failed; one line."""
     stack_trace: str = ""
-    """Where the user wrote the node, as Dynamo knows it; see ``graph.report.line_of``."""
+    """Where the user wrote the node, as Dynamo knows it; see ``errors.line_of``."""
 
     @classmethod
     def at(cls, node: Node, pattern: str, reason: str) -> "NearMiss":

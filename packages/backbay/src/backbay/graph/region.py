@@ -65,6 +65,16 @@ def digest(graph: Graph) -> str:
     return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
 
+def captured_digest(graph_module: GraphModule) -> str:
+    """Return a text that two captured graphs share where the same decisions hold for them.
+
+    That is `digest`, of the graphs of branches and loops too, and whether gradients are recorded.
+    """
+    graphs = [digest(x.graph) for x in graph_module.modules() if isinstance(x, GraphModule)]
+    whole = repr((graphs, torch.is_grad_enabled()))
+    return hashlib.sha256(whole.encode()).hexdigest()[:32]
+
+
 def described(value: Any) -> Any:
     """Return what a compiled graph depends on of an input."""
     if not isinstance(value, torch.Tensor):

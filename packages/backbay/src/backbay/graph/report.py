@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from backbay.errors import line_of
 from backbay.graph.values import value_of
 
 _NAMES = (
@@ -101,19 +102,6 @@ def target_name(node: Node) -> str:
 def user_line(node: Node) -> str:
     """Return the user's line that a node comes from: the innermost of its stack."""
     return line_of(node.meta.get("stack_trace") or "")
-
-
-def line_of(trace: str) -> str:
-    """Return the innermost line of a stack trace, ``file:line: code``."""
-    lines = [line.strip() for line in trace.splitlines() if line.strip()]
-    places = [number for number, line in enumerate(lines) if line.startswith('File "')]
-    if not places:
-        return ""
-    last = places[-1]
-    file, _, rest = lines[last].removeprefix('File "').partition('", line ')
-    code = lines[last + 1] if last + 1 < len(lines) else ""
-    place = f"{file}:{rest.partition(',')[0]}"
-    return f"{place}: {code}" if code else place
 
 
 def first_line(graph: Graph) -> str:

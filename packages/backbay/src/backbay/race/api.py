@@ -5,20 +5,24 @@ import datetime as dt
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from backbay.choose import Store
 from backbay.dependencies import check_installed
 from backbay.errors import InputError, Interrupted, WorkloadInvalid
 from backbay.judge.requests import SERVICE as JUDGE
 from backbay.race import field
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER
+from backbay.race.keeping import keep
 from backbay.race.record import Report, Settings
+from backbay.race.remedies import with_remedy
 from backbay.race.requests import SERVICE, Load, Reply, Request
 from backbay.race.timing import Limits
 from backbay.race.workload_race import Sessions, Tell, WorkloadRace
+from backbay.ranges import check_seconds, check_seed
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
 from backbay.reporting import machine
@@ -38,6 +42,15 @@ if TYPE_CHECKING:
 _MODEL_PACKAGES = {"hf": ["transformers"], "timm": ["timm", "torchvision"]}
 """Distributions whose versions a result depends on, by the prefix of a workload's reference."""
 
+Backends = (
+    Literal["all"]
+    | BackendName
+    | Sequence[BackendName]
+    | Mapping[str, BackendName | CompilerFn]
+    | None
+)
+"""Names, or ``all``; or compiler functions by name."""
+
 _IN_PROCESS = (
     "the model object was raced in this process: neither cheats nor crashes are contained, "
     "and what ran here before may show in the numbers"
@@ -48,13 +61,15 @@ _INTERRUPTED = "interrupted: {workload} was not raced to its end, nor any after 
 def run(
     workloads: "str | Sequence[str] | Workload" = DEFAULT,
     *,
-    backends: Sequence[BackendName] | Mapping[str, BackendName | CompilerFn] | None = None,
+    backends: Backends = None,
+    require_all: bool = False,
     train: bool = False,
     dtype: str = "float32",
     device: str | None = None,
     size: str | None = None,
     seed: int = 0,
     limits: Limits | None = None,
+    store: Store | None = None,
     registry: Registry = default_registry,
     tell: Tell = lambda *_: None,
 ) -> Report:
@@ -64,10 +79,13 @@ def run(
         workloads: references (``decoder``, ``hf:llama``, ``timm:resnet50``, ``file.py:function``,
             ``module:function``), each raced in child processes; or a `Workload` object, raced in
             this process as it is.
-        backends: registered names, ``module:attribute`` or ``file.py:attribute``; for a `Workload`
-            object also a mapping of names to compiler functions or registered names. Default: every
-            backend that is ready here and not tagged debug or experimental. Eager always takes
-            part.
+        backends: ``"all"``, or registered names, ``module:attribute`` or ``file.py:attribute``; for
+            a `Workload` object also a mapping of names to compiler functions or registered names.
+            ``all``, also among names, is every backend that is ready here and not tagged debug or
+            experimental; it is the default. Eager always takes part. A backend that is named and
+            does not run here, and a name that nobody knows, is a row with its reason, as long as
+            there is another to race.
+        require_all: refuse to race unless all that are named are ready.
         train: a step is forward and backward; else forward without gradients.
         dtype: ``float32``, ``bfloat16`` or ``float16``: of parameters and inputs. A `Workload`
             object is raced in the dtype that it has.
@@ -76,6 +94,7 @@ def run(
         size: of built-in workloads: ``tiny``, ``small`` or ``base``.
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
+        store: where decisions are kept, of races in child processes; none are if there is none.
         registry: where names are looked up.
         tell: called with workload, backend, what is going on, and how far it is (or nothing).
 
@@ -84,6 +103,8 @@ def run(
         Interrupted: by Ctrl-C; it has the report of what had been raced.
     """
     check_installed("a race")
+    limits = limits or Limits()
+    _check_numbers(seed, limits)
     if not isinstance(workloads, str | Sequence):
         device, dtype = placed(workloads)
     device = device or registry.environment.default_device
@@ -96,7 +117,9 @@ def run(
         for name in _references(workloads)
     ]
     same_process = not isinstance(workloads, str | Sequence)
-    entrants = _entrants(registry, backends, device, same_process=same_process)
+    entrants = _entrants(
+        registry, backends, device, same_process=same_process, require_all=require_all
+    )
     sessions, notes = _sessions(workloads, backends, setups, registry)
     settings = Settings(
         backends=tuple(entrant.name for entrant in entrants),
@@ -107,14 +130,30 @@ def run(
     )
     races: list[WorkloadRace] = []
     try:
-        _race_all(races, setups, entrants, sessions, limits=limits or Limits(), tell=tell)
+        _race_all(
+            races,
+            setups,
+            entrants,
+            sessions,
+            limits=limits,
+            tell=tell,
+            capture=store is not None and not same_process,
+        )
     except KeyboardInterrupt as stopped:
         if not races:
             raise
         notes = (*notes, _INTERRUPTED.format(workload=races[-1].workload))
         report = _report(races, settings, registry, notes, same_process=same_process)
         raise Interrupted(msgspec.structs.replace(report, partial=True)) from stopped
+    if store is not None and not same_process:
+        notes = (*notes, *keep(races, store))
     return _report(races, settings, registry, notes, same_process=same_process)
+
+
+def _check_numbers(seed: int, limits: Limits) -> None:
+    check_seed(seed)
+    for name in ("backend_s", "timing_s", "whole_s"):
+        check_seconds(f"limits.{name}", getattr(limits, name))
 
 
 def _race_all(
@@ -125,6 +164,7 @@ def _race_all(
     *,
     limits: Limits,
     tell: Tell,
+    capture: bool,
 ) -> None:
     """Race every workload, one after the other; what they leave on disk is gone afterwards.
 
@@ -140,6 +180,7 @@ def _race_all(
                 sessions=sessions,
                 limits=limits,
                 tell=tell,
+                capture=capture,
             )
             races.append(race)
             race.run()
@@ -154,24 +195,26 @@ def _references(workloads: "str | Sequence[str] | Workload") -> list[str]:
 
 
 def _entrants(
-    registry: Registry,
-    backends: Sequence[BackendName] | Mapping[str, BackendName | CompilerFn] | None,
-    device: str,
-    *,
-    same_process: bool,
+    registry: Registry, backends: Backends, device: str, *, same_process: bool, require_all: bool
 ) -> list[field.Entrant]:
-    kind = device.partition(":")[0]
-    if backends is None:
-        return field.by_default(registry, kind, same_process=same_process)
     if isinstance(backends, Mapping):
         others = [field.Entrant(name=name) for name in backends if name != EAGER]
         return [field.Entrant(name=EAGER), *others]
-    return field.chosen(registry, backends, kind, same_process=same_process)
+    if backends is None:
+        backends = field.ALL
+    names: Sequence[str] = [backends] if isinstance(backends, str) else backends
+    return field.chosen(
+        registry,
+        names,
+        device.partition(":")[0],
+        same_process=same_process,
+        require_all=require_all,
+    )
 
 
 def _sessions(
     workloads: "str | Sequence[str] | Workload",
-    backends: Sequence[BackendName] | Mapping[str, BackendName | CompilerFn] | None,
+    backends: Backends,
     setups: Sequence[WorkloadSetup],
     registry: Registry,
 ) -> tuple[Sessions, tuple[str, ...]]:
@@ -231,6 +274,7 @@ def _report(
     same_process: bool,
 ) -> Report:
     decisions = [race.decision for race in races]
+    specs = {entrant.name: entrant.spec for entrant in races[0].entrants}
     device_name = next((race.device_name for race in races if race.device_name), settings.device)
     several = len(races) > 1
     noted = [f"{x.workload}: {note}" if several else note for x in races for note in x.notes]
@@ -241,7 +285,11 @@ def _report(
         settings=settings,
         isolation="in_process" if same_process else "process",
         decision=tuple(decision for decision in decisions if decision is not None),
-        results=tuple(result for race in races for result in race.results),
+        results=tuple(
+            with_remedy(result, specs[result.backend], registry.environment)
+            for race in races
+            for result in race.results
+        ),
         notes=(*notes, *noted),
     )
 

@@ -5,11 +5,11 @@ lies above 1. Inductor, torch.compile's own default, challenges first; another b
 be significantly faster than Inductor, not only than eager.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from backbay.race.record import EAGER, Decision
+from backbay.race.times import Times
 from backbay.reporting.wording import listed
-from backbay.timing import stats
 from backbay.timing.interval import Interval
 from backbay.workloads.setup import Mode
 
@@ -18,29 +18,27 @@ __all__ = ["EAGER", "INDUCTOR", "decide"]
 INDUCTOR = "inductor"
 _MOST_DIGITS = 4
 
-Samples = Mapping[str, Sequence[float]]
 
-
-def decide(workload: str, mode: Mode, samples: Samples) -> Decision:
+def decide(workload: str, mode: Mode, times: Times) -> Decision:
     """Decide from the samples of every backend that was proven right.
 
     Args:
         workload: its canonical name.
         mode: what was timed.
-        samples: backend to one time a round, in the same rounds; must hold eager.
+        times: of eager, and of all that were proven right.
     """
     rivals = sorted(
-        (name for name in samples if name != EAGER),
-        key=lambda name: (name != INDUCTOR, stats.median(samples[name])[0]),
+        (name for name in times if name != EAGER),
+        key=lambda name: (name != INDUCTOR, -times.ratio(EAGER, name)[0]),
     )
     holder = EAGER
     for rival in rivals:
-        if stats.ratio(samples[holder], samples[rival])[1][0] > 1.0:
+        if times.ratio(holder, rival)[1][0] > 1.0:
             holder = rival
     if holder == EAGER:
-        return _keep_eager(workload, mode, rivals, samples)
-    value, interval = stats.ratio(samples[EAGER], samples[holder])
-    tied = [rival for rival in rivals if rival != holder and _tied(rival, holder, samples)]
+        return _keep_eager(workload, mode, rivals, times)
+    value, interval = times.ratio(EAGER, holder)
+    tied = [rival for rival in rivals if rival != holder and _tied(rival, holder, times)]
     also = f"; {listed(tied)} cannot be told from it" if tied else ""
     return Decision(
         workload=workload,
@@ -53,18 +51,18 @@ def decide(workload: str, mode: Mode, samples: Samples) -> Decision:
     )
 
 
-def _keep_eager(workload: str, mode: Mode, rivals: Sequence[str], samples: Samples) -> Decision:
-    tied = [rival for rival in rivals if _tied(rival, EAGER, samples)]
+def _keep_eager(workload: str, mode: Mode, rivals: Sequence[str], times: Times) -> Decision:
+    tied = [rival for rival in rivals if _tied(rival, EAGER, times)]
     if not rivals:
         return _eager(workload, mode, "no other backend finished and was right; keep eager")
     if tied:
-        value, interval = stats.ratio(samples[EAGER], samples[tied[0]])
+        value, interval = times.ratio(EAGER, tied[0])
         sentence = (
             f"no significant difference ({tied[0]} is {_times(value, interval)} eager); keep eager"
         )
         return _eager(workload, mode, sentence, abstained=True)
-    best = min(rivals, key=lambda name: stats.median(samples[name])[0])
-    value, interval = stats.ratio(samples[EAGER], samples[best])
+    best = max(rivals, key=lambda name: times.ratio(EAGER, name)[0])
+    value, interval = times.ratio(EAGER, best)
     return _eager(
         workload,
         mode,
@@ -78,8 +76,8 @@ def _eager(workload: str, mode: Mode, sentence: str, *, abstained: bool = False)
     )
 
 
-def _tied(rival: str, holder: str, samples: Samples) -> bool:
-    low, high = stats.ratio(samples[holder], samples[rival])[1]
+def _tied(rival: str, holder: str, times: Times) -> bool:
+    low, high = times.ratio(holder, rival)[1]
     return low <= 1.0 <= high
 
 

@@ -1,12 +1,16 @@
 """Which backends take part, decided before anything is run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, NoReturn
 
-from backbay.errors import BackendLoadError, InputError
+from backbay.errors import BackendLoadError, BackendNotFound, InputError
 from backbay.race.decide import EAGER, INDUCTOR
 from backbay.registry import HIDDEN_TAGS, Availability, BackendSpec, Registry
 from backbay.registry.target import parse
+
+ALL: Literal["all"] = "all"
+"""In place of a name: every backend that takes part where nobody names one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,36 +19,51 @@ class Entrant:
 
     name: str
     spec: BackendSpec | None = None
-    """``None`` for eager, and for a function named by where it is."""
+    """``None`` for eager, for a function named by where it is, and for a name that nobody knows."""
     unavailable: Availability | None = None
-    """Why it is a row without a run; chosen backends never have this."""
+    """Why it is a row without a run."""
 
 
 def chosen(
-    registry: Registry, names: Sequence[str], device: str, *, same_process: bool
+    registry: Registry,
+    names: Sequence[str],
+    device: str,
+    *,
+    same_process: bool,
+    require_all: bool = False,
 ) -> list[Entrant]:
     """Return the backends that the user named; eager is added, as what the others are measured by.
 
+    One that does not run here takes part as a row with its reason. So does a name that nobody
+    knows: on another machine the package that has it may be installed.
+
     Args:
         registry: where names are looked up.
-        names: what the user gave.
+        names: what the user gave; ``all`` stands for what `by_default` returns.
         device: the device type that they compile for.
         same_process: whether the race runs where the registry is; a child process has another.
+        require_all: whether each that is named must be ready.
 
     Raises:
-        InputError: a backend is registered in this process only, and the race is in others.
-        BackendNotFound: a name is not known.
-        BackendUnavailable: a name is known and does not run here: a choice fails loudly.
         BackendLoadError: a ``file.py:attribute`` names no file.
+        InputError: one does not run here, and all must; or none does, so that there is no race. It
+            is a `BackendNotFound` or `BackendUnavailable` where it is about one. Or a backend is
+            registered in this process only, and the race is in others.
     """
-    distinct = [name for name in dict.fromkeys(names) if name != EAGER]
-    entrants = [_named(registry, name, device) for name in distinct]
+    found = dict[str, Entrant]()
+    for name in names:
+        for entrant in _entrants(registry, name, device, same_process=same_process):
+            found.setdefault(entrant.name, entrant)
+    entrants = [x for x in found.values() if x.name != EAGER]
     for entrant in entrants:
         if not same_process and _only_here(entrant.spec):
             raise InputError(
                 f"backend {entrant.name!r} is registered in this process, and the race runs in "
                 "others: name it FILE.py:FUNCTION, or race a Workload object"
             )
+    absent = [x for x in entrants if x.unavailable is not None]
+    if absent and (require_all or (absent == entrants and ALL not in names)):
+        _refuse(registry, absent, device)
     return [Entrant(name=EAGER), *entrants]
 
 
@@ -73,12 +92,50 @@ def _only_here(spec: BackendSpec | None) -> bool:
     return spec is not None and spec.origin.kind == "process"
 
 
-def _named(registry: Registry, name: str, device: str) -> Entrant:
+def _entrants(
+    registry: Registry, name: str, device: str, *, same_process: bool
+) -> Iterator[Entrant]:
+    if name == EAGER:
+        return
+    if name == ALL:
+        yield from by_default(registry, device, same_process=same_process)
+        return
     target = parse(name)
     if target is None:
-        return Entrant(name=name, spec=registry.require(name, device))
+        yield _registered(registry, name, device)
+        return
     try:
         target.check()
     except LookupError as error:
         raise BackendLoadError(f"backend {name!r}: {error}") from error
-    return Entrant(name=name)
+    yield Entrant(name=name)
+
+
+def _registered(registry: Registry, name: str, device: str) -> Entrant:
+    try:
+        spec = registry.resolution(name).spec
+    except BackendNotFound:
+        return Entrant(name=name, unavailable=_unknown(registry, name))
+    here = registry.availability(name, device)
+    return Entrant(name=name, spec=spec, unavailable=None if here.ready else here)
+
+
+def _unknown(registry: Registry, name: str) -> Availability:
+    near = registry.nearest(name)
+    remedy = "install what provides it, or see `backbay list --all`"
+    return Availability(
+        state="not_installed",
+        reason="no backend of this name is known",
+        remedy=remedy if near is None else f"did you mean {near!r}? If not, {remedy}",
+    )
+
+
+def _refuse(registry: Registry, absent: Sequence[Entrant], device: str) -> NoReturn:
+    """Raise what is wrong with each of those that don't run here."""
+    errors = list[InputError]()
+    for entrant in absent:
+        try:
+            registry.require(entrant.name, device)
+        except InputError as error:
+            errors.append(error)
+    raise errors[0] if len(errors) == 1 else InputError(" ".join(map(str, errors)))

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from backbay.errors import one_line
+from backbay.causes import one_line
 from backbay.judge import process_state
 from backbay.judge.runs import Runs, state
 from backbay.proof import Workload, digest, evidence
 from backbay.proof.bank import Inputs
 from backbay.race.requests import (
     Call,
+    Capture,
     Done,
     Finish,
     Hand,
@@ -70,9 +71,10 @@ class RaceHandler:
             case Try():
                 self._trial = self._tried(request)
                 return Done()
-            case Finish():
+            case Finish() | Capture():
                 assert self._trial is not None, "a trial is finished after Try"
-                return self._trial.finished()
+                finish = isinstance(request, Finish)
+                return self._trial.finished() if finish else self._trial.captured()
             case Hand():
                 (self._trial or self._ready).hand(Path(request.path), request.picked)
                 return Done()

@@ -41,13 +41,13 @@ class Section:
             return None
         if eager.median_ms is None or result.median_ms is None or not is_timed(result):
             return None
-        ratio = eager.median_ms / result.median_ms
+        ratio = result.ratio_to_eager or eager.median_ms / result.median_ms
         low, high = result.ratio_to_eager_ci or (ratio, ratio)
         if high < 1:
             return NEVER
-        if low <= 1 or eager.median_ms <= result.median_ms:
+        if low <= 1 or ratio <= 1:
             return None
-        return 1000 * result.compile_s / (eager.median_ms - result.median_ms)
+        return 1000 * result.compile_s / (result.median_ms * (ratio - 1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,11 @@
-"""Times the survivors: all in one process, or each in its own where that one dies.
+"""Times the survivors: all that leave each other alone take turns in one process.
 
-Who changes what all in a process share is timed in a process of its own, and so is everyone where
-a clock does not agree with this process's or eager is not as fast as it was alone.
+Whoever disturbs the others is timed by itself, in a process of its own beside eager in another;
+then the others are timed together again, in a new process, as if it had not taken part: a process
+whose times are void, or that died, has nothing in it that is used. So the numbers of a backend do
+not depend on who else was raced.
 """
 
-import contextlib
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,7 +14,8 @@ from pathlib import Path
 
 from backbay.judge import Piece
 from backbay.judge.client import secret
-from backbay.race.decide import EAGER
+from backbay.race.given import Given, InputSets
+from backbay.race.record import EAGER
 from backbay.race.requests import Call, Hand, Open, Opened, Renew, Reply, Request
 from backbay.session import Failure, NoReply, Session
 from backbay.timing import measure, rounds, stats
@@ -33,6 +35,8 @@ blocks may take longer, as a busy machine lets a reply wait."""
 _SLOWED = 5.0
 _GRACE_S = 5.0
 """Rounds may take so many times as long as planned, and so much longer, before nobody waits."""
+_ATTEMPTS = 3
+"""To time together; before the last, each is tried with eager alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,52 +44,12 @@ class Limits:
     """How long things may take, in seconds."""
 
     backend_s: float = 600.0
-    """One backend's compile and proof, or the reference."""
+    """One backend's compile and proof, or the reference; and its own part of the timing."""
     timing_s: float = 20.0
-    """The timing of all backends of one workload together."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class InputSets:
-    """Which sets of inputs rounds have, and what is judged of their results."""
-
-    files: tuple[Path, ...] = ()
-    """Of the sets after the workload's own."""
-    seeds: tuple[int, ...] = (0,)
-    """Of each set, what elements are drawn from; 0 is a secret of the moment."""
-    last: Path | None = None
-    """The file of a set that nobody saw before timing has ended."""
-    sampled: bool = True
-    """Whether results can be judged at all: of what was timed there is a truth."""
-
-    def picked(self, inputs: int) -> int:
-        """Return what the elements are drawn from that are handed on."""
-        return self.seeds[inputs] or secret()
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a call gave, in this process's memory: others share the backend's, and its files."""
-
-    piece: Piece
-    data: bytes
-
-    @classmethod
-    def taken(cls, piece: Piece) -> "Given":
-        """Take what a backend handed on, and leave nothing behind.
-
-        Raises:
-            OSError: there is nothing.
-        """
-        path = Path(piece.path)
-        data = path.read_bytes()
-        path.unlink()
-        return cls(piece, data)
-
-    def put_back(self) -> Piece:
-        """Write it where the judge finds it."""
-        Path(self.piece.path).write_bytes(self.data)
-        return self.piece
+    """What is timed of all backends of one workload together."""
+    whole_s: float = 1800.0
+    """The timing of one workload, with compiling again and all that has to be repeated. Whoever has
+    no times by then gets none."""
 
 
 class _VoidError(Exception):
@@ -94,7 +58,17 @@ class _VoidError(Exception):
     def __init__(self, reason: str, backend: str | None = None) -> None:
         super().__init__(reason)
         self.backend = backend
-        """Whose times they are, where it is one's alone."""
+        """Whose fault it is, where that is known."""
+        self.status: Failure = "failed"
+        self.reason = reason
+
+
+_TROUBLE = (measure.BlockLost, _VoidError)
+_Trouble = measure.BlockLost | _VoidError
+
+
+class _OutOfTimeError(Exception):
+    """The timing as a whole has taken too long."""
 
 
 @dataclass(kw_only=True)
@@ -115,179 +89,233 @@ class Timing:
     """Writes the files of all sets but the last."""
     reveal_last: Callable[[], None] = lambda: None
 
-    samples: dict[str, list[float]] = field(default_factory=dict)
-    """Milliseconds a call, one sample a round."""
+    groups: list[dict[str, list[float]]] = field(default_factory=list)
+    """Milliseconds a call, one sample a round, of those who took turns; eager is in each."""
     lost: dict[str, tuple[Failure, str]] = field(default_factory=dict)
     """Who had been right and could not be timed, and why."""
+    apart: dict[str, str] = field(default_factory=dict)
+    """Who was timed by itself beside eager, and why."""
     given: dict[str, list[Given]] = field(default_factory=dict)
     """What each gave while the clock ran, and afterwards."""
     notes: list[str] = field(default_factory=list)
     _most_calls: int | None = None
+    _deadline: float = 0.0
 
-    def run(self, names: Sequence[str], apart: Collection[str] = ()) -> None:
+    def run(self, names: Sequence[str], apart: Mapping[str, str] | None = None) -> None:
         """Time these backends; eager must be one of them.
 
         Args:
             names: of the backends.
-            apart: those that are not to be in one process with others.
+            apart: those that are not to be in one process with others, and why.
         """
-        together = [x for x in names if x not in apart]
-        why = self._run_apart(names, together) if apart else self._run_together(together)
-        if why is None:
-            return
-        self._forget()
-        self.notes.append(f"{why}: each was timed in a process of its own, the idle ones stopped")
-        why = self._run_apart(names, ())
-        if why is not None:
-            self._forget()
-            self.notes.append(f"the times can't be believed: {why}")
-
-    def _run_together(self, names: Sequence[str]) -> str | None:
-        """Time them in one process; return why their times can't be used, if so."""
+        self._deadline = time.monotonic() + self.limits.whole_s
+        self.apart = dict(apart or {})
         try:
-            with self.open_session() as session:
-                step_s = self._ready(session, [EAGER])
-                before = self._alone(session, step_s)
-                step_s |= self._ready(session, [x for x in names if x != EAGER])
-                self._interleave(dict.fromkeys(step_s, session), step_s)
-                self._check_eager(session, before, self._alone(session, step_s))
-                self._call_afterwards(dict.fromkeys(step_s, session))
-        except (NoReply, measure.BlockLost) as failure:
-            return f"timing all backends in one process failed ({failure})"
-        except _VoidError as void:
-            return str(void)
-        return None
+            self._time_together([x for x in names if x not in self.apart])
+            self._time_apart()
+        except _OutOfTimeError:
+            timed = {name for group in self.groups for name in group}
+            reason = f"the timing of all together took longer than {self.limits.whole_s:.3g} s"
+            for name in names:
+                if name not in timed:
+                    self.lost.setdefault(name, ("timeout", reason))
 
-    def _run_apart(self, names: Sequence[str], together: Collection[str]) -> str | None:
-        """Time some in one process, and each other in its own; return why that can't be used."""
-        left = [name for name in names if name not in self.lost]
-        with contextlib.ExitStack() as stack:
-            sessions, step_s = self._open_apart(left, together, stack)
-            while EAGER in sessions and not self.samples:  # without eager nobody can be compared
-                if len(set(map(id, sessions.values()))) == 1:
-                    sessions[EAGER].resume()  # alone it is not stopped between blocks
-                try:
-                    self._interleave(sessions, {name: step_s[name] for name in sessions})
-                    self._call_afterwards(sessions)
-                except measure.BlockLost as failure:  # the others are ready as they are
-                    if failure.backend in together:
-                        return f"{failure.backend} was lost"
-                    self._lose(sessions, failure.backend, failure.status, failure.reason)
-                except _VoidError as void:
-                    if void.backend in {None, EAGER}:
-                        return str(void)
-                    self._lose(sessions, str(void.backend), "failed", str(void))
-        return None
-
-    def _lose(
-        self, sessions: dict[str, RaceSession], backend: str, status: Failure, reason: str
-    ) -> None:
-        self._forget()
-        self.lost[backend] = (status, reason)
-        sessions.pop(backend).stop()
-
-    def _forget(self) -> None:
-        self.samples = {}
-        self.given = {}
-
-    def _open_apart(
-        self, names: Sequence[str], together: Collection[str], stack: contextlib.ExitStack
-    ) -> tuple[dict[str, RaceSession], dict[str, float]]:
-        sessions: dict[str, RaceSession] = {}
-        step_s: dict[str, float] = {}
-        groups = [[x for x in names if x in together], *([x] for x in names if x not in together)]
-        for group in filter(None, groups):
-            session = stack.enter_context(self.open_session())
+    def _time_together(self, names: Sequence[str]) -> None:
+        """Time those that leave each other alone; note who is to be timed apart."""
+        left, last = list(names), ""
+        for attempt in range(_ATTEMPTS):
             try:
-                ready = self._ready(session, group)
-            except NoReply as failure:
-                self.lost |= dict.fromkeys(group, (failure.status, failure.reason))
-                continue
-            step_s |= ready
-            session.stop()
-            sessions |= dict.fromkeys(ready, session)
-        return {name: sessions[name] for name in names if name in step_s}, step_s
+                self._take_turns(left)
+            except _TROUBLE as trouble:
+                last, backend = str(trouble), trouble.backend
+                known = backend is not None and backend != EAGER
+                if known:
+                    self._note(trouble, str(backend))
+            else:
+                return
+            if attempt or not known:
+                known |= self._note_disturbing(self._still_together(left[1:]))
+            left = self._still_together(left)
+            if not known or EAGER not in left:
+                break
+        if EAGER not in self.lost and len(left) > 1:
+            self.notes.append(f"{last}: each was timed in a process of its own, beside eager")
+            self.apart |= dict.fromkeys(left[1:], f"timing them together failed: {last}")
+        elif EAGER not in self.lost:
+            self.lost[EAGER] = ("failed", last)
+
+    def _still_together(self, names: Sequence[str]) -> list[str]:
+        return [x for x in names if x not in self.apart and x not in self.lost]
+
+    def _note(self, trouble: _Trouble, backend: str) -> None:
+        """Note whose fault something was: it is timed apart, or not at all if it took too long."""
+        if trouble.status == "timeout":
+            self.lost[backend] = (trouble.status, trouble.reason)
+        else:
+            self.apart[backend] = str(trouble)
+
+    def _note_disturbing(self, names: Sequence[str]) -> bool:
+        """Note who can't be in one process even with eager alone; return whether anybody can't."""
+        found = False
+        for name in names:
+            try:
+                self._take_turns([EAGER, name], rehearsal=True)
+            except _TROUBLE as trouble:
+                self._note(trouble, name)
+                found = True
+        return found
+
+    def _take_turns(self, names: Sequence[str], *, rehearsal: bool = False) -> None:
+        """Time these in one process, and check that none of them disturbs the others.
+
+        Args:
+            names: eager, and who else.
+            rehearsal: whether it is short, and the times are thrown away.
+
+        Raises:
+            BlockLost, _VoidError: the times can't be used.
+        """
+        with self.open_session() as session:
+            step_s = self._ready(session, [EAGER])
+            before = self._alone(session, step_s, _ALONE_ROUNDS)
+            step_s |= self._ready(session, names[1:])
+            sessions = dict.fromkeys(step_s, session)
+            budget_s = _ALONE_S if rehearsal else self.limits.timing_s
+            taken = self._interleave(sessions, step_s, budget_s, judged=not rehearsal)
+            self._check_eager(session, step_s, before)
+            if not rehearsal:
+                self._keep(taken, sessions)
+
+    def _time_apart(self) -> None:
+        """Time each of those who disturb others in a process of its own, and eager in another."""
+        names = [name for name in self.apart if name not in self.lost]
+        for name in names:
+            with self.open_session() as eager, self.open_session() as other:
+                try:
+                    step_s = self._ready(eager, [EAGER])
+                    eager.stop()
+                    step_s |= self._ready(other, [name])
+                    if name in self.lost:
+                        continue
+                    other.stop()
+                    sessions = {EAGER: eager, name: other}
+                    budget_s = self.limits.timing_s / len(names)
+                    self._keep(self._interleave(sessions, step_s, budget_s), sessions)
+                except _TROUBLE as trouble:
+                    self.lost[name] = (trouble.status, trouble.reason)
+
+    def _keep(self, taken: "_Taken", sessions: Mapping[str, RaceSession]) -> None:
+        afterwards = self._called_afterwards(sessions)
+        self.groups.append(taken.samples)
+        for name, given in [*taken.given.items(), *afterwards.items()]:
+            self.given.setdefault(name, []).extend(given)
 
     def _ready(self, session: RaceSession, names: Sequence[str]) -> dict[str, float]:
         """Compile these, and return the time of one step of each that got ready."""
-        self.tell(", ".join(names), "compiling again, from a warm cache", "")
-        self.reveal()
-        request = Open(
-            setup=self.setup,
-            backends=tuple(names),
-            digest=self.digest,
-            inputs=tuple(map(str, self.sets.files)),
-        )
-        reply = session.ask(request, timeout_s=self.limits.backend_s * max(1, len(names)))
-        assert isinstance(reply, Opened)
-        self._most_calls = reply.most_calls
-        self.lost |= {name: ("failed", why) for name, why in reply.failed.items()}
-        return dict(reply.step_s)
+        step_s: dict[str, float] = {}
+        for name in names:
+            self.tell(name, "compiling again, from a warm cache", "")
+            self.reveal()
+            request = Open(
+                setup=self.setup,
+                backends=(name,),
+                digest=self.digest,
+                inputs=tuple(map(str, self.sets.files)),
+            )
+            reply = self._ask(session, name, request)
+            assert isinstance(reply, Opened)
+            self._most_calls = reply.most_calls
+            step_s |= reply.step_s
+            if name in reply.failed and name == EAGER:
+                self.lost[EAGER] = ("failed", reply.failed[EAGER])
+                raise measure.BlockLost(EAGER, "failed", reply.failed[EAGER])
+            self.lost |= {x: ("failed", why) for x, why in reply.failed.items()}
+        return step_s
 
-    def _alone(self, session: RaceSession, step_s: Mapping[str, float]) -> list[float]:
-        """Return eager's times while nobody else runs; none if eager did not get ready."""
-        if EAGER not in step_s:
-            return []
+    def _alone(self, session: RaceSession, step_s: Mapping[str, float], number: int) -> list[float]:
+        """Return eager's times while nobody else runs, in so many rounds."""
         plan = rounds.plan({EAGER: step_s[EAGER]}, _ALONE_S, most_calls=self._most_calls)
-        few = rounds.Plan(rounds=_ALONE_ROUNDS, calls=plan.calls)
-        alone = measure.interleave(
+        taken = measure.interleave(
             {EAGER: session},
-            few,
-            timeout_s=self.limits.backend_s,
-            on_round=lambda _done, _of: None,
+            rounds.Plan(rounds=number, calls=plan.calls),
+            limit_s=self._patience_s(),
+            on_round=lambda _done, _of: True,
             before=lambda name, number, calls: self._renew(session, name, number, calls),
         )
-        return alone.milliseconds[EAGER]
+        return taken.milliseconds[EAGER]
 
-    def _check_eager(self, session: RaceSession, before: list[float], after: list[float]) -> None:
+    def _check_eager(
+        self, session: RaceSession, step_s: Mapping[str, float], before: Sequence[float]
+    ) -> None:
         """Check that eager is as fast as it was before others were loaded.
 
         Raises:
-            _VoidError: it is not.
+            _VoidError: it is not, and the machine is: in a new process it is faster.
         """
-        if not before or not _is_slower(before, after):
+        if not _is_slower(before, self._alone(session, step_s, _ALONE_ROUNDS)):
             return
-        session.stop()
-        with self.open_session() as fresh:  # or is the machine slower than it was?
-            elsewhere = self._alone(fresh, self._ready(fresh, [EAGER]))
+        here, elsewhere = list[float](), list[float]()
+        with self.open_session() as fresh:
+            session.stop()
+            others = self._ready(fresh, [EAGER])
+            for _ in range(_ALONE_ROUNDS):
+                fresh.resume()
+                elsewhere += self._alone(fresh, others, 1)
+                fresh.stop()
+                session.resume()
+                here += self._alone(session, step_s, 1)
+                session.stop()
         session.resume()
-        if _is_slower(elsewhere, after):
-            was, now = stats.median(elsewhere)[0], stats.median(after)[0]
+        value, (low, _) = stats.ratio(here, elsewhere)
+        if value > _MOVED and low > 1.0:
+            was, now = stats.median(elsewhere)[0], stats.median(here)[0]
             raise _VoidError(
                 f"eager alone takes {was:.3g} ms a call in a process of its own, and {now:.3g} ms "
                 "where the others are loaded: one of them changed it"
             )
 
-    def _interleave(self, sessions: Mapping[str, RaceSession], step_s: Mapping[str, float]) -> None:
-        if EAGER not in sessions:  # nobody to compare with
-            return
-        plan = rounds.plan(step_s, self.limits.timing_s, most_calls=self._most_calls)
-        sets = len(self.sets.files) + 1
-        planned_s = sum((plan.calls[x] + rounds.WARMUPS) * step_s[x] for x in sessions)
+    def _interleave(
+        self,
+        sessions: Mapping[str, RaceSession],
+        step_s: Mapping[str, float],
+        budget_s: float,
+        *,
+        judged: bool = True,
+    ) -> "_Taken":
+        plan = rounds.plan(step_s, budget_s, most_calls=self._most_calls)
+        most_s, sets = self.limits.backend_s, len(self.sets.files) + 1
+        block_s = {x: (plan.calls[x] + rounds.WARMUPS) * step_s[x] for x in sessions}
+        for name, needed_s in block_s.items():
+            if plan.rounds * needed_s > most_s:
+                whole_s = plan.rounds * needed_s
+                why = f"to time it takes {whole_s:.3g} s, and it has {most_s:.3g} s"
+                raise measure.BlockLost(name, "timeout", why)
+        given: dict[str, list[Given]] = {}
         taken = measure.interleave(
             sessions,
             plan,
-            timeout_s=self.limits.backend_s,
-            on_round=self._watched_rounds(sessions, planned_s, time.monotonic()),
+            limit_s=self._patience_s(),
+            on_round=self._on_round(sessions, sum(block_s.values())),
             before=lambda name, number, calls: self._renew(sessions[name], name, number, calls),
-            sampled=self._sampled(sessions, plan.rounds),
-            on_sample=lambda name, number: self._hand(
-                sessions[name], name, number % sets, timed=True
+            sampled=self._sampled(sessions, plan.rounds) if judged else {},
+            on_sample=lambda name, number: given.setdefault(name, []).append(
+                self._handed(sessions[name], name, number % sets, timed=True)
             ),
         )
         self._check_clocks(sessions, taken.stretched)
-        self.samples = taken.milliseconds
+        return _Taken(taken.milliseconds, given)
 
-    def _watched_rounds(
-        self, sessions: Mapping[str, RaceSession], planned_s: float, start: float
-    ) -> Callable[[int, int], None]:
+    def _on_round(
+        self, sessions: Mapping[str, RaceSession], planned_s: float
+    ) -> Callable[[int, int], bool]:
         """Return what is told of each round; it does not wait for those that one of them slows.
 
         Apart, nobody is slowed by another.
         """
         everyone, together = ", ".join(sessions), len(set(map(id, sessions.values()))) == 1
+        start = time.monotonic()
 
-        def told(done: int, of: int) -> None:
+        def told(done: int, of: int) -> bool:
             self.tell(everyone, "timing", f"round {done} of {of}")
             taken = time.monotonic() - start
             if together and taken > _GRACE_S + _SLOWED * done * planned_s:
@@ -295,8 +323,25 @@ class Timing:
                     f"{done} of {of} rounds took {taken:.0f} s, and {done * planned_s:.1f} s were "
                     "planned: one of the backends slows the others down"
                 )
+            if done < rounds.FEWEST_ROUNDS:
+                self._patience_s()
+            late = time.monotonic() > self._deadline and done < of
+            if late:
+                self.notes.append(f"timing was cut off after {done} of {of} rounds")
+            return not late
 
         return told
+
+    def _patience_s(self) -> float:
+        """Return how long a backend may take now.
+
+        Raises:
+            _OutOfTimeError: nobody has any time left.
+        """
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise _OutOfTimeError
+        return min(self.limits.backend_s, left_s)
 
     def _sampled(self, names: Collection[str], number: int) -> dict[str, Collection[int]]:
         if not self.sets.sampled:
@@ -326,11 +371,12 @@ class Timing:
                     name if alone else None,
                 )
 
-    def _call_afterwards(self, sessions: Mapping[str, RaceSession]) -> None:
+    def _called_afterwards(self, sessions: Mapping[str, RaceSession]) -> dict[str, list[Given]]:
         """Call once more, with inputs that nobody has seen: what was timed is what is right."""
         if not self.sets.sampled or self.sets.last is None:
-            return
+            return {}
         self.reveal_last()
+        given = {}
         several = len(set(map(id, sessions.values()))) > 1
         for name, session in sessions.items():
             if name == EAGER:
@@ -338,30 +384,37 @@ class Timing:
             if several:
                 session.resume()
             self._ask(session, name, Call(backend=name, inputs=str(self.sets.last)))
-            self._hand(session, name, len(self.sets.seeds) - 1, timed=False)
+            given[name] = [self._handed(session, name, len(self.sets.seeds) - 1, timed=False)]
             if several:
                 session.stop()
+        return given
 
-    def _hand(self, session: RaceSession, name: str, inputs: int, *, timed: bool) -> None:
+    def _handed(self, session: RaceSession, name: str, inputs: int, *, timed: bool) -> Given:
         picked, path = self.sets.picked(inputs), self.folder / f"timed-{secret():x}"
         self._ask(session, name, Hand(path=str(path), picked=picked))
         what = "while the clock ran" if timed else "after timing, with inputs that are new"
         piece = Piece(path=str(path), inputs=inputs, what=what, picked=picked, timed=timed)
         try:
-            self.given.setdefault(name, []).append(Given.taken(piece))
+            return Given.taken(piece)
         except OSError as error:
             raise measure.BlockLost(name, "failed", f"it handed nothing on: {error}") from error
 
     def _ask(self, session: RaceSession, name: str, request: Request) -> Reply:
         try:
-            return session.ask(request, timeout_s=self.limits.backend_s)
+            return session.ask(request, timeout_s=self._patience_s())
         except NoReply as failure:
             raise measure.BlockLost(name, failure.status, failure.reason) from failure
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """What came of taking turns."""
+
+    samples: dict[str, list[float]]
+    given: dict[str, list[Given]]
+
+
 def _is_slower(before: Sequence[float], after: Sequence[float]) -> bool:
     """Whether times are longer than others, by more than their noise."""
-    if not before or not after:
-        return False
     (was, was_ci), (now, now_ci) = stats.median(before), stats.median(after)
     return was_ci[1] < now_ci[0] and now > _MOVED * was

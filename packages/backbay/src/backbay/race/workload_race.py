@@ -5,6 +5,7 @@ is a row with its reason, and the race goes on. Backends hand on what their call
 a process where none was loaded, says whether it is right.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +22,12 @@ from backbay.judge.client import secret
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER, INDUCTOR, decide
 from backbay.race.field import Entrant
+from backbay.race.given import Given, InputSets
 from backbay.race.record import Decision, Measured, Result, Trying, VerdictRecord
 from backbay.race.requests import (
     Call,
+    Capture,
+    Captured,
     Finish,
     Finished,
     Hand,
@@ -32,7 +36,8 @@ from backbay.race.requests import (
     Request,
     Try,
 )
-from backbay.race.timing import Given, InputSets, Limits, Timing
+from backbay.race.times import Times
+from backbay.race.timing import Limits, Timing
 from backbay.session import NoReply, Refused, Session
 from backbay.timing import stats
 from backbay.workloads.setup import WorkloadSetup
@@ -66,15 +71,19 @@ class WorkloadRace:
     sessions: Sessions
     limits: Limits
     tell: Tell
+    capture: bool = False
+    """Whether to find out which graphs backends are handed."""
 
     workload: str = ""
     """Its canonical name, once it was built."""
     device_name: str = ""
     notes: list[str] = field(default_factory=list)
     tried: dict[str, Trying] = field(default_factory=dict)
-    disturbing: set[str] = field(default_factory=set)
-    """Who has changed what all in a process share."""
-    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    disturbing: dict[str, str] = field(default_factory=dict)
+    """Who has changed what all in a process share, and what that was."""
+    captured: Captured | None = None
+    """The graphs that backends are handed."""
+    times: Times = field(default_factory=Times)
 
     decision: Decision | None = None
     results: tuple[Result, ...] = ()
@@ -102,7 +111,7 @@ class WorkloadRace:
                 else:
                     self.decision = self._race(judge, prepared)
         except KeyboardInterrupt:
-            self.samples = {}  # not all that was timed has been judged
+            self.times = Times()  # not all that was timed has been judged
             raise
         finally:
             tried = [entrant.name for entrant in self.entrants if entrant.name in self.tried]
@@ -119,9 +128,9 @@ class WorkloadRace:
         for entrant in self.entrants[1:]:
             self.tried[entrant.name] = self._trial(entrant, judge, prepared, proving, sets)
         self._time(judge, prepared, sets)
-        if EAGER not in self.samples:
+        if EAGER not in self.times:
             return self._undecided(f"nothing was timed: {self.tried[EAGER].reason}")
-        return decide(self.workload, self.setup.mode, self.samples)
+        return decide(self.workload, self.setup.mode, self.times)
 
     def _prepared(self, judge: Judge) -> Prepared | Trying:
         """Have the reference made; eager may have failed.
@@ -185,7 +194,7 @@ class WorkloadRace:
         finally:
             self.caches.keep(entrant.name)
         if finished.disturbs:
-            self.disturbing.add(entrant.name)
+            self.disturbing[entrant.name] = "it changed what all in a process share"
         return _outcome(finished, judged, len(pieces))
 
     def _called(
@@ -211,6 +220,11 @@ class WorkloadRace:
             pieces.append(Piece(path=str(path), inputs=inputs, what=what, picked=picked))
         finished = ask(Finish())
         assert isinstance(finished, Finished)
+        if self.capture and self.captured is None:
+            with contextlib.suppress(NoReply):  # then the next one is asked, or nothing is kept
+                captured = ask(Capture())
+                assert isinstance(captured, Captured)
+                self.captured = captured
         return finished, pieces
 
     def _time(self, judge: Judge, prepared: Prepared, sets: InputSets) -> None:
@@ -232,13 +246,18 @@ class WorkloadRace:
             reveal=lambda: reveal(judge, sets),
             reveal_last=reveal_last,
         )
-        timing.run(survivors, apart=self.disturbing.intersection(survivors))
+        timing.run(survivors, {x: y for x, y in self.disturbing.items() if x in survivors})
         self.caches.drop()
-        self.samples = timing.samples
+        self.times = Times(timing.groups)
         self.notes += timing.notes
         for name, (status, reason) in timing.lost.items():
-            why = f"right, but lost while it was timed: {reason}"
+            what = "its timing was cut off" if status == "timeout" else "lost while it was timed"
+            why = f"right, but {what}: {reason}"
             self.tried[name] = msgspec.structs.replace(self.tried[name], status=status, reason=why)
+        for name, reason in timing.apart.items():
+            tried = self.tried[name]
+            note = f"timed in a process of its own, beside eager in another: {reason}"
+            self.tried[name] = msgspec.structs.replace(tried, notes=(*tried.notes, note))
         for name, given in timing.given.items():
             self._judge_timed(judge, name, given)
 
@@ -263,7 +282,7 @@ class WorkloadRace:
             self.tried[name] = msgspec.structs.replace(
                 tried, status="wrong", reason=_why(verdict), verdict=verdict
             )
-        self.samples = {x: times for x, times in self.samples.items() if x != name}
+        self.times = self.times.without(name)
 
     def _result(self, name: str) -> Result:
         outcome = self.tried[name]
@@ -277,18 +296,19 @@ class WorkloadRace:
         )
 
     def _times(self, name: str) -> dict[str, Any]:
-        if name not in self.samples:
+        if name not in self.times:
             return {}
-        own = self.samples[name]
+        own, eagers = self.times[name], self.times.eagers(name)
         median_ms, ci_ms = stats.median(own)
         times: dict[str, Any] = {
             "samples_ms": tuple(own),
+            "eager_samples_ms": () if eagers is self.times[EAGER] else tuple(eagers),
             "median_ms": median_ms,
             "ci_ms": ci_ms,
         }
         for rival in (EAGER, INDUCTOR):
-            if rival in self.samples:
-                value, interval = stats.ratio(self.samples[rival], own)
+            if rival in self.times:
+                value, interval = self.times.ratio(rival, name)
                 times |= {f"ratio_to_{rival}": value, f"ratio_to_{rival}_ci": interval}
         return times
 

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from backbay.registry.distributions import required_name
@@ -69,6 +69,12 @@ def check(spec: BackendSpec, environment: Environment, device: str | None = None
     return Availability(state="ready", reason=f"ready as declared; not tried: {declared}")
 
 
+def fits_machine(spec: BackendSpec, environment: Environment) -> bool:
+    """Whether this is a platform, with a device, that a backend runs on, installed or not."""
+    asked = _Asked(spec, environment, None)
+    return not [*asked.platform(), *asked.devices()]
+
+
 def is_absent(spec: BackendSpec, environment: Environment) -> bool:
     """Whether there is nothing to load: what provides it, or what it needs, is not installed.
 
@@ -94,12 +100,12 @@ class _Asked:
         yield from self.provider()
         yield from self.entry_point()
         yield from self.distributions()
-        yield from self.versions()
         if self.environment.torch_build.get("__version__") is None:
             yield _not_installed("PyTorch", "pip install torch")  # which every backend needs
         for fault in matching(self.spec.broken, self.spec, self.environment):
             remedy = fault.remedy or _ANOTHER
             yield Availability(state="broken", reason=fault.reason, remedy=remedy)
+        yield from self.versions()
         yield from self.platform()
         yield from self.devices()
         yield from self.modules()
@@ -124,7 +130,7 @@ class _Asked:
         remedy = self.spec.install or f"pip install {origin.distribution}"
         found = self.environment.installed.find(origin.distribution)
         if found is None:
-            yield _not_installed(origin.distribution, remedy)
+            yield self._absent(origin.distribution, remedy)
             return
         reason = f"{found.name} {found.version} is installed and publishes no backend of this name"
         yield Availability(state="wrong_version", reason=reason, remedy=f"{remedy} --upgrade")
@@ -150,7 +156,7 @@ class _Asked:
             return self._unreadable(line, ValueError("it names no distribution"))
         remedy = self.spec.install or f"pip install '{line}'"
         found = self.environment.installed.find(name)
-        absent = None if found is not None else _not_installed(name, remedy)
+        absent = None if found is not None else self._absent(name, remedy)
         if name == line.strip() or (absent is not None and ";" not in line):
             return absent
         # Imported here: it is a large part of what a listing would cost, and most names are absent.
@@ -168,6 +174,18 @@ class _Asked:
         if found is None or fits:
             return absent
         return _wrong(found.name, found.version, line, remedy)
+
+    def _absent(self, name: str, remedy: str) -> Availability:
+        """Return that a distribution is not installed; nobody is sent to install what won't run."""
+        torch = self.environment.torch_build.get("__version__")
+        absent = _not_installed(name, remedy)
+        for fault in self.spec.broken:
+            if fault.torch is None or torch is None or not _concerns(torch, fault.torch):
+                continue
+            beside = f"what pip installs does not run beside torch {torch}: {fault.reason}"
+            reason = f"{absent.reason}, and {beside}"
+            return replace(absent, reason=reason, remedy=fault.remedy or _ANOTHER)
+        return absent
 
     def versions(self) -> Iterator[Availability]:
         torch = self.environment.torch_build.get("__version__")
@@ -281,6 +299,12 @@ def matching(
                 yield fault
         except _UNREADABLE:  # what cannot be read concerns nobody; check-manifest says so
             continue
+
+
+def shown(error: str, spec: BackendSpec, environment: Environment) -> KnownFault | None:
+    """Return the known fault that an error's text shows, if there is one with a remedy."""
+    known = matching((*spec.broken, *spec.limits), spec, environment)
+    return next((x for x in known if x.remedy and any(y in error for y in x.errors)), None)
 
 
 def _provider_version(spec: BackendSpec, environment: Environment) -> str | None:

@@ -9,6 +9,9 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from backbay.causes import one_line
+from backbay.errors import BackbayError, CompilationFailed
+from backbay.registry.availability import shown
 from backbay.registry.bridge import CONTRACT
 from backbay.registry.returned import checked
 from backbay.registry.spec import BackendSpec, CompilerFn
@@ -84,8 +87,13 @@ class ConfiguredBackend:
 
     def __call__(self, graph_module: Any, example_inputs: Any, **given: Any) -> Any:
         """Compile a graph with the backend, as torch.compile would with this mode and options."""
-        with self._registry.in_use():
-            compiled = self._calling()(graph_module, example_inputs, **given)
+        try:
+            with self._registry.in_use():
+                compiled = self._calling()(graph_module, example_inputs, **given)
+        except Exception as error:
+            if _is_dynamos(error):
+                raise
+            raise CompilationFailed(self._worded(error)) from error
         # Torch's own return tuples, and backends of the kit check what they made themselves.
         if self.spec.origin.kind == "torch" or hasattr(self._compiler_fn, "__backbay_details__"):
             return compiled
@@ -125,6 +133,12 @@ class ConfiguredBackend:
         given = {"mode": self.mode, "options": self.options}
         said = "".join(f", {key}={value!r}" for key, value in given.items() if value)
         return f"get_backend({self.spec.name!r}{said})"
+
+    def _worded(self, error: Exception) -> str:
+        """Return what a backend raised on one line, with the remedy where the fault is known."""
+        said = one_line(error)
+        fault = shown(said, self.spec, self._registry.environment)
+        return f"{self.spec.name}: {said}" + (f"; {fault.remedy}" if fault is not None else "")
 
     def _calling(self) -> CompilerFn:
         if self._call is None:
@@ -172,6 +186,17 @@ class _With:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._compiler_fn, name)
+
+
+def _is_dynamos(error: Exception) -> bool:
+    """Whether Dynamo acts on an error itself (a restart, a graph break), or it says all there is.
+
+    An IndexError is passed on by Dynamo too: it may be the user's own, of an operator that ran.
+    """
+    from torch._dynamo import exc  # noqa: PLC0415 (a graph is being compiled)
+
+    handled = getattr(exc, "exceptions_allowed_to_be_fallback", ())
+    return isinstance(error, (BackbayError, IndexError, exc.TorchDynamoException, *handled))
 
 
 def _stable(value: Any) -> str:

@@ -16,8 +16,7 @@ from backbay.registry.distributions import (
     normalise,
 )
 from backbay.registry.environment import Environment
-from backbay.registry.manifest import name_problem
-from backbay.registry.spec import MOST_BACKENDS, BackendSpec, Origin
+from backbay.registry.spec import MOST_BACKENDS, BackendSpec, Origin, name_problem
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 MANIFEST_GROUP = "backbay.backends"
@@ -230,7 +229,9 @@ def manifest_path(entry_point: EntryPoint) -> str | None:
         return None
     beside = os.path.dirname(entry_point.distribution.folder)
     path = os.path.join(beside, *parts, filename.strip())
-    return path if os.path.isfile(path) else _of_editable(parts, filename.strip())
+    if os.path.isfile(path) or os.path.isfile(beside):  # a zip file, which is read as one
+        return path
+    return _of_editable(parts, filename.strip())
 
 
 def _of_editable(parts: list[str], filename: str) -> str | None:

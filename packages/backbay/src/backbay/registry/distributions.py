@@ -22,6 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # PEP 508
 _SEPARATORS = re.compile(r"[-_.]+")
 _REQUIRED_NAME = re.compile(r"\s*([A-Za-z0-9._-]+)")
 _VERSION = re.compile(r"[A-Za-z0-9.!+_~*]*")
+_ENDINGS = ("-info", "EGG-INFO")
 LARGEST = 1 << 20
 """Bytes of a file that a distribution publishes; a real one has a few kilobytes."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors put it before UTF-8
@@ -109,25 +110,25 @@ class _EntryPointFiles:
 def _published_by(distribution: Distribution) -> str | None:
     try:  # not os.path.join(): it checks, and costs
         return read_text(f"{distribution.folder}{os.sep}entry_points.txt")
-    except FileNotFoundError:
+    except FileNotFoundError:  # or its folder is a file, as old installers left it
         return None
-    except NotADirectoryError:  # a file for the folder, of old installers; or it is in a zip file
-        archive, _, folder = distribution.folder.rpartition(os.sep)
-        if not os.path.isfile(archive):
-            return None
-    from backbay.registry.zipped import read_member  # noqa: PLC0415 (few paths have a zip file)
-
-    return read_member(archive, f"{folder}/entry_points.txt", LARGEST)
 
 
 def read_text(path: str, largest: int = LARGEST) -> str:
     """Read a file that a distribution, or whoever wrote its folder, may have made to do harm.
 
+    Its path may lead through a zip file, as one on ``sys.path``.
+
     Raises:
         OSError: it is absent, no regular file, larger than so many bytes, or not UTF-8.
     """
     # Not open(): of a thousand small files, its layers and its checks are most of the cost.
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not wait
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not wait
+    except NotADirectoryError:
+        from backbay.registry.zipped import read_inside  # noqa: PLC0415 (few are in a zip file)
+
+        return read_inside(path, largest)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(f"{path} is no file")
@@ -185,20 +186,26 @@ def scan(path: Iterable[str] | None = None) -> Installed:
 def _metadata_folders(folder: str) -> list[tuple[str, str]]:
     """Return name and path of each, sorted: a folder has no order of its own.
 
+    That of an egg, be it a folder or a zip file, is named as the egg is.
+
     Raises:
         OSError: the folder can't be read.
         ValueError: it can't be a path.
     """
     try:
         with os.scandir(folder or os.curdir) as entries:
-            return sorted((x.name, x.path) for x in entries if x.name.endswith("-info"))
+            found = [(x.name, x.path) for x in entries if x.name.endswith(_ENDINGS)]
     except NotADirectoryError:
         if not os.path.isfile(folder):  # a pipe; or a folder in a zip file, where Python looks for
             return []  # modules, and nobody for distributions
-    from backbay.registry.zipped import top_folders  # noqa: PLC0415 (few paths have a zip file)
+        from backbay.registry.zipped import top_folders  # noqa: PLC0415 (few paths have a zip file)
 
-    names = (name for name in top_folders(folder) if name.endswith("-info"))
-    return sorted((name, f"{folder}{os.sep}{name}") for name in names)
+        names = (name for name in top_folders(folder) if name.endswith(_ENDINGS))
+        found = [(name, f"{folder}{os.sep}{name}") for name in names]
+    if folder.endswith(".egg"):
+        egg = f"{os.path.basename(folder)}-info"
+        found = [(egg if name == "EGG-INFO" else name, path) for name, path in found]
+    return sorted(x for x in found if x[0] != "EGG-INFO")
 
 
 def _distribution(name: str, path: str) -> Distribution | str | None:

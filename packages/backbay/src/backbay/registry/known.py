@@ -193,14 +193,18 @@ class KnownBackends:
         known |= {spec.name for spec in registered}
         yield from (spec for spec in in_torch if spec.name not in known)
 
-    def _not_found(self, name: str) -> Exception:
+    def nearest(self, name: str) -> str | None:
+        """Return the known name that is most like another one; nothing where none is like it."""
         from difflib import get_close_matches  # noqa: PLC0415 (only a mistake needs it)
 
-        known = self.specs()
-        close = get_close_matches(name.lower(), known, n=1)
-        hint = f", did you mean: {close[0]!r}?" if close else "."  # torch's own words, from 2.15
+        return next(iter(get_close_matches(name.lower(), self.resolutions(), n=1)), None)
+
+    def _not_found(self, name: str) -> Exception:
+        close = self.nearest(name)
+        hint = "." if close is None else f", did you mean: {close!r}?"  # torch's words, from 2.15
+        count = len(self.resolutions())
         return bridge.not_found(
-            f"no backend named {name!r}{hint} {len(known)} are known: see `backbay list --all`."
+            f"no backend named {name!r}{hint} {count} are known: see `backbay list --all`."
         )
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backbay.errors import hidden
 from backbay.registry.spec import (
     BACKEND_NAME_PATTERN,
     LONGEST_NAME,
     MOST_BACKENDS,
     NAME_PATTERN,
+    OPTION_TYPES,
     TEXT_PATTERN,
     BackendSpec,
     KnownFault,
@@ -22,18 +22,8 @@ from backbay.registry.spec import (
     Origin,
     Requirements,
     Traits,
+    name_problem,
 )
-
-_SPECIAL = {
-    ":": "must not have a colon, as module:attribute has",
-    ",": "must not have a comma, which separates names",
-}
-_WRITTEN_TOGETHER = (
-    {"LATIN", "CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"},
-    {"LATIN", "CJK", "BOPOMOFO"},
-    {"LATIN", "CJK", "HANGUL"},
-)
-"""Scripts of one text: Unicode TS 39, "highly restrictive"."""
 
 VERSION = 1
 LARGEST = 128 << 10
@@ -44,15 +34,6 @@ _MOST_PROBLEMS = 100  # that are told of one manifest
 _DEEPEST = 8  # lists and tables within each other, as an option's default
 _INTEGERS = range(-(1 << 63), 1 << 63)  # TOML's; Python's parser lets longer ones through
 
-OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
-    "bool": (bool,),
-    "int": (int,),
-    "float": (float, int),
-    "str": (str,),
-    "list": (list,),
-    "dict": (dict,),
-    "any": (object,),
-}
 _PLATFORMS = ("linux", "darwin", "win32")
 
 
@@ -217,6 +198,7 @@ _FAULT: Mapping[str, _Field] = {
     "version": _SPECIFIER,
     "reason": _TEXT,
     "remedy": _TEXT,
+    "errors": _list(_TEXT, "texts"),
 }
 _OPTION: Mapping[str, _Field] = {
     "type": _one_of(*OPTION_TYPES),
@@ -465,32 +447,3 @@ def _object(fields: Mapping[str, _Field], required: list[str] | None = None) -> 
     properties = {name: dict(x.schema) for name, x in fields.items()}
     schema = {"type": "object", "additionalProperties": False, "properties": properties}
     return schema | ({"required": required} if required else {})
-
-
-def name_problem(name: str) -> str | None:
-    """Return why nobody could type a name, or be sure of what they read; nothing where they can."""
-    if not 0 < len(name) <= LONGEST_NAME:
-        return f"must have 1 to {LONGEST_NAME} characters"
-    if name.startswith("-"):
-        return "must not begin with a hyphen, as options do"
-    special = next((why for x, why in _SPECIAL.items() if x in name), None)
-    if special is not None:
-        return special
-    if any(x.isspace() for x in name):
-        return "must not have a space"
-    if any(map(hidden, name)):
-        return "must not have a character that can't be seen"
-    return None if name.isascii() else _script_problem(name)
-
-
-def _script_problem(name: str) -> str | None:
-    import unicodedata  # noqa: PLC0415 (few names need it)
-
-    normal = unicodedata.normalize("NFKC", name)
-    if normal != name:
-        return f"must not look like another, {normal!a}"
-    letters = (unicodedata.name(x, "UNKNOWN") for x in name if x.isalpha())
-    scripts = {x.partition(" ")[0] for x in letters}
-    if len(scripts) > 1 and not any(scripts <= together for together in _WRITTEN_TOGETHER):
-        return f"must not mix scripts: {', '.join(sorted(x.title() for x in scripts))}"
-    return None

@@ -18,6 +18,7 @@ BuiltinName: TypeAlias = Literal[
     "aot_eager_default_partitioner",
     "aot_ts",
     "backbay",
+    "backbay.auto",
     "backbay.default",
     "backbay_fold",
     "backbay_gelu",

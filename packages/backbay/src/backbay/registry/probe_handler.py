@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 
 import psutil
 
+from backbay.causes import one_line
 from backbay.registry.probe import Probe, Probed, ProbeRequest
 from backbay.registry.target import parse
 
-_MOST_OF_A_REASON = 300  # characters
 _GRACE_S = 10
 _TOLERANCE = 1e-2
 _MIB = 2**20
@@ -221,23 +221,4 @@ def _compare(result: Any, expected: Any) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return what went wrong, and what that was raised from, without Dynamo's wrapping."""
-    while isinstance(inner := getattr(error, "inner_exception", None), BaseException):
-        error = inner
-    root = error
-    while root.__cause__ is not None:
-        root = root.__cause__
-    if root is error:
-        return _text(error, _MOST_OF_A_REASON)
-    half = (_MOST_OF_A_REASON - len(" (from )")) // 2
-    return f"{_text(error, half)} (from {_text(root, half)})"
-
-
-def _text(error: BaseException, most: int) -> str:
-    message = ""
-    with contextlib.suppress(Exception):  # its __str__ is the plugin's
-        message = str(error)
-    first = next((line.strip() for line in message.splitlines() if line.strip()), "")
-    if isinstance(error, _Failed):
-        return first[:most]
-    return f"{type(error).__name__}: {first}"[:most] if first else type(error).__name__[:most]
+    return str(error) if isinstance(error, _Failed) else one_line(error)

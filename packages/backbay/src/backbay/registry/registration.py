@@ -26,6 +26,7 @@ from backbay.registry.spec import (
     TEXT_PATTERN,
     BackendSpec,
     CompilerFn,
+    KnownFault,
     Option,
     Origin,
     Requirements,
@@ -44,6 +45,7 @@ class Details(TypedDict, total=False):
     summary: str
     traits: Traits
     requires: Requirements
+    limits: tuple[KnownFault, ...]
     options: tuple[Option, ...]
     further_options: Literal["inductor"]
     reserved_launch_param_names: tuple[str, ...]
@@ -54,6 +56,7 @@ _DETAILS: Mapping[str, type] = {
     "summary": str,
     "traits": Traits,
     "requires": Requirements,
+    "limits": tuple,
     "options": tuple,
     "further_options": str,
     "reserved_launch_param_names": tuple,

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from backbay.errors import hidden
+
 _HIDDEN = (  # control characters, those of no width, those that turn the text around
     r"\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     r"\ud800-\udfff\ufeff\ufff9-\uffff"
@@ -16,10 +18,32 @@ TEXT_PATTERN = rf"^(?![\s\S]*[{_HIDDEN}])[\s\S]*\S"
 NAME_PATTERN = rf"^(?![\s\S]*[\s{_HIDDEN}{_FILLERS}])[\s\S]"
 """The same without spaces."""
 BACKEND_NAME_PATTERN = rf"^(?!-)(?![\s\S]*[\s:,{_HIDDEN}{_FILLERS}])[\s\S]"
-"""The same without colons, commas and a leading hyphen; see `manifest.name_problem`."""
+"""The same without colons, commas and a leading hyphen; see `name_problem`."""
 LONGEST_NAME = 100
 MOST_BACKENDS = 1_000
 """Names that one distribution may publish, each way: more are taken for a mistake, or an attack."""
+
+_SPECIAL = {
+    ":": "must not have a colon, as module:attribute has",
+    ",": "must not have a comma, which separates names",
+}
+_WRITTEN_TOGETHER = (
+    {"LATIN", "CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"},
+    {"LATIN", "CJK", "BOPOMOFO"},
+    {"LATIN", "CJK", "HANGUL"},
+)
+"""Scripts of one text: Unicode TS 39, "highly restrictive"."""
+
+OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "float": (float, int),
+    "str": (str,),
+    "list": (list,),
+    "dict": (dict,),
+    "any": (object,),
+}
+"""What an option's type is called, and what its values may be."""
 
 CompilerFn = Callable[..., Callable[..., Any]]
 """``(GraphModule, list[Tensor]) -> Callable``: what torch.compile calls a backend."""
@@ -133,6 +157,8 @@ class KnownFault:
     """PEP 440 specifier of torch's versions."""
     version: str | None = None
     """PEP 440 specifier of the providing distribution's versions."""
+    errors: tuple[str, ...] = ()
+    """What its error says, word for word: an error that holds one of these is this fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,3 +266,32 @@ def as_data(value: Any) -> Any:
         return value
     parts = {name: getattr(value, name) for name in slots}
     return {name: as_data(x) for name, x in parts.items() if x is not None}
+
+
+def name_problem(name: str) -> str | None:
+    """Return why nobody could type a name, or be sure of what they read; nothing where they can."""
+    if not 0 < len(name) <= LONGEST_NAME:
+        return f"must have 1 to {LONGEST_NAME} characters"
+    if name.startswith("-"):
+        return "must not begin with a hyphen, as options do"
+    special = next((why for x, why in _SPECIAL.items() if x in name), None)
+    if special is not None:
+        return special
+    if any(x.isspace() for x in name):
+        return "must not have a space"
+    if any(map(hidden, name)):
+        return "must not have a character that can't be seen"
+    return None if name.isascii() else _script_problem(name)
+
+
+def _script_problem(name: str) -> str | None:
+    import unicodedata  # noqa: PLC0415 (few names need it)
+
+    normal = unicodedata.normalize("NFKC", name)
+    if normal != name:
+        return f"must not look like another, {normal!a}"
+    letters = (unicodedata.name(x, "UNKNOWN") for x in name if x.isalpha())
+    scripts = {x.partition(" ")[0] for x in letters}
+    if len(scripts) > 1 and not any(scripts <= together for together in _WRITTEN_TOGETHER):
+        return f"must not mix scripts: {', '.join(sorted(x.title() for x in scripts))}"
+    return None

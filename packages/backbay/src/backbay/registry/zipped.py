@@ -2,6 +2,7 @@
 
 import zipfile
 import zlib
+from pathlib import Path
 
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 """What zipfile raises for damage; RuntimeError for encryption, and for unknown compression."""
@@ -21,23 +22,28 @@ def top_folders(path: str) -> set[str]:
     return {name for name, slash, _ in names if slash}
 
 
-def read_member(path: str, member: str, largest: int) -> str | None:
-    """Return the text of a file in a zip file; nothing where it has none of this name.
+def read_inside(path: str, largest: int) -> str:
+    """Return the text of a file whose path leads through a zip file.
 
     Raises:
+        FileNotFoundError: there is no zip file on the way, or no such file in it.
         OSError: it can't be read, is larger than so many bytes, or is not UTF-8.
     """
+    archive = next((x for x in Path(path).parents if x.is_file()), None)
+    if archive is None or not zipfile.is_zipfile(archive):
+        raise FileNotFoundError(f"{path} does not exist")
+    member = Path(path).relative_to(archive).as_posix()
     try:
-        with zipfile.ZipFile(path) as archive:
-            if member not in archive.namelist():
-                return None
-            with archive.open(member) as file:
+        with zipfile.ZipFile(archive) as opened:
+            if member not in opened.namelist():
+                raise FileNotFoundError(f"{path} does not exist")
+            with opened.open(member) as file:
                 data = file.read(largest + 1)
     except _UNREADABLE as error:
-        raise OSError(f"{path}/{member} cannot be read: {error}") from error
+        raise OSError(f"{path} cannot be read: {error}") from error
     if len(data) > largest:
-        raise OSError(f"{path}/{member} is larger than {largest >> 10} KiB")
+        raise OSError(f"{path} is larger than {largest >> 10} KiB")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise OSError(f"{path}/{member} is not UTF-8: {error}") from error
+        raise OSError(f"{path} is not UTF-8: {error}") from error

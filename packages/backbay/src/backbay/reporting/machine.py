@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from backbay.registry import BackendSpec, Environment
+from backbay.registry.distributions import required_name
 
 _LOOK_S = 0.5
 _QUIET_CORES = 0.3
@@ -27,10 +27,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 def machine(device_name: str) -> Machine:
     """Describe this machine; of its cores, those that this process may use count."""
+    import psutil  # noqa: PLC0415 (an extra, and a record is read without it)
+
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     return Machine(
         system=f"{platform.system()} {platform.release()}",
-        processor=_processor(),
+        processor=processor(),
         cores=len(usable) if usable is not None else os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         device=device_name,
@@ -42,6 +44,8 @@ def disturbance() -> str | None:
 
     Takes half a second. ``None`` where the machine is quiet.
     """
+    import psutil  # noqa: PLC0415 (as above)
+
     busy = psutil.cpu_percent(interval=_LOOK_S) / 100 * (psutil.cpu_count() or 1)
     if busy < _QUIET_CORES:
         return None
@@ -58,13 +62,19 @@ def versions(
 
     Args:
         environment: where to look.
-        raced: the backends in the race; what provides them is included.
+        raced: the backends in the race; what provides them is included, and the engines that they
+            require.
         extra: further distributions to include where they are installed.
     """
     import backbay  # noqa: PLC0415 (backbay imports this package lazily, and so back)
 
     named = {"python": platform.python_version(), "backbay": backbay.__version__}
-    providers = [spec.origin.distribution for spec in raced if spec.origin.distribution]
+    providers = [
+        name
+        for spec in raced
+        for name in (spec.origin.distribution, *map(required_name, spec.requires.distributions))
+        if name
+    ]
     for name in ["torch", "triton", *extra, *providers]:
         found = environment.installed.find(name)
         if found is not None:
@@ -73,7 +83,8 @@ def versions(
     return named | ({"torch": torch_version} if torch_version else {})
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

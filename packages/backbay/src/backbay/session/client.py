@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 import psutil
 
-from backbay.errors import one_line
+from backbay.causes import one_line
 from backbay.session.channel import NONCE_BYTES, Channel, NotAFrameError
 from backbay.session.log import Log
 from backbay.session.protocol import Failure, Handler, Lost, Refusal, Refused, replied, replies

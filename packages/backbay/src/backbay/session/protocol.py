@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
 
-from backbay.errors import InputError, one_line
+from backbay.causes import one_line
+from backbay.errors import InputError
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
 Reply_co = TypeVar("Reply_co", covariant=True)

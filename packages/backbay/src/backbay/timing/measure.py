@@ -68,8 +68,8 @@ def interleave(
     sessions: Mapping[str, Timer],
     chosen: Plan,
     *,
-    timeout_s: float,
-    on_round: Callable[[int, int], None],
+    limit_s: float,
+    on_round: Callable[[int, int], bool],
     before: Callable[[str, int, int], None] = lambda _name, _round, _calls: None,
     sampled: Mapping[str, Collection[int]] = MappingProxyType({}),
     on_sample: Callable[[str, int], None] = lambda _name, _round: None,
@@ -80,8 +80,8 @@ def interleave(
         sessions: backend to the session that it is ready in. Where there are several, the idle ones
             are stopped: a process that only waits disturbs the one that is timed.
         chosen: how much to time.
-        timeout_s: seconds that one block may take.
-        on_round: called with the number of rounds done and of all rounds.
+        limit_s: seconds that the blocks of one backend may take, all together.
+        on_round: called with the number of rounds done and of all rounds; returns whether to go on.
         before: called before each block with backend, round and number of calls.
         sampled: backend to the rounds in which the result of its last call is noted.
         on_sample: called with backend and round when one was noted.
@@ -91,6 +91,7 @@ def interleave(
     """
     milliseconds: dict[str, list[float]] = {name: [] for name in sessions}
     stretched: dict[str, list[float]] = {name: [] for name in sessions}
+    left_s = dict.fromkeys(sessions, limit_s)
     several = len({id(x) for x in sessions.values()}) > 1
 
     def block(name: str) -> float:
@@ -105,9 +106,11 @@ def interleave(
             session.resume()
         before(name, done, request.warmups + request.calls)
         start = perf_counter()
-        timed = _block(session, request, timeout_s)
+        timed = _block(session, request, left_s[name], limit_s)
+        taken = perf_counter() - start
+        left_s[name] -= taken
         if timed.whole_s:
-            stretched[name].append((perf_counter() - start) / timed.whole_s)
+            stretched[name].append(taken / timed.whole_s)
         if request.sample:
             on_sample(name, done)
         if several:
@@ -117,14 +120,17 @@ def interleave(
     for number, taken in enumerate(in_turns(sessions, chosen, block), 1):
         for name, value in taken.items():
             milliseconds[name].append(value)
-        on_round(number, chosen.rounds)
+        if not on_round(number, chosen.rounds):
+            break
     return Samples(milliseconds=milliseconds, stretched=stretched)
 
 
-def _block(session: Timer, request: Block, timeout_s: float) -> Timed:
+def _block(session: Timer, request: Block, timeout_s: float, limit_s: float) -> Timed:
     try:
-        reply = session.ask(request, timeout_s=timeout_s)
+        reply = session.ask(request, timeout_s=max(timeout_s, 0.0))
     except NoReply as error:
-        raise BlockLost(request.backend, error.status, error.reason) from error
+        late = f"it was called for longer than {limit_s:.3g} s, all in all"
+        reason = late if error.status == "timeout" else error.reason
+        raise BlockLost(request.backend, error.status, reason) from error
     assert isinstance(reply, Timed)
     return reply

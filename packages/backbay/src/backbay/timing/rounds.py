@@ -17,6 +17,9 @@ LONGEST_BLOCK_S = 0.1
 FEWEST_ROUNDS = 12
 """Below this a bootstrap interval of the median is not to be trusted."""
 MOST_ROUNDS = 60
+_SHARES = 4
+"""Of the time of a round, a block has one such share, however many take turns: inputs differ from
+call to call, so that a block's length decides what stands in caches."""
 WARMUPS = 2
 """Calls before a block: caches hold another backend's data, and Dynamo's guards another's entry."""
 
@@ -35,11 +38,11 @@ def plan(step_s: Mapping[str, float], budget_s: float, *, most_calls: int | None
 
     Args:
         step_s: backend to seconds of one warm step.
-        budget_s: seconds for the timing of all of them together.
+        budget_s: seconds for the timing of all of them together. It alone decides how long blocks
+            are: who else takes part changes nothing for a backend.
         most_calls: that a block may have; default: as many as its time takes.
     """
-    share_s = budget_s / (MOST_ROUNDS * len(step_s))
-    block_s = min(max(share_s, SHORTEST_BLOCK_S), LONGEST_BLOCK_S)
+    block_s = min(max(budget_s / (MOST_ROUNDS * _SHARES), SHORTEST_BLOCK_S), LONGEST_BLOCK_S)
     calls = {name: math.ceil(block_s / max(step, 1e-7)) for name, step in step_s.items()}
     if most_calls is not None:
         calls = {name: min(x, most_calls) for name, x in calls.items()}

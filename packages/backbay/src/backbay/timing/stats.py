@@ -37,6 +37,24 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[flo
     return float(np.median(above) / np.median(below)), _interval(ratios)
 
 
+def ratio_beside(
+    numerator: Sequence[float],
+    beside_numerator: Sequence[float],
+    denominator: Sequence[float],
+    beside_denominator: Sequence[float],
+) -> tuple[float, Interval]:
+    """Return the ratio of two medians that were measured in other rounds, each beside a third.
+
+    It is the ratio of what each is in terms of the third; the rounds of both are resampled.
+    """
+    above, third, rounds = _paired(numerator, beside_numerator)
+    below, again, others = _paired(denominator, beside_denominator, seed=1)
+    tops = np.median(above[rounds], axis=1) / np.median(third[rounds], axis=1)
+    bottoms = np.median(below[others], axis=1) / np.median(again[others], axis=1)
+    value = np.median(above) / np.median(third) / (np.median(below) / np.median(again))
+    return float(value), _interval(tops / bottoms)
+
+
 def difference(minuend: Sequence[float], subtrahend: Sequence[float]) -> tuple[float, Interval]:
     """Return the difference of two medians, and its confidence interval; samples pair up by round.
 
@@ -48,16 +66,18 @@ def difference(minuend: Sequence[float], subtrahend: Sequence[float]) -> tuple[f
     return float(np.median(above) - np.median(below)), _interval(differences)
 
 
-def _paired(one: Sequence[float], other: Sequence[float]) -> tuple[Values, Values, Rounds]:
+def _paired(
+    one: Sequence[float], other: Sequence[float], seed: int = 0
+) -> tuple[Values, Values, Rounds]:
     if len(one) != len(other):
         raise ValueError(f"{len(one)} rounds against {len(other)}: they do not pair up")
     first, second = (np.asarray(x, dtype=np.float64) for x in (one, other))
-    return first, second, _resampled_rounds(len(one))
+    return first, second, _resampled_rounds(len(one), seed)
 
 
-def _resampled_rounds(count: int) -> Rounds:
+def _resampled_rounds(count: int, seed: int = 0) -> Rounds:
     # A fixed seed: the same samples always give the same interval.
-    return np.random.default_rng(0).integers(0, count, size=(RESAMPLES, count))
+    return np.random.default_rng(seed).integers(0, count, size=(RESAMPLES, count))
 
 
 def _interval(values: Values) -> Interval:

@@ -10,6 +10,7 @@ import msgspec
 
 from backbay.dependencies import check_installed
 from backbay.errors import BackendLoadError, InputError, Interrupted, WorkloadInvalid
+from backbay.ranges import check_seconds, check_seed
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
 from backbay.registry.target import parse
@@ -88,7 +89,8 @@ def run(
         seed=seed,
         registry=registry,
     )
-    _check_numbers(steps, batches)
+    limits = limits or Limits()
+    _check_numbers(steps, batches, seed, limits)
     wanted = [backends] if isinstance(backends, str) else list(dict.fromkeys(backends))
     compilers = backends if isinstance(backends, Mapping) else {}
     given = None if isinstance(workload, str) else workload
@@ -103,7 +105,6 @@ def run(
         steps=steps,
         batches=None if batches is None else tuple(batches),
     )
-    limits = limits or Limits()
     interruption: KeyboardInterrupt | None = None
     with tempfile.TemporaryDirectory(prefix="backbay-verify-") as folder:
         open_session = _sessions(given, compilers, registry, Path(folder))
@@ -157,7 +158,10 @@ def run(
 _MODES: dict[bool, Mode] = {False: "infer", True: "train"}
 
 
-def _check_numbers(steps: int, batches: Sequence[int] | None) -> None:
+def _check_numbers(steps: int, batches: Sequence[int] | None, seed: int, limits: Limits) -> None:
+    check_seed(seed)
+    check_seconds("limits.check_s", limits.check_s)
+    check_seconds("limits.blame_s", limits.blame_s, none_at_all=True)
     if steps < 1:
         raise InputError(f"{steps} steps of training: it takes at least 1")
     wrong = [x for x in batches or () if x < 1]

@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from backbay import compile_log
-from backbay.errors import one_line
+from backbay.causes import one_line
 from backbay.judge import process_state
 from backbay.judge.runs import Runs
 from backbay.proof import Step, evidence

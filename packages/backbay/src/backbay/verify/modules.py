@@ -13,7 +13,8 @@ import torch
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
-from backbay.errors import ProofImpossible, one_line
+from backbay.causes import one_line
+from backbay.errors import ProofImpossible
 from backbay.proof import Golden, Step, Workload, evidence, make_golden, observe
 from backbay.proof.golden import proof_context
 from backbay.registry import CompilerFn

@@ -9,7 +9,8 @@ import msgspec
 import torch
 from torch._dynamo.utils import counters
 
-from backbay.errors import ProofImpossible, one_line
+from backbay.causes import one_line
+from backbay.errors import ProofImpossible
 from backbay.proof import Golden, Step, Workload, digest, in_float64, make_golden
 from backbay.proof.bank import make_bank
 from backbay.proof.draws import Recording, Replay

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from backbay.errors import InputError, one_line
+from backbay.causes import one_line
+from backbay.errors import InputError
 
 INSTALL = "pip install 'backbay[models]'"
 

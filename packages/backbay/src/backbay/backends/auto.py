@@ -1,0 +1,85 @@
+"""``backend="backbay.auto"``: what was decided for this graph before, on this device and torch.
+
+Nothing is raced or timed while a model compiles: decisions come from ``backbay race``, or from a
+file that was imported (``backbay decisions import``). Where nothing was decided, Inductor compiles.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from backbay import compile_log
+from backbay.backends.delegating import FALLBACK, Choice, Delegating
+from backbay.choose import Decision, Store
+from backbay.choose.place import place_of
+from backbay.errors import InputError
+from backbay.graph.region import captured_digest
+from backbay.kit.codegen import registry_in_use
+
+NAME = "backbay.auto"
+
+
+class Auto(Delegating):
+    """The backend of this name."""
+
+    def choice(
+        self,
+        graph_module: Any,
+        example_inputs: Sequence[Any],
+        device: str,
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Choice:
+        """Return what was decided for a graph.
+
+        Raises:
+            InputError: a mode or options are given, which are part of what was decided.
+        """
+        if mode is not None or options:
+            raise InputError(
+                f"{NAME} takes mode and options from what was decided for a model: give none, or "
+                "name the backend that they are for"
+            )
+        store = Store(on_problem=_note)
+        found = store.decided(captured_digest(graph_module), place_of(example_inputs).key)
+        if not found:
+            return Choice(backend=FALLBACK, why="nothing was decided for this graph here")
+        arms = {str(x.arm): x for x in found}
+        if len(arms) > 1:
+            why = f"decisions differ for this graph: {', '.join(sorted(arms))}"
+            return Choice(backend=FALLBACK, why=f"fell back: {why}", fell_back=True)
+        decision = found[0]
+        why_not = _why_not(decision, device)
+        if why_not is not None:
+            why = f"fell back from {decision.arm}, {decision.why}: {why_not}"
+            return Choice(backend=FALLBACK, why=why, fell_back=True)
+        arm = decision.arm
+        return Choice(
+            backend=arm.backend,
+            mode=arm.mode,
+            options=arm.options or None,
+            why=f"{arm}, {decision.why} ({decision.workload})",
+        )
+
+
+def _why_not(decision: Decision, device: str) -> str | None:
+    """Return why what was decided can't be used here; nothing where it can."""
+    registry = registry_in_use()
+    name = decision.arm.backend
+    if name == NAME:
+        return "it can't be its own choice"
+    try:
+        origin = registry.require(name, device).origin
+    except InputError as error:
+        return str(error)
+    then = decision.place.versions.get(origin.distribution or "")
+    if then is not None and then != origin.version:
+        return f"that was with {origin.distribution} {then}, and here is {origin.version}"
+    return None
+
+
+def _note(problem: str) -> None:
+    compile_log.note(compile_log.Record(asked=NAME, ran=FALLBACK, why=problem))
+
+
+auto = Auto(NAME)

@@ -1,0 +1,56 @@
+"""The times of a race: of backends that took turns, and of those that were timed apart."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from backbay.race.record import EAGER
+from backbay.timing import stats
+from backbay.timing.interval import Interval
+
+Samples = Mapping[str, Sequence[float]]
+"""Backend to milliseconds a call, one sample a round."""
+
+
+class Times(Mapping[str, Sequence[float]]):
+    """Backend to its samples, in groups; who is in one group was timed in the same rounds.
+
+    Each group holds eager, by which those of different groups are compared.
+    """
+
+    def __init__(self, groups: Sequence[Samples] = ()) -> None:
+        self._groups = tuple(x for x in groups if EAGER in x)
+
+    def __getitem__(self, name: str) -> Sequence[float]:
+        """Return a backend's samples; eager's are those of the first group."""
+        return self._group(name)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(dict.fromkeys(name for group in self._groups for name in group))
+
+    def __len__(self) -> int:
+        """Return the number of backends."""
+        return len(list(iter(self)))
+
+    def without(self, name: str) -> "Times":
+        """Return the times of all others."""
+        return Times([{x: y for x, y in group.items() if x != name} for group in self._groups])
+
+    def eagers(self, name: str) -> Sequence[float]:
+        """Return eager's samples of the rounds that a backend was timed in."""
+        return self._group(name)[EAGER]
+
+    def ratio(self, numerator: str, denominator: str) -> tuple[float, Interval]:
+        """Return how many times as fast the second is as the first."""
+        for group in self._groups:
+            if numerator in group and denominator in group:
+                return stats.ratio(group[numerator], group[denominator])
+        return stats.ratio_beside(
+            *(self[numerator], self.eagers(numerator)),
+            *(self[denominator], self.eagers(denominator)),
+        )
+
+    def _group(self, name: str) -> Samples:
+        for group in self._groups:
+            if name in group:
+                return group
+        raise KeyError(name)
