@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._decomp import get_decompositions
@@ -21,7 +21,7 @@ class OpenVINO(Engine):
     name = "backbay_openvino"
     engine = "openvino"
     # OpenVINO's own give the first of their results only; training reads the others too.
-    decompositions = {
+    decompositions: ClassVar = {
         **core_aten(),
         **get_decompositions([aten.native_layer_norm, aten.native_group_norm]),
     }
@@ -66,7 +66,9 @@ def _converted(program: Program) -> Any:
     decoder = TorchFXPythonDecoder(program.graph_module)  # convert() calls it
     model = frontend.convert(frontend.load(decoder))
     for given, value in zip(model.inputs, program.inputs, strict=True):
-        given.get_node().set_element_type(Type(shared_array(torch.empty(0, dtype=value.dtype)).dtype))
+        given.get_node().set_element_type(
+            Type(shared_array(torch.empty(0, dtype=value.dtype)).dtype)
+        )
         given.get_node().set_partial_shape(PartialShape(list(value.shape)))
     model.validate_nodes_and_infer_types()
     return model

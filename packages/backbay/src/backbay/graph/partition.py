@@ -210,9 +210,7 @@ def _repeat_constants(graph_module: GraphModule) -> None:
             graph_module.graph.erase_node(node)
 
 
-def _refused(
-    graph_module: GraphModule, supports: Supports, *, constants: bool
-) -> dict[Node, str]:
+def _refused(graph_module: GraphModule, supports: Supports, *, constants: bool) -> dict[Node, str]:
     """Return each node that the compiler does not take, with the reason."""
     refused = dict[Node, str]()
     for node in graph_module.graph.nodes:

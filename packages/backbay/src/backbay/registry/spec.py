@@ -34,6 +34,17 @@ _WRITTEN_TOGETHER = (
 )
 """Scripts of one text: Unicode TS 39, "highly restrictive"."""
 
+OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "float": (float, int),
+    "str": (str,),
+    "list": (list,),
+    "dict": (dict,),
+    "any": (object,),
+}
+"""What an option's type is called, and what its values may be."""
+
 CompilerFn = Callable[..., Callable[..., Any]]
 """``(GraphModule, list[Tensor]) -> Callable``: what torch.compile calls a backend."""
 
