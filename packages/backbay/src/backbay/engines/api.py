@@ -169,7 +169,10 @@ def _installed(engine: Engine, environment: EngineEnvironment) -> list[BackendSp
 
 
 def _loaded(environment: EngineEnvironment) -> list[Loaded]:
-    return environment.found("loaded", list[Loaded]) or []
+    found = environment.found("loaded", list[Loaded]) or []
+    # Where it is kept is nobody's business on a page.
+    here = str(environment.folder)
+    return [msgspec.structs.replace(x, error=x.error.replace(here, "...")) for x in found]
 
 
 def _report(engines: Sequence[Engine], plan: Plan, names: Sequence[str]) -> Report:
