@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._decomp import get_decompositions
@@ -21,7 +21,7 @@ class OpenVINO(Engine):
     name = "backbay_openvino"
     engine = "openvino"
     # OpenVINO's own give the first of their results only; training reads the others too.
-    decompositions = {
+    decompositions: ClassVar = {
         **core_aten(),
         **get_decompositions([aten.native_layer_norm, aten.native_group_norm]),
     }

@@ -30,9 +30,9 @@ MEASURED = (9, 0)
 
 SIZE = 7
 """Height and width of filters for which the kernels were measured to be faster than cuDNN's
-(``benchmarks/depthwise.py``)."""
+(``benchmarks/conditions.py``, ``depthwise``)."""
 
-PAYS_FROM = 2**22
+PAYS_FROM = 2**21
 """Elements of a result from which they were."""
 
 _IMAGE = 4
@@ -89,10 +89,15 @@ def plan(width: int, channels: int, stride: int = 1) -> Plan:
 
     ``stride`` is what ``across`` must be a multiple of.
     """
-    across = 7 if width % 7 == 0 and stride == 1 else 8
-    if channels % 64 == 0:
-        return Plan(across, 8, 64)
-    return Plan(across, 16, 32)
+    found = [x for x in _TIMES if x % stride == 0] or [stride]
+    across = min(found, key=lambda x: _TIMES.get(x, 1.0) * x * -(-width // x))
+    if channels % 64:
+        return Plan(across, 16, 32)
+    return Plan(across, 8, 64)
+
+
+_TIMES = {14: 1.0, 8: 1.1, 7: 1.15, 4: 1.35}
+"""Pixels of a strip, to how long each takes, about."""
 
 
 # 3. Launching

@@ -23,7 +23,7 @@ from backbay.verify.record import Report as VerifyReport
 Tell = Callable[[str, str, str, str], None]
 """Called with engine, step, what is going on, and nothing."""
 
-_BASE = "install-base"
+_BASE, _MODELS = "install-base", "install-models"
 _NO_LINE = "no pip line that installs it is catalogued"
 
 
@@ -82,7 +82,7 @@ def run(
         InputError: a name is not known, or there is no line that installs it.
         Interrupted: by Ctrl-C; it has the report of what was found, before this run too.
     """
-    engines = selection.chosen(registry, names)
+    engines = selection.chosen(registry, names, plan.torch)
     try:
         for engine in engines:
             _try(engine, plan, registry, tell)
@@ -104,7 +104,7 @@ def _try(engine: Engine, plan: Plan, registry: Registry, tell: Tell) -> None:
     say("venv", "making the environment")
     if not environment.make():
         raise InputError(f"no environment could be made: see {environment.folder / 'venv.log'}")
-    say("base", f"torch {plan.torch}, Backbay and models")
+    say("base", f"torch {plan.torch} and Backbay")
     environment.install(_BASE, "", selection.base(here), limits.install_s)
     base = environment.installed(_BASE)
     if base is None or base.why_not:
@@ -125,7 +125,11 @@ def _try(engine: Engine, plan: Plan, registry: Registry, tell: Tell) -> None:
     environment.ask("loaded", arguments, (seconds + 30.0) * len(backends))
     works = [x.backend for x in _loaded(environment) if x.works]
     adapters = [x.name for x in engine.backends if x.name in works and selection.is_adapter(x)]
-    for step, text, module in _questions(works, adapters, plan) if works else ():
+    if not works:
+        return
+    say("models", "transformers and timm")
+    environment.install(_MODELS, "", selection.models(here), limits.install_s)
+    for step, text, module in _questions(works, adapters, plan):
         say(step, text)
         allowed = limits.conformance_s if step.startswith("conform") else limits.model_s
         environment.ask(step, module, allowed * len(works))
@@ -185,6 +189,7 @@ def _report(engines: Sequence[Engine], plan: Plan, names: Sequence[str]) -> Repo
         torch=plan.torch,
         command=shlex.join(command),
         rows=tuple(row for x in engines for row in rows(x, plan.environment(x))),
+        notes=tuple(note for x in engines for note in _notes(x, plan.environment(x))),
     )
 
 
@@ -220,6 +225,13 @@ def rows(engine: Engine, environment: EngineEnvironment) -> Iterator[Row]:
             )
 
 
+def _notes(engine: Engine, environment: EngineEnvironment) -> Iterator[str]:
+    for workload in WORKLOADS:
+        report = environment.found(_step("race", workload), RaceReport)
+        for note in report.notes if report is not None else ():
+            yield f"{engine.name}, {workload}: {note}"
+
+
 def _cases(backend: str, verified: Mapping[str, VerifyReport | None]) -> Iterator[Case]:
     for model, report in verified.items():
         record = next((x for x in report.results if x.backend == backend), None) if report else None
@@ -248,7 +260,7 @@ def _speeds(backend: str, raced: Mapping[str, RaceReport | None]) -> Iterator[Sp
                 yield Speed(
                     workload=workload,
                     status=x.status,
-                    reason=x.reason,
+                    reason="; ".join([x.reason, *x.notes]) if x.status != "ok" else "",
                     to_eager=x.ratio_to_eager,
                     to_eager_ci=x.ratio_to_eager_ci,
                     to_inductor=x.ratio_to_inductor,

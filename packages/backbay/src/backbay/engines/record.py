@@ -103,6 +103,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     """What makes this report again."""
     rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    """What the races say of their times, each with its engine and workload."""
     partial: bool = False
     """Whether it was interrupted: what is missing was not tried."""
 

@@ -429,17 +429,21 @@ def _problems(cls: Any) -> Iterator[str]:
                 f"{one.name} runs after AOTAutograd, and compile() is to get Dynamo's graph, which "
                 "is before it: set level = 'aten'"
             )
+    yield from _graph_problems(cls)
+    if cls.supports is not None and (cls.compile is None or cls.level != "aten"):
+        yield (
+            "supports says which regions of a functional graph compile() gets: define "
+            "compile(self, graph_module, example_inputs), and set level = 'aten'"
+        )
+
+
+def _graph_problems(cls: Any) -> Iterator[str]:
     strange_kind = next((x for x in cls.graphs if x not in GRAPHS), None)
     if strange_kind is not None:
         yield f"graphs has {', '.join(map(repr, GRAPHS))}, not {strange_kind!r}"
     if tuple(cls.graphs) != GRAPHS and (cls.compile is None or cls.level != "aten"):
         yield (
             "graphs says which functional graphs compile() takes: define "
-            "compile(self, graph_module, example_inputs), and set level = 'aten'"
-        )
-    if cls.supports is not None and (cls.compile is None or cls.level != "aten"):
-        yield (
-            "supports says which regions of a functional graph compile() gets: define "
             "compile(self, graph_module, example_inputs), and set level = 'aten'"
         )
 

@@ -172,13 +172,15 @@ class Engine(Backend):
         tensors = tensors_in(values)
         if self.symbols == "elsewhere" and any(map(is_symbolic, [*values, *tensors])):
             return "has a size that changes"
-        for tensor in tensors:
-            if tensor.dtype not in self.dtypes:
-                return _dtype_reason(tensor.dtype)
-            if tensor.device.type not in self.devices:
-                return f"runs on {tensor.device.type}"
-            if tensor.layout != torch.strided:
-                return f"has the layout {tensor.layout}"
+        return next(filter(None, map(self._refused_tensor, tensors)), "")
+
+    def _refused_tensor(self, tensor: torch.Tensor) -> str:
+        if tensor.dtype not in self.dtypes:
+            return f"computes in {_named(tensor.dtype)}"
+        if tensor.device.type not in self.devices:
+            return f"runs on {tensor.device.type}"
+        if tensor.layout != torch.strided:
+            return f"has the layout {_named(tensor.layout)}"
         return ""
 
     def _aten_codegen(self, own: Mapping[str, Any], kind: GraphKind) -> Codegen:
@@ -202,11 +204,10 @@ class Engine(Backend):
         if not floats or any(dtype in self.dtypes for _, dtype in floats):
             return
         node, dtype = floats[0]
-        known = ", ".join(str(x).removeprefix("torch.") for x in self.dtypes if x.is_floating_point)
+        known = ", ".join(_named(x) for x in self.dtypes if x.is_floating_point)
         place = user_line(node) or first_line(graph_module.graph)
         raise InputError(
-            f"{self.__name__} computes in {known}, and this graph in "
-            f"{str(dtype).removeprefix('torch.')} ({place})"
+            f"{self.__name__} computes in {known}, and this graph in {_named(dtype)} ({place})"
         )
 
     def _aot(self, *arguments: Any) -> Codegen:
@@ -229,8 +230,8 @@ def core_aten() -> Mapping[Any, Any]:
     return {**core_aten_decompositions()}
 
 
-def _dtype_reason(dtype: torch.dtype) -> str:
-    return f"computes in {str(dtype).removeprefix('torch.')}"
+def _named(value: torch.dtype | torch.layout) -> str:
+    return str(value).removeprefix("torch.")
 
 
 class _Region:

@@ -18,6 +18,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """Build the workload and throw it away: does its function work?"""
 
     setup: WorkloadSetup
+    backends: tuple[str, ...] | None = None
+    """To be loaded, too; then a model object was given, and is to be rebuilt alike."""
 
 
 class Proving(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +42,8 @@ class Try(msgspec.Struct, frozen=True, kw_only=True, tag="try"):
     backend: str
     digest: str
     proving: Proving
+    reference: str | None = None
+    """What the backend is known by, if not by its name."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
@@ -50,6 +54,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """File with the values of the inputs; the workload's own if there is none."""
     fresh: bool = False
     """Whether the inputs are at other addresses than before."""
+
+
+class CallRow(msgspec.Struct, frozen=True, kw_only=True, tag="call_row"):
+    """Call several times in a row, each from the state that the last one left, and hold it all."""
+
+    inputs: tuple[str | None, ...]
+    """As for `Call`, one for each."""
 
 
 class Hand(msgspec.Struct, frozen=True, kw_only=True, tag="hand"):
@@ -74,6 +85,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     setup: WorkloadSetup
     backends: tuple[str, ...]
     digest: str
+    references: dict[str, str] = {}
+    """Backend to what it is known by, if not by its name."""
     inputs: tuple[str, ...] = ()
     """Files with further sets of inputs, after the workload's own."""
 
@@ -86,7 +99,7 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
     calls: int
 
 
-Request = Load | Try | Call | Hand | Finish | Capture | Open | Renew | Block
+Request = Load | Try | Call | CallRow | Hand | Finish | Capture | Open | Renew | Block
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
@@ -94,6 +107,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
 
     workload: str
     """Its canonical name."""
+    likeness: str = ""
+    """Of its values and code, where backends were to be loaded, too."""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
@@ -136,6 +151,7 @@ SERVICE = Service[Request, Reply](
         Load: Loaded,
         Try: Done,
         Call: Done,
+        CallRow: Done,
         Hand: Done,
         Finish: Finished,
         Capture: Captured,

@@ -78,6 +78,11 @@ class Trial:
         with self._context():
             self._runs.call(self._compiled(), inputs, fresh=fresh)
 
+    def call_in_a_row(self, sets: Sequence[Inputs | None]) -> None:
+        """Call once with each set of inputs, each from the state that the last one left."""
+        with self._context():
+            self._runs.call_in_a_row(self._compiled(), sets)
+
     def hand(self, path: Any, picked: int | None) -> None:
         """Write what the last call gave to a file."""
         self._runs.hand(path, picked)

@@ -63,13 +63,13 @@ def _timed(steps: Sequence[Callable[[], Any]], device: torch.device) -> tuple[fl
 def _cuda_timed(others: Sequence[Callable[[], Any]], last: Callable[[], Any]) -> tuple[float, Any]:
     start, end = _event(), _event()
     synchronize()
-    _RECORD(start)  # type: ignore[no-untyped-call] # torch has no stub
+    _RECORD(start)
     for step in others:
         step()
     result = last()
-    _RECORD(end)  # type: ignore[no-untyped-call] # torch has no stub
+    _RECORD(end)
     synchronize()
-    return float(_ELAPSED_MS(start, end)) / 1e3, result  # type: ignore[no-untyped-call] # torch has no stub
+    return float(_ELAPSED_MS(start, end)) / 1e3, result
 
 
 def _event() -> Event:
