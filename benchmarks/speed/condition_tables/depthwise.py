@@ -29,14 +29,14 @@ def depthwise() -> Iterator[str]:
             normal(images, channels, side, side).to(memory_format=torch.channels_last)
             for _ in range(2)
         )
-        w, b = normal(channels, 1, size, size), normal(channels)
+        w = normal(channels, 1, size, size)
         how = ([1, 1], [size // 2] * 2)
         yield row(
             f"{images}x{channels}x{side}x{side} by {size}x{size}",
             *compared(
                 [
-                    micros(lambda: kernel.reference(x, w, b, *how)),  # noqa: B023 (called here)
-                    micros(lambda: kernel.depthwise_convolution(x, w, b, *how)),  # noqa: B023
+                    micros(lambda: kernel.reference(x, w, None, *how)),  # noqa: B023 (called here)
+                    micros(lambda: kernel.depthwise_convolution(x, w, None, *how)),  # noqa: B023
                 ]
             ),
             *compared(

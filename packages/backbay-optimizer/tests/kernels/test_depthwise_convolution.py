@@ -1,0 +1,139 @@
+"""Depthwise convolutions on the CPU: reference, registration, kernels in Triton's interpreter."""
+
+import importlib.util
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from backbay_optimizer.kernels import depthwise_convolution as module  # noqa: E402
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def inputs(dtype, *shape, size=3):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*sizes):
+        return torch.randn(sizes, generator=generator, dtype=torch.float64).to(dtype)
+
+    x = draw(*shape).contiguous(memory_format=torch.channels_last)
+    return x, draw(shape[1], 1, size, size), draw(shape[1])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_the_operator_strays_from_float64(dtype):
+    x, weight, bias = inputs(dtype, 2, 5, 8, 7)
+    y = module.depthwise_convolution(x, weight, bias, [2, 1], [1, 0])
+    wanted = module.reference(x.double(), weight.double(), bias.double(), [2, 1], [1, 0])
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(y.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_gradients_are_not_those_of_the_function():
+    given = [t.requires_grad_() for t in inputs(torch.float64, 2, 3, 5, 4)]
+
+    def plain(*tensors):
+        return module.depthwise_convolution(*tensors, [1, 2], [1, 1])
+
+    assert torch.autograd.gradcheck(plain, given)
+    x, weight, _ = given
+    assert torch.autograd.gradcheck(lambda x: plain(x, weight.detach(), None), (x,))
+
+
+def test_torch_finds_fault_in_the_registration():
+    given = [t.requires_grad_() for t in inputs(torch.float32, 2, 3, 5, 4)]
+    x, weight, bias = given
+    y = module.depthwise_convolution(*given, [1, 1], [1, 1]).detach()
+    operators = torch.ops.backbay
+    torch.library.opcheck(
+        operators.depthwise_convolution.default, (x, weight, bias, [1, 1], [1, 1])
+    )
+    torch.library.opcheck(
+        operators.depthwise_convolution_input.default,
+        (y, x.detach(), weight.detach(), [1, 1], [1, 1]),
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_program_breaks_or_differs(dynamic):
+    def program(x, weight, bias):
+        return module.depthwise_convolution(x * 2, weight, bias, [1, 1], [1, 1]).sin()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for side in (5, 6):
+        given = [t.requires_grad_() for t in inputs(torch.float32, 2, 4, side, 7)]
+        found, wanted = (f(*given) for f in (compiled, program))
+        torch.testing.assert_close(found, wanted)
+        assert found.stride() == wanted.stride()
+        gradients = [torch.autograd.grad(y.sum(), given) for y in (found, wanted)]
+        torch.testing.assert_close(*gradients)
+
+
+def test_importing_the_module_imports_triton(run_python):
+    done = run_python("""
+        import sys
+        import backbay_optimizer.kernels.depthwise_convolution
+        print("triton" in sys.modules)
+    """)
+    assert done.stdout.split() == ["False"]
+
+
+INTERPRETED = """
+    import torch
+    from hypothesis import given, settings, strategies as st
+    from torch.testing import assert_close
+    from backbay_optimizer.kernels import depthwise_convolution as module
+    from backbay_optimizer.kernels import depthwise_convolution_device as device
+
+    settings.register_profile("few", deadline=None, max_examples=25, derandomize=True)
+    settings.load_profile("few")
+
+    @given(st.data())
+    def check(data):
+        draw = data.draw
+        dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+        tolerance = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
+        size = draw(st.sampled_from([(3, 3), (5, 3), (7, 7), (2, 4)]))
+        stride = draw(st.sampled_from([(1, 1), (2, 2), (1, 2)]))
+        padding = tuple(draw(st.integers(0, n - 1)) for n in size)
+        images, channels = draw(st.integers(0, 2)), draw(st.sampled_from([1, 4, 5, 8]))
+        sides = [draw(st.integers(n, 11)) for n in size]
+        torch.manual_seed(draw(st.integers(0, 9)))
+        x = torch.randn(images, channels, *sides).to(dtype)
+        if draw(st.booleans()):
+            x = x.contiguous(memory_format=torch.channels_last)
+        weight = torch.randn(channels, 1, *size).to(dtype)
+        bias = torch.randn(channels).to(dtype) if draw(st.booleans()) else None
+        plans = [None, module.Plan(4, 2, 4), module.Plan(2, 4, 2), module.Plan(8, 2, 8)]
+        plan = draw(st.sampled_from(plans))
+        how = stride, padding
+        y = module.launch(device.depthwise_kernel, x, weight, bias, *how, plan)
+        wide = [None if t is None else t.double() for t in (x, weight, bias)]
+        wanted = module.reference(*wide, *how)
+        assert y.shape == wanted.shape
+        assert_close(y.double(), wanted, rtol=tolerance, atol=tolerance)
+        dy = torch.randn_like(y)
+        dx = module.launch_input(device.depthwise_input_kernel, dy, x, weight, *how, plan)
+        wanted = module.reference_input(dy.double(), *wide[:2], *how)
+        assert_close(dx.double(), wanted, rtol=tolerance, atol=tolerance)
+
+    check()
+    print("right")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernels_are_wrong_in_tritons_interpreter(run_python, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    done = run_python(INTERPRETED)
+    assert done.stdout.endswith("right\n"), done.stderr[-2000:]
+
+
+def test_a_plan_is_no_power_of_two_or_no_multiple_of_a_stride():
+    for width in (1, 7, 12, 14, 16, 56, 97):
+        for stride in (1, 2, 3, 5):
+            plan = module.plan(width, 96, stride)
+            assert plan.across % stride == 0
+            assert plan.block_r & (plan.block_r - 1) == plan.block_c & (plan.block_c - 1) == 0
