@@ -128,7 +128,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch
 
     def started(
-        service: Service[Any, Any], environment: Mapping[str, str]
+        service: Service[Any, Any], environment: Mapping[str, str], _path: object = None
     ) -> LocalClient[Any, Any]:
         module, _, attribute = service.handler.partition(":")
         handler = getattr(importlib.import_module(module), attribute)()

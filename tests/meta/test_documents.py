@@ -9,7 +9,15 @@ from click.testing import CliRunner
 
 from backbay.cli import main
 from backbay.explain import record as explained
-from backbay.race.record import Decision, Machine, Report, Result, Settings, VerdictRecord
+from backbay.race.record import (
+    Decision,
+    LeftToTorch,
+    Machine,
+    Report,
+    Result,
+    Settings,
+    VerdictRecord,
+)
 from backbay.verify import record as verified
 
 ROOT = Path(__file__).parents[2]
@@ -87,5 +95,5 @@ def test_every_key_of_a_verification_is_documented():
 
 def test_every_key_of_the_race_report_is_documented():
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "json.md").read_text()))
-    for record in (Report, Result, Decision, VerdictRecord, Machine, Settings):
+    for record in (Report, Result, Decision, VerdictRecord, Machine, Settings, LeftToTorch):
         assert set(record.__struct_fields__) <= documented

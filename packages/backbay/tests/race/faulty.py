@@ -142,3 +142,41 @@ def different_each_time():
     generator = torch.Generator()
     generator.seed()
     return Small(), (torch.randn(64, 16, generator=generator),)
+
+
+class Counter(torch.nn.Module):
+    """What it returns depends on the calls before, as a cache of keys and values has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 4)
+        self.register_buffer("seen", torch.zeros(16))
+
+    def forward(self, x):
+        self.seen.add_(x.mean(0))
+        return self.linear(x + self.seen)
+
+
+def with_state():
+    return Counter(), (torch.randn(64, 16),)
+
+
+def folds_buffers(graph_module, example_inputs):
+    """Takes what buffers held when it compiled for constants; it still changes them."""
+    first = [
+        x.detach().clone() if isinstance(x, torch.Tensor) and not x.requires_grad else None
+        for x in example_inputs
+    ]
+
+    def call(*args):
+        folded = [
+            x if old is None or x.dim() != 1 else old.clone()
+            for x, old in zip(args, first, strict=True)
+        ]
+        results = graph_module(*folded)
+        for x, other in zip(args, folded, strict=True):
+            if x is not other:
+                x.copy_(other)
+        return results
+
+    return call

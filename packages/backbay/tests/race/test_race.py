@@ -81,7 +81,7 @@ def test_a_death_while_timing_costs_the_guilty_only(whole):
     assert found["aot_eager"]["status"] == "ok"
     assert found["aot_eager"]["median_ms"] is not None
     assert any("process of its own" in note for note in found[OFTEN]["notes"])
-    assert found["aot_eager"]["notes"] == found["eager"]["notes"] == []
+    assert not any("process of its own" in note for note in found["aot_eager"]["notes"])
 
 
 def test_eager_is_always_in_the_race_and_torchs_names_work(whole):

@@ -335,6 +335,72 @@ WAITING = {
 }
 
 
+POOLS = {
+    "asks for the result": "errors.append(pool.submit(look_up, 'self').exception(20))",
+    "waits for several": """
+        asked = [pool.submit(look_up, "self") for _ in range(3)]
+        errors += [x.exception() for x in concurrent.futures.wait(asked, 20).done]
+    """,
+    "takes them as they come": """
+        asked = [pool.submit(look_up, "self") for _ in range(2)]
+        errors += [x.exception() for x in concurrent.futures.as_completed(asked, 20)]
+    """,
+    "maps": """
+        try:
+            list(pool.map(look_up, ["self", "self"], timeout=20))
+        except Exception as error:
+            errors.append(error)
+    """,
+    "leaves the pool": """
+        with pool:
+            asked = pool.submit(look_up, "self")
+        errors.append(asked.exception())
+    """,
+}
+
+
+@pytest.mark.parametrize("how", POOLS)
+def test_a_plugin_whose_pool_needs_the_plugin_is_told_so(how, plugin, registry):
+    plugin(
+        "self",
+        f"""
+        import concurrent.futures
+        {FN.splitlines()[0]}
+            return gm.forward
+        errors, look_up = [], registry.lookup_backend
+        pool = concurrent.futures.ThreadPoolExecutor(2)
+        {textwrap.indent(textwrap.dedent(POOLS[how]), "        ").strip()}
+        for error in errors:
+            assert "looked up while it is being loaded" in str(error), error
+        assert errors
+        """,
+    )
+    began = time.monotonic()
+    assert callable(registry.lookup_backend("self"))
+    assert time.monotonic() - began < 15, "the pool waited for the one that waits for it"
+
+
+def test_who_waits_for_a_load_that_stands_still_gives_up(plugin, registry, monkeypatch):
+    monkeypatch.setattr("backbay.registry.loading._PATIENCE_S", 0.5)
+    plugin(
+        "self",
+        f"""
+        {FN.splitlines()[0]}
+            return gm.forward
+        from multiprocessing.pool import ThreadPool
+        pool = ThreadPool(1)
+        try:
+            pool.apply_async(registry.lookup_backend, ("self",)).get(20)
+        except backbay.BackbayError as error:
+            told = str(error)
+        """,
+    )
+    began = time.monotonic()
+    assert callable(registry.lookup_backend("self"))
+    assert time.monotonic() - began < 15
+    assert "looked up while it is being loaded" in sys.modules["self_plugin"].told
+
+
 @pytest.mark.parametrize("how", WAITING)
 def test_a_plugin_that_awaits_a_thread_that_needs_the_plugin_is_told_so(how, plugin, registry):
     plugin(

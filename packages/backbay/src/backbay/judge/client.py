@@ -24,7 +24,8 @@ from backbay.workloads.setup import WorkloadSetup
 FURTHER_SETS = 3
 """Sets of inputs beside the workload's own. The last one is not shown before timing has ended."""
 
-OpenSession = Callable[[], Session[Request, Reply]]
+JudgeSession = Session[Request, Reply]
+OpenSession = Callable[[], JudgeSession]
 
 
 def secret() -> int:

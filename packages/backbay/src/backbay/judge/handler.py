@@ -74,6 +74,8 @@ class JudgeHandler:
             draws_random=golden.draws_random,
             math_attention=golden.math_attention,
             changes_state=bool(golden.eager.changed),
+            state_matters=bank.state_matters,
+            row=bank.row_sets,
             notes=(*golden.notes, *bank.notes, *([_RANDOM] if golden.draws_random else [])),
         )
 
@@ -91,6 +93,9 @@ class JudgeHandler:
 
     def _proof(self, piece: Piece) -> Proof:
         golden = self._bank.goldens[piece.inputs]
+        if piece.row:
+            assert self._bank.row is not None, "who asks was told so"
+            golden = self._bank.row
         if piece.picked is not None and not piece.inputs:
             golden = golden.picked(piece.picked)
         eager = evidence.portable(golden.eager)
@@ -102,6 +107,11 @@ class JudgeHandler:
             return _unreadable(error)
         finally:
             Path(piece.path).unlink(missing_ok=True)
+        if piece.timed and eager.changed:  # from which state it began, nobody knows
+            eager, truth, outcome = (
+                dataclasses.replace(x, changed={}) for x in (eager, golden.truth, outcome)
+            )
+            golden = dataclasses.replace(golden, truth=truth)
         return dataclasses.replace(golden, eager=eager).judge(outcome)
 
 

@@ -39,6 +39,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """Which call it was, for the verdict."""
     picked: int | None = None
     """What the elements were drawn from that were handed on; all were if there is none."""
+    row: bool = False
+    """Whether it was two calls in a row."""
     timed: bool = False
     """Whether it was called while a clock ran: then nobody looked at the parameters."""
 
@@ -70,7 +72,11 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     draws_random: bool
     math_attention: bool
     changes_state: bool
-    """Whether a step changes buffers or inputs: the next one then gives something else."""
+    """Whether a step changes buffers or inputs."""
+    state_matters: bool
+    """Whether the next one then gives something else."""
+    row: tuple[int, ...]
+    """Which sets of inputs calls in a row have that can be judged; none if they can't."""
     notes: tuple[str, ...]
 
 

@@ -12,6 +12,7 @@ import torch
 from backbay.proof import Outcome, Step, Workload, evidence
 from backbay.proof.bank import Inputs, elsewhere, inputs_of
 from backbay.proof.outcome import outcome_of, outcome_of_last
+from backbay.proof.sequence import each, in_a_row
 from backbay.proof.tree import leaves
 from backbay.timing.device import synchronize
 from backbay.timing.memory import peak_bytes, reset_peak
@@ -80,6 +81,18 @@ class Runs:
             put(self.step, self._own)
         self._hold(outcome, outputs[-1])
         return Ran(**spent)
+
+    def call_in_a_row(self, compiled: Callable[..., Any], sets: Sequence[Inputs | None]) -> None:
+        """Call once with each set of inputs, and hold what all of them gave.
+
+        Each call begins from the state that the last one left.
+        """
+        step = self.step
+        row = in_a_row(step.workload, [self._own if x is None else x for x in sets])
+        self.put_state()
+        self._held = outcome_of(
+            each(compiled), Step(row, train=step.train, seed=step.seed), seed=step.seed
+        )
 
     def hold_last(self, output: Any, step: Step, before: list[torch.Tensor]) -> None:
         """Hold what a step gave that somebody else called and timed."""

@@ -5,16 +5,19 @@ were drawn from.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 import torch
 
+from backbay.causes import one_line
 from backbay.proof.copying import copied
 from backbay.proof.golden import FORMAT, Golden
 from backbay.proof.making import make_golden, make_golden_alike
+from backbay.proof.outcome import outcome_of, unchanged
+from backbay.proof.sequence import in_a_row
 from backbay.proof.step import Step
 from backbay.proof.tree import mapped
 from backbay.workloads.workload import Workload
@@ -42,6 +45,12 @@ class Bank:
     inputs: tuple[Inputs, ...]
     seeds: tuple[int, ...]
     """From which the parts that are kept were drawn, set by set; the first set has all of them."""
+    row: Golden | None = None
+    """Of two calls in a row, of a model that changes its state or draws random numbers."""
+    row_sets: tuple[int, ...] = ()
+    """Which sets of inputs they have."""
+    state_matters: bool = False
+    """Whether what a call gives depends on the state that earlier ones left."""
     notes: tuple[str, ...] = ()
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -51,6 +60,9 @@ class Bank:
             "goldens": [x.content() for x in self.goldens],
             "inputs": [list(x) for x in self.inputs],
             "seeds": list(self.seeds),
+            "row": None if self.row is None else self.row.content(),
+            "row_sets": list(self.row_sets),
+            "state_matters": self.state_matters,
             "notes": list(self.notes),
         }
         torch.save(content, path)
@@ -65,6 +77,9 @@ class Bank:
             goldens=tuple(Golden.of_content(x) for x in content["goldens"]),
             inputs=tuple(map(tuple, content["inputs"])),
             seeds=tuple(content["seeds"]),
+            row=None if content["row"] is None else Golden.of_content(content["row"]),
+            row_sets=tuple(content["row_sets"]),
+            state_matters=content["state_matters"],
             notes=tuple(content["notes"]),
         )
 
@@ -94,7 +109,48 @@ def make_bank(workload: Workload, *, train: bool, seed: int, seeds: Sequence[int
         goldens.append(further.picked(drawn))
         inputs.append(inputs_of(other, train=train))
         used.append(drawn)
-    return Bank(goldens=tuple(goldens), inputs=tuple(inputs), seeds=tuple(used), notes=tuple(notes))
+    row, row_sets = None, (0, 1 if len(inputs) > 2 else 0)  # noqa: PLR2004 (the last is a secret)
+    if golden.eager.changed or golden.draws_random:
+        try:
+            calls = in_a_row(workload, [inputs[i] for i in row_sets])
+            row = make_golden(calls, train=train, seed=seed)
+        except Exception as error:  # noqa: BLE001 (what one call takes, two may not)
+            notes.append(f"two calls in a row could not be judged: {one_line(error)}")
+        if row is not None and row.reduced:
+            row = None
+            notes.append("two calls in a row could not be judged: their float64 truth does not fit")
+    return Bank(
+        goldens=tuple(goldens),
+        inputs=tuple(inputs),
+        seeds=tuple(used),
+        row=row,
+        row_sets=row_sets if row is not None else (),
+        state_matters=_state_matters(workload, golden, train=train, seed=seed),
+        notes=tuple(notes),
+    )
+
+
+def _state_matters(workload: Workload, golden: Golden, *, train: bool, seed: int) -> bool:
+    """Whether eager gives something else where an earlier call has changed its state."""
+    if not golden.eager.changed or golden.draws_random:
+        return False
+    step = Step(workload, train=train, seed=seed)
+    if any(name in golden.eager.changed for name, _ in step.inputs):
+        return True
+    with unchanged(step):
+        step(workload.model)
+        later = outcome_of(workload.model, step, seed=seed)
+    return not (
+        _same(golden.eager.tensors, later.tensors)
+        and _same(golden.eager.gradients, later.gradients)
+    )
+
+
+def _same(one: Mapping[str, torch.Tensor | None], other: Mapping[str, torch.Tensor | None]) -> bool:
+    return one.keys() == other.keys() and all(
+        x is y if x is None or y is None else torch.equal(x, y)
+        for x, y in ((one[name], other[name]) for name in one)
+    )
 
 
 def inputs_of(workload: Workload, *, train: bool) -> Inputs:

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime as dt
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,22 +10,24 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from backbay.choose import Store
 from backbay.dependencies import check_installed
 from backbay.errors import InputError, Interrupted, WorkloadInvalid
 from backbay.judge.requests import SERVICE as JUDGE
 from backbay.race import field
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER
+from backbay.race.keeping import keep
 from backbay.race.record import Report, Settings
 from backbay.race.remedies import with_remedy
-from backbay.race.requests import SERVICE, Load, Reply, Request
+from backbay.race.requests import SERVICE, Load, Loaded, Reply, Request
 from backbay.race.timing import Limits
 from backbay.race.workload_race import Sessions, Tell, WorkloadRace
 from backbay.ranges import check_seconds, check_seed
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
 from backbay.reporting import machine
-from backbay.session import Lost, Refused, Session
+from backbay.session import Lost, NoReply, Refused, Session
 from backbay.workloads.reference import DEFAULT, check, parse
 from backbay.workloads.setup import (
     Mode,
@@ -67,6 +70,7 @@ def run(
     size: str | None = None,
     seed: int = 0,
     limits: Limits | None = None,
+    store: Store | None = None,
     registry: Registry = default_registry,
     tell: Tell = lambda *_: None,
 ) -> Report:
@@ -74,8 +78,9 @@ def run(
 
     Args:
         workloads: references (``decoder``, ``hf:llama``, ``timm:resnet50``, ``file.py:function``,
-            ``module:function``), each raced in child processes; or a `Workload` object, raced in
-            this process as it is.
+            ``module:function``), each raced in child processes; or a `Workload` object. One whose
+            name is such a reference, and that is built alike from it with this seed, is raced in
+            child processes, too, if they can import the backends; else in this one, as it is.
         backends: ``"all"``, or registered names, ``module:attribute`` or ``file.py:attribute``; for
             a `Workload` object also a mapping of names to compiler functions or registered names.
             ``all``, also among names, is every backend that is ready here and not tagged debug or
@@ -91,6 +96,7 @@ def run(
         size: of built-in workloads: ``tiny``, ``small`` or ``base``.
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
+        store: where decisions are kept, of races in child processes; none are if there is none.
         registry: where names are looked up.
         tell: called with workload, backend, what is going on, and how far it is (or nothing).
 
@@ -116,7 +122,8 @@ def run(
     entrants = _entrants(
         registry, backends, device, same_process=same_process, require_all=require_all
     )
-    sessions, notes = _sessions(workloads, backends, setups, registry)
+    sessions, notes, references = _sessions(workloads, backends, setups, registry, entrants)
+    same_process = references is None
     settings = Settings(
         backends=tuple(entrant.name for entrant in entrants),
         mode=mode,
@@ -126,13 +133,24 @@ def run(
     )
     races: list[WorkloadRace] = []
     try:
-        _race_all(races, setups, entrants, sessions, limits=limits, tell=tell)
+        _race_all(
+            races,
+            setups,
+            entrants,
+            sessions,
+            limits=limits,
+            tell=tell,
+            references=references or {},
+            capture=store is not None and not same_process,
+        )
     except KeyboardInterrupt as stopped:
         if not races:
             raise
         notes = (*notes, _INTERRUPTED.format(workload=races[-1].workload))
         report = _report(races, settings, registry, notes, same_process=same_process)
         raise Interrupted(msgspec.structs.replace(report, partial=True)) from stopped
+    if store is not None and not same_process:
+        notes = (*notes, *keep(races, store))
     return _report(races, settings, registry, notes, same_process=same_process)
 
 
@@ -150,6 +168,8 @@ def _race_all(
     *,
     limits: Limits,
     tell: Tell,
+    capture: bool,
+    references: Mapping[str, str],
 ) -> None:
     """Race every workload, one after the other; what they leave on disk is gone afterwards.
 
@@ -165,6 +185,8 @@ def _race_all(
                 sessions=sessions,
                 limits=limits,
                 tell=tell,
+                capture=capture,
+                references=references,
             )
             races.append(race)
             race.run()
@@ -201,27 +223,81 @@ def _sessions(
     backends: Backends,
     setups: Sequence[WorkloadSetup],
     registry: Registry,
-) -> tuple[Sessions, tuple[str, ...]]:
-    """Return how sessions are opened, and what a reader must know of it."""
-    if not isinstance(workloads, str | Sequence):
-        from backbay.judge.handler import JudgeHandler  # noqa: PLC0415 (torch is loaded: a model is)
-        from backbay.race.handler import RaceHandler  # noqa: PLC0415 (as above)
+    entrants: Sequence[field.Entrant],
+) -> tuple[Sessions, tuple[str, ...], Mapping[str, str] | None]:
+    """Return how sessions are opened, what a reader must know of it, and what backends are there.
 
-        given = backends if isinstance(backends, Mapping) else None
-        handler, reference = RaceHandler(workloads, given, registry), JudgeHandler(workloads)
-        sessions = Sessions(
-            reference=lambda: JUDGE.here(reference),
-            backends=lambda environment: SERVICE.here(handler, environment),
-        )
-        return sessions, (_IN_PROCESS,)
-    if isinstance(backends, Mapping):
-        raise InputError(
-            "compiler functions cannot travel to child processes: race a Workload object"
-        )
-    _preflight(setups)
+    The last is ``None`` where it is this process.
+    """
     disturbed = machine.disturbance()
-    sessions = Sessions(reference=JUDGE.session, backends=SERVICE.session)
-    return sessions, (disturbed,) if disturbed else ()
+    notes = (disturbed,) if disturbed else ()
+    if isinstance(workloads, str | Sequence):
+        if isinstance(backends, Mapping):
+            raise InputError(
+                "compiler functions cannot travel to child processes: race a Workload object"
+            )
+        _preflight(setups)
+        return Sessions(reference=JUDGE.session, backends=SERVICE.session), notes, {}
+    from backbay.race.rebuilding import NotRebuilt  # noqa: PLC0415 (torch is loaded: a model is)
+
+    given = backends if isinstance(backends, Mapping) else {}
+    path = [str(Path.cwd()), *filter(None, sys.path)]
+    try:
+        references = _rebuilt(workloads, given, setups[0], registry, entrants=entrants, path=path)
+    except NotRebuilt as why:
+        return _here(workloads, given, registry), (f"{_IN_PROCESS} ({why})",), None
+    sessions = Sessions(
+        reference=lambda environment: JUDGE.session(environment, path),
+        backends=lambda environment: SERVICE.session(environment, path),
+    )
+    return sessions, notes, references
+
+
+def _here(
+    workload: "Workload", given: Mapping[str, BackendName | CompilerFn], registry: Registry
+) -> Sessions:
+    from backbay.judge.handler import JudgeHandler  # noqa: PLC0415 (torch is loaded: a model is)
+    from backbay.race.handler import RaceHandler  # noqa: PLC0415 (as above)
+
+    handler, reference = RaceHandler(workload, given, registry), JudgeHandler(workload)
+    return Sessions(
+        reference=lambda environment: JUDGE.here(reference, environment),
+        backends=lambda environment: SERVICE.here(handler, environment),
+    )
+
+
+def _rebuilt(
+    workload: "Workload",
+    given: Mapping[str, BackendName | CompilerFn],
+    setup: WorkloadSetup,
+    registry: Registry,
+    *,
+    entrants: Sequence[field.Entrant],
+    path: Sequence[str],
+) -> Mapping[str, str]:
+    """Return what backends are known by in processes where the model is built alike.
+
+    Raises:
+        NotRebuilt: there are none.
+    """
+    from backbay.race import rebuilding  # noqa: PLC0415 (torch is loaded: a model is)
+
+    rebuilding.check_named(workload)
+    if registry is not default_registry:
+        raise rebuilding.NotRebuilt("other processes have another registry")
+    names = [x.name for x in entrants if x.unavailable is None]
+    references = rebuilding.references(registry, names, given)
+    backends = tuple(references.get(name, name) for name in names if name != EAGER)
+    try:
+        with SERVICE.session(path=path) as session:
+            request = Load(setup=setup, backends=backends)
+            loaded = session.ask(request, timeout_s=Limits().backend_s)
+    except NoReply as failure:
+        raise rebuilding.NotRebuilt(f"another process can't: {failure.reason}") from failure
+    assert isinstance(loaded, Loaded)
+    if loaded.likeness != rebuilding.likeness(workload):
+        raise rebuilding.NotRebuilt(f"what {workload.name} builds with this seed is another model")
+    return references
 
 
 def _preflight(setups: Sequence[WorkloadSetup]) -> None:

@@ -17,11 +17,16 @@ class Caches:
     def __init__(self, root: Path) -> None:
         self._live = root / "cache"
         self._kept = root / "kept"
+        self._temporary = root / "tmp"
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Environment variables that point Inductor and Triton at the folder."""
+        """Environment variables that point Inductor and Triton at the folder.
+
+        Temporary files have one beside it: a compiler that is killed leaves them.
+        """
         return {
+            "TMPDIR": str(self._temporary),
             "TORCHINDUCTOR_CACHE_DIR": str(self._live),
             "TRITON_CACHE_DIR": str(self._live / "triton"),
         }
@@ -30,6 +35,8 @@ class Caches:
         """Start with nothing cached."""
         shutil.rmtree(self._live, ignore_errors=True)
         self._live.mkdir(parents=True)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._temporary.mkdir(exist_ok=True)
 
     def keep(self, backend: str) -> None:
         """Move aside what a backend's trial left."""

@@ -18,7 +18,9 @@ class InputSets:
     last: Path | None = None
     """The file of a set that nobody saw before timing has ended."""
     sampled: bool = True
-    """Whether results can be judged at all: of what was timed there is a truth."""
+    """Whether what is given while the clock runs can be judged."""
+    afterwards: bool = True
+    """Whether a call after timing can be."""
 
     def picked(self, inputs: int) -> int:
         """Return what the elements are drawn from that are handed on."""

@@ -13,8 +13,11 @@ from backbay.judge import process_state
 from backbay.judge.runs import Runs, state
 from backbay.proof import Workload, digest, evidence
 from backbay.proof.bank import Inputs
+from backbay.race.rebuilding import likeness
 from backbay.race.requests import (
     Call,
+    CallRow,
+    Capture,
     Done,
     Finish,
     Hand,
@@ -50,7 +53,7 @@ class RaceHandler:
         registry: Registry = default_registry,
     ) -> None:
         self._given = workload
-        self._backends = backends or {}
+        self._backends = dict(backends or {})
         self._registry = registry
         self._built: tuple[WorkloadSetup, Workload] | None = None
         self._trial: Trial | None = None
@@ -66,13 +69,14 @@ class RaceHandler:
         """Return the reply to a request."""
         match request:
             case Load():
-                return Loaded(workload=self._workload(request.setup).name)
+                return self._loaded(request)
             case Try():
                 self._trial = self._tried(request)
                 return Done()
-            case Finish():
+            case Finish() | Capture():
                 assert self._trial is not None, "a trial is finished after Try"
-                return self._trial.finished()
+                finish = isinstance(request, Finish)
+                return self._trial.finished() if finish else self._trial.captured()
             case Hand():
                 (self._trial or self._ready).hand(Path(request.path), request.picked)
                 return Done()
@@ -81,10 +85,15 @@ class RaceHandler:
         with _room_for_all():
             return self._compiled_answer(request)
 
-    def _compiled_answer(self, request: Call | Open | Block) -> Reply:
+    def _compiled_answer(self, request: Call | CallRow | Open | Block) -> Reply:
         match request:
             case Call():
                 self._call(request)
+                return Done()
+            case CallRow():
+                assert self._trial is not None, "calls in a row come after Try"
+                sets = [None if x is None else self._read(x) for x in request.inputs]
+                self._trial.call_in_a_row(sets)
                 return Done()
             case Open():
                 return self._open(request)
@@ -95,6 +104,14 @@ class RaceHandler:
     def _ready(self) -> Runs:
         assert self._runs is not None, "backends are called after Open"
         return self._runs
+
+    def _loaded(self, request: Load) -> Loaded:
+        workload = self._workload(request.setup)
+        if request.backends is None:
+            return Loaded(workload=workload.name)
+        for backend in request.backends:
+            self._compiler(backend)
+        return Loaded(workload=workload.name, likeness=likeness(workload))
 
     def _workload(self, setup: WorkloadSetup) -> Workload:
         self._device = torch.device(setup.device)
@@ -113,6 +130,8 @@ class RaceHandler:
         workload = self._same_workload(setup, request.digest)
         self._runs = None
         before = process_state.state()  # what a backend changes, it may change when it is imported
+        if request.reference is not None:
+            self._backends[request.backend] = request.reference
         compiler = self._compiler(request.backend)
         assert compiler is not None, "eager is what others are compared with"
         return Trial(
@@ -146,6 +165,7 @@ class RaceHandler:
             self._varies = _differing(own, others)
             self._ring = None
         model = self._runs.step.workload.model
+        self._backends |= request.references
         step_s: dict[str, float] = {}
         failed: dict[str, str] = {}
         for backend in request.backends:
@@ -188,9 +208,10 @@ class RaceHandler:
         return tuple(found[str(i)].to(self._device) for i in range(len(found)))
 
     def _compiler(self, backend: str) -> str | CompilerFn | None:
-        if backend in self._backends:
-            return self._backends[backend]
-        return None if backend == EAGER else self._registry.resolve(backend)
+        given = self._backends.get(backend, backend)
+        if given == EAGER or not isinstance(given, str):
+            return None if given == EAGER else given
+        return self._registry.resolve(given)
 
     def _same_workload(self, setup: WorkloadSetup, fingerprint: str) -> Workload:
         workload = self._workload(setup)

@@ -28,6 +28,16 @@ class VerdictRecord(Judgement, frozen=True, kw_only=True):
     """How many calls were judged."""
 
 
+class LeftToTorch(msgspec.Struct, frozen=True, kw_only=True):
+    """How many of a step's operators a backend leaves to torch's own kernels."""
+
+    operators: int
+    """Of the model as it is: those that compute something, as torch dispatches them."""
+    left: int
+    most: tuple[tuple[str, int], ...]
+    """The most frequent ones that torch still runs, and how often it does."""
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What the process of a backend measured and saw, before it is timed."""
 
@@ -43,6 +53,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Graphs handed to the backend."""
     breaks: int | None = None
     """Graph breaks as Dynamo counts them: one that it meets while inlining can count twice."""
+    left_to_torch: LeftToTorch | None = None
+    """``null`` where torch does not let it be counted."""
     outputs_live: Literal["next_call"] | None = None
     """``next_call`` where torch lets nobody look at an output after the next call."""
     notes: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ verdict: what a call gave is handed on as a file, for a judge.
 
 import msgspec
 
+from backbay.choose import Place
 from backbay.race.record import Measured
 from backbay.session import Service
 from backbay.timing.measure import Block, Timed
@@ -17,6 +18,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """Build the workload and throw it away: does its function work?"""
 
     setup: WorkloadSetup
+    backends: tuple[str, ...] | None = None
+    """To be loaded, too; then a model object was given, and is to be rebuilt alike."""
 
 
 class Proving(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +42,8 @@ class Try(msgspec.Struct, frozen=True, kw_only=True, tag="try"):
     backend: str
     digest: str
     proving: Proving
+    reference: str | None = None
+    """What the backend is known by, if not by its name."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
@@ -49,6 +54,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """File with the values of the inputs; the workload's own if there is none."""
     fresh: bool = False
     """Whether the inputs are at other addresses than before."""
+
+
+class CallRow(msgspec.Struct, frozen=True, kw_only=True, tag="call_row"):
+    """Call several times in a row, each from the state that the last one left, and hold it all."""
+
+    inputs: tuple[str | None, ...]
+    """As for `Call`, one for each."""
 
 
 class Hand(msgspec.Struct, frozen=True, kw_only=True, tag="hand"):
@@ -63,12 +75,18 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
     """Look at what only the process itself can see, and report what was measured."""
 
 
+class Capture(msgspec.Struct, frozen=True, kw_only=True, tag="capture"):
+    """Tell which graphs a backend is handed. It is the last request of a trial."""
+
+
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     """Compile with each backend again and keep them ready to be timed."""
 
     setup: WorkloadSetup
     backends: tuple[str, ...]
     digest: str
+    references: dict[str, str] = {}
+    """Backend to what it is known by, if not by its name."""
     inputs: tuple[str, ...] = ()
     """Files with further sets of inputs, after the workload's own."""
 
@@ -81,7 +99,7 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
     calls: int
 
 
-Request = Load | Try | Call | Hand | Finish | Open | Renew | Block
+Request = Load | Try | Call | CallRow | Hand | Finish | Capture | Open | Renew | Block
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
@@ -89,6 +107,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
 
     workload: str
     """Its canonical name."""
+    likeness: str = ""
+    """Of its values and code, where backends were to be loaded, too."""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
@@ -104,6 +124,14 @@ class Finished(Measured, frozen=True, kw_only=True, tag="finished"):
     """What it changed of that which all in a process share."""
 
 
+class Captured(msgspec.Struct, frozen=True, kw_only=True, tag="captured"):
+    """What a decision is looked up by."""
+
+    graphs: tuple[str, ...]
+    """Their digests."""
+    place: Place
+
+
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """Which backends are ready to be timed."""
 
@@ -115,7 +143,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """That a block may have: each has inputs of its own."""
 
 
-Reply = Loaded | Done | Finished | Opened | Timed
+Reply = Loaded | Done | Finished | Captured | Opened | Timed
 
 SERVICE = Service[Request, Reply](
     "backbay.race.handler:RaceHandler",
@@ -123,8 +151,10 @@ SERVICE = Service[Request, Reply](
         Load: Loaded,
         Try: Done,
         Call: Done,
+        CallRow: Done,
         Hand: Done,
         Finish: Finished,
+        Capture: Captured,
         Open: Opened,
         Renew: Done,
         Block: Timed,

@@ -85,6 +85,8 @@ class Timing:
     folder: Path
     """Where what was given is handed on."""
     sets: InputSets = field(default_factory=InputSets)
+    references: Mapping[str, str] = field(default_factory=dict)
+    """Backend to what it is known by where it is compiled, if not by its name."""
     reveal: Callable[[], None] = lambda: None
     """Writes the files of all sets but the last."""
     reveal_last: Callable[[], None] = lambda: None
@@ -220,6 +222,7 @@ class Timing:
                 setup=self.setup,
                 backends=(name,),
                 digest=self.digest,
+                references={x: y for x, y in self.references.items() if x == name},
                 inputs=tuple(map(str, self.sets.files)),
             )
             reply = self._ask(session, name, request)
@@ -373,7 +376,7 @@ class Timing:
 
     def _called_afterwards(self, sessions: Mapping[str, RaceSession]) -> dict[str, list[Given]]:
         """Call once more, with inputs that nobody has seen: what was timed is what is right."""
-        if not self.sets.sampled or self.sets.last is None:
+        if not self.sets.afterwards or self.sets.last is None:
             return {}
         self.reveal_last()
         given = {}

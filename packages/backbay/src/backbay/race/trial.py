@@ -11,13 +11,17 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from backbay import compile_log
+from backbay.choose.place import place_on
+from backbay.graph.region import captured_digest
 from backbay.judge import process_state
 from backbay.judge.runs import Ran, Runs
 from backbay.proof import Workload
 from backbay.proof.bank import Inputs
 from backbay.proof.golden import proof_context
 from backbay.proof.shrink import shrunk
-from backbay.race.requests import Finished, Proving
+from backbay.race import ownership
+from backbay.race.record import LeftToTorch
+from backbay.race.requests import Captured, Finished, Proving
 from backbay.registry import CompilerFn
 from backbay.timing.device import synchronize
 
@@ -51,6 +55,7 @@ class Trial:
         seed: int,
     ) -> None:
         self._before = before
+        self._workload = workload
         self._device = device
         self._compiler = _Watched(compiler) if callable(compiler) else compiler
         self._proving = proving
@@ -73,6 +78,11 @@ class Trial:
         with self._context():
             self._runs.call(self._compiled(), inputs, fresh=fresh)
 
+    def call_in_a_row(self, sets: Sequence[Inputs | None]) -> None:
+        """Call once with each set of inputs, each from the state that the last one left."""
+        with self._context():
+            self._runs.call_in_a_row(self._compiled(), sets)
+
     def hand(self, path: Any, picked: int | None) -> None:
         """Write what the last call gave to a file."""
         self._runs.hand(path, picked)
@@ -86,6 +96,7 @@ class Trial:
             notes.append(f"compiled {again - graphs} more graph(s) on the second call")
         overwritten = self._runs.overwritten()
         after = process_state.state()
+        left = self._left_to_torch()
         return Finished(
             warmup_s=self._warmup_s,
             compile_s=first.seconds,
@@ -93,11 +104,31 @@ class Trial:
             peak_bytes=second.peak_bytes,
             graphs=graphs,
             breaks=breaks,
-            notes=(*notes, *self._seen()),
+            notes=(*notes, *self._seen(left)),
+            left_to_torch=left,
             fault=self._fault(overwritten, process_state.changes_values(self._before, after)),
             disturbs=process_state.changed(self._before, after),
             outputs_live="next_call" if self._runs.says_overwritten else None,
         )
+
+    def captured(self) -> Captured:
+        """Return the graphs that a backend is handed, and where; what was compiled is gone then.
+
+        Dynamo captures them once more: to watch a backend of torch's own would be to change it.
+        """
+        found: list[str] = []
+
+        def look(graph_module: GraphModule, _: Any) -> Callable[..., Any]:
+            found.append(captured_digest(graph_module))
+            return graph_module.forward
+
+        if self._proving.apart:
+            self._runs = Runs(
+                self._workload, self._device, train=self._train, seed=self._runs.step.seed
+            )
+        torch._dynamo.reset()  # noqa: SLF001
+        self._runs.call(compiled(self._workload.model, look), None, fresh=False)
+        return Captured(graphs=tuple(dict.fromkeys(found)), place=place_on(self._device))
 
     def _warm_up(self) -> float:
         """Compile a trivial function: what a toolchain does once is not charged to the model.
@@ -145,14 +176,31 @@ class Trial:
             self._call = compiled(self._runs.step.workload.model, self._compiler)
         return self._call
 
-    def _seen(self) -> Iterator[str]:
+    def _left_to_torch(self) -> LeftToTorch | None:
+        """Return what the backend leaves to torch's kernels; it is called once more to see it."""
+        if not ownership.can_be_told():
+            return None
+        try:
+            with self._context(), ownership.counting() as eager:
+                self._runs.step(self._runs.step.workload.model)
+            with self._context(), ownership.counting() as own:
+                self._runs.step(self._compiled())
+        except Exception:  # noqa: BLE001 (it was right without a mode: nothing is known of this)
+            return None
+        finally:
+            self._runs.put_state()
+        return ownership.left_to_torch(eager, own)
+
+    def _seen(self, left: LeftToTorch | None) -> Iterator[str]:
         """Yield what the backend left to others."""
-        if isinstance(self._compiler, _Watched) and self._compiler.graphs:
-            graphs = self._compiler.graphs
-            if all(graphs):
-                yield _AS_IT_IS
-            elif any(graphs):
+        graphs = self._compiler.graphs if isinstance(self._compiler, _Watched) else []
+        if graphs and all(graphs):
+            yield _AS_IT_IS
+        else:
+            if any(graphs):
                 yield f"{_AS_IT_IS}, in {sum(graphs)} of {len(graphs)} graphs"
+            if left is not None and left.left:
+                yield ownership.worded(left)
         fell = [x for x in compile_log.records() if x.fell_back]
         yield from dict.fromkeys(f"{x.ran} ran in its place: {x.why}" for x in fell)
 

@@ -5,6 +5,7 @@ is a row with its reason, and the race goes on. Backends hand on what their call
 a process where none was loaded, says whether it is right.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,7 @@ import msgspec
 from backbay.errors import WorkloadInvalid
 from backbay.judge import Judge, Judged, Judgement, Piece, Prepared
 from backbay.judge.calls import CALLS
-from backbay.judge.client import OpenSession as OpenReference
-from backbay.judge.client import secret
+from backbay.judge.client import JudgeSession, secret
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER, INDUCTOR, decide
 from backbay.race.field import Entrant
@@ -25,6 +25,9 @@ from backbay.race.given import Given, InputSets
 from backbay.race.record import Decision, Measured, Result, Trying, VerdictRecord
 from backbay.race.requests import (
     Call,
+    CallRow,
+    Capture,
+    Captured,
     Finish,
     Finished,
     Hand,
@@ -47,7 +50,7 @@ OpenSession = Callable[[Mapping[str, str]], Session[Request, Reply]]
 class Sessions:
     """How sessions are opened: in child processes, or in this one."""
 
-    reference: OpenReference
+    reference: Callable[[Mapping[str, str]], JudgeSession]
     """Makes the reference."""
     backends: OpenSession
 
@@ -68,6 +71,10 @@ class WorkloadRace:
     sessions: Sessions
     limits: Limits
     tell: Tell
+    capture: bool = False
+    """Whether to find out which graphs backends are handed."""
+    references: Mapping[str, str] = field(default_factory=dict)
+    """Backend to what it is known by in other processes, if not by its name."""
 
     workload: str = ""
     """Its canonical name, once it was built."""
@@ -76,6 +83,8 @@ class WorkloadRace:
     tried: dict[str, Trying] = field(default_factory=dict)
     disturbing: dict[str, str] = field(default_factory=dict)
     """Who has changed what all in a process share, and what that was."""
+    captured: Captured | None = None
+    """The graphs that backends are handed."""
     times: Times = field(default_factory=Times)
 
     decision: Decision | None = None
@@ -93,7 +102,7 @@ class WorkloadRace:
         judge = Judge(
             self.setup,
             self.folder,
-            open_session=self.sessions.reference,
+            open_session=lambda: self.sessions.reference(self.caches.environment),
             timeout_s=self.limits.backend_s,
         )
         try:
@@ -150,12 +159,15 @@ class WorkloadRace:
         """Return where the sets of inputs are written; the last is kept for the end."""
         files = [self.folder / f"inputs-{i}" for i in range(1, len(prepared.seeds))]
         last = files.pop() if len(prepared.seeds) > 1 else None
-        timed_is_judged = not proving.apart and not prepared.changes_state
-        if not timed_is_judged:
-            why = "it changes its own state" if prepared.changes_state else "it was proven apart"
-            self.notes.append(f"what ran while the clock did was not judged: {why}")
+        unjudged = _unjudged(prepared)
+        if unjudged:
+            self.notes.append(f"what ran while the clock did was not judged: {unjudged}")
         return InputSets(
-            files=tuple(files), seeds=prepared.seeds, last=last, sampled=timed_is_judged
+            files=tuple(files),
+            seeds=prepared.seeds,
+            last=last,
+            sampled=not unjudged,
+            afterwards=not proving.apart,
         )
 
     def _trial(
@@ -176,11 +188,12 @@ class WorkloadRace:
             backend=entrant.name,
             digest=prepared.digest,
             proving=proving,
+            reference=self.references.get(entrant.name),
         )
         try:
             reveal(judge, sets)
             with self.sessions.backends(self.caches.environment) as session:
-                finished, pieces = self._called(session, request, sets)
+                finished, pieces = self._called(session, request, sets, row=prepared.row)
             judged = judge.verdict(pieces)
         except NoReply as lost:
             return Trying(status=lost.status, reason=lost.reason)
@@ -191,7 +204,7 @@ class WorkloadRace:
         return _outcome(finished, judged, len(pieces))
 
     def _called(
-        self, session: Session[Request, Reply], request: Try, sets: InputSets
+        self, session: Session[Request, Reply], request: Try, sets: InputSets, *, row: Sequence[int]
     ) -> tuple[Finished, list[Piece]]:
         """Have a backend called, again and again, within the time that it has for all."""
         deadline = time.monotonic() + self.limits.backend_s
@@ -211,8 +224,19 @@ class WorkloadRace:
             ask(Hand(path=str(path), picked=picked))
             what = planned.what(number)
             pieces.append(Piece(path=str(path), inputs=inputs, what=what, picked=picked))
+        if row:
+            ask(CallRow(inputs=tuple(str(sets.files[i - 1]) if i else None for i in row)))
+            path, picked = self.folder / f"given-{secret():x}", secret()
+            ask(Hand(path=str(path), picked=picked))
+            what = "in two calls in a row"
+            pieces.append(Piece(path=str(path), inputs=0, what=what, picked=picked, row=True))
         finished = ask(Finish())
         assert isinstance(finished, Finished)
+        if self.capture and self.captured is None:
+            with contextlib.suppress(NoReply):  # then the next one is asked, or nothing is kept
+                captured = ask(Capture())
+                assert isinstance(captured, Captured)
+                self.captured = captured
         return finished, pieces
 
     def _time(self, judge: Judge, prepared: Prepared, sets: InputSets) -> None:
@@ -231,6 +255,7 @@ class WorkloadRace:
             tell=self._say,
             folder=self.folder,
             sets=sets,
+            references=self.references,
             reveal=lambda: reveal(judge, sets),
             reveal_last=reveal_last,
         )
@@ -319,6 +344,23 @@ class WorkloadRace:
 
     def _say(self, backend: str, text: str, how_far: str = "") -> None:
         self.tell(self.workload, backend, text, how_far)
+
+
+def _unjudged(prepared: Prepared) -> str:
+    """Return why what is given while the clock runs can't be judged; empty where it can."""
+    if prepared.draws_random:
+        return (
+            "the model draws random numbers, and a backend that draws them its own way draws "
+            "others than eager"
+        )
+    if prepared.reduced:
+        return "the float64 truth fits smaller inputs only"
+    if prepared.state_matters:
+        return (
+            "what a call returns depends on the state that those before it left. One call from a "
+            "known state was judged afterwards"
+        )
+    return ""
 
 
 def _outcome(finished: Finished, judged: Judged, calls: int) -> Trying:

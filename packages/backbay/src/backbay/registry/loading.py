@@ -13,6 +13,7 @@ loads is not there, and Python's own lock of the module stays taken.
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Container, Hashable, Iterator
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ _Made = TypeVar("_Made")
 
 _LONGEST_TEXT = 1_000  # characters of an error's text
 _LOOK_AGAIN = 0.05  # seconds
+_PATIENCE_S = 60.0
+"""A thread that loads may wait so long at one place for others before who waits for it gives up."""
 _IMPORT = ("<frozen importlib._bootstrap>", "_find_and_load")
 """File and function of Python's import: whoever is in it may hold a module's lock."""
 
@@ -218,8 +221,9 @@ class Loader:
                 made = _run(claim.spec)
             with self._lock:
                 return self._loaded.setdefault(claim.source, made)
+        stood = _Standing(claim)
         while not claim.done.wait(_LOOK_AGAIN):
-            if _awaits_this_thread(claim):
+            if _awaits_this_thread(claim) or stood.too_long():
                 raise _circle(claim.spec)
         if claim.error is not None:
             raise BackendLoadError(str(claim.error)) from claim.error
@@ -295,16 +299,63 @@ def _awaits_this_thread(claim: _Claim) -> bool:
     Either it joins this thread; or it waits for some thread while it imports a module, and this one
     runs a function of that module.
     """
-    stack = _stack(claim.owner)
-    inside = stack[: max(0, len(stack) - claim.depth)]
+    inside = _inside(claim)
     join = threading.Thread.join.__code__
     me = threading.get_ident()
     if any(x.f_code is join and x.f_locals["self"].ident == me for x in inside):
         return True
-    waits = bool(inside) and inside[0].f_code.co_filename == join.co_filename
-    running = [frame.f_globals for frame in _stack()]
+    if not _waits(inside):
+        return False
+    own = _stack()
+    if any(_has_in_hand(frame, future) for frame in own for future in _awaited_futures(inside)):
+        return True
+    running = [frame.f_globals for frame in own]
     imported = (x.f_globals for x in inside if x.f_code.co_name == "<module>")
-    return waits and any(x is y for x in imported for y in running)
+    return any(x is y for x in imported for y in running)
+
+
+class _Standing:
+    """Whether the thread that loads has not moved for long, while it waits for another thread.
+
+    What it waits for may be this thread in the end, by ways that no stack shows.
+    """
+
+    def __init__(self, claim: _Claim) -> None:
+        self._claim = claim
+        self._where: tuple[int, int] | None = None
+        self._since = 0.0
+
+    def too_long(self) -> bool:
+        inside = _inside(self._claim)
+        where = (id(inside[0]), inside[0].f_lasti) if _waits(inside) else None
+        if where != self._where:
+            self._where, self._since = where, time.monotonic()
+        return where is not None and time.monotonic() - self._since > _PATIENCE_S
+
+
+def _inside(claim: _Claim) -> list[FrameType]:
+    """Return the frames of a thread that loads, from the load on, the innermost first."""
+    stack = _stack(claim.owner)
+    return stack[: max(0, len(stack) - claim.depth)]
+
+
+def _waits(inside: list[FrameType]) -> bool:
+    return bool(inside) and inside[0].f_code.co_filename == threading.__file__
+
+
+def _awaited_futures(inside: list[FrameType]) -> Iterator[object]:
+    """Yield the futures that functions of concurrent.futures hold which wait for them."""
+    for frame in inside:
+        if frame.f_globals.get("__name__", "").startswith("concurrent.futures"):
+            for value in list(frame.f_locals.values()):
+                yield from value if isinstance(value, (list, set, frozenset)) else [value]
+
+
+def _has_in_hand(frame: FrameType, future: object) -> bool:
+    """Whether a frame is of an executor's thread that works for this future."""
+    if frame.f_globals.get("__name__") != "concurrent.futures.thread":
+        return False
+    return getattr(frame.f_locals.get("self"), "future", None) is future is not None
 
 
 def _attribute(reference: str, what: str, load: "Callable[[Target], object]") -> CompilerFn:

@@ -1,6 +1,6 @@
 """What can be asked in another process, and the session in which it is asked."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self
 
@@ -18,13 +18,24 @@ class Service(Generic[Request, Reply]):
     """The type of each request to that of its reply, as msgspec decodes it; may be a union. A reply
     of another type is not believed."""
 
-    def start(self, environment: Mapping[str, str]) -> Client[Request, Reply]:
+    def start(
+        self, environment: Mapping[str, str], path: Sequence[str] | None = None
+    ) -> Client[Request, Reply]:
         """Start a child process."""
-        return ProcessClient(self, environment)
+        return ProcessClient(self, environment, path=path)
 
-    def session(self, environment: Mapping[str, str] | None = None) -> "Session[Request, Reply]":
-        """Return a session in child processes, which get variables beside this process's own."""
-        return Session(lambda: self.start(environment or {}))
+    def session(
+        self,
+        environment: Mapping[str, str] | None = None,
+        path: Sequence[str] | None = None,
+    ) -> "Session[Request, Reply]":
+        """Return a session in child processes, which get variables beside this process's own.
+
+        Args:
+            environment: the variables.
+            path: folders that they import from, after all others; default: the current one.
+        """
+        return Session(lambda: self.start(environment or {}, path))
 
     def here(
         self, handler: Handler[Request, Reply], environment: Mapping[str, str] | None = None
