@@ -23,6 +23,9 @@ biases
 stems, patches
     Strided convolutions as networks for images and volumes begin with, whose kernels overlap or do
     not, as Inductor runs them, beside what ``space_to_depth`` makes of them.
+depthwise
+    Depthwise convolutions with channels last, and their gradients by images: cuDNN's, beside
+    ``depthwise_convolutions``'s kernel, with what is around it.
 merging
     Linear layers that read the same, forward and backward, one by one and as ``horizontal_fusion``
     makes one of them, where their weights are copied in every call.
@@ -40,13 +43,14 @@ from backbay.timing.device import device_name
 from speed.condition_tables.biases import biases
 from speed.condition_tables.caches import one_token
 from speed.condition_tables.convolutions import pointwise
+from speed.condition_tables.depthwise import depthwise
 from speed.condition_tables.merging import merging
 from speed.condition_tables.rows import one_row
 from speed.condition_tables.stems import patches, stems
 from speed.condition_tables.windows import windows
 from speed.surroundings import versions
 
-_ALL = (pointwise, one_token, one_row, windows, biases, stems, patches, merging)
+_ALL = (pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, merging)
 TABLES = {x.__name__: x for x in _ALL}
 
 

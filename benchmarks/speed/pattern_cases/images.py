@@ -81,7 +81,9 @@ def depthwise(batch: int, channels: int, side: int, kernel: int, train: int) -> 
     inputs = (image(batch, channels, side), weight(channels, 1, kernel, kernel))
     for each in inputs if train else ():
         each.requires_grad_()
-    return Program(function=function, inputs=inputs)
+    # torch counts the backward of a dense convolution.
+    flops = 2 * batch * channels * side**2 * kernel**2 * (3 if train else 1)
+    return Program(function=function, inputs=inputs, flops=flops)
 
 
 def norm_relu_train(batch: int, channels: int, side: int, added: int) -> Program:

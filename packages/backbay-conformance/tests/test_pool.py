@@ -3,10 +3,20 @@
 import pytest
 
 from backbay.errors import InputError
+from backbay.registry import Traits
 from backbay.session import Lost, Refused
 from backbay_conformance import pool
 from backbay_conformance.record import Result
-from backbay_conformance.requests import Ran, Ready, Run, SuiteSetup
+from backbay_conformance.requests import (
+    Ran,
+    Ready,
+    Refer,
+    Referred,
+    Run,
+    SuiteSetup,
+    Weigh,
+    Weighed,
+)
 
 SETUP = SuiteSetup(backend="tried", device="cpu", seed=0, levels=(1,), profile="full")
 CASES = tuple((f"contract/{x}", 5.0) for x in "abcdef")
@@ -26,7 +36,9 @@ class FakeClient:
         assert not self.ended
         if isinstance(request, SuiteSetup):
             known = tuple(x for x, _ in CASES)
-            return Ready(cases=CASES, rungs=("eager",), known=known, device_name="cpu")
+            return Ready(
+                cases=CASES, rungs=("eager",), known=known, device_name="cpu", traits=Traits()
+            )
         fate = self.fates.get((request.id, request.rung), "pass")
         if fate in {"crashed", "timeout"}:
             raise Lost("it died", fate)
@@ -36,13 +48,36 @@ class FakeClient:
         self.ended = True
 
 
-@pytest.fixture
-def run():
-    FakeClient.opened = 0
+class FakeJudge(FakeClient):
+    """Judges as told, by the case; runs rungs as its fates have it."""
 
-    def run(fates, workers=1):
+    opened = 0
+
+    def __init__(self, fates, verdicts, asked):
+        super().__init__(fates)
+        self.verdicts, self.asked, self.case = verdicts, asked, None
+
+    def ask(self, request, *, timeout_s):
+        if isinstance(request, Refer):
+            self.case = request.id
+            if self.verdicts.get(self.case) == "lost":
+                raise Lost("it died", "crashed")
+            return Referred(openings=(), asked=self.asked)
+        if isinstance(request, Weigh):
+            status = self.verdicts.get(self.case)
+            return Weighed(status=status, reason="" if status is None else "judged")
+        return super().ask(request, timeout_s=timeout_s)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    FakeClient.opened = FakeJudge.opened = 0
+
+    def run(fates, workers=1, verdicts=None, asked=1):
         told = []
-        _ready, results = pool.run_all(
+        judge = lambda _caches: lambda: FakeJudge(fates, verdicts or {}, asked)  # noqa: E731
+        monkeypatch.setattr(pool, "judge_in", judge)
+        _ready, results, _ = pool.run_all(
             SETUP, workers=workers, tell=told.append, open_client=lambda: FakeClient(fates)
         )
         assert sorted(x.id for x in told) == sorted(x.id for x in results)
@@ -73,7 +108,38 @@ def test_a_crash_or_a_hang_is_the_end(run, fate, status):
 def test_torchs_own_crash_is_held_against_the_backend(run):
     fates = {("contract/b", None): "crashed", ("contract/b", "eager"): "crashed"}
     assert run(fates)[:3] == ["pass", "upstream", "pass"]
-    assert FakeClient.opened == 3
+    assert (FakeClient.opened, FakeJudge.opened) == (2, 2)  # the rung is run where it judges
+
+
+def test_a_verdict_of_the_judge_is_lost(run):
+    verdicts = {"contract/b": "fail_value", "contract/d": "lost"}
+    assert run({}, verdicts=verdicts) == [
+        "pass",
+        "fail_value",
+        "pass",
+        "not_runnable",
+        "pass",
+        "pass",
+    ]
+    assert FakeClient.opened == 1
+    # Where nothing is asked, and nothing given, there is nothing to judge.
+    assert run({}, verdicts={"contract/b": "fail_value"}, asked=0)[1] == "pass"
+
+
+def test_an_interrupt_loses_what_was_run(run, monkeypatch):
+    def ask(self, request, *, timeout_s):
+        if getattr(request, "id", "") == "contract/c":
+            raise KeyboardInterrupt
+        return original(self, request, timeout_s=timeout_s)
+
+    original = FakeClient.ask
+    monkeypatch.setattr(FakeClient, "ask", ask)
+    monkeypatch.setattr(pool, "judge_in", lambda _: lambda: FakeJudge({}, {}, 1))
+    _, results, interruption = pool.run_all(
+        SETUP, workers=1, tell=lambda _: None, open_client=lambda: FakeClient({})
+    )
+    assert [x.id for x in results] == ["contract/a", "contract/b"]
+    assert isinstance(interruption, KeyboardInterrupt)
 
 
 def test_a_backend_that_cannot_be_loaded_is_run():
@@ -85,7 +151,9 @@ def test_a_backend_that_cannot_be_loaded_is_run():
         pool.run_all(SETUP, workers=2, tell=print, open_client=lambda: Refusing({}))
 
 
-def test_an_error_in_one_place_of_work_is_lost():
+def test_an_error_in_one_place_of_work_is_lost(monkeypatch):
+    monkeypatch.setattr(pool, "judge_in", lambda _: lambda: FakeJudge({}, {}, 1))
+
     class Broken(FakeClient):
         def ask(self, request, *, timeout_s):
             if isinstance(request, Run) and type(self).opened > 1:

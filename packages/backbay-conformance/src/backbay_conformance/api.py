@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from backbay.dependencies import check_installed
+from backbay.errors import Interrupted
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.reporting import machine
 from backbay.session import LocalClient
@@ -19,7 +20,7 @@ from backbay_conformance.suite import numbered
 
 IN_PROCESS = (
     "the backend is an object, so the cases ran in this process: a crash or a hang would have "
-    "ended it"
+    "ended it, and a backend that cheats is not contained"
 )
 
 
@@ -61,6 +62,7 @@ def conform(
         tell: called with each result as it comes.
 
     Raises:
+        Interrupted: by Ctrl-C; it has the statement of the cases that were run.
         InputError: the backend does not exist or does not run here, there is no such level or
             case, or the expectations file cannot be understood.
     """
@@ -82,7 +84,7 @@ def conform(
     if not isinstance(backend, str):
         open_client, workers = _in_process(backend, registry), 1
     start = time.perf_counter()
-    ready, results = pool.run_all(
+    ready, results, interruption = pool.run_all(
         setup,
         workers=workers or pool.usual_workers(),
         tell=tell,
@@ -91,20 +93,26 @@ def conform(
         ends=lambda result: stop_on_failure and expected.explained([result])[0].failed,
     )
     seconds = time.perf_counter() - start
-    if collect and expectations is not None:
+    if collect and expectations is not None and interruption is None:
         expected = dataclasses.replace(expected, lines=expected.collected(results))
         expectations.write_text(expecting.text(expected.lines), encoding="utf-8")
     whole = not levels and not only and not stop_on_failure
-    return _statement(
+    stale = expected.stale(results, known=ready.known, levels=setup.levels)
+    statement = _statement(
         setup,
         ready,
         expected.explained(results),
         registry,
         profile=profile if whole else "chosen",
         seconds=seconds,
-        stale=tuple(expected.stale(results, known=ready.known, levels=setup.levels)),
+        stale=() if interruption is not None else tuple(stale),
+        isolation="process" if open_client is None else "in_process",
+        partial=interruption is not None,
         notes=() if open_client is None else (IN_PROCESS,),
     )
+    if interruption is not None:
+        raise Interrupted(statement) from interruption
+    return statement
 
 
 def _in_process(backend: CompilerFn, registry: Registry) -> pool.OpenClient:

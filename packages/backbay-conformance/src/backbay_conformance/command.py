@@ -10,7 +10,7 @@ import click
 
 from backbay.cli.files import check_writable
 from backbay.cli.names import complete
-from backbay.cli.output import write
+from backbay.cli.output import write, written_anyway
 from backbay.cli.parameters import DEVICE, SECONDS, SEED
 from backbay.dependencies import check_installed
 from backbay.errors import escaped, plain
@@ -72,7 +72,8 @@ def command(
     aot_eager or eager show too are called upstream, and not held against it. Without BACKEND, only
     the page of the statements named by --beside is made.
 
-    Exit code 1: something is held against the backend.
+    Exit code 1: something is held against the backend. Interrupted, it writes the results that it
+    has, marked partial, and ends with 130 or 143.
     """
     check_installed("backbay conform")
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
@@ -93,7 +94,10 @@ def command(
             report = fuzz(backend, seconds=seconds, seed=suite["seed"] or FIRST, tell=tell, **how)
         _write_finds(report, json_path, repros)
         return
-    with _progress() as tell:
+    with (
+        written_anyway(lambda statement: _write(statement, json_path, html_path, others)),
+        _progress() as tell,
+    ):
         statement = conform(backend, tell=tell, **suite)
     _write(statement, json_path, html_path, others)
     if repros is not None:

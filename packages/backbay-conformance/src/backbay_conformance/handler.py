@@ -1,32 +1,43 @@
 """Answers the suite's requests: in a child process, or in this one for an object."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from backbay.errors import BackbayError
+from backbay.proof import evidence
 from backbay.reference_backends import references_below
 from backbay.registry import CompilerFn, Registry, Traits, default_registry
 from backbay.registry.target import TargetNotFound, parse
 from backbay.session import Refused
 from backbay.timing.device import device_name
 from backbay_conformance import suite
+from backbay_conformance.answers import Answers, HandedOn, JudgedHere, Referring
+from backbay_conformance.case import CaseError
 from backbay_conformance.requests import (
     Ran,
     Ready,
+    Refer,
+    Referred,
     Reply,
     Request,
     Run,
     Show,
     Shown,
     SuiteSetup,
+    Weigh,
+    Weighed,
 )
-from backbay_conformance.running import run_case
+from backbay_conformance.running import refer, run_case
 from backbay_conformance.subject import Subject, message_of
 
 if TYPE_CHECKING:
     from backbay_conformance.case import Case
+
+EAGER = "eager"
+"""The backend that is Dynamo alone."""
 
 
 class CaseHandler:
@@ -40,6 +51,7 @@ class CaseHandler:
         self._setup: SuiteSetup | None = None
         self._cases: dict[str, Case] = {}
         self._rungs: tuple[str, ...] = ()
+        self._referring: Referring | None = None
 
     def answer(self, request: Request) -> Reply:
         """Return the reply to a request.
@@ -52,13 +64,75 @@ class CaseHandler:
                 case SuiteSetup():
                     return self.prepare(request)
                 case Run():
-                    return Ran(result=run_case(self._case(request), self.subject(request.rung)))
+                    return self._ran(request)
+                case Refer():
+                    return self._referred(request)
+                case Weigh():
+                    return self._weighed(request)
                 case Show():
                     return self._shown(request)
         except (BackbayError, TargetNotFound) as error:
             raise Refused(message_of(error)) from error
 
-    def subject(self, rung: str | None = None) -> Subject:
+    def _ran(self, request: Run) -> Ran:
+        case = self._case(request)
+        if request.openings is None:
+            return Ran(result=run_case(case, self.subject(request.rung)))
+        answers = HandedOn(request.openings)
+        result = run_case(case, self.subject(request.rung, answers))
+        if answers.given:
+            evidence.write_tensors(answers.tensors, request.path)
+        return Ran(result=result, given=tuple(answers.given))
+
+    def _referred(self, request: Refer) -> Referred:
+        """Run a case uncompiled; where it then ends early, with Dynamo alone."""
+        case = self._case(request)
+        self._referring = Referring(compiles=False)
+        if case.compiles:
+            ended = refer(case, self._of_eager(self._referring, request.traits))
+            if ended:
+                again = Referring(compiles=True)
+                refer(case, self._of_eager(again, request.traits))
+                self._referring = max(self._referring, again, key=lambda x: x.asked)
+        found = self._referring
+        samples = range(max(found.openings, default=-1) + 1)
+        return Referred(
+            openings=tuple(tuple(found.openings[x]) for x in samples), asked=found.asked
+        )
+
+    def _weighed(self, request: Weigh) -> Weighed:
+        assert self._referring is not None, "it is referred to first"
+        try:
+            tensors = evidence.read_tensors(request.path) if request.given else {}
+            self._referring.judge(request.given, tensors, whole=request.whole)
+        except CaseError as error:
+            return Weighed(status=error.status, reason=error.reason)
+        except evidence.InvalidEvidence as error:
+            reason = f"what it handed on can't be read: {error}"
+            return Weighed(status="fail_metadata", reason=reason)
+        finally:
+            Path(request.path).unlink(missing_ok=True)
+        return Weighed()
+
+    def _of_eager(self, answers: Answers, traits: Traits) -> Subject:
+        """Make a subject that is eager, for the sake of what is held against it."""
+        assert self._setup is not None  # comes first
+        found = self._registry.resolutions().get(self._setup.backend)
+        eager = self._registry.lookup_backend(EAGER)
+        return Subject(
+            eager,
+            name=EAGER,
+            device=torch.device(self._setup.device),
+            seed=self._setup.seed,
+            traits=traits,
+            configure=lambda _mode, _options: eager,
+            spec=None if found is None else found.spec,
+            registry=self._registry,
+            runs_graphs_as_they_are=True,
+            answers=answers,
+        )
+
+    def subject(self, rung: str | None = None, answers: Answers | None = None) -> Subject:
         """Make a subject for one run of a case: the backend under test, or a rung.
 
         Raises:
@@ -84,14 +158,19 @@ class CaseHandler:
             spec=spec,
             registry=self._registry if given is None else None,
             runs_graphs_as_they_are=spec is not None and spec.debug,
+            answers=answers,
         )
 
     def prepare(self, setup: SuiteSetup) -> Ready:
         """Load the backend, and collect the cases."""
         self._setup = setup
-        if self._given is None and parse(setup.backend) is None:
-            self._registry.require(setup.backend, torch.device(setup.device).type)
-        compiler = self.subject().watched.compiler  # loads it
+        if setup.judges:
+            subject = self._of_eager(JudgedHere(), Traits())
+        else:
+            if self._given is None and parse(setup.backend) is None:
+                self._registry.require(setup.backend, torch.device(setup.device).type)
+            subject = self.subject()  # loads it
+        compiler = subject.watched.compiler
         self._cases = suite.collected(
             torch.device(setup.device).type, setup.levels, all_samples=setup.all_samples
         )
@@ -106,9 +185,10 @@ class CaseHandler:
             rungs=self._rungs,
             known=tuple(self._cases),
             device_name=device_name(torch.device(setup.device)),
+            traits=subject.traits,
         )
 
-    def _case(self, request: Run) -> "Case":
+    def _case(self, request: Run | Refer) -> "Case":
         """Return a collected case, or one of the fuzzer's, which is made when it is asked for."""
         if request.program is None and request.id in self._cases:
             return self._cases[request.id]

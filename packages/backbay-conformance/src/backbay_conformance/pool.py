@@ -2,18 +2,33 @@
 
 import itertools
 import os
+import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
+import msgspec
+
 from backbay.errors import InputError
-from backbay.session import Client, NoReply, Refused, Session
+from backbay.session import Client, Lost, NoReply, Refused, Session
 from backbay_conformance.attribution import attributed
 from backbay_conformance.fuzz.program import Program
-from backbay_conformance.record import FAILURES, LEVELS, Result, Status
-from backbay_conformance.requests import SERVICE, Ran, Ready, Reply, Request, Run, SuiteSetup
+from backbay_conformance.record import FAILURES, LEVELS, UNTRIED, Result, Status
+from backbay_conformance.requests import (
+    SERVICE,
+    Ran,
+    Ready,
+    Refer,
+    Referred,
+    Reply,
+    Request,
+    Run,
+    SuiteSetup,
+    Weigh,
+    Weighed,
+)
 
 START_S = 300.0
 """Time for a child to import torch, load the backend and collect the cases."""
@@ -27,13 +42,14 @@ Ends = Callable[[Result], bool]
 OpenClient = Callable[[], Client[Request, Reply]]
 
 
-class CaseSession(Session[Request, Reply]):
-    """Runs cases, one after the other; every process is told first what is tested."""
+class _Prepared(Session[Request, Reply]):
+    """Every process is told first what is tested."""
 
     def __init__(self, setup: SuiteSetup, open_client: OpenClient) -> None:
         super().__init__(open_client)
         self._setup = setup
         self._ready: Ready | None = None
+        self.is_abandoned = False
 
     def opened(self) -> Client[Request, Reply]:
         """Return a client whose process has loaded the backend.
@@ -41,6 +57,8 @@ class CaseSession(Session[Request, Reply]):
         Raises:
             InputError: the backend cannot be loaded, or what was asked for does not exist.
         """
+        if self.is_abandoned:
+            raise Lost("the run was interrupted", "failed")
         client = super().opened()
         try:
             reply = client.ask(self._setup, timeout_s=START_S)
@@ -62,6 +80,37 @@ class CaseSession(Session[Request, Reply]):
         assert self._ready is not None
         return self._ready
 
+
+class CaseSession(_Prepared):
+    """Runs cases, one after the other, and has them judged where the backend is not loaded."""
+
+    def __init__(self, setup: SuiteSetup, open_client: OpenClient, open_judge: OpenClient) -> None:
+        super().__init__(setup, open_client)
+        self._judge = _Prepared(msgspec.structs.replace(setup, judges=True), open_judge)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def ask(self, request: Request, *, timeout_s: float) -> Reply:
+        """Return the reply to a request; what judges outlives a process that is lost."""
+        client = self.open()
+        try:
+            return client.ask(request, timeout_s=timeout_s)
+        except Lost:
+            super().end()
+            raise
+
+    def abandon(self) -> None:
+        """End both processes from another thread; none is started anew."""
+        self.is_abandoned = self._judge.is_abandoned = True
+        self.end()
+
+    def end(self) -> None:
+        """End both processes."""
+        super().end()
+        self._judge.end()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
     def run(self, case_id: str, timeout_s: float, *, program: Program | None = None) -> Result:
         """Run a case; what fails is put to the rungs as well.
 
@@ -71,23 +120,61 @@ class CaseSession(Session[Request, Reply]):
             program: what is run under this id instead.
         """
 
-        def run_on(rung: str | None) -> Result:
-            return self._once(Run(id=case_id, rung=rung, program=program), timeout_s)
+        def run_on(rung: str) -> Result:
+            request = Run(id=case_id, rung=rung, program=program)
+            return _ran(self._judge, request, timeout_s).result
 
-        result = run_on(None)
+        result = self._judged(case_id, timeout_s, program)
         if result.status not in FAILURES:
             return result
         return attributed(result, self.ready().rungs, run_on)
 
-    def _once(self, request: Run, timeout_s: float) -> Result:
+    def _judged(self, case_id: str, timeout_s: float, program: Program | None) -> Result:
+        """Have one case run, and what it gives judged."""
+        refer = Refer(id=case_id, program=program, traits=self.ready().traits)
         try:
-            reply = self.ask(request, timeout_s=timeout_s)
+            referred = self._judge.ask(refer, timeout_s=timeout_s)
         except NoReply as error:
-            status: Status = "hang" if error.status == "timeout" else "crash"
-            level = LEVELS.index(request.id.partition("/")[0])
-            return Result(id=request.id, level=level, status=status, reason=error.reason)
-        assert isinstance(reply, Ran)
-        return reply.result
+            reason = f"uncompiled, it has no result: {error.reason}"
+            return _unfinished(case_id, "not_runnable", reason)
+        assert isinstance(referred, Referred)
+        path = self._place()
+        request = Run(id=case_id, program=program, openings=referred.openings, path=path)
+        ran = _ran(self, request, timeout_s)
+        if ran.result.status in UNTRIED or not (ran.given or referred.asked):
+            return ran.result
+        whole = ran.result.status in {"pass", "vacuous"}
+        try:
+            weigh = Weigh(path=path, given=ran.given, whole=whole)
+            weighed = self._judge.ask(weigh, timeout_s=timeout_s)
+        except NoReply as error:
+            reason = f"what it gave could not be judged: {error.reason}"
+            return _unfinished(case_id, "not_runnable", reason)
+        assert isinstance(weighed, Weighed)
+        result = msgspec.structs.replace(ran.result, judged=len(ran.given))
+        if weighed.status is None:
+            return result
+        return msgspec.structs.replace(result, status=weighed.status, reason=weighed.reason)
+
+    def _place(self) -> str:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="backbay-conform-")
+        return str(Path(self._folder.name) / secrets.token_hex(8))
+
+
+def _ran(session: Session[Request, Reply], request: Run, timeout_s: float) -> Ran:
+    try:
+        reply = session.ask(request, timeout_s=timeout_s)
+    except NoReply as error:
+        status: Status = "hang" if error.status == "timeout" else "crash"
+        return Ran(result=_unfinished(request.id, status, error.reason))
+    assert isinstance(reply, Ran)
+    return reply
+
+
+def _unfinished(case_id: str, status: Status, reason: str) -> Result:
+    level = LEVELS.index(case_id.partition("/")[0])
+    return Result(id=case_id, level=level, status=status, reason=reason)
 
 
 def run_all(
@@ -98,7 +185,7 @@ def run_all(
     caches: Path | None = None,
     open_client: OpenClient | None = None,
     ends: Ends = lambda _result: False,
-) -> tuple[Ready, list[Result]]:
+) -> tuple[Ready, list[Result], KeyboardInterrupt | None]:
     """Run every chosen case, on as many processes as asked for.
 
     Args:
@@ -110,7 +197,8 @@ def run_all(
         ends: asked of each result; after the first yes no further case is started.
 
     Returns:
-        What was known of the cases, and the results in the order of the cases.
+        What was known of the cases, the results in the order of the cases, and what interrupted
+        the run, if something did.
 
     Raises:
         InputError: the backend cannot be loaded, or what was asked for does not exist.
@@ -125,13 +213,22 @@ def run_all(
         ended = ended or ends(result)
 
     with tempfile.TemporaryDirectory(prefix="backbay-conform-") as empty:
-        opened = open_client or (lambda: start(caches or Path(empty)))
-        first = CaseSession(setup, opened)
+        folder = caches or Path(empty)
+        opened = open_client or (lambda: start(folder))
+        first = CaseSession(setup, opened, judge_in(folder))
         ready = first.ready()
-        others = [CaseSession(setup, opened) for _ in range(min(workers, len(ready.cases)) - 1)]
+        others = [
+            CaseSession(setup, opened, judge_in(folder))
+            for _ in range(min(workers, len(ready.cases)) - 1)
+        ]
         cases = itertools.takewhile(lambda _: not ended, ready.cases)
-        run_side_by_side([first, *others], cases, note)
-    return ready, [found[case_id] for case_id, _ in ready.cases if case_id in found]
+        interruption: KeyboardInterrupt | None = None
+        try:
+            run_side_by_side([first, *others], cases, note)
+        except KeyboardInterrupt as stopped:
+            interruption = stopped
+    results = [found[case_id] for case_id, _ in ready.cases if case_id in found]
+    return ready, results, interruption
 
 
 def run_side_by_side(
@@ -145,6 +242,7 @@ def run_side_by_side(
         note: called with each result.
 
     Raises:
+        KeyboardInterrupt: the case that each was at is lost.
         Exception: what one session or ``note`` raised; the others finish their case first.
     """
     left, lock, stopped = iter(cases), threading.Lock(), threading.Event()
@@ -159,14 +257,22 @@ def run_side_by_side(
                         return
                     result = session.run(*case)
                     with lock:
-                        note(result)
+                        if not session.is_abandoned:
+                            note(result)
         except BaseException:
             stopped.set()
             raise
 
     with ThreadPoolExecutor(len(sessions)) as threads:
         others = [threads.submit(work, x) for x in sessions[1:]]
-        work(sessions[0])
+        try:
+            work(sessions[0])
+            wait(others)
+        except KeyboardInterrupt:
+            stopped.set()
+            for session in sessions:
+                session.abandon()
+            raise
     for other in others:
         other.result()
 
@@ -179,6 +285,11 @@ def start(caches: Path) -> Client[Request, Reply]:
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     return SERVICE.start(environment)
+
+
+def judge_in(caches: Path) -> OpenClient:
+    """Return what starts a child that judges; its compiler caches are its own."""
+    return lambda: start(caches / "judge")
 
 
 def usual_workers() -> int:

@@ -76,7 +76,8 @@ class PytestRun:
             levels=asked.levels,
             profile=asked.profile,
         )
-        self._session = pool.CaseSession(setup, lambda: pool.start(Path(self._caches.name)))
+        folder = Path(self._caches.name)
+        self._session = pool.CaseSession(setup, lambda: pool.start(folder), pool.judge_in(folder))
         try:
             self._expected = Expected.of(
                 asked.expectations,

@@ -83,6 +83,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     rungs: dict[str, Status] = {}
     """Of a failure: what became of the case on each rung below, in order."""
     seconds: float = 0.0
+    judged: int = 0
+    """How many of its results were judged where the backend was not loaded. What is not among them,
+    such as memory that is shared, what is raised or how often something was compiled, is seen where
+    the backend ran, and nobody else can say so."""
     expected: str = ""
     """Why the expectations file says that this status is expected; empty where it says nothing."""
 
@@ -155,12 +159,17 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     results: tuple[Result, ...]
     stale: tuple[str, ...] = ()
     """Lines of the expectations file that match no case, or whose case now passes."""
+    isolation: Literal["process", "in_process"] = "process"
+    """``in_process`` where the backend ran in the process of who asked: cheats and crashes are not
+    contained then."""
+    partial: bool = False
+    """Whether it was interrupted: cases are missing."""
     notes: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
         """Whether nothing is held against the backend, and the expectations file is true."""
-        return not self.stale and not any(x.failed for x in self.results)
+        return not (self.partial or self.stale or any(x.failed for x in self.results))
 
     @property
     def badge(self) -> int | None:

@@ -2,9 +2,11 @@
 
 import msgspec
 
+from backbay.registry import Traits
 from backbay.session import Service
+from backbay_conformance.answers_record import Given, Opening
 from backbay_conformance.fuzz.program import Program
-from backbay_conformance.record import Profile, Result
+from backbay_conformance.record import Profile, Result, Status
 
 
 class SuiteSetup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
@@ -18,6 +20,8 @@ class SuiteSetup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     profile: Profile
     only: tuple[str, ...] = ()
     all_samples: bool = False
+    judges: bool = False
+    """Whether the process judges: then the backend is not loaded."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -30,6 +34,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     known: tuple[str, ...]
     """Ids of every case of the levels, chosen or not."""
     device_name: str
+    traits: Traits
+    """What the backend declares."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
@@ -40,6 +46,45 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     """A rung's name, or the backend under test."""
     program: Program | None = None
     """What is run instead of the collected case: a program of the fuzzer's, made smaller."""
+    openings: tuple[tuple[Opening, ...], ...] | None = None
+    """Of each sample, what is known of its goldens; ``null``: the results are judged where they
+    are computed."""
+    path: str = ""
+    """Of the file to write tensors to, where they are handed on."""
+
+
+class Refer(msgspec.Struct, frozen=True, kw_only=True, tag="refer"):
+    """Run one case uncompiled, for its goldens and for how results are to be judged."""
+
+    id: str
+    program: Program | None = None
+    traits: Traits
+    """Of the backend that is to be judged."""
+
+
+class Referred(msgspec.Struct, frozen=True, kw_only=True, tag="referred"):
+    """What the backend's process must know; the rest is kept."""
+
+    openings: tuple[tuple[Opening, ...], ...]
+    asked: int
+    """How many results are judged."""
+
+
+class Weigh(msgspec.Struct, frozen=True, kw_only=True, tag="weigh"):
+    """Judge what a backend gave for the case that was referred to last."""
+
+    path: str
+    given: tuple[Given, ...]
+    whole: bool
+    """Whether the case came to its end, so that nothing may be missing."""
+
+
+class Weighed(msgspec.Struct, frozen=True, kw_only=True, tag="weighed"):
+    """What came of it."""
+
+    status: Status | None = None
+    """``null``: nothing is wrong."""
+    reason: str = ""
 
 
 class Show(msgspec.Struct, frozen=True, kw_only=True, tag="show"):
@@ -58,11 +103,14 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
     """What became of it."""
 
     result: Result
+    given: tuple[Given, ...] = ()
+    """What is to be judged; tensors are in the file."""
 
 
-Request = SuiteSetup | Run | Show
-Reply = Ready | Ran | Shown
+Request = SuiteSetup | Run | Refer | Weigh | Show
+Reply = Ready | Ran | Referred | Weighed | Shown
 
 SERVICE = Service[Request, Reply](
-    "backbay_conformance.handler:handler_of_child", {SuiteSetup: Ready, Run: Ran, Show: Shown}
+    "backbay_conformance.handler:handler_of_child",
+    {SuiteSetup: Ready, Run: Ran, Refer: Referred, Weigh: Weighed, Show: Shown},
 )

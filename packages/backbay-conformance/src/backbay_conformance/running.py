@@ -7,7 +7,7 @@ import warnings
 import torch
 
 from backbay.registry import Traits
-from backbay_conformance.case import Case, CaseError
+from backbay_conformance.case import Case, CaseError, EagerUnstable, NotRunnable, Unsupported
 from backbay_conformance.record import Result, Status
 from backbay_conformance.subject import Subject, message_of
 
@@ -26,7 +26,32 @@ def run_case(case: Case, subject: Subject) -> Result:
     return Result(id=case.id, level=case.level, status=status, reason=reason, seconds=seconds)
 
 
+def refer(case: Case, subject: Subject) -> bool:
+    """Run a case for what others are held against.
+
+    Returns:
+        Whether it ended before its end.
+    """
+    try:
+        _run(case, subject)
+    except (EagerUnstable, NotRunnable, Unsupported):
+        return False  # so it does for everybody
+    except Exception:  # noqa: BLE001 (uncompiled, some cases make no sense)
+        return True
+    return False
+
+
 def _answered(case: Case, subject: Subject) -> tuple[Status, str]:
+    try:
+        _run(case, subject)
+    except CaseError as ended:
+        return ended.status, ended.reason
+    except Exception as error:  # noqa: BLE001 (whatever a backend raises is the result)
+        return "fail_error", f"{type(error).__name__}: {message_of(error)}"
+    return ran(subject) if case.compiles else ("pass", "")
+
+
+def _run(case: Case, subject: Subject) -> None:
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
         with warnings.catch_warnings():
@@ -35,13 +60,8 @@ def _answered(case: Case, subject: Subject) -> tuple[Status, str]:
             random.seed(subject.seed)
             torch.manual_seed(subject.seed)
             case.run(subject)
-    except CaseError as ended:
-        return ended.status, ended.reason
-    except Exception as error:  # noqa: BLE001 (whatever a backend raises is the result)
-        return "fail_error", f"{type(error).__name__}: {message_of(error)}"
     finally:
         restore_global_state(threads=threads, precision=precision)
-    return ran(subject) if case.compiles else ("pass", "")
 
 
 def ran(subject: Subject) -> tuple[Status, str]:

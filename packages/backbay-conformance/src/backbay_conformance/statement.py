@@ -29,6 +29,8 @@ def verdict(statement: Statement) -> str:
     expected = sum(bool(x.expected) for x in statement.results if x.status in FAILURES)
     if expected:
         said += f", {expected} failures are known"
+    if statement.partial:
+        return f"{statement.backend}: interrupted: {len(failed)} failures so far; {said}"
     if failed or statement.stale:
         lines = len(statement.stale)
         stale = f", and {lines} expectations are not true" if lines else ""

@@ -14,8 +14,10 @@ from backbay.proof import Golden, Outcome, Proof, Verdict, Workload, make_golden
 from backbay.proof.oracle import Kind
 from backbay.registry import BackendSpec, CompilerFn, Registry, Traits
 from backbay.registry.target import parse
+from backbay_conformance.answers import Answers, JudgedHere, Reference
 from backbay_conformance.case import EagerUnstable, Failed, NotRunnable
 from backbay_conformance.record import Status
+from backbay_conformance.travelling import travelled
 from backbay_conformance.watching import Graph, Watched
 
 _FOLDERS = re.compile(r"/[^\s:\"']*/(?=(?:backbay|torch)/)")
@@ -28,6 +30,8 @@ _STATUS: Mapping[Kind, Status] = {
 }
 
 
+REFUSED = "refused"
+"""What stands for a result that a backend may refuse to compute, and says that it does."""
 Configure = Callable[[str | None, Mapping[str, Any] | None], CompilerFn]
 """Returns the backend with a mode and options: torch's own take them in their own way."""
 
@@ -47,8 +51,11 @@ class Subject:
         spec: BackendSpec | None = None,
         registry: Registry | None = None,
         runs_graphs_as_they_are: bool = False,
+        answers: Answers | None = None,
     ) -> None:
         self.name = name
+        self.answers = answers or JudgedHere()
+        """What becomes of its results."""
         self.runs_graphs_as_they_are = runs_graphs_as_they_are
         """Whether it says of itself that it generates no code: it is there for finding faults."""
         self.device = device
@@ -73,6 +80,8 @@ class Subject:
 
     def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """Compile with the backend; options are those of torch.compile."""
+        if not self.answers.compiles:
+            return function
         if self._configure is not None and options.keys() & {"mode", "options"}:
             mode, further = options.pop("mode", None), options.pop("options", None)
             self.watched.compiler = self._configure(mode, further)
@@ -87,7 +96,7 @@ class Subject:
         calls: int = 1,
         options: Mapping[str, Any] | None = None,
         **kwargs: Any,
-    ) -> Proof:
+    ) -> None:
         """Hold what the backend gives against eager and float64 truth: everything, by the rule.
 
         Values, shapes, dtypes, strides, structure, memory shared with inputs, what the run changed,
@@ -106,7 +115,7 @@ class Subject:
             EagerUnstable: eager gives nothing that could be compared with.
         """
         workload = Workload(as_module(function), args, kwargs)
-        return self.agrees_on(workload, train=train, calls=calls, options=options)
+        self.agrees_on(workload, train=train, calls=calls, options=options)
 
     def agrees_on(
         self,
@@ -115,15 +124,35 @@ class Subject:
         train: bool = False,
         calls: int = 1,
         options: Mapping[str, Any] | None = None,
-    ) -> Proof:
+    ) -> None:
         """Hold what the backend gives on a workload against eager's; see `agrees`."""
-        golden = golden_of(workload, train=train, seed=self.seed)
+        golden = self.golden(workload, train=train)
         with golden.context():
             call = self.compile(workload.model, **(options or {}))
             for _ in range(calls):
-                proof = golden.judge(observe(call, workload, train=train, seed=self.seed))
-                raise_if_wrong(proof)
-        return proof
+                self.judge(golden, observe(call, workload, train=train, seed=self.seed))
+
+    def golden(self, workload: Workload, *, train: bool) -> Reference:
+        """Return the reference of a workload, or the seal of one that a judge has.
+
+        Raises:
+            EagerUnstable: eager gives nothing that could be compared with.
+            NotRunnable: eager raises.
+        """
+        return self.answers.golden(lambda: golden_of(workload, train=train, seed=self.seed))
+
+    def judge(self, golden: Reference, outcome: Outcome) -> None:
+        """Hold what a run gave against a reference.
+
+        Raises:
+            Failed: it is not right.
+        """
+
+        def how(given: Any) -> None:
+            assert isinstance(golden, Golden), "who judges has made it"
+            raise_if_wrong(golden.judge(given))
+
+        self.answers.answer(outcome, how)
 
     def matches(self, function: Callable[..., Any], *calls: Any, **options: Any) -> None:
         """Compile a function once, and hold each call of it against eager's; see `near`.
@@ -141,7 +170,9 @@ class Subject:
             args = inputs if isinstance(inputs, tuple) else (inputs,)
             self.near(call(*args), function(*args))
 
-    def near(self, got: Any, wanted: Any, *, what: str = "result") -> None:
+    def near(
+        self, got: Any, wanted: Any, *, what: str = "result", or_refused: bool = False
+    ) -> None:
         """Hold a value computed outside `agrees` against eager's, tensor by tensor.
 
         The tolerance is torch.testing.assert_close's; where an exact answer is due, compare so.
@@ -149,16 +180,50 @@ class Subject:
         Raises:
             Failed: they differ.
         """
-        try:
-            torch.testing.assert_close(got, wanted, equal_nan=True)
-        except AssertionError as error:
-            kind = _differs_in_kind(got, wanted)
-            status: Status = "fail_metadata" if kind else "fail_value"
-            raise Failed(status, f"{what}: {message_of(error)}") from error
+        self.answers.answer(got, Near(wanted, what=what, or_refused=or_refused))
+
+    def near_each_other(self, got: Any, other: Any, *, what: str = "result") -> None:
+        """Hold two values that the backend gave against each other; see `near`.
+
+        Raises:
+            Failed: they differ.
+        """
+        self.answers.answer((got, other), lambda pair: Near(pair[1], what=what)(pair[0]))
+
+    def same(self, got: Any, wanted: Any, *, status: Status, what: str) -> None:
+        """Hold a tensor that the backend gave against eager's, to the last bit.
+
+        Raises:
+            Failed: they differ.
+        """
+        kept = travelled(wanted)
+
+        def how(given: Any) -> None:
+            if not _same(given, kept):
+                raise Failed(status, what)
+
+        self.answers.answer(got, how)
+
+    def same_as_each_other(self, *got: Any, status: Status, what: str) -> None:
+        """Hold what the backend gave against its own first, to the last bit.
+
+        Raises:
+            Failed: they differ.
+        """
+
+        def how(given: Any) -> None:
+            if not all(_same(x, given[0]) for x in given[1:]):
+                raise Failed(status, what)
+
+        self.answers.answer(got, how)
 
     @contextlib.contextmanager
     def must(self, status: Status, what: str) -> Iterator[None]:
         """A plain assertion its status: ``with subject.must("fail_metadata", "stride"): ...``.
+
+        It is for what can only be seen where the backend runs: memory that is shared, what is
+        raised, how often something was compiled. Nothing but the backend's own process says so.
+        Values are for `near` and `same`.
 
         Raises:
             Failed: the block raised AssertionError.
@@ -166,8 +231,35 @@ class Subject:
         try:
             yield
         except AssertionError as error:
+            if not self.answers.compiles:
+                return
             said = f": {message_of(error)}" if str(error) else ""
             raise Failed(status, f"{what}{said}") from error
+
+
+class Near:
+    """Whether a value is near another, as torch.testing.assert_close has it."""
+
+    def __init__(self, wanted: Any, *, what: str, or_refused: bool = False) -> None:
+        self._wanted = travelled(wanted)
+        self._what = what
+        self._or_refused = or_refused
+
+    def __call__(self, got: Any) -> None:
+        """Hold a value against it.
+
+        Raises:
+            Failed: they differ.
+        """
+        if self._or_refused and isinstance(got, str) and got == REFUSED:
+            return
+        got = travelled(got)
+        try:
+            torch.testing.assert_close(got, self._wanted, equal_nan=True)
+        except AssertionError as error:
+            kind = _differs_in_kind(got, self._wanted)
+            status: Status = "fail_metadata" if kind else "fail_value"
+            raise Failed(status, f"{self._what}: {message_of(error)}") from error
 
 
 class Function(torch.nn.Module):
@@ -281,3 +373,22 @@ def _far(got: Any, wanted: Any) -> bool:
     except AssertionError:
         return True
     return False
+
+
+def _same(got: Any, wanted: Any) -> bool:
+    if isinstance(got, torch.Tensor) and isinstance(wanted, torch.Tensor):
+        return same_bits(got, wanted)
+    if isinstance(got, list | tuple) and isinstance(wanted, list | tuple):
+        return len(got) == len(wanted) and all(map(_same, got, wanted))
+    return bool(got == wanted)
+
+
+def same_bits(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether two tensors are equal to the last bit: zeros by their sign, NaN by any NaN."""
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return False
+    if not got.is_floating_point():
+        return torch.equal(got, wanted)
+    signs = torch.signbit(got) == torch.signbit(wanted)
+    equal = (got == wanted) & signs
+    return bool((equal | (got.isnan() & wanted.isnan())).all())

@@ -26,6 +26,7 @@ from backbay.kit.backend import Backend, Compilation
 from backbay.kit.codegen import Compiled, nested_tracing
 from backbay.kit.observing import unobserved
 from backbay.registry import Option
+from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutions
 from backbay_optimizer.passes.eager_convolutions import eager_convolutions
 from backbay_optimizer.passes.fused_attention import fused_attention
 from backbay_optimizer.passes.fused_convolutions import fused_convolutions
@@ -60,6 +61,7 @@ class Optimizing(Backend):
         windowed_attention,
         one_token_attention,
         eager_convolutions,
+        depthwise_convolutions,
         space_to_depth,
         group_norm_silu,
         fused_convolutions,

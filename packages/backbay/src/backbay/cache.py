@@ -1,4 +1,4 @@
-"""What was found out before, kept on disk: a JSON file each, under ``$BACKBAY_CACHE``.
+"""What was found out before, kept on disk: a file each, JSON or bytes, under ``$BACKBAY_CACHE``.
 
 What is read decides what is called working, and what is compiled. So a file is believed as ssh
 believes its own: it and the folders that hold it, up to the cache folder, belong to this user or to
@@ -34,17 +34,40 @@ def read_cached(path: Path, kind: type[_Kept]) -> _Kept | None:
     Raises:
         Untrusted: somebody else may have written it.
     """
+    kept = read_bytes_cached(path)
+    try:
+        return None if kept is None else msgspec.json.decode(kept, type=kind)
+    except msgspec.MsgspecError:
+        return None
+
+
+def read_bytes_cached(path: Path) -> bytes | None:
+    """Return a file's bytes; nothing where there is none, or it can't be read.
+
+    Raises:
+        Untrusted: somebody else may have written it.
+    """
     try:
         for holder in (*_holders(path), path):
             check_owner(holder)
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return path.read_bytes()
     except Untrusted:
         raise
-    except (OSError, msgspec.MsgspecError):
+    except OSError:
         return None
 
 
 def write_cached(path: Path, kept: Any) -> None:
+    """Write a file of JSON, whole or not at all.
+
+    Raises:
+        Untrusted: it would not be believed: others may write to its folder.
+        OSError: it can't be written.
+    """
+    write_bytes_cached(path, msgspec.json.encode(kept))
+
+
+def write_bytes_cached(path: Path, kept: bytes) -> None:
     """Write a file, whole or not at all.
 
     Raises:
@@ -55,7 +78,7 @@ def write_cached(path: Path, kept: Any) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
         temporary = Path(file.name)
     try:
-        temporary.write_bytes(msgspec.json.encode(kept))
+        temporary.write_bytes(kept)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

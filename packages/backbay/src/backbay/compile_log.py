@@ -29,7 +29,10 @@ class Record:
     device: str = ""
     """Device type of the graph's inputs."""
     nodes: int = 0
-    """How many nodes the graph has."""
+    """How many nodes the graph has; operators, where ``owned`` is stated."""
+    owned: int | None = None
+    """How many operators ``ran`` compiled; the rest went to a fallback. None: it was not counted.
+    """
     when: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 

@@ -20,6 +20,7 @@ from backbay.errors import InputError, Interrupted
 from backbay.race.record import Report as RaceReport
 from backbay.race.record import Result
 from backbay.race.record import Settings as RaceSettings
+from backbay.registry import Registry
 from backbay.reporting.machine import Machine
 from backbay.verify.record import BackendRecord, CheckRecord
 from backbay.verify.record import Report as VerifyReport
@@ -68,7 +69,13 @@ def raced() -> RaceReport:
     )
     settings = RaceSettings(backends=(), mode="infer", dtype="", device="", seed=0)
     return RaceReport(
-        created="", machine=MACHINE, versions={}, settings=settings, decision=(), results=(row,)
+        created="",
+        machine=MACHINE,
+        versions={},
+        settings=settings,
+        decision=(),
+        results=(row,),
+        notes=("the machine is busy",),
     )
 
 
@@ -132,6 +139,7 @@ def test_a_step_is_left_out_or_its_result_is_not_in_the_row(commands, plan, regi
     assert not report.partial
     assert report.command == "backbay doctor openvino --fresh-venvs --torch 2.13.0"
     assert "conform-openvino" not in commands.started
+    assert commands.started.index("loaded") < commands.started.index("install-models")
     assert commands.arguments["install-0"][-2:] == ["torch==2.13.0", "openvino"]
 
 
@@ -142,27 +150,38 @@ def test_the_page_says_otherwise_than_the_report_or_a_cell_breaks_its_table(
     assert "| `openvino` | `pip install openvino` | torch 2.13.0, openvino 2026.4.1 |" in page
     assert "2.00x [1.90, 2.10], 0.50x [0.45, 0.55]" in page
     why = "mlp, training; conv_net, training; block, training: failed: gradients: why\\|it"
-    assert f"- `openvino`: {why}" in page
+    assert f"- `openvino`: {why}" in " ".join(page.split())
+    assert all(len(x) <= 100 for x in page.splitlines() if not x.startswith("|"))
+    assert "- openvino, decoder: the machine is busy" in page
     rows = [x for x in page.splitlines() if x.startswith("| `openvino`")]
     assert {x.replace("\\|", "").count("|") for x in rows} <= {6, 12, 5}
 
 
 def test_what_was_done_is_done_again_or_what_failed_is_not(commands, plan, registry):
-    commands.ends |= {"verify-block": 2, "install-1": 1}
+    commands.ends["verify-block"] = 2
     report = run(["openvino"], plan, registry=registry)
     assert len(report.rows[0].cases) == 6
-    assert report.rows[1].installed == "no"
-    assert report.rows[1].why_not == "No matching distribution found for x"
     commands.started.clear()
     commands.ends.clear()
     report = run(["openvino"], plan, registry=registry)
-    assert commands.started == ["install-1", "verify-block"]
+    assert commands.started == ["verify-block"]
     assert len(report.rows[0].cases) == 9
     commands.started.clear()
     again = Plan(folder=plan.folder, torch=plan.torch, again=True)
     run(["openvino"], again, registry=registry)
     assert "venv" in commands.started
     assert len(commands.started) > 8
+
+
+def test_a_backend_that_came_later_is_not_tried(commands, plan, registry):
+    commands.ends["install-1"] = 1
+    before = run(["openvino"], plan, registry=registry).rows[1]
+    assert (before.installed, before.why_not) == ("no", "No matching distribution found for x")
+    commands.ends.clear()
+    commands.started.clear()
+    run(["openvino"], plan, registry=registry)
+    assert commands.started == ["install-1", "loaded"]
+    assert commands.arguments["loaded"][-2:] == ["openvino", "backbay_openvino"]
 
 
 def test_another_torch_is_given_the_rows_of_this_one(commands, plan, registry):
@@ -209,11 +228,48 @@ def test_conformance_is_run_unasked_or_not_when_asked(commands, plan, registry):
     assert report.rows[1].conformance is None
 
 
+def test_the_share_of_an_adapter_is_lost_or_asked_of_the_stock_backend(commands, plan, registry):
+    adapter = LOADED | {"backend": "backbay_openvino"}
+    share = {"backend": "backbay_openvino", "workload": "hf:bert", "owned": 90, "operators": 100}
+
+    def printed(step: str) -> bytes:
+        if step == "loaded":
+            return json.dumps([LOADED, adapter]).encode()
+        if step.startswith("owned"):
+            return json.dumps([share] if step == "owned-hf-bert" else []).encode()
+        return Commands.printed(commands, step)
+
+    commands.printed = printed
+    stock, own = run(["openvino"], plan, registry=registry).rows
+    assert commands.arguments["owned-hf-bert"][-2:] == ["hf:bert", "backbay_openvino"]
+    assert stock.owned == ()
+    assert [(x.owned, x.operators) for x in own.owned] == [(90, 100)]
+    assert "90 of 100" in markdown(run(["openvino"], plan, registry=registry))
+
+
+@pytest.mark.slow
+def test_what_another_backend_ran_is_counted_as_the_engines(monkeypatch):
+    from backbay import compile_log
+    from backbay.engines import owning
+
+    def halves(graph_module, example_inputs):
+        record = compile_log.Record(asked="halves", ran="halves", why="", nodes=4, owned=2)
+        compile_log.note(record)
+        return graph_module.forward
+
+    registry = Registry()
+    registry.register_backend(halves, "halves")
+    monkeypatch.setattr(owning, "default_registry", registry)
+    found = owning.owned("backbay.engines.models:mlp", "halves")
+    assert (found.owned, found.operators) == (2, 4)
+    assert owning.owned("backbay.engines.models:mlp", "eager") is None
+
+
 def test_a_backend_that_does_not_load_is_raced(commands, plan, registry):
     broken = LOADED | {"works": False, "error": "ImportError: gone", "remedy": "use inductor"}
     commands.printed = lambda step: json.dumps([broken]).encode()
     report = run(["openvino"], plan, registry=registry)
-    assert commands.started[-1] == "loaded"
+    assert commands.started[-1] == "loaded"  # nor are models installed
     assert list(reasons(report.rows[0])) == ["ImportError: gone; use inductor"]
 
 
@@ -254,7 +310,8 @@ def test_backbay_is_taken_from_elsewhere_than_it_was_installed_from(install, reg
     (folder / "direct_url.json").write_text('{"url": "file:///there/back%20bay"}')
     install("backbay-adapters", "0.1.0")
     here = registry.environment.installed
-    assert selection.base(here) == ["/there/back bay[models,race]", "backbay-conformance"]
+    assert selection.base(here) == ["/there/back bay[race]", "backbay-conformance"]
+    assert selection.models(here) == ["/there/back bay[models]"]
     line = "pip install --pre 'backbay-adapters[openvino]'"
     assert selection.requirements(line, here) == ["--pre", "backbay-adapters[openvino]==0.1.0"]
     assert selection.requirements("conda install x", here) is None

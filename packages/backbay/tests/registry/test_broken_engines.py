@@ -84,12 +84,22 @@ def test_the_error_of_today_is_not_the_one_that_the_catalogue_quotes(engine, reg
     assert remedy in fault.remedy
 
 
-@pytest.mark.parametrize("name", [*ENGINES, "openxla", "tvm"])
+def test_the_zentorch_of_another_torch_is_installed(registry):
+    found = registry.availability("zentorch")
+    assert found.reason == "zentorch is not installed"
+    assert found.remedy == "pip install 'zentorch==2.13.*'"
+    spec = registry.spec("zentorch")
+    assert spec.install_beside("2.14.0+cu130") == "pip install 'zentorch==2.14.*'"
+    assert spec.install_beside(None) == "pip install 'zentorch'"
+    assert registry.spec("openvino").install_beside("2.13.0") == "pip install openvino"
+
+
+@pytest.mark.parametrize("name", [*sorted(ENGINES.keys() - {"zentorch"}), "openxla", "tvm"])
 def test_somebody_is_sent_to_install_what_would_not_run(name, registry):
     found = registry.availability(name)
     assert found.state == "not_installed"
     assert "and what pip installs does not run beside torch 2.13.0+cpu: " in found.reason
-    assert found.remedy.startswith(("use ", "pip install 'zentorch==2.13.*'"))
+    assert found.remedy.startswith("use ")
     with pytest.raises(BackendUnavailable, match="does not run beside torch"):
         registry.require(name)
 

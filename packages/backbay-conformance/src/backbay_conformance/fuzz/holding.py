@@ -8,10 +8,11 @@ from typing import Any
 
 from backbay.errors import BackbayError
 from backbay.proof import Golden, Workload, observe
+from backbay_conformance.answers import Reference
 from backbay_conformance.case import EagerUnstable
 from backbay_conformance.fuzz.building import built, inputs_of
 from backbay_conformance.fuzz.program import Program
-from backbay_conformance.subject import Subject, golden_of, message_of, raise_if_wrong
+from backbay_conformance.subject import Subject, golden_of, message_of
 
 
 def hold(subject: Subject, program: Program, options: Mapping[str, Any] | None = None) -> None:
@@ -33,11 +34,20 @@ def hold(subject: Subject, program: Program, options: Mapping[str, Any] | None =
     call = None
     for n in program.sizes:
         workload = Workload(module, inputs_of(program, n, subject.device))
-        golden = golden_at(workload, program, seed=subject.seed)
+        golden = reference_at(subject, workload, program)
         with golden.context():
             call = subject.compile(module, **asked) if call is None else call
             outcome = observe(call, workload, train=program.train, seed=subject.seed)
-            raise_if_wrong(golden.judge(outcome))
+            subject.judge(golden, outcome)
+
+
+def reference_at(subject: Subject, workload: Workload, program: Program) -> Reference:
+    """Return the reference of a program at one size, or the seal of one that a judge has.
+
+    Raises:
+        EagerUnstable: as `golden_at`.
+    """
+    return subject.answers.golden(lambda: golden_at(workload, program, seed=subject.seed))
 
 
 def golden_at(workload: Workload, program: Program, *, seed: int = 0) -> Golden:

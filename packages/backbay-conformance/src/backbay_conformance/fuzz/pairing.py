@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from backbay.proof import Golden, Noise, Outcome, Workload, compare, observe
+from backbay_conformance.answers import Reference
 from backbay_conformance.case import Failed, NotRunnable
 from backbay_conformance.fuzz.building import built, inputs_of
 from backbay_conformance.fuzz.drawing import program as drawn
-from backbay_conformance.fuzz.holding import golden_at
+from backbay_conformance.fuzz.holding import reference_at
 from backbay_conformance.fuzz.metamorphic import TWINS
 from backbay_conformance.fuzz.program import Program
-from backbay_conformance.subject import Subject
+from backbay_conformance.subject import Subject, as_module
 
 _SEEDS_TRIED = 60
 _TWICE = 2.0
@@ -48,8 +49,8 @@ def hold_pair(subject: Subject, program: Program, twin: Program) -> None:
         workload = Workload(
             built(program).to(subject.device), inputs_of(program, n, subject.device)
         )
-        golden = golden_at(workload, program, seed=subject.seed)
-        raise_if_unlike(one, other, golden)
+        golden = reference_at(subject, workload, program)
+        judge_alike(subject, one, other, golden)
 
 
 def _outcomes(subject: Subject, program: Program) -> list[Outcome]:
@@ -71,16 +72,28 @@ def hold_function_pair(
     Raises:
         Failed: they differ.
     """
-    from backbay_conformance.subject import as_module, golden_of  # noqa: PLC0415 (only here)
-
     found = []
     for function in (one, other):
         torch.compiler.reset()
         workload = Workload(as_module(function), args)
         call = subject.compile(workload.model)
         found.append(observe(call, workload, train=False, seed=subject.seed))
-    golden = golden_of(Workload(as_module(one), args), train=False, seed=subject.seed)
-    raise_if_unlike(found[0], found[1], golden)
+    golden = subject.golden(Workload(as_module(one), args), train=False)
+    judge_alike(subject, found[0], found[1], golden)
+
+
+def judge_alike(subject: Subject, one: Outcome, other: Outcome, golden: Reference) -> None:
+    """Hold one outcome of the backend against another.
+
+    Raises:
+        Failed: they differ by more than the golden's noise allows.
+    """
+
+    def how(given: tuple[Outcome, Outcome]) -> None:
+        assert isinstance(golden, Golden), "who judges has made it"
+        raise_if_unlike(*given, golden)
+
+    subject.answers.answer((one, other), how)
 
 
 def raise_if_unlike(one: Outcome, other: Outcome, golden: Golden) -> None:

@@ -123,7 +123,9 @@ class _Run:
         return time.monotonic() - start
 
     def _session(self) -> pool.CaseSession:
-        return pool.CaseSession(self.setup, lambda: pool.start(self.caches))
+        return pool.CaseSession(
+            self.setup, lambda: pool.start(self.caches), pool.judge_in(self.caches)
+        )
 
     def _note(self, result: Result) -> None:
         self.counts[result.status] += 1

@@ -7,8 +7,8 @@ import torch
 
 from backbay.proof import Outcome, Workload, observe
 from backbay_conformance.fuzz.building import built, inputs_of
-from backbay_conformance.fuzz.holding import golden_at
-from backbay_conformance.fuzz.pairing import pair_at, raise_if_unlike
+from backbay_conformance.fuzz.holding import reference_at
+from backbay_conformance.fuzz.pairing import judge_alike, pair_at
 from backbay_conformance.subject import Subject
 
 
@@ -43,8 +43,8 @@ def held_inside(number: int, subject: Subject) -> None:
             _plainly_named(observe(call, workload, train=program.train, seed=subject.seed))
         )
     alone = Workload(built(program).to(subject.device), inputs_of(program, n, subject.device))
-    golden = golden_at(alone, program, seed=subject.seed)
-    raise_if_unlike(found[0], found[1], golden)
+    golden = reference_at(subject, alone, program)
+    judge_alike(subject, found[0], found[1], golden)
 
 
 def _plainly_named(outcome: Outcome) -> Outcome:

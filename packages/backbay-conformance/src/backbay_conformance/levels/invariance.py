@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 from backbay.proof import Workload, observe
 from backbay_conformance.case import Case, Cases, NotRunnable, Unsupported
 from backbay_conformance.levels import sampled
-from backbay_conformance.subject import Subject, as_module, golden_of, raise_if_wrong
+from backbay_conformance.subject import Subject, as_module
 
 Program = Callable[[torch.Tensor], torch.Tensor]
 _ROWS, _WIDTH = 37, 1031
@@ -79,8 +79,9 @@ def row_depends_on_batch(case_id: str, program: Program, subject: Subject) -> No
     call = subject.compile(program, dynamic=False)
     whole = call(x)
     for row in (0, _ROWS - 1):
-        with subject.must("fail_behaviour", f"row {row} alone is not what it is in the batch"):
-            torch.testing.assert_close(call(x[row : row + 1])[0], whole[row], rtol=0, atol=0)
+        said = f"row {row} alone is not what it is in the batch"
+        alone = call(x[row : row + 1])[0]
+        subject.same_as_each_other(whole[row], alone, status="fail_behaviour", what=said)
 
 
 def threads_change_results(case_id: str, program: Program, subject: Subject) -> None:
@@ -88,11 +89,11 @@ def threads_change_results(case_id: str, program: Program, subject: Subject) -> 
     if subject.device.type != "cpu":
         raise NotRunnable("the number of threads is a matter of the CPU")
     workload = Workload(as_module(program), (_input(case_id, subject),))
-    golden = golden_of(workload, train=True, seed=subject.seed)
+    golden = subject.golden(workload, train=True)
     call = subject.compile(workload.model)
     for count in _THREADS:
         with _threads(count):
-            raise_if_wrong(golden.judge(observe(call, workload, train=True, seed=subject.seed)))
+            subject.judge(golden, observe(call, workload, train=True, seed=subject.seed))
 
 
 def _input(case_id: str, subject: Subject) -> torch.Tensor:

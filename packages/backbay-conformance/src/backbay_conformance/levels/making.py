@@ -9,6 +9,7 @@ from backbay.proof import compare
 from backbay_conformance.case import Failed
 from backbay_conformance.record import Status
 from backbay_conformance.subject import Subject
+from backbay_conformance.travelling import travelled
 
 
 def normal(
@@ -33,18 +34,8 @@ def numbered(subject: Subject, *shape: int, dtype: torch.dtype = torch.float32) 
     return torch.arange(count, device=subject.device, dtype=dtype).reshape(shape)
 
 
-def same_bits(got: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether two tensors are equal to the last bit: zeros by their sign, NaN by any NaN."""
-    if got.shape != wanted.shape or got.dtype != wanted.dtype:
-        return False
-    if not got.is_floating_point():
-        return torch.equal(got, wanted)
-    signs = torch.signbit(got) == torch.signbit(wanted)
-    equal = (got == wanted) & signs
-    return bool((equal | (got.isnan() & wanted.isnan())).all())
-
-
 def judged(
+    subject: Subject,
     got: Mapping[str, torch.Tensor],
     eager: Mapping[str, torch.Tensor],
     truth: Mapping[str, torch.Tensor],
@@ -54,6 +45,7 @@ def judged(
     """Hold what a case computed by itself against eager's and the float64 truth, by the rule.
 
     Args:
+        subject: the backend.
         got: what the backend gave, by name.
         eager: what eager gave.
         truth: the same computed in float64.
@@ -62,13 +54,18 @@ def judged(
     Raises:
         Failed: the worst of what is not right.
     """
-    for name, wanted in eager.items():
-        if name not in got:
-            raise Failed("fail_metadata", f"{name} is missing")
-        verdict = compare(got[name], wanted, truth[name], name=name)
-        if not verdict.passed:
-            kind: Status = "fail_metadata" if verdict.kind == "metadata" else status
-            raise Failed(kind, f"{name}: {verdict.reason}")
+    kept, true = travelled(eager), travelled(truth)
+
+    def how(given: Any) -> None:
+        for name, wanted in kept.items():
+            if name not in given:
+                raise Failed("fail_metadata", f"{name} is missing")
+            verdict = compare(given[name], wanted, true[name], name=name)
+            if not verdict.passed:
+                kind: Status = "fail_metadata" if verdict.kind == "metadata" else status
+                raise Failed(kind, f"{name}: {verdict.reason}")
+
+    subject.answers.answer(got, how)
 
 
 def called(function: Callable[..., Any], batches: Iterable[tuple[Any, ...]]) -> list[Any]:

@@ -6,18 +6,15 @@ the same optimizer on float64 parameters.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from backbay.proof import compare
-from backbay_conformance.case import Case, Cases, Failed
+from backbay_conformance.case import Case, Cases
 from backbay_conformance.levels import opinfo, sampled
+from backbay_conformance.levels.making import judged
 from backbay_conformance.levels.opinfo import OptimizerEntry
 from backbay_conformance.subject import Subject
-
-if TYPE_CHECKING:
-    from backbay_conformance.record import Status
 
 STEPS = 3
 """The first initialises the state, the second is the first with state, the third repeats it."""
@@ -49,12 +46,11 @@ def _agrees(
     run = functools.partial(_run, entry, settings, tensors)
     eager, truth = run(torch.float32, _as_it_is), run(torch.float64, _as_it_is)
     got = run(torch.float32, subject.compile)
-    for number, (ours, theirs, true) in enumerate(zip(got, eager, truth, strict=True)):
-        verdict = compare(ours, theirs, true, name=f"parameter {number} after {STEPS} steps")
-        if not verdict.passed:
-            of_kind = verdict.kind == "metadata"
-            status: Status = "fail_metadata" if of_kind else "fail_mutation"
-            raise Failed(status, f"{verdict.where}: {verdict.reason}")
+    named = (
+        {f"parameter {i} after {STEPS} steps": x for i, x in enumerate(values)}
+        for values in (got, eager, truth)
+    )
+    judged(subject, *named, status="fail_mutation")
 
 
 def _run(

@@ -89,6 +89,7 @@ def all_asked(subject: Subject, samples: Sequence[Sample], ask: Ask) -> None:
     ended: dict[int, CaseError] = {}
     for number, sample in enumerate(samples):
         reset(subject)
+        subject.answers.sample = number
         try:
             ask(subject, sample)
         except CaseError as error:

@@ -15,7 +15,7 @@ from backbay_conformance.levels import sampled, sizes
 from backbay_conformance.levels.opinfo import Sample
 from backbay_conformance.levels.resizing import resizable, series
 from backbay_conformance.running import reset
-from backbay_conformance.subject import Subject, as_module, golden_of, raise_if_wrong
+from backbay_conformance.subject import Subject, as_module
 from backbay_conformance.watching import Watched
 
 DTYPE = "float32"
@@ -41,11 +41,11 @@ def three_sizes(subject: Subject, sample: Sample) -> None:
     """Compile for any size, and run at three."""
     module = as_module(sample.function)
     workloads = [Workload(module, x.args, x.kwargs) for x in series(sample)]
-    goldens = [golden_of(x, train=False, seed=subject.seed) for x in workloads]
+    goldens = [subject.golden(x, train=False) for x in workloads]
     call = subject.compile(module, dynamic=True)
     for golden, workload in zip(goldens, workloads, strict=True):
         with golden.context():
-            raise_if_wrong(golden.judge(observe(call, workload, train=False, seed=subject.seed)))
+            subject.judge(golden, observe(call, workload, train=False, seed=subject.seed))
     given = sizes.used(subject.watched)
     if given <= 1:
         return

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from backbay.proof import Workload, observe
 from backbay_conformance.case import Cases, Collection, Failed, NotRunnable
-from backbay_conformance.subject import Subject, as_module, golden_of, raise_if_wrong
+from backbay_conformance.subject import Subject, as_module
 from backbay_conformance.watching import Watched
 
 _dynamic = Collection("shapes", "dynamic")
@@ -44,10 +44,10 @@ def right_at(
     """
     module = as_module(function)
     workloads = [Workload(module, x) for x in inputs]
-    goldens = [golden_of(x, train=train, seed=subject.seed) for x in workloads]
+    goldens = [subject.golden(x, train=train) for x in workloads]
     call = subject.compile(module, **(options or {}))
     for golden, workload in zip(goldens, workloads, strict=True):
-        raise_if_wrong(golden.judge(observe(call, workload, train=train, seed=subject.seed)))
+        subject.judge(golden, observe(call, workload, train=train, seed=subject.seed))
     given = used(subject.watched)
     if compiles is not None and given > compiles:
         reason = f"compiled {given} times for {len(inputs)} sizes, where {compiles} is enough"

@@ -19,8 +19,9 @@ class Subject:
     device, seed = torch.device({device!r}), 0
     def compile(self, function, **options):
         return torch.compile(function, backend=BACKEND, **options)
-    def near(self, got, wanted, what=""):
-        torch.testing.assert_close(got, wanted, equal_nan=True)
+    def near(self, got, wanted, what="", or_refused=False):
+        if not (or_refused and isinstance(got, str)):
+            torch.testing.assert_close(got, wanted, equal_nan=True)
     def must(self, status, what):
         return contextlib.nullcontext()
     def agrees(self, function, *args, train=False, calls=1, options=None, **kwargs):
@@ -33,6 +34,15 @@ _MATCHES = """\
         call = self.compile(function, **options)
         for args in [x if isinstance(x, tuple) else (x,) for x in calls]:
             self.near(call(*args), function(*args))
+"""
+_SAME = """\
+    def near_each_other(self, got, other, what=""):
+        self.near(got, other)
+    def same(self, got, wanted, status="", what=""):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+    def same_as_each_other(self, *got, status="", what=""):
+        for one in got[1:]:
+            self.same(one, got[0])
 """
 _OURS = ("backbay",)
 
@@ -59,6 +69,8 @@ def of_source(case: Case, status: Status, why: str, device: torch.device) -> Mad
     subject = _SUBJECT.format(device=str(device))
     if any("subject.matches(" in x for x in parts):
         subject += _MATCHES
+    if any(f"subject.{x}" in y for x in ("same", "near_each_other") for y in parts):
+        subject += _SAME
     body = "\n".join([subject, *parts, shown])
     return Made(imports=tuple(imports), body=body, kind="source", note=why)
 

@@ -31,13 +31,14 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
+from backbay.graph import effects
 from backbay.graph.aliases import disturbed
 from backbay.graph.constant import NotConstantError, constant_value
 from backbay.graph.rewrite import call_before, cast_before, layout
 from backbay.graph.values import is_ordinary, value_of
 from backbay.kit.passes import EIGHTS, NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.kernels import efficient_attention as kernel
-from backbay_optimizer.passes import attention, decomposed_attention, dropout, mask_kinds
+from backbay_optimizer.passes import attention, decomposed_attention, mask_kinds
 from backbay_optimizer.passes.decomposed_attention import Fill, Order, Written, written_out
 
 BLOCK = 128
@@ -64,7 +65,7 @@ class FusedAttention(Rewrite[Written]):
         dtypes=(torch.bfloat16, torch.float16),
         dtypes_because="kernels take 16 bits",
     )
-    sources = (attention, dropout, mask_kinds, decomposed_attention, kernel)
+    sources = (attention, effects, mask_kinds, decomposed_attention, kernel)
     in_checkpoints = True
     removes_dead_code = True
 

@@ -45,9 +45,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     workload: str
     step: Literal["infer", "train"]
+    dtype: str = ""
     arm: Arm
-    abstained: bool = False
-    """Whether the measurement could not tell; the arm is the default then."""
     over_eager: float | None = None
     """Eager's time by this arm's."""
     interval: tuple[float, float] | None = None
@@ -68,8 +67,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     def why(self) -> str:
         """Return in one line what was measured."""
         when = self.created[:10]
-        if self.abstained:
-            return f"raced on {when}: no arm could be told from {self.arm}"
         if self.over_eager is None or self.interval is None:
             return f"raced on {when}: no arm was faster than {self.arm}"
         low, high = self.interval

@@ -129,12 +129,12 @@ def _document(decision: "Decision") -> dict[str, Any]:
         "name": decision.name,
         "workload": decision.workload,
         "step": decision.step,
+        "dtype": decision.dtype,
         "use": str(decision.arm),
         "backend": decision.arm.backend,
         "mode": decision.arm.mode,
         "options": decision.arm.options,
         "why": decision.why,
-        "abstained": decision.abstained,
         "over_eager": decision.over_eager,
         "interval": decision.interval,
         "device": decision.place.device,
@@ -159,9 +159,9 @@ def _print_table(decisions: Sequence["Decision"]) -> None:
     from backbay.cli.console import Screen  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("name", "workload", "step", "use", "device", "why"):
+    for title in ("name", "workload", "step", "dtype", "use", "device", "why"):
         table.add_column(title, overflow="fold", no_wrap=title in {"name", "step"})
     for x in decisions:
-        row = (x.name, x.workload, x.step, str(x.arm), x.place.device, x.why)
+        row = (x.name, x.workload, x.step, x.dtype, str(x.arm), x.place.device, x.why)
         table.add_row(*(Text(plain(cell)) for cell in row))
     Screen(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)

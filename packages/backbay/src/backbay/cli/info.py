@@ -51,7 +51,7 @@ def _document(resolution: Resolution, device: str | None) -> dict[str, Any]:
         **document,
         "spec": as_data(spec),
         "requires": as_data(spec.requires),
-        "install": spec.install,
+        "install": _install(spec),
         "shadowed": [str(x.spec.origin) for x in resolution.candidates[1:]],
         "limits_here": [as_data(x) for x in limits],
         "candidates": [
@@ -114,10 +114,14 @@ def _declared(spec: BackendSpec) -> dict[str, Any]:
         "options": _options(spec),
         "reserved names": ", ".join(spec.reserved_launch_param_names or ()),
         "needs": ", ".join(needs),
-        "install": spec.install,
+        "install": _install(spec),
         "home page": spec.homepage,
         "described by": spec.declared_by,
     }
+
+
+def _install(spec: BackendSpec) -> str | None:
+    return spec.install_beside(default_registry.environment.torch_build.get("__version__"))
 
 
 def _options(spec: BackendSpec) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from backbay.choose import Store
 from backbay.cli.files import check_writable
 from backbay.cli.output import write, written_anyway
 from backbay.cli.parameters import DEVICE, SECONDS, SEED
@@ -43,6 +44,8 @@ Examples:
               help="Seconds of timing for each workload.")  # fmt: skip
 @click.option("--timing-limit", type=SECONDS, default=Limits().whole_s, show_default=True,
               help="Seconds after which a workload's timing is cut off.")  # fmt: skip
+@click.option("--keep/--no-keep", default=True, show_default=True,
+              help="Keep the decision: backend='backbay.auto' applies it.")  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Write everything as JSON; - for standard output.")  # fmt: skip
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
@@ -60,6 +63,7 @@ def command(
     timeout: float,
     seconds: float,
     timing_limit: float,
+    keep: bool,
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
@@ -91,6 +95,7 @@ def command(
             size=size,
             seed=seed,
             limits=Limits(backend_s=timeout, timing_s=seconds, whole_s=timing_limit),
+            store=Store() if keep else None,
             tell=tell,
         )
     _write(report, json_path, html_path)

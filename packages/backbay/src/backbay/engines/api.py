@@ -12,7 +12,7 @@ import msgspec
 
 from backbay.engines import selection
 from backbay.engines.environment import EngineEnvironment
-from backbay.engines.record import MODELS, USES, WORKLOADS, Case, Loaded, Report, Row, Speed
+from backbay.engines.record import MODELS, USES, WORKLOADS, Case, Loaded, Owned, Report, Row, Speed
 from backbay.engines.selection import Engine
 from backbay.errors import InputError, Interrupted
 from backbay.race.record import Report as RaceReport
@@ -23,7 +23,7 @@ from backbay.verify.record import Report as VerifyReport
 Tell = Callable[[str, str, str, str], None]
 """Called with engine, step, what is going on, and nothing."""
 
-_BASE = "install-base"
+_BASE, _MODELS = "install-base", "install-models"
 _NO_LINE = "no pip line that installs it is catalogued"
 
 
@@ -82,7 +82,7 @@ def run(
         InputError: a name is not known, or there is no line that installs it.
         Interrupted: by Ctrl-C; it has the report of what was found, before this run too.
     """
-    engines = selection.chosen(registry, names)
+    engines = selection.chosen(registry, names, plan.torch)
     try:
         for engine in engines:
             _try(engine, plan, registry, tell)
@@ -104,7 +104,7 @@ def _try(engine: Engine, plan: Plan, registry: Registry, tell: Tell) -> None:
     say("venv", "making the environment")
     if not environment.make():
         raise InputError(f"no environment could be made: see {environment.folder / 'venv.log'}")
-    say("base", f"torch {plan.torch}, Backbay and models")
+    say("base", f"torch {plan.torch} and Backbay")
     environment.install(_BASE, "", selection.base(here), limits.install_s)
     base = environment.installed(_BASE)
     if base is None or base.why_not:
@@ -124,29 +124,40 @@ def _try(engine: Engine, plan: Plan, registry: Registry, tell: Tell) -> None:
     arguments = ["backbay.engines.loading", str(seconds), *backends]
     environment.ask("loaded", arguments, (seconds + 30.0) * len(backends))
     works = [x.backend for x in _loaded(environment) if x.works]
+    adapters = [x.name for x in engine.backends if x.name in works and selection.is_adapter(x)]
     if not works:
         return
-    for step, text, module in _questions(works, plan):
+    say("models", "transformers and timm")
+    environment.install(_MODELS, "", selection.models(here), limits.install_s)
+    for step, text, module in _questions(works, adapters, plan):
         say(step, text)
         allowed = limits.conformance_s if step.startswith("conform") else limits.model_s
         environment.ask(step, module, allowed * len(works))
 
 
-def _questions(works: Sequence[str], plan: Plan) -> Iterator[tuple[str, str, list[str]]]:
+def _questions(
+    works: Sequence[str], adapters: Sequence[str], plan: Plan
+) -> Iterator[tuple[str, str, list[str]]]:
     """Yield each step, what it is, and the command that answers it with JSON."""
     both = ",".join(works)
     for model in MODELS:
         said = ["verify", f"backbay.engines.models:{model}", "--backends", both, "--blame", "0"]
         yield f"verify-{model}", f"{model}: {', '.join(USES)}", _command(*said)
     for workload in WORKLOADS:
-        step = f"race-{workload.replace(':', '-')}"
         seconds = f"{plan.limits.race_s:g}"
         said = ["race", workload, "--backends", f"inductor,{both}", "--seconds", seconds]
-        yield step, f"race on {workload}", _command(*said)
+        yield _step("race", workload), f"race on {workload}", _command(*said)
+        if adapters:
+            module = ["backbay.engines.owning", workload, *adapters]
+            yield _step("owned", workload), f"operators of {workload}", module
     if plan.conformance:
         for backend in works:
             said = ["conform", backend, "--profile", "quick"]
             yield f"conform-{backend}", "conformance, quick", _command(*said)
+
+
+def _step(kind: str, workload: str) -> str:
+    return f"{kind}-{workload.replace(':', '-')}"
 
 
 def _command(*arguments: str) -> list[str]:
@@ -178,6 +189,7 @@ def _report(engines: Sequence[Engine], plan: Plan, names: Sequence[str]) -> Repo
         torch=plan.torch,
         command=shlex.join(command),
         rows=tuple(row for x in engines for row in rows(x, plan.environment(x))),
+        notes=tuple(note for x in engines for note in _notes(x, plan.environment(x))),
     )
 
 
@@ -185,7 +197,10 @@ def rows(engine: Engine, environment: EngineEnvironment) -> Iterator[Row]:
     """Yield a row for each backend of an engine, of what its folder holds."""
     loaded = {x.backend: x for x in _loaded(environment)}
     verified = {x: environment.found(f"verify-{x}", VerifyReport) for x in MODELS}
-    raced = {x: environment.found(f"race-{x.replace(':', '-')}", RaceReport) for x in WORKLOADS}
+    raced = {x: environment.found(_step("race", x), RaceReport) for x in WORKLOADS}
+    owned = [
+        each for x in WORKLOADS for each in environment.found(_step("owned", x), list[Owned]) or []
+    ]
     for number, (line, specs) in enumerate(engine.lines.items()):
         installed = environment.installed(f"install-{number}")
         for spec in specs:
@@ -204,9 +219,17 @@ def rows(engine: Engine, environment: EngineEnvironment) -> Iterator[Row]:
                 row,
                 loaded=loaded.get(spec.name),
                 cases=tuple(_cases(spec.name, verified)),
+                owned=tuple(x for x in owned if x.backend == spec.name),
                 speeds=tuple(_speeds(spec.name, raced)),
                 conformance=_conformance(environment, spec.name),
             )
+
+
+def _notes(engine: Engine, environment: EngineEnvironment) -> Iterator[str]:
+    for workload in WORKLOADS:
+        report = environment.found(_step("race", workload), RaceReport)
+        for note in report.notes if report is not None else ():
+            yield f"{engine.name}, {workload}: {note}"
 
 
 def _cases(backend: str, verified: Mapping[str, VerifyReport | None]) -> Iterator[Case]:
@@ -237,7 +260,7 @@ def _speeds(backend: str, raced: Mapping[str, RaceReport | None]) -> Iterator[Sp
                 yield Speed(
                     workload=workload,
                     status=x.status,
-                    reason=x.reason,
+                    reason="; ".join([x.reason, *x.notes]) if x.status != "ok" else "",
                     to_eager=x.ratio_to_eager,
                     to_eager_ci=x.ratio_to_eager_ci,
                     to_inductor=x.ratio_to_inductor,

@@ -88,14 +88,18 @@ class EngineEnvironment:
         """Run ``python -m MODULE ARGUMENT...``; what it prints to standard output is the result.
 
         Exit code 1 is an answer, too. What ends otherwise leaves no result, but its log: it is
-        tried again the next time.
+        tried again the next time, as is what was asked otherwise then.
         """
-        if self.result(step).exists():
-            return
+        asked = self.folder / f"{step}.command"
+        if self.result(step).exists() and asked.exists():
+            if asked.read_text("utf-8") == shlex.join(module):
+                return
+            self.result(step).unlink()
         made = self.result(step).with_suffix(".part")
         command = [str(self.python), "-m", *module]
         code = self._run(step, command, timeout_s=timeout_s, stdout=made)
         if code in {0, 1} and made.stat().st_size:
+            asked.write_text(shlex.join(module), "utf-8")
             made.replace(self.result(step))
 
     def _run(

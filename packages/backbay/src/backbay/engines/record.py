@@ -41,6 +41,16 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     to_inductor_ci: Interval | None = None
 
 
+class Owned(msgspec.Struct, frozen=True, kw_only=True):
+    """How many of a workload's operators the engine runs itself, in inference."""
+
+    backend: str
+    workload: str
+    owned: int
+    operators: int
+    """All of them; the others were handed to another backend."""
+
+
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """What the registry in the environment says of a backend, and what happened when tried."""
 
@@ -75,6 +85,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     loaded: Loaded | None = None
     cases: tuple[Case, ...] = ()
     speeds: tuple[Speed, ...] = ()
+    owned: tuple[Owned, ...] = ()
+    """Of an adapter; stock backends don't count what they leave to others."""
     conformance: dict[str, int] | None = None
     """How many cases of level quick have which status; ``null`` where it was not asked for."""
 
@@ -91,6 +103,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     """What makes this report again."""
     rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    """What the races say of their times, each with its engine and workload."""
     partial: bool = False
     """Whether it was interrupted: what is missing was not tried."""
 

@@ -14,7 +14,8 @@ from backbay.registry.availability import fits_machine
 from backbay.registry.distributions import Installed, required_name
 
 ADAPTERS = "backbay-adapters"
-_BASE = ("backbay[models,race]", "backbay-conformance")
+_BASE = ("backbay[race]", "backbay-conformance")
+_MODELS = ("backbay[models]",)
 _PIP = ["pip", "install"]
 
 
@@ -24,13 +25,15 @@ class Engine:
 
     name: str
     backends: tuple[BackendSpec, ...]
+    torch: str | None = None
+    """The version beside which it is installed."""
 
     @property
     def lines(self) -> dict[str, list[BackendSpec]]:
         """The lines that install it, each with its backends; an adapter's comes last."""
         found: dict[str, list[BackendSpec]] = {}
         for spec in self.backends:
-            found.setdefault(spec.install or "", []).append(spec)
+            found.setdefault(spec.install_beside(self.torch) or "", []).append(spec)
         return found
 
 
@@ -45,7 +48,7 @@ def engine_of(spec: BackendSpec) -> str | None:
     return required_name(needed) or spec.origin.distribution
 
 
-def chosen(registry: Registry, names: Sequence[str]) -> list[Engine]:
+def chosen(registry: Registry, names: Sequence[str], torch: str | None = None) -> list[Engine]:
     """Return the engines of the backends named; default: of all that may run on this machine.
 
     All backends of an engine are tried in its environment, the adapter beside the stock one.
@@ -63,7 +66,7 @@ def chosen(registry: Registry, names: Sequence[str]) -> list[Engine]:
         here = registry.environment
         names = [x.name for each in engines.values() for x in each if fits_machine(x, here)]
     wanted = dict.fromkeys(_engine(registry, name, engines) for name in names)
-    return [Engine(name=x, backends=tuple(engines[x])) for x in wanted]
+    return [Engine(name=x, backends=tuple(engines[x]), torch=torch) for x in wanted]
 
 
 def _engine(registry: Registry, name: str, engines: dict[str, list[BackendSpec]]) -> str:
@@ -76,8 +79,13 @@ def _engine(registry: Registry, name: str, engines: dict[str, list[BackendSpec]]
 
 
 def base(installed: Installed) -> list[str]:
-    """Return what is installed of Backbay and of models, as pip takes it."""
+    """Return what is installed of Backbay, as pip takes it."""
     return [_ours(line, installed) for line in _BASE]
+
+
+def models(installed: Installed) -> list[str]:
+    """Return what brings the models that are raced; an engine is loaded before they are there."""
+    return [_ours(line, installed) for line in _MODELS]
 
 
 def requirements(line: str, installed: Installed) -> list[str] | None:

@@ -1,5 +1,6 @@
 """What became of engines, as Markdown and as a table in the terminal."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -9,40 +10,34 @@ from backbay.errors import plain
 from backbay.reporting import terminal, wording
 
 _NOT_TRIED = "·"
-_HEAD = """\
-# Engines beside torch {torch}
-
-`{command}`
-
-made this page on {when}, on {processor}, {cores}, {system}: each engine in a virtual environment of
-its own, installed by the line in the catalogue. It is not edited by hand. {nothing}: not tried.
+_HEAD = """
+made this page on {when}, on {processor}, {cores}: each engine in a virtual environment of its own,
+installed by the line in the catalogue. It is not edited by hand. {nothing} stands for what was not
+tried.
 """
 _USES = """
-## What works
-
-{models}, each in {uses}, as `backbay verify` finds it. **right** is proven against float64.
+Each of {models}, in {uses}, as `backbay verify` finds it. What is right is proven against float64.
 """
 _SPEED = """
-## How fast
-
 Eager's time over the backend's in inference, then inductor's, with 95 % intervals, as
-`backbay race` finds them: above 1 is faster. A backend that is wrong or fails has no time.
+`backbay race` finds them: above 1 is faster. A backend that is wrong or fails has no time. Of
+adapters, then how many operators the engine runs itself, of how many.
 """
+_WIDTH = 100
 
 
 def markdown(report: Report) -> str:
     """Return the page of a report; the same report always gives the same text."""
-    machine = report.machine
+    head = _HEAD.format(
+        when=report.created[:10],
+        processor=plain(report.machine.processor),
+        cores=wording.counted(report.machine.cores, "core"),
+        nothing=_NOT_TRIED,
+    )
+    uses = _USES.format(models=wording.listed(list(MODELS)), uses=wording.listed(list(USES)))
     parts = [
-        _HEAD.format(
-            torch=report.torch,
-            command=report.command,
-            when=report.created[:10],
-            processor=plain(machine.processor),
-            cores=wording.counted(machine.cores, "core"),
-            system=plain(machine.system),
-            nothing=_NOT_TRIED,
-        ),
+        f"# Engines beside torch {report.torch}\n\n```sh\n{report.command}\n```\n\n",
+        _wrapped(head),
         *(["\nInterrupted: what is missing was not tried.\n"] if report.partial else []),
         "\n## Installed\n\n",
         *_table(
@@ -52,20 +47,20 @@ def markdown(report: Report) -> str:
                 for x in report.rows
             ],
         ),
-        _USES.format(models=", ".join(MODELS), uses=wording.listed(list(USES))),
-        "\n",
+        f"\n## What works\n\n{_wrapped(uses)}\n",
         *_table(
             ("backend", *(f"{model}, {use}" for model in MODELS for use in USES), "conformance"),
             [(f"`{x.backend}`", *_cases(x), _conformance(x)) for x in _working(report)],
         ),
-        _SPEED,
-        "\n",
+        f"\n## How fast\n\n{_wrapped(_SPEED)}\n",
         *_table(
             ("backend", *WORKLOADS),
             [(f"`{x.backend}`", *_speeds(x)) for x in _working(report)],
         ),
+        *(["\n"] if report.notes else []),
+        *(_item(note) for note in report.notes),
         "\n## Why not\n\n",
-        *(f"- `{x.backend}`: {_escaped(why)}\n" for x in report.rows for why in reasons(x)),
+        *(_item(f"`{x.backend}`: {why}") for x in report.rows for why in reasons(x)),
     ]
     return "".join(parts)
 
@@ -137,18 +132,17 @@ def _conformance(row: Row) -> str:
 
 def _speeds(row: Row) -> Iterator[str]:
     found = {x.workload: x for x in row.speeds}
+    owned = {x.workload: f"{x.owned} of {x.operators}" for x in row.owned}
     for workload in WORKLOADS:
         speed = found.get(workload)
-        if speed is None:
-            yield _NOT_TRIED
-        elif speed.status != "ok":
-            yield speed.status
-        else:
+        said = [_NOT_TRIED] if speed is None else [speed.status]
+        if speed is not None and speed.status == "ok":
             ratios = (
                 wording.ratio(speed.to_eager, speed.to_eager_ci),
                 wording.ratio(speed.to_inductor, speed.to_inductor_ci),
             )
-            yield ", ".join(str(x) for x in ratios)
+            said = [str(x) for x in ratios]
+        yield ", ".join([*said, *([owned[workload]] if workload in owned else [])])
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -157,6 +151,17 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
         return
     for cells in (titles, ["---"] * len(titles), *rows):
         yield f"| {' | '.join(_escaped(x) for x in cells)} |\n"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), _WIDTH) + "\n"
+
+
+def _item(text: str) -> str:
+    lines = textwrap.wrap(
+        _escaped(text), _WIDTH - 2, break_long_words=False, break_on_hyphens=False
+    )
+    return "- " + "\n  ".join(lines) + "\n"
 
 
 def _escaped(text: str) -> str:

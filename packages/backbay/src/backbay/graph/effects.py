@@ -39,6 +39,8 @@ _RENORMALISES = frozenset({"embedding", "embedding_bag"})
 """With ``max_norm`` they write the weight."""
 _DRAWS = frozenset({"gumbel_softmax", "multi_head_attention_forward"})
 """Torch functions written in Python that draw random numbers; operators carry a tag."""
+_DROPOUT: dict[Any, str] = {torch.nn.functional.dropout: "training", torch.dropout: "train"}
+"""To what its switch is called."""
 _DRAWS_SAMPLES = ("fractional_max_pool", "dropout", "rand", "feature_", "alpha_dropout", "seed")
 _UNINITIALISED = ("empty", "new_empty", "_efficientzerotensor")
 _STATEFUL_METHODS = frozenset(
@@ -119,6 +121,18 @@ def is_random(node: Node) -> bool:
         return any(map(_draws, _overloads(node.target)))
     name = str(node.target) if node.op == "call_method" else _base_name(node)
     return name in _DRAWS or name.startswith(_DRAWS_SAMPLES) or _named_after_a_draw(name)
+
+
+def is_dropout(node: Any) -> bool:
+    """Whether a node calls dropout, on Dynamo's graphs."""
+    return isinstance(node, Node) and node.op == "call_function" and node.target in _DROPOUT
+
+
+def drops(node: Node) -> bool:
+    """Whether a call of dropout may set anything to zero."""
+    switch = _DROPOUT[node.target]
+    given = {**dict(zip(("input", "p", switch), node.args, strict=False)), **node.kwargs}
+    return not (given.get(switch, True) is False or given.get("p", 0.5) == 0.0)
 
 
 def is_uninitialised(node: Node) -> bool:

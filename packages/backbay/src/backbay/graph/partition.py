@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
@@ -31,6 +31,7 @@ REGION, REST = "region_", "rest_"
 """How the names of submodules begin."""
 NOT_LISTED = "not in the list of supported operators"
 REFUSED = "refused by the support predicate"
+CONSTANT = "a constant"
 TAKES_SUBGRAPH = "takes a subgraph, which can't be handed over"
 
 
@@ -60,16 +61,35 @@ class Coverage:
         """How many operators are in regions."""
         return sum(map(len, self.regions))
 
-    def __str__(self) -> str:
-        """Return it in a line, and each operator that is left in one more."""
+    @property
+    def share(self) -> str:
+        """How much is covered, in a line."""
         share = self.covered / self.operators if self.operators else 1.0
         regions = f"{len(self.regions)} region{'' if len(self.regions) == 1 else 's'}"
-        lines = [f"{self.covered} of {self.operators} operators ({share:.0%}) in {regions}"]
+        return f"{self.covered} of {self.operators} operators ({share:.0%}) in {regions}"
+
+    @property
+    def left(self) -> str:
+        """Every operator that is left, with the reason, in a line."""
+        return ", ".join(
+            f"{_times(count)}{name} ({reason})"
+            for (name, reason), count in Counter(
+                (x.operator, x.reason) for x in self.unsupported
+            ).items()
+        )
+
+    def __str__(self) -> str:
+        """Return it in a line, and each operator that is left in one more."""
+        lines = [self.share]
         left = Counter((x.operator, x.reason, x.line) for x in self.unsupported)
         for (name, reason, line), count in left.items():
-            times = f"{count}x " if count > 1 else ""
-            lines.append(f"  {times}{name}: {reason}{f' ({line})' if line else ''}")
+            where = f" ({line})" if line else ""
+            lines.append(f"  {_times(count)}{name}: {reason}{where}")
         return "\n".join(lines)
+
+
+def _times(count: int) -> str:
+    return f"{count}x " if count > 1 else ""
 
 
 def supports_operators(operators: Collection[Any]) -> Supports:
@@ -92,16 +112,32 @@ def supports_operators(operators: Collection[Any]) -> Supports:
     return supports
 
 
-def coverage(graph_module: GraphModule, supports: Supports, *, minimum: int = 1) -> Coverage:
+def coverage(
+    graph_module: GraphModule, supports: Supports, *, minimum: int = 1, constants: bool = False
+) -> Coverage:
     """Return what `split` would do, without doing it.
 
     Args:
         graph_module: a functional graph.
         supports: which nodes the compiler takes.
         minimum: operators that a region has at least; a smaller one is left for the fallback.
+        constants: as for `split`.
     """
-    refused = _refused(graph_module, supports)
-    regions = _regions(graph_module, refused, minimum)
+    if constants:
+        graph = Graph()
+        graph.output(graph.graph_copy(graph_module.graph, {}))
+        graph_module = GraphModule(graph_module, graph)
+        _repeat_constants(graph_module)
+    refused = _refused(graph_module, supports, constants=constants)
+    return _covered(graph_module, refused, _regions(graph_module, refused, minimum), minimum)
+
+
+def _covered(
+    graph_module: GraphModule,
+    refused: Mapping[Node, str],
+    regions: Sequence[Sequence[Node]],
+    minimum: int,
+) -> Coverage:
     names = tuple(tuple(n.name for n in region if _is_operator(n)) for region in regions)
     inside = {node for region in regions for node in region}
     operators = [n for n in graph_module.graph.nodes if _is_operator(n)]
@@ -119,23 +155,32 @@ def coverage(graph_module: GraphModule, supports: Supports, *, minimum: int = 1)
 
 
 def split(
-    graph_module: GraphModule, supports: Supports, *, minimum: int = 1, whole: bool = True
-) -> GraphModule:
-    """Make each region of a graph a submodule, in place.
+    graph_module: GraphModule,
+    supports: Supports,
+    *,
+    minimum: int = 1,
+    whole: bool = True,
+    constants: bool = False,
+) -> Coverage:
+    """Make each region of a graph a submodule, in place, and return what lies in regions.
+
+    The module then calls ``region_0``, ``region_1``, ... (and ``rest_0``, ...), each a graph module
+    whose inputs are positional and whose output is a tuple. A symbol that occurs in a region's
+    shapes is among its inputs.
 
     Args:
         graph_module: a functional graph.
         supports: which nodes the compiler takes.
         minimum: operators that a region has at least.
         whole: whether what is left becomes submodules too, as large as can be.
-
-    Returns:
-        The same module. It calls ``region_0``, ``region_1``, ... (and ``rest_0``, ...), each a
-        graph module whose inputs are positional and whose output is a tuple. A symbol that occurs
-        in a region's shapes is among its inputs.
+        constants: whether a constant that a region reads is the region's own. Otherwise the region
+            has an input for it.
     """
-    refused = _refused(graph_module, supports)
+    if constants:
+        _repeat_constants(graph_module)
+    refused = _refused(graph_module, supports, constants=constants)
     ours = _regions(graph_module, refused, minimum)
+    covered = _covered(graph_module, refused, ours, minimum)
     by_program = _has_effects(graph_module)
     _fuse(graph_module, ours, REGION)
     if whole:
@@ -146,17 +191,33 @@ def split(
         if node.op == "call_module":
             _bind_symbols(graph_module, node)
     graph_module.recompile()
-    return graph_module
+    return covered
 
 
-def _refused(graph_module: GraphModule, supports: Supports) -> dict[Node, str]:
+def _repeat_constants(graph_module: GraphModule) -> None:
+    """Have each user of a constant read it by itself, so that each can lie in its own region."""
+    for node in list(graph_module.graph.nodes):
+        if node.op != "get_attr" or is_submodule(node):
+            continue
+        for user in list(node.users):
+            if user.op == "output":
+                continue
+            with graph_module.graph.inserting_before(user):
+                own = graph_module.graph.get_attr(node.target)
+            own.meta = dict(node.meta)
+            user.replace_input_with(node, own)
+        if not node.users:
+            graph_module.graph.erase_node(node)
+
+
+def _refused(graph_module: GraphModule, supports: Supports, *, constants: bool) -> dict[Node, str]:
     """Return each node that the compiler does not take, with the reason."""
     refused = dict[Node, str]()
     for node in graph_module.graph.nodes:
         if node.op in {"placeholder", "output"} or _follows(node):
             continue
         if node.op == "get_attr":
-            refused[node] = "a constant"
+            refused[node] = CONSTANT
         elif any(map(is_submodule, node.all_input_nodes)):
             refused[node] = TAKES_SUBGRAPH
         else:
@@ -164,6 +225,9 @@ def _refused(graph_module: GraphModule, supports: Supports) -> dict[Node, str]:
             if answer is not True:
                 refused[node] = answer or REFUSED
     _refuse_elements(graph_module, refused)
+    for node in graph_module.graph.find_nodes(op="get_attr") if constants else ():
+        if all(x not in refused and x.op != "output" for x in node.users):
+            del refused[node]
     return refused
 
 

@@ -33,11 +33,14 @@ _VALUES = {
 }
 """Decides what others compute."""
 
+_INDUCTORS = ("_TORCHINDUCTOR_", "TRITON_PTXAS_PATH")
+"""Inductor's own notes to its children, and where it has found CUDA's assembler."""
+
 _REST = {
     "the working directory": os.getcwd,
     "environment variables": lambda: {
-        x: y for x, y in os.environ.items() if not x.startswith("_TORCHINDUCTOR_")
-    },  # Inductor's own notes to its children
+        x: y for x, y in os.environ.items() if not x.startswith(_INDUCTORS)
+    },
     "signal handlers": lambda: {x: signal.getsignal(x) for x in signal.valid_signals()},
     "the filters of warnings": lambda: len(warnings.filters),
 }

@@ -5,17 +5,24 @@ uuid: its caches know them. A compiler wrapped around Inductor's inner one is no
 served a stale result when it was tried. With any other code generator AOTAutograd is called here.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, GraphModule
 
+from backbay.graph.effects import mutates
+from backbay.graph.rewrite import FROZEN, hold
+from backbay.graph.values import value_of
 from backbay.kit.codegen import Codegen, Compiled, boxed
 from backbay.kit.observing import current_watch
 from backbay.kit.passes import Pass
 from backbay.kit.pipeline import run_passes
+
+GraphKind = Literal["inference", "forward", "backward"]
+"""What AOTAutograd makes of Dynamo's graph: one graph where no gradient is wanted, else two."""
 
 HOOKS = {
     "inductor.pre_grad": "pre_grad_custom_pass",
@@ -92,7 +99,7 @@ def aot_compile(
     example_inputs: Sequence[Any],
     *,
     passes: Sequence[Pass],
-    codegen: Codegen,
+    codegen: Callable[[GraphKind], Codegen],
     decompositions: Mapping[Any, Any] | None,
     partitioner: str,
     options: Mapping[str, Any],
@@ -103,7 +110,7 @@ def aot_compile(
         graph_module: Dynamo's graph.
         example_inputs: its inputs.
         passes: of level ``aten``; run on each graph that AOTAutograd makes.
-        codegen: compiles each graph, from fake inputs.
+        codegen: gives what compiles graphs of a kind, from fake inputs.
         decompositions: operator to decomposition, as AOTAutograd takes them.
         partitioner: ``min_cut`` or ``default``: how the joint graph is cut.
         options: handed to the passes.
@@ -115,18 +122,44 @@ def aot_compile(
     )
 
     watch = current_watch()  # the backward graph may be compiled in autograd's own thread
+    frozen = _frozen(graph_module)
 
-    def compiler(graph: GraphModule, inputs: Sequence[Any]) -> Compiled:
+    def compiler(kind: GraphKind, graph: GraphModule, inputs: Sequence[Any]) -> Compiled:
+        if kind == "inference":
+            _hold_again(graph, frozen)
         run_passes(passes, graph, options, decompositions, watch)
-        return boxed(codegen(graph, inputs))
+        return boxed(codegen(kind)(graph, inputs))
 
     cut = {"min_cut": min_cut_rematerialization_partition, "default": default_partition}
     backend = aot_autograd(
-        fw_compiler=compiler,
-        bw_compiler=compiler,
-        inference_compiler=compiler,
+        fw_compiler=functools.partial(compiler, "forward"),
+        bw_compiler=functools.partial(compiler, "backward"),
+        inference_compiler=functools.partial(compiler, "inference"),
         decompositions=dict(decompositions or {}),
         partition_fn=cut[partitioner],
     )
     compiled: Compiled = backend(graph_module, example_inputs)
     return compiled
+
+
+def _frozen(graph_module: GraphModule) -> list[torch.Tensor | None]:
+    """Return the parameters and buffers of a graph, in AOTAutograd's order; None if not frozen."""
+    owned = dict(graph_module.named_parameters(remove_duplicate=False))
+    owned |= dict(graph_module.named_buffers(remove_duplicate=False))
+    return [x if name.startswith(FROZEN) else None for name, x in owned.items()]
+
+
+def _hold_again(graph_module: GraphModule, frozen: Sequence[torch.Tensor | None]) -> None:
+    """Make frozen parameters constants again: AOTAutograd made them the first inputs."""
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    for node, value in zip(placeholders, frozen, strict=False):
+        if value is None or not node.users or any(map(mutates, node.users)):
+            continue
+        if value_of(node).shape != value.shape or value_of(node).dtype != value.dtype:
+            return  # not in that order: what was frozen stays an input, which is right as well
+        name = hold(graph_module, value, FROZEN)
+        with graph_module.graph.inserting_after(placeholders[-1]):
+            constant = graph_module.graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+    graph_module.recompile()

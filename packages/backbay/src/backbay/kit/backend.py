@@ -4,7 +4,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from backbay import compile_log
 from backbay.errors import BackbayError, InputError
 from backbay.graph.effects import may_write
 from backbay.graph.rewrite import FROZEN, hold
-from backbay.kit.aot import aot_compile, inductor_patches
+from backbay.kit.aot import GraphKind, aot_compile, inductor_patches
 from backbay.kit.codegen import (
     Codegen,
     Compiled,
@@ -32,11 +32,13 @@ from backbay.registry.returned import checked
 from backbay.registry.spec import BackendSpec, Option, Origin, Traits
 
 if TYPE_CHECKING:
+    from backbay.graph.partition import Coverage
     from backbay.kit.partition import DryRun, Partition
 
 INDUCTOR = "inductor"
 LEVELS = ("torch", "aten")
 PARTITIONERS = ("min_cut", "default")
+GRAPHS: tuple[GraphKind, ...] = ("inference", "forward", "backward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Backend:
     Passes of level ``torch`` run on Dynamo's graph, in order; then those of other levels run where
     they belong. A subclass may define ``compile(graph_module, example_inputs)`` instead of naming a
     code generator: it gives what runs the graph, which returns a tuple or list. If it has a
-    parameter ``options``, it is handed the backend's own, with their defaults.
+    parameter ``options``, it is handed the backend's own, with their defaults; at level ``aten``,
+    if it has a parameter ``kind``, which graph it is: ``inference``, ``forward`` or ``backward``.
     """
 
     passes: ClassVar[Sequence[Pass]] = ()
@@ -90,6 +93,9 @@ class Backend:
     that says why not; or a list of operators. Each supported region is compiled by itself."""
     fallback: ClassVar[str] = INDUCTOR
     """A registered backend that gets what is not supported; ``eager`` runs it as it is."""
+    graphs: ClassVar[Collection[GraphKind]] = GRAPHS
+    """Which of AOTAutograd's graphs ``compile`` takes, at level ``aten``; `fallback` gets the
+    others. A backend for inference alone has ``("inference",)``."""
     minimum_region: ClassVar[int] = 1
     """Operators that a region has at least; a smaller one is left for the fallback."""
 
@@ -143,7 +149,7 @@ class Backend:
             name: what the compile log calls the backend.
         """
         own, rest = self._options(options)
-        if self.freeze and not torch.is_grad_enabled():
+        if self._freezes(own) and not torch.is_grad_enabled():
             freeze(graph_module, example_inputs)
         passes = self._enabled(own)
         nodes = len(graph_module.graph.nodes)
@@ -161,9 +167,10 @@ class Backend:
         if self.compile is None:
             self._next = self._registry.lookup_backend(self.codegen)
         ran = self.codegen if self.compile is None else self.__name__
-        compile_log.note(
-            compile_log.Record(asked=name or self.__name__, ran=ran, why=why, nodes=nodes)
-        )
+        if self._partition(own) is None:  # else each of AOTAutograd's graphs has its own record
+            compile_log.note(
+                compile_log.Record(asked=name or self.__name__, ran=ran, why=why, nodes=nodes)
+            )
         return Compilation(minifiable(compiled), tuple(reports))
 
     def code_generator(self, mode: str | None, options: Mapping[str, Any] | None) -> Codegen:
@@ -226,7 +233,8 @@ class Backend:
             known = [x for x in self._enabled(own) if x not in later]
             return keyed(torch_level(INDUCTOR, mode, {**rest, **patches}, self._registry), known)
         if later or self.level == "aten":
-            return self._aot(later, own, keyed(self._aten_codegen(own), self._enabled(own)))
+            enabled = self._enabled(own)
+            return self._aot(later, own, lambda kind: keyed(self._aten_codegen(own, kind), enabled))
         own_compile = self._own_compile(own)
         if own_compile is not None:
             who = f"{self.__name__}.compile"
@@ -256,20 +264,22 @@ class Backend:
             surveying,
         )
 
-        partition = self._partition()
+        own, _ = self._options(None)
+        partition = self._partition(own)
         if partition is None:
             raise InputError(
                 f"{self.__name__} takes every graph whole: a dry run needs a backend with supports"
             )
+        none = replace(partition, supports=lambda _: "graphs of this kind are left")
+        parts = {x: partition if x in self.graphs else none for x in GRAPHS}
         found = DryRun()
-        own, _ = self._options(None)
         passes = self._enabled(own)
         first = [x for x in passes if x.level == "torch"]
         later = [x for x in passes if x.level != "torch"]
 
         def trace(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
             run_passes(first, graph_module, own)
-            generate = self._aot(later, own, surveying(partition, found))
+            generate = self._aot(later, own, lambda kind: surveying(parts[kind], found))
             return generate(graph_module, example_inputs)
 
         model, given = copy.deepcopy(model), copy.deepcopy((args, keywords))
@@ -284,33 +294,69 @@ class Backend:
         configured = [x.configured(own) for x in self.passes]
         return [x for x in configured if x.enabled]
 
-    def _partition(self) -> "Partition | None":
+    def _partition(self, own: Mapping[str, Any]) -> "Partition | None":
         declared = self.supports
         if declared is None:
             return None
         from backbay.graph.partition import supports_operators  # noqa: PLC0415 (as above)
         from backbay.kit.partition import Partition  # noqa: PLC0415 (as above)
 
-        supports = declared if callable(declared) else supports_operators(declared)
-        return Partition(supports=supports, fallback=self.fallback, minimum=self.minimum_region)
+        return Partition(
+            supports=declared if callable(declared) else supports_operators(declared),
+            fallback=self.fallback,
+            minimum=self.minimum_region,
+            constants=self._freezes(own),
+        )
 
-    def _aten_codegen(self, own: Mapping[str, Any]) -> Codegen:
-        own_compile, partition = self._own_compile(own), self._partition()
+    def _freezes(self, own: Mapping[str, Any]) -> bool:  # noqa: ARG002 (an option may decide)
+        return self.freeze
+
+    def _aten_codegen(self, own: Mapping[str, Any], kind: GraphKind) -> Codegen:
+        if kind not in self.graphs:
+            self._note_left(kind)
+            return aten_level(self.fallback, self._registry)
+        own_compile, partition = self._own_compile(own, kind), self._partition(own)
         if own_compile is None:
             return aten_level(self.codegen, self._registry)
         if partition is None:
             return own_compile
         from backbay.kit.partition import partitioned  # noqa: PLC0415 (as above)
 
-        return partitioned(partition, own_compile, self._registry)
+        seen = functools.partial(self._note_coverage, kind)
+        return partitioned(partition, own_compile, self._registry, seen=seen)
 
-    def _own_compile(self, own: Mapping[str, Any]) -> Codegen | None:
+    def _note_coverage(self, kind: GraphKind, found: "Coverage") -> None:
+        owner = self.__name__ if found.covered or not found.operators else self.fallback
+        left = f"; {self.fallback} runs {found.left}" if found.unsupported else ""
+        compile_log.note(
+            compile_log.Record(
+                asked=self.__name__,
+                ran=owner,
+                why=f"{kind} graph: {found.share}{left}",
+                fell_back=owner != self.__name__,
+                nodes=found.operators,
+                owned=found.covered,
+            )
+        )
+
+    def _note_left(self, kind: GraphKind) -> None:
+        compile_log.note(
+            compile_log.Record(
+                asked=self.__name__,
+                ran=self.fallback,
+                why=f"{kind} graph: {self.__name__} takes none",
+                fell_back=True,
+                owned=0,
+            )
+        )
+
+    def _own_compile(self, own: Mapping[str, Any], kind: GraphKind | None = None) -> Codegen | None:
         given = self.compile
         if given is None:
             return None
-        takes_options = "options" in inspect.signature(given).parameters
-        declared = {x.name: own[x.name] for x in self.options}
-        compile_ = functools.partial(given, options=declared) if takes_options else given
+        offered = {"options": {x.name: own[x.name] for x in self.options}, "kind": kind}
+        taken = offered.keys() & inspect.signature(given).parameters.keys()
+        compile_ = functools.partial(given, **{x: offered[x] for x in taken})
 
         def guarded(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
             try:
@@ -322,17 +368,20 @@ class Backend:
 
         return guarded
 
+    def _decompositions(self) -> Mapping[Any, Any] | None:
+        return self.decompositions
+
     def _aot(
         self,
         passes: Sequence[Pass],
         own: Mapping[str, Any],
-        codegen: Codegen,
+        codegen: Callable[[GraphKind], Codegen],
     ) -> Codegen:
         return functools.partial(
             aot_compile,
             passes=passes,
             codegen=codegen,
-            decompositions=self.decompositions,
+            decompositions=self._decompositions(),
             partitioner=self.partitioner,
             options=own,
         )
@@ -380,9 +429,21 @@ def _problems(cls: Any) -> Iterator[str]:
                 f"{one.name} runs after AOTAutograd, and compile() is to get Dynamo's graph, which "
                 "is before it: set level = 'aten'"
             )
+    yield from _graph_problems(cls)
     if cls.supports is not None and (cls.compile is None or cls.level != "aten"):
         yield (
             "supports says which regions of a functional graph compile() gets: define "
+            "compile(self, graph_module, example_inputs), and set level = 'aten'"
+        )
+
+
+def _graph_problems(cls: Any) -> Iterator[str]:
+    strange_kind = next((x for x in cls.graphs if x not in GRAPHS), None)
+    if strange_kind is not None:
+        yield f"graphs has {', '.join(map(repr, GRAPHS))}, not {strange_kind!r}"
+    if tuple(cls.graphs) != GRAPHS and (cls.compile is None or cls.level != "aten"):
+        yield (
+            "graphs says which functional graphs compile() takes: define "
             "compile(self, graph_module, example_inputs), and set level = 'aten'"
         )
 

@@ -22,6 +22,8 @@ class Partition:
     supports: Supports
     fallback: str
     minimum: int
+    constants: bool = False
+    """Whether a constant that a region reads is the region's own."""
 
 
 @dataclass(slots=True)
@@ -35,12 +37,19 @@ class DryRun:
         return "\n".join(f"graph {number}: {x}" for number, x in enumerate(self.graphs))
 
 
-def partitioned(partition: Partition, own: Codegen, registry: Registry | None = None) -> Codegen:
+def partitioned(
+    partition: Partition,
+    own: Codegen,
+    registry: Registry | None = None,
+    *,
+    seen: Callable[[Coverage], None] = lambda _: None,
+) -> Codegen:
     """Return a code generator for functional graphs that compiles each region by its compiler.
 
     Args:
         partition: how the graph is cut.
         own: compiles what is supported.
+        seen: told of each graph what lies in regions, before they are compiled.
         registry: where the fallback is looked up; default: `registry_in_use`.
 
     Raises:
@@ -50,7 +59,14 @@ def partitioned(partition: Partition, own: Codegen, registry: Registry | None = 
     whole = partition.fallback not in EAGER  # else what is left runs where it is, node by node
 
     def generate(graph_module: GraphModule, _: Sequence[Any]) -> Compiled:
-        split(graph_module, partition.supports, minimum=partition.minimum, whole=whole)
+        found = split(
+            graph_module,
+            partition.supports,
+            minimum=partition.minimum,
+            whole=whole,
+            constants=partition.constants,
+        )
+        seen(found)
         for node in list(graph_module.graph.nodes):
             if node.op != "call_module":
                 continue
@@ -69,7 +85,14 @@ def surveying(partition: Partition, found: DryRun) -> Codegen:
     """Return a code generator that notes what would be cut how, and runs the graph as it is."""
 
     def generate(graph_module: GraphModule, _: Sequence[Any]) -> Compiled:
-        found.graphs.append(coverage(graph_module, partition.supports, minimum=partition.minimum))
+        found.graphs.append(
+            coverage(
+                graph_module,
+                partition.supports,
+                minimum=partition.minimum,
+                constants=partition.constants,
+            )
+        )
         return boxed(graph_module.forward)
 
     return generate

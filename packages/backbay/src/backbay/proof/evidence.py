@@ -188,7 +188,10 @@ def write_tensors(
                 raise InvalidEvidence(f"{name} is {value.layout}, and no plain memory")
             here = plain.detach().resolve_conj().resolve_neg()
             layouts[part] = _Layout(_dtype_name(here), tuple(here.shape), here.stride())
-            raw[part] = here.contiguous().cpu().flatten().view(torch.uint8)
+            flat = here.contiguous().cpu().flatten()
+            if flat.stride(0) != 1:  # of one element, any stride is contiguous
+                flat = flat.clone(memory_format=torch.contiguous_format)
+            raw[part] = flat.view(torch.uint8)
     header = msgspec.json.encode(_Header(layouts=layouts, sparse=sparse, rest=rest)).decode()
     save_file(raw, path, metadata={_KEY: header})
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from backbay.choose import Store
 from backbay.dependencies import check_installed
 from backbay.errors import InputError, Interrupted, WorkloadInvalid
 from backbay.judge.requests import SERVICE as JUDGE
 from backbay.race import field
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER
+from backbay.race.keeping import keep
 from backbay.race.record import Report, Settings
 from backbay.race.remedies import with_remedy
 from backbay.race.requests import SERVICE, Load, Loaded, Reply, Request
@@ -68,6 +70,7 @@ def run(
     size: str | None = None,
     seed: int = 0,
     limits: Limits | None = None,
+    store: Store | None = None,
     registry: Registry = default_registry,
     tell: Tell = lambda *_: None,
 ) -> Report:
@@ -93,6 +96,7 @@ def run(
         size: of built-in workloads: ``tiny``, ``small`` or ``base``.
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
+        store: where decisions are kept, of races in child processes; none are if there is none.
         registry: where names are looked up.
         tell: called with workload, backend, what is going on, and how far it is (or nothing).
 
@@ -130,7 +134,14 @@ def run(
     races: list[WorkloadRace] = []
     try:
         _race_all(
-            races, setups, entrants, sessions, limits=limits, tell=tell, references=references or {}
+            races,
+            setups,
+            entrants,
+            sessions,
+            limits=limits,
+            tell=tell,
+            references=references or {},
+            capture=store is not None and not same_process,
         )
     except KeyboardInterrupt as stopped:
         if not races:
@@ -138,6 +149,8 @@ def run(
         notes = (*notes, _INTERRUPTED.format(workload=races[-1].workload))
         report = _report(races, settings, registry, notes, same_process=same_process)
         raise Interrupted(msgspec.structs.replace(report, partial=True)) from stopped
+    if store is not None and not same_process:
+        notes = (*notes, *keep(races, store))
     return _report(races, settings, registry, notes, same_process=same_process)
 
 
@@ -155,6 +168,7 @@ def _race_all(
     *,
     limits: Limits,
     tell: Tell,
+    capture: bool,
     references: Mapping[str, str],
 ) -> None:
     """Race every workload, one after the other; what they leave on disk is gone afterwards.
@@ -171,6 +185,7 @@ def _race_all(
                 sessions=sessions,
                 limits=limits,
                 tell=tell,
+                capture=capture,
                 references=references,
             )
             races.append(race)

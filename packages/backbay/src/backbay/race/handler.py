@@ -17,6 +17,7 @@ from backbay.race.rebuilding import likeness
 from backbay.race.requests import (
     Call,
     CallRow,
+    Capture,
     Done,
     Finish,
     Hand,
@@ -72,9 +73,10 @@ class RaceHandler:
             case Try():
                 self._trial = self._tried(request)
                 return Done()
-            case Finish():
+            case Finish() | Capture():
                 assert self._trial is not None, "a trial is finished after Try"
-                return self._trial.finished()
+                finish = isinstance(request, Finish)
+                return self._trial.finished() if finish else self._trial.captured()
             case Hand():
                 (self._trial or self._ready).hand(Path(request.path), request.picked)
                 return Done()

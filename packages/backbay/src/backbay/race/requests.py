@@ -7,6 +7,7 @@ verdict: what a call gave is handed on as a file, for a judge.
 
 import msgspec
 
+from backbay.choose import Place
 from backbay.race.record import Measured
 from backbay.session import Service
 from backbay.timing.measure import Block, Timed
@@ -74,6 +75,10 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
     """Look at what only the process itself can see, and report what was measured."""
 
 
+class Capture(msgspec.Struct, frozen=True, kw_only=True, tag="capture"):
+    """Tell which graphs a backend is handed. It is the last request of a trial."""
+
+
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     """Compile with each backend again and keep them ready to be timed."""
 
@@ -94,7 +99,7 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
     calls: int
 
 
-Request = Load | Try | Call | CallRow | Hand | Finish | Open | Renew | Block
+Request = Load | Try | Call | CallRow | Hand | Finish | Capture | Open | Renew | Block
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
@@ -119,6 +124,14 @@ class Finished(Measured, frozen=True, kw_only=True, tag="finished"):
     """What it changed of that which all in a process share."""
 
 
+class Captured(msgspec.Struct, frozen=True, kw_only=True, tag="captured"):
+    """What a decision is looked up by."""
+
+    graphs: tuple[str, ...]
+    """Their digests."""
+    place: Place
+
+
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """Which backends are ready to be timed."""
 
@@ -130,7 +143,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """That a block may have: each has inputs of its own."""
 
 
-Reply = Loaded | Done | Finished | Opened | Timed
+Reply = Loaded | Done | Finished | Captured | Opened | Timed
 
 SERVICE = Service[Request, Reply](
     "backbay.race.handler:RaceHandler",
@@ -141,6 +154,7 @@ SERVICE = Service[Request, Reply](
         CallRow: Done,
         Hand: Done,
         Finish: Finished,
+        Capture: Captured,
         Open: Opened,
         Renew: Done,
         Block: Timed,

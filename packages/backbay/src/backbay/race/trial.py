@@ -11,6 +11,8 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from backbay import compile_log
+from backbay.choose.place import place_on
+from backbay.graph.region import captured_digest
 from backbay.judge import process_state
 from backbay.judge.runs import Ran, Runs
 from backbay.proof import Workload
@@ -19,7 +21,7 @@ from backbay.proof.golden import proof_context
 from backbay.proof.shrink import shrunk
 from backbay.race import ownership
 from backbay.race.record import AS_IT_IS, LeftToTorch
-from backbay.race.requests import Finished, Proving
+from backbay.race.requests import Captured, Finished, Proving
 from backbay.registry import CompilerFn
 from backbay.timing.device import synchronize
 
@@ -52,6 +54,7 @@ class Trial:
         seed: int,
     ) -> None:
         self._before = before
+        self._workload = workload
         self._device = device
         self._compiler = _Watched(compiler) if callable(compiler) else compiler
         self._proving = proving
@@ -106,6 +109,25 @@ class Trial:
             disturbs=process_state.changed(self._before, after),
             outputs_live="next_call" if self._runs.says_overwritten else None,
         )
+
+    def captured(self) -> Captured:
+        """Return the graphs that a backend is handed, and where; what was compiled is gone then.
+
+        Dynamo captures them once more: to watch a backend of torch's own would be to change it.
+        """
+        found: list[str] = []
+
+        def look(graph_module: GraphModule, _: Any) -> Callable[..., Any]:
+            found.append(captured_digest(graph_module))
+            return graph_module.forward
+
+        if self._proving.apart:
+            self._runs = Runs(
+                self._workload, self._device, train=self._train, seed=self._runs.step.seed
+            )
+        torch._dynamo.reset()  # noqa: SLF001
+        self._runs.call(compiled(self._workload.model, look), None, fresh=False)
+        return Captured(graphs=tuple(dict.fromkeys(found)), place=place_on(self._device))
 
     def _warm_up(self) -> float:
         """Compile a trivial function: what a toolchain does once is not charged to the model.

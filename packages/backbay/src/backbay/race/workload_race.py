@@ -5,6 +5,7 @@ is a row with its reason, and the race goes on. Backends hand on what their call
 a process where none was loaded, says whether it is right.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from backbay.race.record import AS_IT_IS, Decision, Measured, Result, Trying, Ve
 from backbay.race.requests import (
     Call,
     CallRow,
+    Capture,
+    Captured,
     Finish,
     Finished,
     Hand,
@@ -68,6 +71,8 @@ class WorkloadRace:
     sessions: Sessions
     limits: Limits
     tell: Tell
+    capture: bool = False
+    """Whether to find out which graphs backends are handed."""
     references: Mapping[str, str] = field(default_factory=dict)
     """Backend to what it is known by in other processes, if not by its name."""
 
@@ -78,6 +83,8 @@ class WorkloadRace:
     tried: dict[str, Trying] = field(default_factory=dict)
     disturbing: dict[str, str] = field(default_factory=dict)
     """Who has changed what all in a process share, and what that was."""
+    captured: Captured | None = None
+    """The graphs that backends are handed."""
     times: Times = field(default_factory=Times)
 
     decision: Decision | None = None
@@ -225,6 +232,11 @@ class WorkloadRace:
             pieces.append(Piece(path=str(path), inputs=0, what=what, picked=picked, row=True))
         finished = ask(Finish())
         assert isinstance(finished, Finished)
+        if self.capture and self.captured is None:
+            with contextlib.suppress(NoReply):  # then the next one is asked, or nothing is kept
+                captured = ask(Capture())
+                assert isinstance(captured, Captured)
+                self.captured = captured
         return finished, pieces
 
     def _time(self, judge: Judge, prepared: Prepared, sets: InputSets) -> None:

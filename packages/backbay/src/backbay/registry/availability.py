@@ -127,7 +127,7 @@ class _Asked:
             yield _not_installed("PyTorch", "pip install torch")
         if origin.kind != "catalogue" or origin.distribution is None:
             return
-        remedy = self.spec.install or f"pip install {origin.distribution}"
+        remedy = self._install or f"pip install {origin.distribution}"
         found = self.environment.installed.find(origin.distribution)
         if found is None:
             yield self._absent(origin.distribution, remedy)
@@ -154,7 +154,7 @@ class _Asked:
         name = required_name(line)
         if not name:
             return self._unreadable(line, ValueError("it names no distribution"))
-        remedy = self.spec.install or f"pip install '{line}'"
+        remedy = self._install or f"pip install '{line}'"
         found = self.environment.installed.find(name)
         absent = None if found is not None else self._absent(name, remedy)
         if name == line.strip() or (absent is not None and ";" not in line):
@@ -175,10 +175,16 @@ class _Asked:
             return absent
         return _wrong(found.name, found.version, line, remedy)
 
+    @property
+    def _install(self) -> str | None:
+        return self.spec.install_beside(self.environment.torch_build.get("__version__"))
+
     def _absent(self, name: str, remedy: str) -> Availability:
         """Return that a distribution is not installed; nobody is sent to install what won't run."""
         torch = self.environment.torch_build.get("__version__")
         absent = _not_installed(name, remedy)
+        if "{torch}" in (self.spec.install or ""):  # it installs the one that fits
+            return absent
         for fault in self.spec.broken:
             if fault.torch is None or torch is None or not _concerns(torch, fault.torch):
                 continue
@@ -243,7 +249,7 @@ class _Asked:
 
         for module in self.spec.requires.modules:
             if not module_exists(module):
-                remedy = self.spec.install or f"install what provides {module}"
+                remedy = self._install or f"install what provides {module}"
                 yield _not_installed(f"the module {module}", remedy)
 
     def variables(self) -> Iterator[Availability]:

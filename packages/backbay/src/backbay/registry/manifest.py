@@ -14,6 +14,7 @@ from backbay.registry.spec import (
     LONGEST_NAME,
     MOST_BACKENDS,
     NAME_PATTERN,
+    OPTION_TYPES,
     TEXT_PATTERN,
     BackendSpec,
     KnownFault,
@@ -33,15 +34,6 @@ _MOST_PROBLEMS = 100  # that are told of one manifest
 _DEEPEST = 8  # lists and tables within each other, as an option's default
 _INTEGERS = range(-(1 << 63), 1 << 63)  # TOML's; Python's parser lets longer ones through
 
-OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
-    "bool": (bool,),
-    "int": (int,),
-    "float": (float, int),
-    "str": (str,),
-    "list": (list,),
-    "dict": (dict,),
-    "any": (object,),
-}
 _PLATFORMS = ("linux", "darwin", "win32")
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from backbay.registry.manifest import OPTION_TYPES
-from backbay.registry.spec import BackendSpec, CompilerFn, Option
+from backbay.registry.spec import OPTION_TYPES, BackendSpec, CompilerFn, Option
 
 
 def form_problems(mode: object, options: object) -> Iterator[str]:

@@ -34,6 +34,17 @@ _WRITTEN_TOGETHER = (
 )
 """Scripts of one text: Unicode TS 39, "highly restrictive"."""
 
+OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "float": (float, int),
+    "str": (str,),
+    "list": (list,),
+    "dict": (dict,),
+    "any": (object,),
+}
+"""What an option's type is called, and what its values may be."""
+
 CompilerFn = Callable[..., Callable[..., Any]]
 """``(GraphModule, list[Tensor]) -> Callable``: what torch.compile calls a backend."""
 
@@ -214,7 +225,7 @@ class BackendSpec:
     """Names that a kernel for it must not use as parameters, as Helion's backends declare them."""
 
     install: str | None = None
-    """The command that installs what it requires."""
+    """The command that installs what it requires; see `install_beside`."""
 
     homepage: str | None = None
 
@@ -231,6 +242,18 @@ class BackendSpec:
     def debug(self) -> bool:
         """Whether it is there for finding faults, not for speed."""
         return "debug" in self.tags
+
+    def install_beside(self, torch: str | None) -> str | None:
+        """Return the command that installs what it requires beside a version of torch.
+
+        ``{torch}`` in it stands for the first two numbers of that: an engine whose releases each go
+        with one torch is ``pip install 'engine=={torch}.*'``.
+        """
+        if self.install is None or "{torch}" not in self.install:
+            return self.install
+        if torch is None:
+            return self.install.replace("=={torch}.*", "")
+        return self.install.replace("{torch}", ".".join(torch.split(".")[:2]))
 
     @property
     def devices(self) -> tuple[str, ...]:

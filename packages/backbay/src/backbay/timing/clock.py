@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.cuda import Event, synchronize
 
+_RECORD, _ELAPSED_MS = Event.record, Event.elapsed_time
+
 
 def now() -> float:
     """Return the seconds of a clock that begins anywhere."""
@@ -61,13 +63,13 @@ def _timed(steps: Sequence[Callable[[], Any]], device: torch.device) -> tuple[fl
 def _cuda_timed(others: Sequence[Callable[[], Any]], last: Callable[[], Any]) -> tuple[float, Any]:
     start, end = _event(), _event()
     synchronize()
-    start.record()
+    _RECORD(start)
     for step in others:
         step()
     result = last()
-    end.record()
+    _RECORD(end)
     synchronize()
-    return float(start.elapsed_time(end)) / 1e3, result
+    return float(_ELAPSED_MS(start, end)) / 1e3, result
 
 
 def _event() -> Event:

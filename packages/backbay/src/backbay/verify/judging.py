@@ -63,10 +63,11 @@ class Judged:
     @classmethod
     def of(cls, gave: Gave, checks: tuple[CheckRecord, ...]) -> Self:
         """Return what a backend gave, once it was judged."""
+        wrong = next((x for x in checks if x.status != "right"), None)
         return cls(
             checks=checks,
-            status=next((x.status for x in checks if x.status != "right"), gave.status),
-            reason=gave.reason,
+            status=gave.status if wrong is None else wrong.status,
+            reason=gave.reason if wrong is None else wrong.reason,
             graphs=gave.graphs,
             breaks=gave.breaks,
             hands_on_to=gave.hands_on_to,

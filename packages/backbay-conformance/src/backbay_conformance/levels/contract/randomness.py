@@ -28,8 +28,8 @@ def seed_is_ignored(subject: Subject) -> None:
     for _ in range(2):
         torch.manual_seed(7)
         results.append(call(x))
-    with subject.must("fail_behaviour", "the same seed does not give the same draws"):
-        assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    said = "the same seed does not give the same draws"
+    subject.same_as_each_other(*results, status="fail_behaviour", what=said)
 
 
 @theme.case()
@@ -120,4 +120,4 @@ def backward_drops_other_elements(subject: Subject) -> None:
         result = call(x)
         result.sum().backward()
         # The program is linear: on ones, the gradient is the result.
-        subject.near(x.grad, result.detach(), what="gradient through dropout")
+        subject.near_each_other(x.grad, result.detach(), what="gradient through dropout")

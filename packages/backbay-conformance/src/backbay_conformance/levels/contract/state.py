@@ -5,7 +5,7 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -137,8 +137,8 @@ def two_runs_differ(subject: Subject) -> None:
     inputs = normal(subject, 65, 130), normal(subject, 130, 40)
     call = subject.compile(program)
     first, second = call(*inputs), call(*inputs)
-    with subject.must("fail_behaviour", "two runs on the same inputs differ in some bit"):
-        assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    said = "two runs on the same inputs differ in some bit"
+    subject.same_as_each_other(first, second, status="fail_behaviour", what=said)
 
 
 @theme.case()
@@ -188,9 +188,7 @@ def two_threads_disturb_each_other(subject: Subject) -> None:
     inputs = [normal(subject, 64, 65) for _ in range(2)]
     wanted = [_program(x) for x in inputs]
     call(inputs[0])
-    wrong = _in_threads(lambda i: _repeated(subject, call, inputs[i], wanted[i]))
-    if wrong:
-        raise wrong[0]
+    _agree_in_threads(subject, [call, call], inputs, wanted)
 
 
 @theme.case()
@@ -200,9 +198,7 @@ def two_threads_compile_at_once(subject: Subject) -> None:
 
     programs, x = (_program, other), normal(subject, 6, 5)
     calls = [subject.compile(program) for program in programs]
-    wrong = _in_threads(lambda i: _repeated(subject, calls[i], x, programs[i](x)))
-    if wrong:
-        raise wrong[0]
+    _agree_in_threads(subject, calls, [x, x], [program(x) for program in programs])
 
 
 @theme.case()
@@ -223,11 +219,25 @@ def mode_of_another_thread_counts(subject: Subject) -> None:
         assert needs == {0: True, 1: False}
 
 
-def _repeated(
-    subject: Subject, call: Callable[..., Any], x: torch.Tensor, wanted: torch.Tensor
+def _agree_in_threads(
+    subject: Subject,
+    calls: Sequence[Callable[..., Any]],
+    inputs: Sequence[torch.Tensor],
+    wanted: Sequence[torch.Tensor],
 ) -> None:
-    for _ in range(20):
-        subject.near(call(x), wanted, what="result in a thread")
+    """Call in two threads at once, each again and again; hold all that comes back against eager."""
+    results: list[list[torch.Tensor]] = [[], []]
+
+    def run(number: int) -> None:
+        for _ in range(20):
+            results[number].append(calls[number](inputs[number]))
+
+    wrong = _in_threads(run)
+    if wrong:
+        raise wrong[0]
+    for found, one in zip(results, wanted, strict=True):
+        for result in found:
+            subject.near(result, one, what="result in a thread")
 
 
 def _in_threads(run: Callable[[int], None]) -> list[Exception]:

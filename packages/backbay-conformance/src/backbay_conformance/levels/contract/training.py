@@ -33,7 +33,7 @@ def _trained(subject: Subject, model: torch.nn.Module, step: Step) -> None:
 
     got = state(subject.compile, torch.float32)
     eager, truth = state(_as_it_is, torch.float32), state(_as_it_is, torch.float64)
-    judged(got, eager, truth, status="fail_grad")
+    judged(subject, got, eager, truth, status="fail_grad")
 
 
 def _as_it_is(model: torch.nn.Module) -> Callable[..., torch.Tensor]:

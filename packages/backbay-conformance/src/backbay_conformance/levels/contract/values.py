@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 
 from backbay_conformance.case import Collection
-from backbay_conformance.levels.making import given, normal, numbered, same_bits
+from backbay_conformance.levels.making import given, normal, numbered
 from backbay_conformance.subject import Subject
 
 theme = Collection("contract", "values")
@@ -44,8 +44,7 @@ def negative_zero_is_lost(subject: Subject) -> None:
     x = given(subject, [0.0, -0.0, 0.0, -0.0, 1.0, -1.0, -0.0, 0.0, -0.0])
     subject.agrees(program, x)
     for got, wanted in zip(subject.compile(program)(x), program(x), strict=True):
-        with subject.must("fail_value", "the sign of a zero is not eager's"):
-            assert same_bits(got, wanted)
+        subject.same(got, wanted, status="fail_value", what="the sign of a zero is not eager's")
 
 
 @theme.agrees(lambda s: given(s, [2e-40, -4e-41, 6e-39, 1e-42, 3e-40, 8e-41, 5e-40]))

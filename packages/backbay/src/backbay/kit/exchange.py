@@ -1,0 +1,52 @@
+"""Tensors to and from what other runtimes hold, without copies where there can be none."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def shared_array(tensor: torch.Tensor) -> Any:
+    """Return a NumPy array of a CPU tensor's own memory, whether or not gradients are recorded.
+
+    NumPy has no bfloat16: its bits are an array of ``uint16``.
+    """
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return what an engine gave as a tensor of the same memory.
+
+    Args:
+        value: a tensor, an array of NumPy's, or anything that speaks DLPack.
+        dtype: what it should be; ``uint16`` is read as the bits of bfloat16.
+
+    Raises:
+        TypeError: it is of another dtype.
+    """
+    tensor = value if isinstance(value, torch.Tensor) else _from_elsewhere(value)
+    if tensor.dtype == dtype:
+        return tensor
+    if tensor.dtype == torch.uint16 and dtype == torch.bfloat16:
+        return tensor.view(dtype)
+    raise TypeError(f"the engine gave {tensor.dtype} where the graph has {dtype}")
+
+
+def _from_elsewhere(value: Any) -> torch.Tensor:
+    if not hasattr(value, "__array_interface__"):
+        return torch.from_dlpack(value)
+    # An array that can't be written to would be shared with a warning, and may be the engine's own.
+    return torch.from_numpy(value if value.flags.writeable else value.copy())
+
+
+def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a tensor with given strides: itself where it has them, else a copy."""
+    if tuple(tensor.stride()) == tuple(strides):
+        return tensor
+    expanded = [d for d, x in enumerate(strides) if x == 0 and tensor.shape[d] > 1]
+    base = tensor
+    for dim in expanded:
+        base = base.narrow(dim, 0, 1)
+    made = torch.empty_strided(base.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(base).expand(tensor.shape)

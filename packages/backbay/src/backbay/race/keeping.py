@@ -1,0 +1,55 @@
+"""What a race decided, for the store: ``backend="backbay.auto"`` applies it."""
+
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from backbay import choose
+from backbay.choose import Store, StoreError
+from backbay.race.record import EAGER
+from backbay.race.workload_race import WorkloadRace
+from backbay.registry import BackendSpec
+
+KEPT = "kept as {names}: backend='backbay.auto' compiles as was decided, from now on"
+
+
+def keep(races: Sequence[WorkloadRace], store: Store) -> Iterator[str]:
+    """Keep what was decided, and yield what a reader must know of it."""
+    decisions = [x for x in map(_decision, races) if x is not None]
+    if not decisions:
+        return
+    try:
+        store.keep_all(decisions)
+    except StoreError as error:
+        yield f"the decision is not kept: {error}"
+    else:
+        yield KEPT.format(names=", ".join(x.name for x in decisions))
+
+
+def _decision(race: WorkloadRace) -> choose.Decision | None:
+    """Return what is kept of a race; nothing where it could not tell, or nobody could apply it."""
+    decided, specs = race.decision, {x.name: x.spec for x in race.entrants}
+    if decided is None or decided.abstained or race.captured is None:
+        return None
+    spec = specs[decided.winner]
+    if spec is None and decided.winner != EAGER:  # a function of a file: no name stands for it
+        return None
+    place = race.captured.place
+    return choose.Decision(
+        workload=race.workload,
+        step=race.setup.mode,
+        dtype=race.setup.dtype,
+        arm=choose.Arm(backend=decided.winner),
+        over_eager=decided.ratio_to_eager,
+        interval=decided.ratio_to_eager_ci,
+        graphs=race.captured.graphs,
+        place=msgspec.structs.replace(place, versions={**place.versions, **_provider(spec)}),
+        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _provider(spec: BackendSpec | None) -> Mapping[str, str]:
+    if spec is None or spec.origin.distribution is None or spec.origin.version is None:
+        return {}
+    return {spec.origin.distribution: spec.origin.version}
