@@ -9,7 +9,6 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backbay import compile_log
+from backbay.causes import one_line
 from backbay.errors import BackbayError, InputError
 from backbay.graph.effects import is_random, mutates
 from backbay.graph.report import first_line, user_line
@@ -48,7 +48,6 @@ FREEZE = Option(
 )
 _FLOATS = (torch.float32,)
 _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
-_MOST_OF_CAUSE = 400
 _REST = (torch.int64, torch.int32, torch.bool)
 
 
@@ -433,13 +432,8 @@ def _outside_of_tracing() -> Iterator[None]:
 
 
 def _failed(engine: Engine, program: Program, error: Exception) -> BackbayError:
-    inner: BaseException = error
-    while inner.__cause__ is not None or inner.__context__ is not None:
-        inner = inner.__cause__ or inner.__context__ or inner
-    # Errors of engines in C++ begin with where they were raised; what happened comes after.
-    cause = textwrap.shorten(str(inner), _MOST_OF_CAUSE)
     place = first_line(program.graph_module.graph)
     return BackbayError(
         f"{engine.engine or engine.__name__} can't compile this {program.kind} graph: "
-        f"{type(inner).__name__}: {cause} (the graph of {place})"
+        f"{one_line(error)} (the graph of {place})"
     )
