@@ -20,10 +20,10 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph import effects
 from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import bound
 from backbay.graph.values import value_of
-from backbay_optimizer.passes import dropout
 
 PRODUCTS = (torch.matmul, operator.matmul, torch.bmm, "matmul", "bmm", "__matmul__", torch.einsum)
 Order = tuple[int, ...] | None
@@ -113,8 +113,8 @@ def written_out(graph_module: GraphModule) -> Iterator[Written]:
 
 def _read(place: Node, weights: Node, value: Operand, order: Order) -> Written | None:
     inside, node, drops = [place], weights, False
-    while _is_cast(node) or dropout.is_dropout(node):
-        drops = drops or (dropout.is_dropout(node) and dropout.drops(node))
+    while _is_cast(node) or effects.is_dropout(node):
+        drops = drops or (effects.is_dropout(node) and effects.drops(node))
         inside.append(node)
         node = first_input(node)
     if not is_call(node, _SOFTMAXES):

@@ -37,6 +37,8 @@ _UPDATES_STATISTICS = frozenset(
 """They write running statistics, and their schemas do not say so."""
 _RENORMALISES = frozenset({"embedding", "embedding_bag"})
 """With ``max_norm`` they write the weight."""
+_DROPOUTS = {F.dropout: "training", torch.dropout: "train"}
+"""What switches each on."""
 _DRAWS = frozenset({"gumbel_softmax", "multi_head_attention_forward"})
 """Torch functions written in Python that draw random numbers; operators carry a tag."""
 _DRAWS_SAMPLES = ("fractional_max_pool", "dropout", "rand", "feature_", "alpha_dropout", "seed")
@@ -119,6 +121,18 @@ def is_random(node: Node) -> bool:
         return any(map(_draws, _overloads(node.target)))
     name = str(node.target) if node.op == "call_method" else _base_name(node)
     return name in _DRAWS or name.startswith(_DRAWS_SAMPLES) or _named_after_a_draw(name)
+
+
+def is_dropout(node: Any) -> bool:
+    """Return whether a node calls dropout."""
+    return isinstance(node, Node) and node.op == "call_function" and node.target in _DROPOUTS
+
+
+def drops(node: Node) -> bool:
+    """Return whether a call of dropout may set anything to zero."""
+    switch = _DROPOUTS[node.target]  # type: ignore[index] # is_dropout has seen it
+    given = {**dict(zip(("input", "p", switch), node.args, strict=False)), **node.kwargs}
+    return not (given.get(switch, True) is False or given.get("p", 0.5) == 0.0)
 
 
 def is_uninitialised(node: Node) -> bool:
