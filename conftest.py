@@ -95,7 +95,7 @@ def _forget_what_torch_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     held = {} if module is None else module._COMPILER_FNS
     for name, compiler_fn in list(held.items()):
         where = getattr(compiler_fn, "__module__", None) or type(compiler_fn).__module__
-        if where.partition(".")[0] in {"backbay", "backbay_optimizer"}:
+        if where.partition(".")[0] in {"backbay", "backbay_adapters", "backbay_optimizer"}:
             monkeypatch.delitem(held, name)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DISTRIBUTIONS = ("backbay", "backbay-conformance", "backbay-optimizer")
+DISTRIBUTIONS = ("backbay", "backbay-adapters", "backbay-conformance", "backbay-optimizer")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -1,4 +1,4 @@
-"""What the optimizer and the suite use of the core is public: any author may use it as well."""
+"""What the other distributions use of the core is public: any author may use it as well."""
 
 import ast
 import importlib
@@ -9,6 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OTHERS = {
+    "backbay-adapters": {
+        "backbay.kit.engine",
+        "backbay.kit.exchange",
+        "backbay.kit.program",
+    },
     "backbay-conformance": {
         "backbay",
         "backbay.cli.console",

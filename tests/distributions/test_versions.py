@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "backbay": "backbay",
+    "backbay-adapters": "backbay_adapters",
     "backbay-conformance": "backbay_conformance",
     "backbay-optimizer": "backbay_optimizer",
 }
@@ -55,7 +56,9 @@ def test_what_one_requires_of_another_is_exactly_its_own_version(distribution):
         assert other.name == distribution or str(other.specifier) == own, other
 
 
-@pytest.mark.parametrize("package", ["backbay_conformance", "backbay_optimizer"])
+@pytest.mark.parametrize(
+    "package", ["backbay_adapters", "backbay_conformance", "backbay_optimizer"]
+)
 def test_another_version_of_the_core_is_refused_in_one_line(package):
     program = f"import backbay; backbay.__version__ = '0.0.1'; import {package}"
     done = subprocess.run(
@@ -75,4 +78,4 @@ def test_uv_is_held_to_the_versions_that_pip_is():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
     assert settings["constraint-dependencies"] == [x for x in pinned if x and not x.startswith("#")]
     assert settings["workspace"]["members"] == ["packages/*"]
-    assert {"backbay", "backbay-conformance", "backbay-optimizer"} <= set(settings["sources"])
+    assert set(PACKAGES) <= set(settings["sources"])

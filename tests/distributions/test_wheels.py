@@ -11,7 +11,8 @@ from packaging.requirements import Requirement
 pytestmark = pytest.mark.slow
 
 CORE, CONFORMANCE, OPTIMIZER = "backbay", "backbay-conformance", "backbay-optimizer"
-ALL = (CORE, CONFORMANCE, OPTIMIZER)
+ADAPTERS = "backbay-adapters"
+ALL = (CORE, CONFORMANCE, OPTIMIZER, ADAPTERS)
 TORCH_KNOWS = """
 import torch._dynamo.backends.registry as registry
 print(registry.lookup_backend("backbay").__module__, "backbay" in registry.list_backends())
@@ -49,7 +50,7 @@ def test_all_names_every_distribution_in_exactly_this_version(wheels):
     rows = [Requirement(x) for x in described.get_all("Requires-Dist") or []]
     wanted = {x.name: str(x.specifier) for x in rows if x.marker and "all" in str(x.marker)}
     own = f"=={described['Version']}"
-    assert wanted[CONFORMANCE] == wanted[OPTIMIZER] == own
+    assert wanted[CONFORMANCE] == wanted[OPTIMIZER] == wanted[ADAPTERS] == own
     needed = {x.name for x in rows if x.marker is None}
     assert not needed & {"torch", "numpy", "matplotlib"}
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from backbay.errors import CompilationFailed
 from backbay.registry import Option, Registry, Traits, default_registry
 from backbay.session import NoReply
 from backbay_conformance import conform
@@ -89,8 +90,9 @@ def test_an_object_is_asked_for_its_name():
 def test_a_backend_that_was_refused_breaks_every_later_reset():
     backend = default_registry.get_backend("inductor", mode="no-such-mode")
     assert not hasattr(backend, "reset")
-    with pytest.raises(RuntimeError, match="no-such-mode"):
+    with pytest.raises(CompilationFailed, match="no-such-mode") as raised:
         backend(None, [])
+    assert isinstance(raised.value.__cause__, RuntimeError)  # torch's own
 
 
 def test_a_reset_that_raises_ends_the_process():

@@ -47,15 +47,14 @@ class OnnxRuntime(Engine):
 
 
 def _exported(program: Program, names: list[str]) -> bytes:
-    file = io.BytesIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         made = torch.onnx.export(
             program.exported, input_names=names, dynamo=True, verbose=False, optimize=False
         )
         assert made is not None
-        made.save(file)
-    return file.getvalue()
+        model: bytes = made.model_proto.SerializeToString()
+    return model
 
 
 @functools.cache

@@ -4,6 +4,8 @@ A case is a function: it asks for references and hands over what the backend gav
 *how* that is to be judged. The same function runs in two processes. In the judge's, where no
 backend is loaded, the program is not compiled: that run makes the references, and leaves the ways
 to judge. In the backend's, nothing is compared: what the backend gave is handed on.
+
+So a case asks the same in both: in one thread, in the same order, and as often.
 """
 
 import contextlib

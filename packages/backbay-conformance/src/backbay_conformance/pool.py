@@ -143,7 +143,7 @@ class CaseSession(_Prepared):
         ran = _ran(self, request, timeout_s)
         if ran.result.status in UNTRIED or not (ran.given or referred.asked):
             return ran.result
-        whole = ran.result.status in {"pass", "vacuous"}
+        whole = ran.result.status == "pass"
         try:
             weigh = Weigh(path=path, given=ran.given, whole=whole)
             weighed = self._judge.ask(weigh, timeout_s=timeout_s)

@@ -18,7 +18,7 @@ import backbay
 
 COMMAND = "import sys; sys.argv[0] = 'backbay'; from backbay.cli import main; main()"
 ABSENT = ("torch", "numpy", "matplotlib", "psutil", "safetensors", "triton")
-OTHERS = ("backbay-conformance", "backbay-optimizer")
+OTHERS = ("backbay-adapters", "backbay-conformance", "backbay-optimizer")
 INSTALL = "pip install 'backbay[torch,race]'"
 
 

@@ -49,7 +49,7 @@ def test_what_is_handed_to_eager_is_counted(backend, left):
     found = counted(backend)
     assert (found.operators, found.left) == (4, left)
     words = "mm, cos, add" if left == 3 else "mm, sin, cos, add"
-    assert ownership.worded(found) == f"leaves {left} of 4 operators to torch's kernels: {words}"
+    assert found.worded() == f"leaves {left} of 4 operators to torch's kernels: {words}"
 
 
 def test_a_decomposition_leaves_no_more_than_there_was():

@@ -165,7 +165,22 @@ def test_nobody_waits_for_rounds_that_one_of_them_slows(monkeypatch):
     assert opened[0] == ("eager", "a", "b")
     assert set(timing.apart) == {"a", "b"}
     assert "one of the backends slows the others down" in timing.apart["a"]
-    assert groups(timing) == [("eager", "a"), ("eager", "b")] or timing.lost
+    assert groups(timing) == [("eager",), ("eager", "a"), ("eager", "b")]
+    assert timing.lost == {}
+
+
+def test_what_inputs_take_to_be_renewed_slows_nobody(monkeypatch):
+    monkeypatch.setattr("backbay.race.timing._GRACE_S", 0.0)
+    monkeypatch.setattr("backbay.race.timing._SLOWED", 0.0)
+    renewed = Timing._renew
+
+    def slow(self, *args):
+        renewed(self, *args)
+        self._renewing_s += 1e3
+
+    monkeypatch.setattr(Timing, "_renew", slow)
+    timing, _ = timed("eager", "a", "b")
+    assert groups(timing) == [("eager", "a", "b")]
 
 
 def test_what_nobody_alone_is_to_blame_for_is_a_note_and_all_are_timed_apart():

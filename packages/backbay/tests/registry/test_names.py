@@ -54,7 +54,9 @@ Registry().lookup_backend(str())  # right
 race.run(backends=["inductor", "eager"])  # right
 race.run(backends=["inductor", "plugged"])  # plugin
 race.run(backends=["inducter"])  # wrong
-race.run(backends="inductor")  # wrong
+race.run(backends="inductor")  # right
+race.run(backends="all")  # right
+race.run(backends="inducter")  # wrong
 verify.run(backends="inductor")  # right
 verify.run(backends=["inducter"])  # wrong
 verify.run(backends="inducter")  # wrong

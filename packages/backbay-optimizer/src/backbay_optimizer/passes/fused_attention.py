@@ -31,6 +31,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
+from backbay.graph import effects
 from backbay.graph.aliases import disturbed
 from backbay.graph.constant import NotConstantError, constant_value
 from backbay.graph.rewrite import call_before, cast_before, layout
@@ -64,7 +65,7 @@ class FusedAttention(Rewrite[Written]):
         dtypes=(torch.bfloat16, torch.float16),
         dtypes_because="kernels take 16 bits",
     )
-    sources = (attention, mask_kinds, decomposed_attention, kernel)
+    sources = (attention, effects, mask_kinds, decomposed_attention, kernel)
     in_checkpoints = True
     removes_dead_code = True
 

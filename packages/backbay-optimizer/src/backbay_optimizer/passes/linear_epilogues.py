@@ -28,7 +28,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.graph.effects import drops, is_dropout
+from backbay.graph import effects
 from backbay.graph.match import Match, first_input, is_call
 from backbay.graph.region import between
 from backbay.graph.rewrite import bound, call_before, cast_before
@@ -81,7 +81,7 @@ class LinearEpilogues(Rewrite[_Site]):
         inference=True,
     )
     targets = (*_RELUS, F.gelu)
-    sources = (gelu,)
+    sources = (effects, gelu)
 
     def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
         """Yield layers with their activations, GELU that is spelled out among them."""
@@ -175,7 +175,7 @@ def _fusing_reader(node: Node) -> Node | None:
     for user in node.users:
         if user.op == "output" or user.target in _PRODUCTS:
             continue
-        is_idle = is_dropout(user) and not drops(user)
+        is_idle = effects.is_dropout(user) and not effects.drops(user)
         further = _fusing_reader(user) if is_idle or user.target in _VIEWS else user
         if further is not None:
             return further

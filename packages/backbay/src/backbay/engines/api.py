@@ -12,7 +12,7 @@ import msgspec
 
 from backbay.engines import selection
 from backbay.engines.environment import EngineEnvironment
-from backbay.engines.record import MODELS, USES, WORKLOADS, Case, Loaded, Owned, Report, Row, Speed
+from backbay.engines.record import MODELS, USES, WORKLOADS, Case, Loaded, Report, Row, Speed
 from backbay.engines.selection import Engine
 from backbay.errors import InputError, Interrupted
 from backbay.race.record import Report as RaceReport
@@ -124,20 +124,17 @@ def _try(engine: Engine, plan: Plan, registry: Registry, tell: Tell) -> None:
     arguments = ["backbay.engines.loading", str(seconds), *backends]
     environment.ask("loaded", arguments, (seconds + 30.0) * len(backends))
     works = [x.backend for x in _loaded(environment) if x.works]
-    adapters = [x.name for x in engine.backends if x.name in works and selection.is_adapter(x)]
     if not works:
         return
     say("models", "transformers and timm")
     environment.install(_MODELS, "", selection.models(here), limits.install_s)
-    for step, text, module in _questions(works, adapters, plan):
+    for step, text, module in _questions(works, plan):
         say(step, text)
         allowed = limits.conformance_s if step.startswith("conform") else limits.model_s
         environment.ask(step, module, allowed * len(works))
 
 
-def _questions(
-    works: Sequence[str], adapters: Sequence[str], plan: Plan
-) -> Iterator[tuple[str, str, list[str]]]:
+def _questions(works: Sequence[str], plan: Plan) -> Iterator[tuple[str, str, list[str]]]:
     """Yield each step, what it is, and the command that answers it with JSON."""
     both = ",".join(works)
     for model in MODELS:
@@ -147,9 +144,6 @@ def _questions(
         seconds = f"{plan.limits.race_s:g}"
         said = ["race", workload, "--backends", f"inductor,{both}", "--seconds", seconds]
         yield _step("race", workload), f"race on {workload}", _command(*said)
-        if adapters:
-            module = ["backbay.engines.owning", workload, *adapters]
-            yield _step("owned", workload), f"operators of {workload}", module
     if plan.conformance:
         for backend in works:
             said = ["conform", backend, "--profile", "quick"]
@@ -175,7 +169,10 @@ def _installed(engine: Engine, environment: EngineEnvironment) -> list[BackendSp
 
 
 def _loaded(environment: EngineEnvironment) -> list[Loaded]:
-    return environment.found("loaded", list[Loaded]) or []
+    found = environment.found("loaded", list[Loaded]) or []
+    # Where it is kept is nobody's business on a page.
+    here = str(environment.folder)
+    return [msgspec.structs.replace(x, error=x.error.replace(here, "...")) for x in found]
 
 
 def _report(engines: Sequence[Engine], plan: Plan, names: Sequence[str]) -> Report:
@@ -198,9 +195,6 @@ def rows(engine: Engine, environment: EngineEnvironment) -> Iterator[Row]:
     loaded = {x.backend: x for x in _loaded(environment)}
     verified = {x: environment.found(f"verify-{x}", VerifyReport) for x in MODELS}
     raced = {x: environment.found(_step("race", x), RaceReport) for x in WORKLOADS}
-    owned = [
-        each for x in WORKLOADS for each in environment.found(_step("owned", x), list[Owned]) or []
-    ]
     for number, (line, specs) in enumerate(engine.lines.items()):
         installed = environment.installed(f"install-{number}")
         for spec in specs:
@@ -219,7 +213,6 @@ def rows(engine: Engine, environment: EngineEnvironment) -> Iterator[Row]:
                 row,
                 loaded=loaded.get(spec.name),
                 cases=tuple(_cases(spec.name, verified)),
-                owned=tuple(x for x in owned if x.backend == spec.name),
                 speeds=tuple(_speeds(spec.name, raced)),
                 conformance=_conformance(environment, spec.name),
             )
@@ -256,6 +249,7 @@ def _use(mode: str, check: str) -> str:
 def _speeds(backend: str, raced: Mapping[str, RaceReport | None]) -> Iterator[Speed]:
     for workload, report in raced.items():
         for x in report.results if report is not None else ():
+            left = x.left_to_torch
             if x.backend == backend:
                 yield Speed(
                     workload=workload,
@@ -265,6 +259,8 @@ def _speeds(backend: str, raced: Mapping[str, RaceReport | None]) -> Iterator[Sp
                     to_eager_ci=x.ratio_to_eager_ci,
                     to_inductor=x.ratio_to_inductor,
                     to_inductor_ci=x.ratio_to_inductor_ci,
+                    operators=None if left is None else left.operators,
+                    owned=None if left is None else left.operators - left.left,
                 )
 
 

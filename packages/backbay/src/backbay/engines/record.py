@@ -39,16 +39,10 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     to_eager_ci: Interval | None = None
     to_inductor: float | None = None
     to_inductor_ci: Interval | None = None
-
-
-class Owned(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of a workload's operators the engine runs itself, in inference."""
-
-    backend: str
-    workload: str
-    owned: int
-    operators: int
-    """All of them; the others were handed to another backend."""
+    operators: int | None = None
+    """Those of the model, as the race counts them; ``null`` where torch can't count them."""
+    owned: int | None = None
+    """How many of them the backend runs itself, and does not leave to torch's own kernels."""
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,8 +79,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     loaded: Loaded | None = None
     cases: tuple[Case, ...] = ()
     speeds: tuple[Speed, ...] = ()
-    owned: tuple[Owned, ...] = ()
-    """Of an adapter; stock backends don't count what they leave to others."""
     conformance: dict[str, int] | None = None
     """How many cases of level quick have which status; ``null`` where it was not asked for."""
 

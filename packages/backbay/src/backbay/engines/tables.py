@@ -20,8 +20,8 @@ Each of {models}, in {uses}, as `backbay verify` finds it. What is right is prov
 """
 _SPEED = """
 Eager's time over the backend's in inference, then inductor's, with 95 % intervals, as
-`backbay race` finds them: above 1 is faster. A backend that is wrong or fails has no time. Of
-adapters, then how many operators the engine runs itself, of how many.
+`backbay race` finds them: above 1 is faster. A backend that is wrong or fails has no time. Then how
+many of the model's operators it runs itself, and does not leave to torch's kernels.
 """
 _WIDTH = 100
 
@@ -132,7 +132,6 @@ def _conformance(row: Row) -> str:
 
 def _speeds(row: Row) -> Iterator[str]:
     found = {x.workload: x for x in row.speeds}
-    owned = {x.workload: f"{x.owned} of {x.operators}" for x in row.owned}
     for workload in WORKLOADS:
         speed = found.get(workload)
         said = [_NOT_TRIED] if speed is None else [speed.status]
@@ -142,7 +141,9 @@ def _speeds(row: Row) -> Iterator[str]:
                 wording.ratio(speed.to_inductor, speed.to_inductor_ci),
             )
             said = [str(x) for x in ratios]
-        yield ", ".join([*said, *([owned[workload]] if workload in owned else [])])
+        if speed is not None and speed.operators is not None:
+            said.append(f"{speed.owned} of {speed.operators}")
+        yield ", ".join(said)
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -37,10 +37,10 @@ _UPDATES_STATISTICS = frozenset(
 """They write running statistics, and their schemas do not say so."""
 _RENORMALISES = frozenset({"embedding", "embedding_bag"})
 """With ``max_norm`` they write the weight."""
-_DROPOUTS = {F.dropout: "training", torch.dropout: "train"}
-"""What switches each on."""
 _DRAWS = frozenset({"gumbel_softmax", "multi_head_attention_forward"})
 """Torch functions written in Python that draw random numbers; operators carry a tag."""
+_DROPOUT: dict[Any, str] = {torch.nn.functional.dropout: "training", torch.dropout: "train"}
+"""To what its switch is called."""
 _DRAWS_SAMPLES = ("fractional_max_pool", "dropout", "rand", "feature_", "alpha_dropout", "seed")
 _UNINITIALISED = ("empty", "new_empty", "_efficientzerotensor")
 _STATEFUL_METHODS = frozenset(
@@ -124,13 +124,13 @@ def is_random(node: Node) -> bool:
 
 
 def is_dropout(node: Any) -> bool:
-    """Return whether a node calls dropout."""
-    return isinstance(node, Node) and node.op == "call_function" and node.target in _DROPOUTS
+    """Whether a node calls dropout, on Dynamo's graphs."""
+    return isinstance(node, Node) and node.op == "call_function" and node.target in _DROPOUT
 
 
 def drops(node: Node) -> bool:
-    """Return whether a call of dropout may set anything to zero."""
-    switch = _DROPOUTS[node.target]  # type: ignore[index] # is_dropout has seen it
+    """Whether a call of dropout may set anything to zero."""
+    switch = _DROPOUT[node.target]
     given = {**dict(zip(("input", "p", switch), node.args, strict=False)), **node.kwargs}
     return not (given.get(switch, True) is False or given.get("p", 0.5) == 0.0)
 

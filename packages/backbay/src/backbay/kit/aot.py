@@ -144,8 +144,9 @@ def aot_compile(
 
 def _frozen(graph_module: GraphModule) -> list[torch.Tensor | None]:
     """Return the parameters and buffers of a graph, in AOTAutograd's order; None if not frozen."""
-    owned = dict(graph_module.named_parameters(remove_duplicate=False))
-    owned |= dict(graph_module.named_buffers(remove_duplicate=False))
+    owned: dict[str, torch.Tensor] = {}
+    owned.update(graph_module.named_parameters(remove_duplicate=False))
+    owned.update(graph_module.named_buffers(remove_duplicate=False))
     return [x if name.startswith(FROZEN) else None for name, x in owned.items()]
 
 

@@ -17,7 +17,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._guards import tracing
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -47,6 +47,7 @@ FREEZE = Option(
     help="in inference, parameters are constants that the engine can fold; later changes go unseen",
 )
 _FLOATS = (torch.float32,)
+_ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 _MOST_OF_CAUSE = 400
 _REST = (torch.int64, torch.int32, torch.bool)
 
@@ -188,6 +189,7 @@ class Engine(Backend):
 
         def checked(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
             self._check_dtypes(graph_module)
+            _drop_aliases(graph_module)
             return generate(graph_module, example_inputs)
 
         return checked if kind in self.graphs else generate
@@ -226,8 +228,14 @@ class Engine(Backend):
 
 @functools.cache
 def core_aten() -> Mapping[Any, Any]:
-    """Return torch's decompositions to core ATen, which an engine's own may be put beside."""
-    return {**core_aten_decompositions()}
+    """Return torch's decompositions to core ATen, which an engine's own may be put beside.
+
+    Batch norm in training is taken apart as well: few engines have it with its running statistics,
+    and some that seem to leave them as they were.
+    """
+    aten = torch.ops.aten
+    training = [aten._native_batch_norm_legit_functional, aten.native_batch_norm_backward]  # noqa: SLF001 (its name)
+    return {**core_aten_decompositions(), **get_decompositions(training)}
 
 
 def _named(value: torch.dtype | torch.layout) -> str:
@@ -326,7 +334,6 @@ class _Plan:
     def of(cls, graph_module: GraphModule, arguments: Sequence[Any]) -> "_Plan":
         """Make the plan, and strip the graph of all that the program has not."""
         graph = graph_module.graph
-        _drop_aliases(graph_module)
         (output,) = graph.find_nodes(op="output")
         given = [n for n, x in enumerate(arguments) if isinstance(x, torch.Tensor)]
         placeholders = dict(zip(graph.find_nodes(op="placeholder"), given, strict=True))
@@ -401,12 +408,12 @@ def _for_sizes(graph_module: GraphModule, arguments: Sequence[Any]) -> GraphModu
 
 
 def _drop_aliases(graph_module: GraphModule) -> None:
-    """Remove what only gives its input another name."""
-    for node in graph_module.graph.find_nodes(
-        op="call_function", target=torch.ops.aten.detach.default
-    ):
-        node.replace_all_uses_with(node.args[0])
-        graph_module.graph.erase_node(node)
+    """Remove what only gives its input another name, but for a caller."""
+    for node in graph_module.graph.nodes:
+        if node.target in _ALIASES and all(x.op != "output" for x in node.users):
+            node.replace_all_uses_with(node.args[0])
+            graph_module.graph.erase_node(node)
+    graph_module.recompile()
 
 
 def _is_unbacked(value: Any) -> bool:

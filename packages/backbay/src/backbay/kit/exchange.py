@@ -35,7 +35,8 @@ def as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def _from_elsewhere(value: Any) -> torch.Tensor:
     if not hasattr(value, "__array_interface__"):
-        return torch.from_dlpack(value)
+        tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(value)
+        return tensor
     # An array that can't be written to would be shared with a warning, and may be the engine's own.
     return torch.from_numpy(value if value.flags.writeable else value.copy())
 

@@ -64,9 +64,3 @@ def left_to_torch(eager: Counter[str], own: Counter[str]) -> LeftToTorch:
     total = eager.total()
     left = min(total, own.total())
     return LeftToTorch(operators=total, left=left, most=tuple(own.most_common(4)) if left else ())
-
-
-def worded(found: LeftToTorch) -> str:
-    """Return it in words."""
-    named = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in found.most)
-    return f"leaves {found.left} of {found.operators} operators to torch's kernels: {named}"

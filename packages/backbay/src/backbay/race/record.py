@@ -18,6 +18,9 @@ SCHEMA = "backbay.race/1"
 EAGER = "eager"
 """What the others are measured by: it takes part in every race."""
 
+AS_IT_IS = "runs the captured graph as it is"
+"""A note, where a backend compiles nothing."""
+
 Status = Literal["ok", "wrong", "failed", "crashed", "timeout", "unavailable"]
 
 
@@ -36,6 +39,11 @@ class LeftToTorch(msgspec.Struct, frozen=True, kw_only=True):
     left: int
     most: tuple[tuple[str, int], ...]
     """The most frequent ones that torch still runs, and how often it does."""
+
+    def worded(self) -> str:
+        """Return it in words."""
+        named = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in self.most)
+        return f"leaves {self.left} of {self.operators} operators to torch's kernels: {named}"
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from backbay.proof.bank import Inputs
 from backbay.proof.golden import proof_context
 from backbay.proof.shrink import shrunk
 from backbay.race import ownership
-from backbay.race.record import LeftToTorch
+from backbay.race.record import AS_IT_IS, LeftToTorch
 from backbay.race.requests import Captured, Finished, Proving
 from backbay.registry import CompilerFn
 from backbay.timing.device import synchronize
@@ -29,7 +29,6 @@ EAGER = "eager"
 """The uncompiled model. (torch's debug backend of that name adds Dynamo to it.)"""
 _MEASURED = 2
 """Calls of which more than the result is of interest: one compiles, one is warm."""
-_AS_IT_IS = "runs the captured graph as it is"
 
 
 def compiled(model: torch.nn.Module, compiler: str | CompilerFn | None) -> Callable[..., Any]:
@@ -104,7 +103,7 @@ class Trial:
             peak_bytes=second.peak_bytes,
             graphs=graphs,
             breaks=breaks,
-            notes=(*notes, *self._seen(left)),
+            notes=(*notes, *self._seen()),
             left_to_torch=left,
             fault=self._fault(overwritten, process_state.changes_values(self._before, after)),
             disturbs=process_state.changed(self._before, after),
@@ -191,16 +190,13 @@ class Trial:
             self._runs.put_state()
         return ownership.left_to_torch(eager, own)
 
-    def _seen(self, left: LeftToTorch | None) -> Iterator[str]:
+    def _seen(self) -> Iterator[str]:
         """Yield what the backend left to others."""
         graphs = self._compiler.graphs if isinstance(self._compiler, _Watched) else []
         if graphs and all(graphs):
-            yield _AS_IT_IS
-        else:
-            if any(graphs):
-                yield f"{_AS_IT_IS}, in {sum(graphs)} of {len(graphs)} graphs"
-            if left is not None and left.left:
-                yield ownership.worded(left)
+            yield AS_IT_IS
+        elif any(graphs):
+            yield f"{AS_IT_IS}, in {sum(graphs)} of {len(graphs)} graphs"
         fell = [x for x in compile_log.records() if x.fell_back]
         yield from dict.fromkeys(f"{x.ran} ran in its place: {x.why}" for x in fell)
 

@@ -22,7 +22,7 @@ from backbay.race.caches import Caches
 from backbay.race.decide import EAGER, INDUCTOR, decide
 from backbay.race.field import Entrant
 from backbay.race.given import Given, InputSets
-from backbay.race.record import Decision, Measured, Result, Trying, VerdictRecord
+from backbay.race.record import AS_IT_IS, Decision, Measured, Result, Trying, VerdictRecord
 from backbay.race.requests import (
     Call,
     CallRow,
@@ -379,6 +379,9 @@ def _outcome(finished: Finished, judged: Judged, calls: int) -> Trying:
         return msgspec.structs.replace(row, status="wrong", reason=finished.fault, verdict=seen)
     if not judged.passed:
         return msgspec.structs.replace(row, status="wrong", reason=_why(verdict))
+    left = finished.left_to_torch
+    if left is not None and left.left and AS_IT_IS not in notes:
+        return msgspec.structs.replace(row, notes=(*notes, left.worded()))
     return row
 
 

@@ -6,11 +6,13 @@ every backend in it, so that a ratio of two backends is taken within the same ro
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from backbay.timing.interval import Interval
+if TYPE_CHECKING:
+    from backbay.timing.interval import Interval
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95
@@ -19,14 +21,14 @@ Values = npt.NDArray[np.float64]
 Rounds = npt.NDArray[np.int64]
 
 
-def median(samples: Sequence[float]) -> tuple[float, Interval]:
+def median(samples: Sequence[float]) -> "tuple[float, Interval]":
     """Return the median of one sample a round, and its confidence interval."""
     values = np.asarray(samples, dtype=np.float64)
     medians = np.median(values[_resampled_rounds(len(values))], axis=1)
     return float(np.median(values)), _interval(medians)
 
 
-def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, Interval]:
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> "tuple[float, Interval]":
     """Return the ratio of two medians, and its confidence interval; samples pair up by round.
 
     Raises:
@@ -42,7 +44,7 @@ def ratio_beside(
     beside_numerator: Sequence[float],
     denominator: Sequence[float],
     beside_denominator: Sequence[float],
-) -> tuple[float, Interval]:
+) -> "tuple[float, Interval]":
     """Return the ratio of two medians that were measured in other rounds, each beside a third.
 
     It is the ratio of what each is in terms of the third; the rounds of both are resampled.
@@ -55,7 +57,7 @@ def ratio_beside(
     return float(value), _interval(tops / bottoms)
 
 
-def difference(minuend: Sequence[float], subtrahend: Sequence[float]) -> tuple[float, Interval]:
+def difference(minuend: Sequence[float], subtrahend: Sequence[float]) -> "tuple[float, Interval]":
     """Return the difference of two medians, and its confidence interval; samples pair up by round.
 
     Raises:
@@ -80,7 +82,7 @@ def _resampled_rounds(count: int, seed: int = 0) -> Rounds:
     return np.random.default_rng(seed).integers(0, count, size=(RESAMPLES, count))
 
 
-def _interval(values: Values) -> Interval:
+def _interval(values: Values) -> "Interval":
     tail = 50.0 * (1.0 - CONFIDENCE)
     low, high = np.percentile(values, [tail, 100.0 - tail])
     return float(low), float(high)

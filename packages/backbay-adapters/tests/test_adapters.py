@@ -1,0 +1,146 @@
+"""Each adapter, where its engine is installed: right in inference and training, at every batch."""
+
+import importlib
+import importlib.util
+from importlib import metadata, resources
+
+import pytest
+import torch
+import torch._dynamo.exc
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay import compile_log
+from backbay.proof import Workload, make_golden, observe
+from backbay.registry.toml import parse_toml
+
+ENGINES = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
+"""Adapter to a module that its engine brings."""
+MANIFEST = parse_toml((resources.files("backbay_adapters") / "backends.toml").read_text())
+
+
+def adapter(name):
+    return getattr(importlib.import_module(f"backbay_adapters.{name}"), f"backbay_{name}")
+
+
+@pytest.fixture(params=ENGINES)
+def backend(request):
+    if importlib.util.find_spec(ENGINES[request.param]) is None:
+        pytest.skip(f"{request.param} is not installed: backbay-adapters[{request.param}]")
+    return adapter(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch, tmp_path):
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path / "cache"))
+    torch.compiler.reset()
+    compile_log.clear()
+    torch.manual_seed(0)
+
+
+class Attending(torch.nn.Module):
+    """Grouped heads, a causal mask, a norm, an embedding, and a size among the results."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(11, 16)
+        self.norm = torch.nn.LayerNorm(16)
+        self.query, self.both = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+        self.out = torch.nn.Linear(16, 11)
+
+    def forward(self, tokens):
+        rows, length = tokens.shape
+        x = self.embed(tokens)
+        h = self.norm(x)
+        q = self.query(h).view(rows, length, 4, 4).transpose(1, 2)
+        k, v = self.both(h).view(rows, length, 2, 2, 4).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + F.silu(mixed.transpose(1, 2).reshape(rows, length, 16))
+        return {"logits": self.out(x), "rows": rows}
+
+
+class Convolving(torch.nn.Module):
+    """A strided convolution, batch norm, pooling, and a buffer that training changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.last = torch.nn.Linear(8, 5)
+
+    def forward(self, x):
+        h = F.max_pool2d(F.relu(self.norm(self.first(x))), 2)
+        return self.last(F.adaptive_avg_pool2d(F.gelu(h), 1).flatten(1))
+
+
+MODELS = {
+    "attention": (Attending, lambda rows: torch.randint(0, 11, (rows, 6))),
+    "convolution": (Convolving, lambda rows: torch.randn(rows, 3, 16, 16)),
+}
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", MODELS)
+def test_batches_of_4_7_and_1_are_right_and_the_engine_runs_most(backend, name, train):
+    made, given = MODELS[name]
+    model = made().train(train)
+    call = torch.compile(model, backend=backend)
+    for rows in (4, 7, 1):
+        workload = Workload(model=model, args=(given(rows),))
+        golden = make_golden(workload, train=train)
+        with golden.context():
+            proof = golden.judge(observe(call, golden.at(workload), train=train))
+        assert proof.passed, (rows, proof.worst)
+    records = compile_log.records()
+    assert not [x for x in records if x.fell_back]
+    for record in records:
+        assert record.owned >= (0.5 if train else 0.8) * record.nodes, record.why
+    kinds = {x.why.partition(" ")[0] for x in records}
+    assert kinds == ({"forward", "backward"} if train else {"inference"})
+
+
+def test_frozen_weights_are_right(backend):
+    model, x = Convolving().eval(), torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        made = torch.compile(model, backend=backend, options={"freeze": True})(x)
+    torch.testing.assert_close(made, model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_is_refused_in_one_line(backend):
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
+        torch.compile(lambda x: x * 2, backend=backend)(torch.ones(3).bfloat16())
+    said = f"{backend.__name__} computes in float32, and this graph in bfloat16"
+    assert said in str(caught.value)
+
+
+def test_what_is_returned_is_kept(backend):
+    call = torch.compile(lambda x: x * 2, backend=backend)
+    first = call(torch.ones(64))
+    call(torch.zeros(64))
+    assert first.eq(2).all()
+    first.add_(1)
+    assert call(torch.ones(64)).eq(2).all()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_manifest_says_what_the_class_does_and_importing_imports_no_engine(name):
+    (listed,) = [x for x in MANIFEST["backend"] if x["name"] == f"backbay_{name}"]
+    made = adapter(name)
+    assert made.__name__ == listed["name"]
+    declared = made.__backbay_details__()
+    options = {x.name: (x.type, x.default, x.help) for x in declared["options"]}
+    stated = {k: (v["type"], v["default"], v["help"]) for k, v in listed["options"].items()}
+    assert options == stated
+    assert listed["traits"]["mode"] is declared["traits"].mode
+    floats = [str(x).removeprefix("torch.") for x in made.dtypes if x.is_floating_point]
+    assert listed["traits"]["dtypes"] == floats
+    assert made.engine in listed["requires"]["distributions"]
+    assert f"[{name}]" in listed["install"]
+
+
+def test_every_engine_has_an_extra_an_entry_point_and_a_test():
+    here = metadata.distribution("backbay-adapters")
+    extras = set(here.metadata.get_all("Provides-Extra")) - {"all"}
+    names = {x.name for x in here.entry_points.select(group="torch_dynamo_backends")}
+    assert names == {f"backbay_{x}" for x in ENGINES}
+    assert extras == set(ENGINES)
+    assert {x["name"] for x in MANIFEST["backend"]} == names
