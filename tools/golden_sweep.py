@@ -71,6 +71,7 @@ AT_BOTH = (
 )
 """Passes that are written for ATen graphs, too."""
 INFERENCE = (
+    "depthwise_convolutions",
     "eager_convolutions",
     "fused_convolutions",
     "group_norm_silu",
@@ -80,7 +81,7 @@ INFERENCE = (
     "one_token_attention",
     "parameter_hoist",
 )
-"""Passes that leave training alone; five of them are for CUDA, and here shown to do nothing."""
+"""Passes that leave training alone; six of them are for CUDA, and here shown to do nothing."""
 DEVICE = torch.device("cpu")
 TORCH_BACKENDS = "TORCH'S"
 

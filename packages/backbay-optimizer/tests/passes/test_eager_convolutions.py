@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.proof import Workload
-from backbay_optimizer.kernels.convolution import OPERATOR
+from backbay_optimizer.kernels.fused_convolution import PLAIN as OPERATOR
 from backbay_optimizer.passes.eager_convolutions import eager_convolutions
 
 K, SIDE = 128, 4

@@ -6,16 +6,21 @@ knows nothing. Anything else that goes wrong is raised.
 
 A network calls it dozens of times for each image, and the host must not be what a GPU waits for: so
 it has no gradient, whose bookkeeping is in Python, and refuses one that is wanted.
+
+Beside it is convolution by itself, as an operator: Inductor sees through ``aten.convolution`` and
+chooses memory layouts for it; this one it takes as it is, with inputs and result laid out as they
+were when the graph was traced.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library, register_fake
+from torch.library import Library, register_autograd, register_fake
 
 _ATEN = torch.ops.aten
 _NAME = "backbay::convolution_relu"
+# Not custom_op, whose wrapper takes twice as long to call.
 _library: Any = Library("backbay", "FRAGMENT")  # type: ignore[no-untyped-call] # torch has no stub
 _library.define(
     "convolution_relu(Tensor x, Tensor weight, Tensor? bias, Tensor? other, SymInt[] stride, "
@@ -99,3 +104,34 @@ _library.impl("convolution_relu", _in_steps, "CompositeExplicitAutograd")
 if torch.version.hip is None:
     _library.impl("convolution_relu", _by_cudnn, "CUDA")
 register_fake(_NAME, reference, lib=_library)
+
+
+# Convolution by itself
+
+_PLAIN_NAME = "backbay::convolution"
+_library.define(
+    "convolution(Tensor x, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
+    "SymInt[] dilation, SymInt groups) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+)
+PLAIN = torch.ops.backbay.convolution.default
+"""``conv2d`` of x (N, C, H, W) and weight (K, C / groups, R, S), laid out as eager's result is."""
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (torch's signature)
+    x, weight, bias, *ctx.how = inputs
+    ctx.bias_sizes = None if bias is None else list(bias.shape)
+    ctx.save_for_backward(x, weight)
+
+
+def _vjp(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    stride, padding, dilation, groups = ctx.how
+    wanted = [*ctx.needs_input_grad[:2], ctx.bias_sizes is not None and ctx.needs_input_grad[2]]
+    how = (stride, padding, dilation, False, [0, 0], groups, wanted)
+    given = (dy, *ctx.saved_tensors, ctx.bias_sizes, *how)
+    return (*_ATEN.convolution_backward.default(*given), *(None,) * len(ctx.how))
+
+
+_library.impl("convolution", convolved, "CompositeExplicitAutograd")
+register_fake(_PLAIN_NAME, convolved, lib=_library)
+register_autograd(_PLAIN_NAME, _vjp, setup_context=_save, lib=_library)

@@ -22,7 +22,7 @@ from torch.fx import Node
 from backbay.graph.rewrite import call_before
 from backbay.graph.values import are_numbers, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite
-from backbay_optimizer.kernels import convolution as kernel
+from backbay_optimizer.kernels import fused_convolution as kernel
 from backbay_optimizer.passes import convolutions
 from backbay_optimizer.passes.convolutions import Convolution
 
@@ -66,7 +66,7 @@ class EagerConvolutions(Rewrite[Convolution]):
                 "that Inductor makes of the weights pays"
             )
         given = (site.x, site.weight, site.bias, *site.how)
-        return call_before(site.node, kernel.OPERATOR, *given)
+        return call_before(site.node, kernel.PLAIN, *given)
 
 
 eager_convolutions = EagerConvolutions()

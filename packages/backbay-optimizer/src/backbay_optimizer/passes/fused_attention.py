@@ -37,7 +37,7 @@ from backbay.graph.constant import NotConstantError, constant_value
 from backbay.graph.rewrite import call_before, cast_before, layout
 from backbay.graph.values import is_ordinary, value_of
 from backbay.kit.passes import EIGHTS, NotApplicable, PassContext, Replacement, Requires, Rewrite
-from backbay_optimizer.kernels import efficient_attention as kernel
+from backbay_optimizer.kernels import windowed_attention as kernel
 from backbay_optimizer.passes import attention, decomposed_attention, mask_kinds
 from backbay_optimizer.passes.decomposed_attention import Fill, Order, Written, written_out
 
@@ -165,13 +165,13 @@ def _fastest(found: Written, query: torch.Tensor, keys: int) -> Callable[..., An
     if blocks < FEWEST_BLOCKS["training" if is_trained else "inference"]:
         raise NotApplicable(f"{blocks} blocks of queries are too few to keep a fused kernel busy")
     if not is_trained:
-        return F.scaled_dot_product_attention if keys >= BLOCK else kernel.OPERATOR
+        return F.scaled_dot_product_attention if keys >= BLOCK else kernel.EFFICIENT
     added = [x for x in found.changes if isinstance(x, Node)]
     in_blocks = queries % BLOCK == 0 and keys % BLOCK == 0
     if in_blocks and not any(value_of(x).requires_grad for x in added):
         return F.scaled_dot_product_attention
     if keys % EIGHTS:
-        return kernel.OPERATOR
+        return kernel.EFFICIENT
     raise NotApplicable(
         f"{keys} keys, with gradients: the kernel that is right there is no faster than Inductor"
     )
@@ -185,7 +185,7 @@ def _check_is_taken(attend: Any, found: Written, tensors: list[torch.Tensor]) ->
     query, key, value = (x.to(dtype) for x in tensors)
     bias = query.new_empty(1, 1, query.shape[2], key.shape[2]) if found.changes else None
     asked = attention.asked(query, key, value, bias)
-    if attend is kernel.OPERATOR:
+    if attend is kernel.EFFICIENT:
         if not can_use_efficient_attention(asked):
             raise NotApplicable("the memory-efficient kernel does not take it, or is switched off")
         return

@@ -49,7 +49,7 @@ from backbay.graph.values import (
     wants_gradient,
 )
 from backbay.kit.passes import EIGHTS, NotApplicable, Pass, PassContext, Requires
-from backbay_optimizer.kernels import efficient_attention, windowed_attention
+from backbay_optimizer.kernels import windowed_attention
 from backbay_optimizer.passes import attention
 
 LAYERS = 3
@@ -63,7 +63,7 @@ COPIED = 2**23
 """Elements that all weights have together, in training: a copy of 2048 x 3072 paid for itself, one
 of 4096 x 6144 saved as much as it took, on an H200 (``benchmarks/conditions.py``)."""
 
-_ATTENTION = (*attention.TARGETS, windowed_attention.OPERATOR, efficient_attention.OPERATOR)
+_ATTENTION = (*attention.TARGETS, windowed_attention.OPERATOR, windowed_attention.EFFICIENT)
 _LINEAR = ("input", "weight", "bias")
 _MATRIX = 2
 

@@ -111,10 +111,12 @@ class Runs:
         evidence.write(outcome if picked is None else evidence.picked(outcome, picked), path)
 
     def overwritten(self) -> str | None:
-        """Return which earlier output is not what it was, if one is.
+        """Return which earlier output is not what it was, if that is not said of any.
 
-        What torch itself refuses to show is not among them; see `says_overwritten`.
+        Torch refuses to show what a CUDA graph has written over, but not always: what was returned
+        while one was recorded may be shown, and be another. See `says_overwritten`.
         """
+        found = None
         for number, (outputs, outcome) in enumerate(self._kept, 1):
             shared = {name for name, _ in outcome.aliases}
             for name in outputs.keys() & outcome.tensors.keys() - shared:
@@ -124,8 +126,8 @@ class Runs:
                     self.says_overwritten |= _OVERWRITTEN in str(error)
                     continue
                 if not (same or _is_nan_alike(outputs[name], outcome.tensors[name])):
-                    return f"{name} of call {number}"
-        return None
+                    found = found or f"{name} of call {number}"
+        return None if self.says_overwritten else found
 
     def _hold(self, outcome: Outcome, output: Any) -> None:
         self._held = outcome

@@ -1,0 +1,37 @@
+"""Outputs whose memory is written anew are a fault, unless torch says so of one that is read."""
+
+import pytest
+import torch
+
+from backbay.judge.runs import Runs
+from backbay.proof import Workload
+
+
+@pytest.fixture
+def runs():
+    workload = Workload(model=torch.nn.Identity(), args=(torch.ones(3),))
+    found = Runs(workload, torch.device("cpu"), train=False, seed=0)
+    buffer = torch.zeros(3)
+    for _ in range(3):
+        found.call(lambda x: buffer.add_(x), None, fresh=False)
+    return found
+
+
+def test_silence_passes(runs):
+    assert runs.overwritten() == "output of call 1"
+    assert not runs.says_overwritten
+
+
+@pytest.mark.parametrize("refused", [1, 2, 3])
+def test_what_torch_shows_beside_what_it_refuses_is_a_fault(runs, monkeypatch, refused):
+    equal, asked = torch.equal, []
+
+    def refusing(one, other):
+        asked.append(one)
+        if len(asked) == refused:
+            raise RuntimeError("output of CUDAGraphs that has been overwritten by a subsequent run")
+        return equal(one, other)
+
+    monkeypatch.setattr(torch, "equal", refusing)
+    assert runs.overwritten() is None
+    assert runs.says_overwritten
