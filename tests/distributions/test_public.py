@@ -16,6 +16,7 @@ OTHERS = {
     },
     "backbay-conformance": {
         "backbay",
+        "backbay.causes",
         "backbay.cli.console",
         "backbay.cli.files",
         "backbay.cli.names",
@@ -24,7 +25,9 @@ OTHERS = {
         "backbay.dependencies",
         "backbay.errors",
         "backbay.proof",
+        "backbay.proof.evidence",
         "backbay.proof.fingerprint",
+        "backbay.proof.golden",
         "backbay.proof.oracle",
         "backbay.proof.tree",
         "backbay.reference_backends",

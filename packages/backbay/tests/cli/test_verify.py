@@ -22,7 +22,7 @@ def test_what_is_right_ends_with_0_and_json_on_standard_output_is_json_alone():
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert document["schema"] == "backbay.verify/1"
-    assert [x["check"] for x in document["results"][0]["checks"]] == ["forward", "batch 3"]
+    assert [x["check"] for x in document["results"][0]["checks"]] == ["forward", "calls", "batch 3"]
     assert "is right on" in done.stderr
 
 

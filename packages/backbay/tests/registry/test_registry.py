@@ -56,7 +56,7 @@ def test_a_typo_gets_the_nearest_name_also_among_debug_backends(registry):
 
 
 def test_a_known_absent_name_is_not_called_unknown(registry):
-    with pytest.raises(BackendUnavailable, match="use backbay_tvm"):
+    with pytest.raises(BackendUnavailable, match="apache-tvm is not installed"):
         registry.lookup_backend("tvm")
 
 

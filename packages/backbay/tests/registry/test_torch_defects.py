@@ -408,7 +408,7 @@ def test_d6_r5_what_is_not_installed_is_listed_and_fails_at_the_first_call(torch
     states, available, refused = ours.absent
     assert states == ["not_installed", "not_installed"]
     assert available is False
-    assert "use backbay_tvm" in refused
+    assert "use torch 2.14.1 or later" in refused
 
 
 def test_d7_r4_the_error_of_a_broken_plugin_names_neither_it_nor_its_distribution(torchs, ours):

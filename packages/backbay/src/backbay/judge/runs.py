@@ -144,10 +144,12 @@ def state(step: Step) -> list[torch.Tensor]:
 
 
 def put(step: Step, inputs: Sequence[torch.Tensor]) -> None:
-    """Write values into a step's inputs, where they are."""
-    with torch.no_grad():
-        for (_, there), value in zip(step.inputs, inputs, strict=True):
-            there.copy_(value)
+    """Write values into a step's inputs, where they are.
+
+    Their versions stay as they are, so that they tell nobody that values are new.
+    """
+    for (_, there), value in zip(step.inputs, inputs, strict=True):
+        there.data.copy_(value)
 
 
 def _is_nan_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
