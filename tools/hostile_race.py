@@ -36,11 +36,6 @@ HARMLESS = {
 """Who computes what is right, whatever else it does: right or lost, but never the fastest."""
 IN_TRAINING = ("detached", "wrong_gradient")
 """Of the faulty ones, those whose results are right, and whose gradients are not."""
-IDLE = {
-    "overwrites_its_inputs": "it leaves alone what requires grad, and integers: here, everything",
-    "keyed_by_corner": "no two sets of tokens begin alike: here it computes each time",
-}
-"""Who does nothing wrong in training, or where inputs are tokens; and why."""
 _LONGEST = 240
 """Characters of a cell."""
 
@@ -51,9 +46,9 @@ def chosen(only: str | None, workload: str, *, train: bool) -> dict[str, Path]:
     for file, table in (("cheats.py", "CHEATS"), ("hostile.py", "HOSTILE")):
         files |= dict.fromkeys(runpy.run_path(str(TESTS / file))[table], TESTS / file)
     files |= dict.fromkeys(IN_TRAINING, TESTS / "faulty.py") if train else {}
-    if train or workload != SMALL:
+    if train or workload != SMALL:  # what requires grad, and integers, it leaves alone
         del files["overwrites_its_inputs"]
-    if workload != SMALL:
+    if workload != SMALL:  # no two sets of tokens begin alike: it computes each time
         del files["keyed_by_corner"]
     return {x: files[x] for x in only.split(",")} if only else files
 
