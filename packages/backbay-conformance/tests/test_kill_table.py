@@ -5,9 +5,19 @@ from typing import Any
 import pytest
 
 import kill_table
+from backbay.registry import Traits
 from backbay_conformance import pool
 from backbay_conformance.record import Profile, Result
-from backbay_conformance.requests import Ran, Ready, Reply, Request, Run, SuiteSetup
+from backbay_conformance.requests import (
+    Ran,
+    Ready,
+    Refer,
+    Referred,
+    Reply,
+    Request,
+    Run,
+    SuiteSetup,
+)
 from kill_table import Cell, Row, Table
 
 CAUGHT = Cell(cases=3, seconds=1.0, caught_by="contract/x/y", status="fail_value", reason="off")
@@ -140,7 +150,9 @@ class Client:
         if isinstance(request, SuiteSetup):
             cases = tuple((f"contract/{x}", 1.0) for x in "abcd")
             known = tuple(x for x, _ in cases)
-            return Ready(cases=cases, rungs=(), known=known, device_name="cpu")
+            return Ready(cases=cases, rungs=(), known=known, device_name="cpu", traits=Traits())
+        if isinstance(request, Refer):
+            return Referred(openings=(), asked=0)
         assert isinstance(request, Run)
         self.asked.append(request.id)
         status = "fail_value" if request.id == "contract/b" else "pass"
@@ -155,10 +167,13 @@ class Client:
 
 
 @pytest.mark.parametrize(("stops", "count"), [(True, 2), (False, 4)])
-def test_a_run_that_goes_on_after_its_end(stops: bool, count: int) -> None:
+def test_a_run_that_goes_on_after_its_end(
+    stops: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "judge_in", lambda _: Client)
     setup = SuiteSetup(backend="x", device="cpu", seed=0, levels=(1,), profile="full")
     client = Client()
-    _, results = pool.run_all(
+    _, results, _ = pool.run_all(
         setup,
         workers=1,
         tell=lambda _: None,

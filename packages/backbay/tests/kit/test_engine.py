@@ -135,7 +135,7 @@ def test_the_log_says_which_graph_ran_where_and_what_was_left():
 
 
 def test_an_engine_for_inference_alone_leaves_training_to_its_fallback_and_says_so():
-    backend = engine(graphs=("inference",))
+    backend = engine(graph_kinds=("inference",))
     assert_as_eager(Net(), backend, 4)
     assert not backend.programs
     assert [(x.ran, x.fell_back) for x in compile_log.records()] == [("eager", True)] * 2
@@ -145,7 +145,7 @@ def test_an_engine_for_inference_alone_leaves_training_to_its_fallback_and_says_
 
 
 def test_the_backward_graph_alone_can_be_left():
-    backend = engine(graphs=("inference", "forward"))
+    backend = engine(graph_kinds=("inference", "forward"))
     assert_as_eager(Net(), backend, 4)
     assert {x.kind for x in backend.programs} == {"forward"}
 
@@ -353,5 +353,5 @@ def test_a_layout_with_expanded_dimensions_is_made():
 def test_a_wrong_declaration_is_an_error():
     with pytest.raises(InputError, match="symbols is 'specialise' or 'elsewhere'"):
         engine(symbols="pass")
-    with pytest.raises(InputError, match="graphs has 'inference', 'forward', 'backward', not"):
-        engine(graphs=("training",))
+    with pytest.raises(InputError, match="graph_kinds has 'inference', 'forward', 'backward', not"):
+        engine(graph_kinds=("training",))

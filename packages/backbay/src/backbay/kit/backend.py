@@ -93,7 +93,7 @@ class Backend:
     that says why not; or a list of operators. Each supported region is compiled by itself."""
     fallback: ClassVar[str] = INDUCTOR
     """A registered backend that gets what is not supported; ``eager`` runs it as it is."""
-    graphs: ClassVar[Collection[GraphKind]] = GRAPHS
+    graph_kinds: ClassVar[Collection[GraphKind]] = GRAPHS
     """Which of AOTAutograd's graphs ``compile`` takes, at level ``aten``; `fallback` gets the
     others. A backend for inference alone has ``("inference",)``."""
     minimum_region: ClassVar[int] = 1
@@ -271,7 +271,7 @@ class Backend:
                 f"{self.__name__} takes every graph whole: a dry run needs a backend with supports"
             )
         none = replace(partition, supports=lambda _: "graphs of this kind are left")
-        parts = {x: partition if x in self.graphs else none for x in GRAPHS}
+        parts = {x: partition if x in self.graph_kinds else none for x in GRAPHS}
         found = DryRun()
         passes = self._enabled(own)
         first = [x for x in passes if x.level == "torch"]
@@ -312,7 +312,7 @@ class Backend:
         return self.freeze
 
     def _aten_codegen(self, own: Mapping[str, Any], kind: GraphKind) -> Codegen:
-        if kind not in self.graphs:
+        if kind not in self.graph_kinds:
             self._note_left(kind)
             return aten_level(self.fallback, self._registry)
         own_compile, partition = self._own_compile(own, kind), self._partition(own)
@@ -438,12 +438,12 @@ def _problems(cls: Any) -> Iterator[str]:
 
 
 def _graph_problems(cls: Any) -> Iterator[str]:
-    strange_kind = next((x for x in cls.graphs if x not in GRAPHS), None)
+    strange_kind = next((x for x in cls.graph_kinds if x not in GRAPHS), None)
     if strange_kind is not None:
-        yield f"graphs has {', '.join(map(repr, GRAPHS))}, not {strange_kind!r}"
-    if tuple(cls.graphs) != GRAPHS and (cls.compile is None or cls.level != "aten"):
+        yield f"graph_kinds has {', '.join(map(repr, GRAPHS))}, not {strange_kind!r}"
+    if tuple(cls.graph_kinds) != GRAPHS and (cls.compile is None or cls.level != "aten"):
         yield (
-            "graphs says which functional graphs compile() takes: define "
+            "graph_kinds says which functional graphs compile() takes: define "
             "compile(self, graph_module, example_inputs), and set level = 'aten'"
         )
 

@@ -191,7 +191,7 @@ class Engine(Backend):
             _drop_aliases(graph_module)
             return generate(graph_module, example_inputs)
 
-        return checked if kind in self.graphs else generate
+        return checked if kind in self.graph_kinds else generate
 
     def _check_dtypes(self, graph_module: GraphModule) -> None:
         """Refuse a graph that would be left whole because it computes in another dtype."""

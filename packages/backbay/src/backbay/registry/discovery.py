@@ -20,7 +20,7 @@ from backbay.registry.spec import MOST_BACKENDS, BackendSpec, Origin, name_probl
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 MANIFEST_GROUP = "backbay.backends"
-_OPTIONS_APART = frozenset({"backbay", "backbay-optimizer"})
+_OPTIONS_APART = frozenset({"backbay", "backbay-adapters", "backbay-optimizer"})
 """Distributions of ours. The catalogue has what a listing shows of their backends, so that it
 parses no TOML; their manifests add the options, for whoever asks for one backend."""
 _MOST_PROBLEMS = 20  # that are told of one distribution's entry points

@@ -146,7 +146,7 @@ def memory_of_results_is_never_freed(subject: Subject) -> None:
     call = subject.compile(_program)
     call(normal(subject, 4, 5))
     call(normal(subject, 4, 5))
-    alive = _left_alive(call, normal(subject, 4, 5))
+    alive = _left_alive(call, lambda: normal(subject, 4, 5))
     with subject.must("fail_behaviour", f"{alive} outlives the call that nobody keeps"):
         assert not alive
 
@@ -162,20 +162,25 @@ def memory_of_training_is_never_freed(subject: Subject) -> None:
 
     for _ in range(2):
         step(normal(subject, 4, 5, requires_grad=True))
-    alive = _left_alive(step, normal(subject, 4, 5, requires_grad=True))
+    alive = _left_alive(step, lambda: normal(subject, 4, 5, requires_grad=True))
     with subject.must("fail_behaviour", f"{alive} outlives a step that nobody keeps"):
         assert not alive
 
 
-def _left_alive(call: Callable[[torch.Tensor], torch.Tensor], *inputs: torch.Tensor) -> str:
-    """Return what is not freed by counting references alone; the collector may come late."""
+def _left_alive(
+    call: Callable[[torch.Tensor], torch.Tensor], make: Callable[[], torch.Tensor]
+) -> str:
+    """Return what is not freed by counting references alone; the collector may come late.
+
+    The input is made here: where Dynamo evaluates frames, a caller holds on to its arguments.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
-        result = call(*inputs)
-        found = {"a result": weakref.ref(result), "an input": weakref.ref(inputs[0])}
-        del result, inputs
-        # The caller's own reference to the input is in its frame's argument list, gone by now.
+        given = make()
+        result = call(given)
+        found = {"a result": weakref.ref(result), "an input": weakref.ref(given)}
+        del result, given
         return ", ".join(name for name, reference in found.items() if reference() is not None)
     finally:
         if collects:
