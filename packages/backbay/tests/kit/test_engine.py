@@ -1,5 +1,8 @@
 """A foreign engine on the kit: an interpreter in NumPy stands for it, so that CI needs none."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -122,6 +125,41 @@ def test_batches_of_4_7_and_1_are_right_and_the_engine_runs_them(train):
     kinds = {x.kind for x in backend.programs}
     assert kinds == ({"forward", "backward"} if train else {"inference"})
     assert not any(x.fell_back for x in compile_log.records())
+
+
+def test_two_threads_are_in_what_an_engine_built_at_once():
+    inside, met = [0], []
+
+    class Busy(Numpy):
+        def build(self, program):
+            run = super().build(program)
+
+            def alone(*tensors):
+                inside[0] += 1
+                met.append(inside[0])
+                time.sleep(0.01)
+                inside[0] -= 1
+                return run(*tensors)
+
+            return alone
+
+    model, x = Net().eval(), torch.randn(4, 6)
+    with torch.no_grad():
+        call = torch.compile(model, backend=Busy())
+        want = call(x)["out"]
+
+        def called():
+            with torch.no_grad():
+                return [call(x)["out"] for _ in range(5)]
+
+        with ThreadPoolExecutor(4) as pool:
+            found = [
+                y for future in [pool.submit(called) for _ in range(4)] for y in future.result()
+            ]
+    assert set(met) == {1}
+    assert len(met) >= 21
+    for one in found:
+        torch.testing.assert_close(one, want)
 
 
 def test_the_log_says_which_graph_ran_where_and_what_was_left():

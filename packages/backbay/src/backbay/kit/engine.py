@@ -109,7 +109,7 @@ class Engine(Backend):
         """Compile a program, and return what runs it.
 
         That takes the program's inputs, real tensors, and returns its results in order: tensors,
-        arrays of NumPy's, or whatever speaks DLPack.
+        arrays of NumPy's, or whatever speaks DLPack. One thread at a time calls it.
 
         Args:
             program: what to compile.
@@ -310,9 +310,11 @@ class _Region:
             except Exception as error:
                 raise _failed(self._engine, program, error) from error
         shares = self._engine.shares_results
+        one_at_a_time = threading.Lock()
 
         def call(*given: Any) -> list[Any]:
-            return plan.results(given, run(*plan.taken(given)), copied=shares)
+            with one_at_a_time:
+                return plan.results(given, run(*plan.taken(given)), copied=shares)
 
         return call
 
