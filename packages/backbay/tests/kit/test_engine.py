@@ -128,11 +128,11 @@ def test_batches_of_4_7_and_1_are_right_and_the_engine_runs_them(train):
 
 
 def test_two_threads_are_in_what_an_engine_built_at_once():
-    inside, met = [0], []
+    met = []
 
     class Busy(Numpy):
         def build(self, program):
-            run = super().build(program)
+            run, inside = super().build(program), [0]
 
             def alone(*tensors):
                 inside[0] += 1
