@@ -76,7 +76,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
 
 
 class Capture(msgspec.Struct, frozen=True, kw_only=True, tag="capture"):
-    """Tell which graphs a backend is handed. It is the last request of a trial."""
+    """Report which graphs a backend is handed. It is the last request of a trial."""
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):

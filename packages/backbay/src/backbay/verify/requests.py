@@ -99,7 +99,7 @@ class Hand(msgspec.Struct, frozen=True, kw_only=True, tag="hand"):
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
-    """Say what only this process can see of all such calls."""
+    """Report what only this process can see of all such calls."""
 
     course: Course
     backend: str
