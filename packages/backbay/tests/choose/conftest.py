@@ -1,6 +1,5 @@
 """Decisions to keep; also imported by the processes that a test starts."""
 
-import msgspec
 import pytest
 
 from backbay.choose import Arm, Decision, Place
@@ -20,12 +19,6 @@ def made(number=0, **changes):
         "created": f"2026-11-25T00:00:{number % 60:02}+00:00",
     }
     return Decision(**given | changes)
-
-
-class Timing(msgspec.Struct):
-    """Something that was measured."""
-
-    milliseconds: float
 
 
 @pytest.fixture

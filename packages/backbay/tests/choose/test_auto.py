@@ -7,6 +7,7 @@ import torch
 
 from backbay import compile_log
 from backbay.backends.auto import auto
+from backbay.backends.delegating import Asked
 from backbay.choose import Arm, Store
 from backbay.choose.place import place_of
 from backbay.errors import InputError
@@ -147,7 +148,7 @@ def test_a_graph_is_looked_up_quickly(decided):
 
     def look(graph_module, inputs):
         start = time.perf_counter()
-        choice = auto.choice(graph_module, inputs, "cpu")
+        choice = auto.choice(Asked(graph_module=graph_module, example_inputs=inputs, device="cpu"))
         times.append(1e3 * (time.perf_counter() - start))
         assert choice.backend == "aot_eager"
         return graph_module.forward

@@ -6,15 +6,10 @@ import subprocess
 import sys
 import textwrap
 
-import msgspec
 import pytest
 
 from backbay.choose import Arm, Place, Store, StoreError
 from backbay.choose import store as module
-
-
-class Timing(msgspec.Struct):
-    milliseconds: float
 
 
 @pytest.fixture
@@ -59,17 +54,6 @@ def test_what_is_forgotten_is_not_found(store, decision, here):
     assert store.decided("graph-0", here.key) == ()
 
 
-def test_measurements_are_told_apart_by_type_and_key(store):
-    class Other(msgspec.Struct):
-        milliseconds: float
-
-    store.keep_measured("key", Timing(1.5))
-    store.keep_measured("key", Timing(2.5))
-    assert store.measured(Timing, "key") == Timing(2.5)
-    assert store.measured(Timing, "other") is None
-    assert store.measured(Other, "key") is None
-
-
 def test_an_arm_reads_as_it_is_written():
     assert str(Arm(backend="inductor")) == "inductor"
     arm = Arm(backend="backbay", mode="max-autotune", options={"tune": "off", "b": True})
@@ -81,13 +65,11 @@ def test_eight_processes_at_once_meet_no_lock(tmp_path):
         import pathlib, sys
         sys.path.insert(0, sys.argv[3])
         from backbay.choose import Store
-        from conftest import Timing, made as decision
+        from conftest import made as decision
         store = Store(pathlib.Path(sys.argv[1]), on_problem=lambda x: sys.exit(x))
         number = int(sys.argv[2])
         for n in range(25):
             store.keep(decision(100 * number + n))
-            store.keep_measured(f"{number}-{n}", Timing(n))
-            assert store.measured(Timing, f"{number}-{n}") == Timing(n)
             assert store.decisions()
     """)
     path = tmp_path / "new" / "decisions.sqlite"
@@ -193,7 +175,6 @@ def test_a_file_of_a_newer_version_is_left_alone(store, problems, decision):
 
 def test_the_oldest_go_where_there_are_too_many(store, monkeypatch, decision, here):
     monkeypatch.setattr(module, "MOST_DECISIONS", 10)
-    monkeypatch.setattr(module, "MOST_MEASUREMENTS", 1)
     store.keep_all(map(decision, range(30)))
     assert {x.workload for x in store.decisions()} == {f"model-{n}" for n in range(20, 30)}
     assert store.decided("graph-3", here.key) == ()

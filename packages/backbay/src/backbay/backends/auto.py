@@ -4,11 +4,8 @@ Nothing is raced or timed while a model compiles: decisions come from ``backbay 
 file that was imported (``backbay decisions import``). Where nothing was decided, Inductor compiles.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from backbay import compile_log
-from backbay.backends.delegating import FALLBACK, Choice, Delegating
+from backbay.backends.delegating import FALLBACK, Asked, Choice, Delegating
 from backbay.choose import Decision, Store
 from backbay.choose.place import place_of
 from backbay.errors import InputError
@@ -21,27 +18,21 @@ NAME = "backbay.auto"
 class Auto(Delegating):
     """The backend of this name."""
 
-    def choice(
-        self,
-        graph_module: Any,
-        example_inputs: Sequence[Any],
-        device: str,
-        *,
-        mode: str | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> Choice:
+    def choice(self, asked: Asked) -> Choice:
         """Return what was decided for a graph.
 
         Raises:
             InputError: a mode or options are given, which are part of what was decided.
         """
-        if mode is not None or options:
+        if asked.mode is not None or asked.options:
             raise InputError(
                 f"{NAME} takes mode and options from what was decided for a model: give none, or "
                 "name the backend that they are for"
             )
         store = Store(on_problem=_note)
-        found = store.decided(captured_digest(graph_module), place_of(example_inputs).key)
+        found = store.decided(
+            captured_digest(asked.graph_module), place_of(asked.example_inputs).key
+        )
         if not found:
             return Choice(backend=FALLBACK, why="nothing was decided for this graph here")
         arms = {str(x.arm): x for x in found}
@@ -49,7 +40,7 @@ class Auto(Delegating):
             why = f"decisions differ for this graph: {', '.join(sorted(arms))}"
             return Choice(backend=FALLBACK, why=f"fell back: {why}", fell_back=True)
         decision = found[0]
-        why_not = _why_not(decision, device)
+        why_not = _why_not(decision, asked.device)
         if why_not is not None:
             why = f"fell back from {decision.arm}, {decision.why}: {why_not}"
             return Choice(backend=FALLBACK, why=why, fell_back=True)

@@ -4,10 +4,7 @@ Torch has one default for the whole process; a process that compiles for a CPU a
 wants one for each.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from backbay.backends.delegating import FALLBACK, Choice, Delegating
+from backbay.backends.delegating import FALLBACK, Asked, Choice, Delegating
 from backbay.errors import InputError
 from backbay.kit.codegen import registry_in_use
 
@@ -22,16 +19,9 @@ class Default(Delegating):
     A default that does not run here falls back to Inductor.
     """
 
-    def choice(
-        self,
-        graph_module: Any,  # noqa: ARG002 (only the device counts)
-        example_inputs: Sequence[Any],  # noqa: ARG002 (likewise)
-        device: str,
-        *,
-        mode: str | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> Choice:
+    def choice(self, asked: Asked) -> Choice:
         """Return what the policy names for a device, with mode and options as they are given."""
+        device, mode, options = asked.device, asked.mode, asked.options
         configured = registry_in_use().policy.default_for(device)
         if configured is None:
             why = f"no policy names a default for {device}: torch's own"

@@ -18,6 +18,19 @@ FALLBACK = "inductor"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a backend is chosen for."""
+
+    graph_module: Any
+    """Dynamo's graph."""
+    example_inputs: Sequence[Any]
+    device: str
+    """Type of the first accelerator among the inputs' devices; ``cpu`` if there is none."""
+    mode: str | None = None
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Choice:
     """The backend for one graph."""
 
@@ -46,7 +59,9 @@ class Delegating(abc.ABC):
             given: ``mode`` and ``options``, as torch passes them on.
         """
         device = device_type(example_inputs)
-        choice = self.choice(graph_module, example_inputs, device, **given)
+        choice = self.choice(
+            Asked(graph_module=graph_module, example_inputs=example_inputs, device=device, **given)
+        )
         record = compile_log.Record(
             asked=self.__name__,
             ran=choice.backend,
@@ -63,15 +78,7 @@ class Delegating(abc.ABC):
         return minifiable(backend(graph_module, example_inputs))
 
     @abc.abstractmethod
-    def choice(
-        self,
-        graph_module: Any,
-        example_inputs: Sequence[Any],
-        device: str,
-        *,
-        mode: str | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> Choice:
+    def choice(self, asked: Asked) -> Choice:
         """Return the backend for one graph, which never is this one."""
 
     def reset(self) -> None:

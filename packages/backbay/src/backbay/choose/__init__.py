@@ -1,4 +1,4 @@
-"""What was decided for a model before, and what was measured: kept and looked up. No torch."""
+"""What was decided for a model before: kept and looked up. No torch."""
 
 from backbay.choose.decision import Arm, Decision, Place
 from backbay.choose.store import Store, StoreError
