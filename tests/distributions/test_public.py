@@ -25,6 +25,7 @@ OTHERS = {
         "backbay.dependencies",
         "backbay.errors",
         "backbay.proof",
+        "backbay.proof.dispatched",
         "backbay.proof.evidence",
         "backbay.proof.fingerprint",
         "backbay.proof.golden",

@@ -9,16 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
-_TORCHS = {"aten", "prims"}
-"""Namespaces of eager's kernels; an operator of another is its provider's own work."""
-_FREE = {
-    "alias", "clone", "copy", "detach", "empty", "empty_like", "empty_strided", "lift_fresh",
-    "new_empty", "new_empty_strided", "set", "resize",
-}  # fmt: skip
-"""Operators that allocate or move, and compute nothing."""
+from backbay.proof.dispatched import counting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,26 +37,8 @@ class Ownership:
         return f"{of}; torch still runs {left}" if left else of
 
 
-class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no stub
-    """Counts the operators that torch dispatches and that compute something."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.work: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        is_torchs = isinstance(func, torch._ops.OpOverload) and func.namespace in _TORCHS  # noqa: SLF001
-        # In place, or into a given tensor, it is the same work.
-        name = func.overloadpacket.__name__.removesuffix("_") if is_torchs else ""
-        if is_torchs and not func.is_view and name not in _FREE:
-            self.work[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def work_of(call: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Counter[str]]:
     """Return the result of a call, and the operators that torch dispatched for it."""
-    with Counting() as counting:
+    with counting() as work:
         result = call(*args)
-    return result, counting.work
+    return result, work

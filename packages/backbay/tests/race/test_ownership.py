@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from backbay.proof.dispatched import counting
 from backbay.race import ownership
 
 
@@ -35,9 +36,9 @@ def counted(backend):
     with torch.no_grad():
         compiled(x)
         before = dict(counters["stats"])
-        with ownership.counting() as eager:
+        with counting() as eager:
             model(x)
-        with ownership.counting() as own:
+        with counting() as own:
             compiled(x)
     assert dict(counters["stats"]) == before, "the mode had something compiled"
     return ownership.left_to_torch(eager, own)

@@ -17,6 +17,7 @@ from backbay.judge import process_state
 from backbay.judge.runs import Ran, Runs
 from backbay.proof import Workload
 from backbay.proof.bank import Inputs
+from backbay.proof.dispatched import counting
 from backbay.proof.golden import proof_context
 from backbay.proof.shrink import shrunk
 from backbay.race import ownership
@@ -180,9 +181,9 @@ class Trial:
         if not ownership.can_be_told():
             return None
         try:
-            with self._context(), ownership.counting() as eager:
+            with self._context(), counting() as eager:
                 self._runs.step(self._runs.step.workload.model)
-            with self._context(), ownership.counting() as own:
+            with self._context(), counting() as own:
                 self._runs.step(self._compiled())
         except Exception:  # noqa: BLE001 (it was right without a mode: nothing is known of this)
             return None
