@@ -1,12 +1,24 @@
 """What a race decides is kept, and compiles the model from then on."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
 from backbay import compile_log, race
 from backbay.choose import Arm, Store
+from backbay.race.field import Entrant
+from backbay.race.keeping import keep
+from backbay.race.record import Decision
+from backbay.race.requests import Captured
+from backbay.registry import BackendSpec, Origin
+
+SILU = BackendSpec(
+    name="backbay_silu",
+    origin=Origin(kind="distribution", distribution="backbay", version="1.0"),
+)
 
 SOURCE = """
 import time
@@ -32,6 +44,50 @@ def file(tmp_path, monkeypatch):
     compile_log.clear()
     yield path
     torch.compiler.reset()
+
+
+def ended(place, **changes):
+    """Return as much of a race as `keep` looks at."""
+    eager, silu = Entrant(name="eager"), Entrant(name="backbay_silu", spec=SILU)
+    decided = Decision(
+        workload="model",
+        mode="infer",
+        winner="backbay_silu",
+        abstained=False,
+        ratio_to_eager=2.0,
+        ratio_to_eager_ci=(1.9, 2.1),
+        sentence="",
+    )
+    return SimpleNamespace(
+        workload="model",
+        setup=SimpleNamespace(mode="infer", dtype="float32"),
+        entrants=[eager, silu, Entrant(name="mine.py:fast")],
+        captured=Captured(graphs=("graph",), place=place),
+        decision=msgspec.structs.replace(decided, **changes),
+    )
+
+
+def test_the_winner_is_kept_with_the_version_of_who_provides_it(file, here):
+    (note,) = keep([ended(here)], Store())
+    (kept,) = Store().decided("graph", here.key)
+    assert (kept.arm, kept.over_eager, kept.interval) == (
+        Arm(backend="backbay_silu"),
+        2.0,
+        (1.9, 2.1),
+    )
+    assert kept.place.versions == {**here.versions, "backbay": "1.0"}
+    assert kept.name in note
+
+
+@pytest.mark.parametrize("why", ["it abstained", "its winner has no name", "no graph is known"])
+def test_a_race_is_kept_though_nobody_could_apply_it(why, file, here):
+    race = ended(here, winner="mine.py:fast") if why == "its winner has no name" else ended(here)
+    if why == "it abstained":
+        race = ended(here, winner="eager", abstained=True)
+    if why == "no graph is known":
+        race.captured = None
+    assert list(keep([race], Store())) == []
+    assert Store().decisions() == ()
 
 
 def raced(file: Path, store: Store | None):

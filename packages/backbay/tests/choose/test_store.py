@@ -89,10 +89,10 @@ def test_a_process_killed_at_any_of_100_points_leaves_every_decision_that_was_co
         import os, pathlib, random, signal, sys, time
         sys.path.insert(0, sys.argv[2])
         from backbay.choose import Store
-        from conftest import made as decision
+        from conftest import PLACE, made as decision
 
         store = Store(pathlib.Path(sys.argv[1]), on_problem=lambda problem: sys.exit(problem))
-        graphs = [f"graph-{n}" for n in range(50)]
+        graphs = [f"graph-{n}" for n in range(200)]
         drawn, following = random.Random(0), 0
 
         def write(number, said):
@@ -116,6 +116,9 @@ def test_a_process_killed_at_any_of_100_points_leaves_every_decision_that_was_co
             missing = set(range(max([following - 1, *committed]) + 1)) - kept
             if missing:
                 sys.exit(f"committed, and lost: {missing}")
+            for graph in (graphs[0], graphs[-1]):
+                if len(store.decided(graph, PLACE.key)) != len(kept):
+                    sys.exit(f"in part committed: {graph}")
             following = max(kept, default=-1) + 1  # one may be committed, and not said
         print(following)
     """)

@@ -35,3 +35,19 @@ def test_what_torch_shows_beside_what_it_refuses_is_a_fault(runs, monkeypatch, r
     monkeypatch.setattr(torch, "equal", refusing)
     assert runs.overwritten() is None
     assert runs.says_overwritten
+
+
+def test_new_values_at_an_old_address_have_a_new_version():
+    """Else a cache keyed by address and version would be right, and found out by chance alone."""
+    workload = Workload(model=torch.nn.Identity(), args=(torch.ones(3),))
+    found, seen = Runs(workload, torch.device("cpu"), train=False, seed=0), []
+
+    def look(x):
+        seen.append((x.data_ptr(), x._version, x.tolist()))
+        return x + 1
+
+    found.call(look, None, fresh=False)
+    found.call(look, (torch.full((3,), 2.0),), fresh=False)
+    (address, version, values), (again, later, others) = seen
+    assert (again, later) == (address, version)
+    assert values != others

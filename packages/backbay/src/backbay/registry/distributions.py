@@ -205,7 +205,7 @@ def _metadata_folders(folder: str) -> list[tuple[str, str]]:
     if folder.endswith(".egg"):
         egg = f"{os.path.basename(folder)}-info"
         found = [(egg if name == "EGG-INFO" else name, path) for name, path in found]
-    return sorted(x for x in found if x[0] != "EGG-INFO")
+    return sorted(found)
 
 
 def _distribution(name: str, path: str) -> Distribution | str | None:
