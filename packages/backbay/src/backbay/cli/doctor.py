@@ -1,8 +1,9 @@
 """``backbay doctor``: what runs here, what does not, why, and what to do about it."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -99,6 +100,22 @@ def command(
         raise InputError(
             "--torch, --constraints, --conformance, --where and --markdown go with --fresh-venvs"
         )
+    _examine(
+        names, device=device, all_=all_, probe=probe, fresh=fresh, seconds=seconds, as_json=as_json
+    )
+
+
+def _examine(
+    names: Sequence[str],
+    *,
+    device: str | None,
+    all_: bool,
+    probe: bool,
+    fresh: bool,
+    seconds: float,
+    as_json: bool,
+) -> NoReturn:
+    """Show whether backends run here, and exit."""
     if probe:
         from backbay.dependencies import check_installed  # noqa: PLC0415 (imports importlib.util)
 

@@ -2,7 +2,7 @@
 
 import datetime as dt
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -105,7 +105,7 @@ def run(
         steps=steps,
         batches=None if batches is None else tuple(batches),
     )
-    interruption: KeyboardInterrupt | None = None
+    results: list[BackendRecord] = []
     with tempfile.TemporaryDirectory(prefix="backbay-verify-") as folder:
         open_session = _sessions(given, compilers, registry, Path(folder))
         judge = Judge(folder=Path(folder), open_reference=open_session, timeout_s=limits.check_s)
@@ -114,9 +114,8 @@ def run(
             judge.rest()
             prepared = next((x for x in courses if isinstance(x, Prepared)), None)
             name = prepared.workload if prepared is not None else setup.workload
-            results: list[BackendRecord] = []
-            for backend in wanted:
-                one = BackendVerification(
+            verifications = (
+                BackendVerification(
                     backend=backend,
                     workload=name,
                     courses=courses,
@@ -126,12 +125,9 @@ def run(
                     limits=limits,
                     tell=tell,
                 )
-                try:
-                    results.append(one.run())
-                except KeyboardInterrupt as stopped:
-                    results.append(one.record(interrupted=True))
-                    interruption = stopped
-                    break
+                for backend in wanted
+            )
+            interruption = _verified(verifications, results)
         finally:
             judge.end()
             if given is not None:
@@ -153,6 +149,19 @@ def run(
     if interruption is not None:
         raise Interrupted(report) from interruption
     return report
+
+
+def _verified(
+    verifications: Iterable[BackendVerification], results: list[BackendRecord]
+) -> KeyboardInterrupt | None:
+    """Verify one backend after the other, and return what interrupted that."""
+    for one in verifications:
+        try:
+            results.append(one.run())
+        except KeyboardInterrupt as stopped:
+            results.append(one.record(interrupted=True))
+            return stopped
+    return None
 
 
 _MODES: dict[bool, Mode] = {False: "infer", True: "train"}
