@@ -20,6 +20,12 @@ def scaled(graph_module, example_inputs):
     return call
 
 
+def as_told(graph_module, example_inputs, *, mode=None, options=None):
+    """Wrong by default, right if both its mode and its options ask for it."""
+    right = (mode, options) == ("careful", {"factor": 1})
+    return graph_module.forward if right else scaled(graph_module, example_inputs)
+
+
 def detached(graph_module, example_inputs):
     """The right values, cut off from the autograd graph."""
 
@@ -113,6 +119,17 @@ class Log(torch.nn.Module):
 
 def small():
     return Small(), (torch.randn(64, 16),)
+
+
+class Broken(Small):
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x)
+
+
+def broken():
+    return Broken(), (torch.randn(64, 16),)
 
 
 def with_nan():

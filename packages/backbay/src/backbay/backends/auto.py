@@ -6,8 +6,8 @@ file that was imported (``backbay decisions import``). Where nothing was decided
 
 from backbay import compile_log
 from backbay.backends.delegating import FALLBACK, Asked, Choice, Delegating
-from backbay.choose import Decision, Store
-from backbay.choose.place import place_of
+from backbay.decisions import Decision, Store
+from backbay.decisions.place import place_of
 from backbay.errors import InputError
 from backbay.graph.region import captured_digest
 from backbay.kit.codegen import registry_in_use

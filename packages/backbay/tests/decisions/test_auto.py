@@ -8,8 +8,8 @@ import torch
 from backbay import compile_log
 from backbay.backends.auto import auto
 from backbay.backends.delegating import Asked
-from backbay.choose import Arm, Store
-from backbay.choose.place import place_of
+from backbay.decisions import Arm, Store
+from backbay.decisions.place import place_of
 from backbay.errors import InputError
 from backbay.graph.region import captured_digest
 from backbay.registry import default_registry
@@ -136,6 +136,9 @@ def test_mode_and_options_are_part_of_what_was_decided(decided):
     decided(x, Arm(backend="inductor", options={"max_fusion_size": 3}))
     assert ran(x).ran == "inductor"
     assert "inductor{max_fusion_size: 3}" in compile_log.records()[-1].why
+    torch.compiler.reset()
+    decided(x, Arm(backend="inductor", mode="max-autotune", options={"max_fusion_size": 3}))
+    assert "inductor@max-autotune{max_fusion_size: 3}" in ran(x).why
     with pytest.raises(InputError, match="takes mode and options from"):
         default_registry.get_backend("backbay.auto", mode="reduce-overhead")(None, [])
 
