@@ -19,6 +19,10 @@ ROUND = [
     'x{a: "it\'s \\"quoted\\" \\\\"}',
     "module.sub:attribute@mode",
     "x{a: ü}",
+    "inductor on blocks",
+    "inductor@max-autotune{a: 1} on text_model.encoder.layers.3",
+    "some on b.py:function",
+    'x{a: "b on c"}',
 ]
 
 
@@ -69,6 +73,15 @@ def test_a_mistake_is_many_lines_or_says_not_where(text, at, said):
     assert "\n" not in str(caught.value)
     assert f"arm {text!r}, character {at}: " in str(caught.value)
     assert said in str(caught.value)
+
+
+def test_a_scope_is_part_of_a_backends_name():
+    arm = parse_arm("backbay{a: 1} on vae")
+    assert (arm.backend, arm.options, arm.scope) == ("backbay", {"a": 1}, "vae")
+    assert not parse_arm("backbay on vae").plain
+    assert parse_arm("x on whole") == Arm(backend="x")
+    with pytest.raises(InputError, match="no part of a model can be named 'a b'"):
+        Arm(backend="x", scope="a b")
 
 
 def test_a_brace_that_nobody_closes_ends_in_another_arm():

@@ -106,6 +106,7 @@ def test_decisions_that_agree_are_one(decided):
         (Arm(backend="no_such_backend"), "no backend named"),
         (Arm(backend="backbay.auto"), "its own choice"),
         (Arm(backend="openxla"), "does not run here"),
+        (Arm(backend="aot_eager", scope="blocks"), "parts of a model"),
     ],
 )
 def test_an_arm_that_cannot_run_here_gives_the_default_and_says_so(decided, arm, why):

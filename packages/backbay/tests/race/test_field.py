@@ -93,7 +93,7 @@ def test_two_arms_of_one_backend_are_one_row(registry):
     assert {x.spec.name for x in found[1:]} == {"aot_eager"}
 
 
-@pytest.mark.parametrize("arm", ["eager@max-autotune", "all{x: 1}"])
+@pytest.mark.parametrize("arm", ["eager@max-autotune", "all{x: 1}", "eager on blocks"])
 def test_a_mode_of_eager_or_of_everybody_is_dropped_without_a_word(registry, arm):
-    with pytest.raises(InputError, match="takes no mode and no options"):
+    with pytest.raises(InputError, match="takes no mode, options or scope"):
         chosen(registry, [arm, "aot_eager"], "cpu", same_process=True)

@@ -9,6 +9,7 @@ from backbay.cli.files import check_writable
 from backbay.cli.output import write, written_anyway
 from backbay.cli.parameters import DEVICE, SECONDS, SEED
 from backbay.decisions import Store
+from backbay.decisions.arm import WHOLE
 from backbay.errors import plain
 from backbay.race import DTYPES, Limits, Report, run
 from backbay.registry.names import PluginName
@@ -33,6 +34,9 @@ Examples:
 @click.option("--arms", help="Backends with mode and options, by commas: "
                              "inductor@reduce-overhead,backbay{parameter_hoist: true}.",
               )  # fmt: skip
+@click.option("--scope", "scopes", default=WHOLE, show_default=True,
+              help="What is compiled: whole, blocks (repeated layers, in place), or a submodule's "
+                   "name; several by commas, each a row.")  # fmt: skip
 @click.option("--dynamic/--no-dynamic", default=None, help="As torch.compile(dynamic=...).")
 @click.option("--fullgraph", is_flag=True, help="As torch.compile(fullgraph=True).")
 @click.option("--require-all", is_flag=True, help="Refuse to race unless each named one is ready.")
@@ -60,6 +64,7 @@ def command(
     workloads: tuple[str, ...],
     backends: str | None,
     arms: str | None,
+    scopes: str,
     dynamic: bool | None,
     fullgraph: bool,
     require_all: bool,
@@ -80,7 +85,7 @@ def command(
     A WORKLOAD is decoder (built in, the default), hf:NAME, timm:NAME, or your own file.py:function
     or module:function that returns (model, args), (model, args, kwargs) or a backbay.Workload.
 
-    An arm is a backend with a mode and options: backend[@mode][{option: value, ...}].
+    An arm is a backend with a mode and options: backend[@mode][{option: value, ...}][ on SCOPE].
     A backend that is named and not ready is a row with its reason.
 
     Exit code 0: every workload was raced, whatever became of a backend. 1: one could not be: it
@@ -101,6 +106,7 @@ def command(
             workloads or DEFAULT,
             backends=names,
             arms=arms or (),
+            scopes=[x.strip() for x in scopes.split(",") if x.strip()],
             dynamic=dynamic,
             fullgraph=fullgraph,
             require_all=require_all,

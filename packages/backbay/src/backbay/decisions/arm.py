@@ -1,4 +1,4 @@
-"""An arm as one value, and as one line of text: ``backend[@mode][{option: value, ...}]``.
+"""An arm as one value, and as a line of text: ``backend[@mode][{option: value, ...}][ on SCOPE]``.
 
 An option's value is JSON. A single word needs no quotes, and Python's own literals are taken, too.
 """
@@ -15,8 +15,15 @@ import msgspec
 
 from backbay.errors import InputError
 
+WHOLE = "whole"
+"""The scope of torch.compile: the model."""
+BLOCKS = "blocks"
+"""The scope of a model's repeated blocks, each compiled in place."""
+
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|[][{},]')
 _MODE = re.compile(r"[A-Za-z][\w-]*")
+_PART = re.compile(r"\w[\w.]*")
+_SCOPE = re.compile(rf"(.*\S) on ({_PART.pattern})", re.DOTALL)
 _OPTION = re.compile(r"[\w.-]+")
 _WORD = re.compile(r"[^\W\d][\w./-]*")
 _LITERALS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
@@ -24,10 +31,10 @@ _PAIRS = {"}": "{", "]": "["}
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is raced and chosen: a backend, with a mode and options.
+    """What is raced and chosen: a backend, with a mode and options, on all or parts of a model.
 
     Raises:
-        InputError: an option could not be written as text, and read again.
+        InputError: an option or a scope could not be written as text, and read again.
     """
 
     backend: str
@@ -36,8 +43,12 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """As torch.compile takes it."""
     options: dict[str, Any] = {}
     """Likewise; values are what JSON has."""
+    scope: str = WHOLE
+    """What is compiled: ``whole``, ``blocks``, or the name of a submodule."""
 
     def __post_init__(self) -> None:
+        if not _PART.fullmatch(self.scope):
+            raise InputError(f"no part of a model can be named {self.scope!r}")
         for name, value in self.options.items():
             if not isinstance(name, str) or not _OPTION.fullmatch(name):
                 raise InputError(f"an option of {self.backend} can't be named {name!r}")
@@ -50,13 +61,14 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def plain(self) -> bool:
         """Whether it is a backend and nothing else."""
-        return self.mode is None and not self.options
+        return self.mode is None and not self.options and self.scope == WHOLE
 
     def __str__(self) -> str:
         """Return it as it is written on a command line; `parse_arm` reads it."""
         given = ", ".join(f"{name}: {_written(x)}" for name, x in sorted(self.options.items()))
         mode = f"@{self.mode}" if self.mode else ""
-        return f"{self.backend}{mode}" + (f"{{{given}}}" if given else "")
+        scope = "" if self.scope == WHOLE else f" on {self.scope}"
+        return f"{self.backend}{mode}" + (f"{{{given}}}" if given else "") + scope
 
 
 def parse_arms(text: str) -> list[Arm]:
@@ -75,6 +87,8 @@ def parse_arm(text: str) -> Arm:
         InputError: it can't be read; the message says where.
     """
     text = text.strip()
+    scoped = _SCOPE.fullmatch(text)
+    text, scope = scoped.groups() if scoped is not None else (text, WHOLE)
     head, brace, _ = text.partition("{")
     if brace and not text.endswith("}"):
         raise _mistake(text, len(text), "the options are not closed by '}'")
@@ -86,7 +100,7 @@ def parse_arm(text: str) -> Arm:
         backend, mode = head.strip(), ""
     if not backend:
         raise _mistake(text, 0, "no backend is named")
-    return Arm(backend=backend, mode=mode or None, options=options)
+    return Arm(backend=backend, mode=mode or None, options=options, scope=scope)
 
 
 def _options(text: str, begin: int) -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from backbay.decisions import Arm, Store, parse_arm, parse_arms
+from backbay.decisions.arm import WHOLE
 from backbay.dependencies import check_installed
 from backbay.errors import InputError, Interrupted, WorkloadInvalid
 from backbay.judge.requests import SERVICE as JUDGE
@@ -43,6 +44,7 @@ from backbay.workloads.setup import (
     WorkloadSetup,
     check_device,
     check_dtype,
+    model_name,
     placed,
 )
 
@@ -73,6 +75,7 @@ def run(
     *,
     backends: Backends = None,
     arms: str | Sequence[str | Arm] = (),
+    scopes: Sequence[str] = (WHOLE,),
     dynamic: bool | None = None,
     fullgraph: bool = False,
     require_all: bool = False,
@@ -101,6 +104,8 @@ def run(
             its reason, as long as there is another to race.
         arms: what else is raced: backends with a mode and options, as `Arm` or as one writes them:
             ``inductor@reduce-overhead``, ``backbay{parameter_hoist: true}``.
+        scopes: what of the model is compiled, each by every arm that does not say so itself:
+            ``whole``, ``blocks`` (its repeated layers, in place), or the name of a submodule.
         dynamic: as torch.compile takes it, of every arm.
         fullgraph: likewise.
         require_all: refuse to race unless all that are named are ready.
@@ -138,6 +143,7 @@ def run(
     entrants = _entrants(
         registry, backends, _arms(arms), device, same_process=same_process, require_all=require_all
     )
+    entrants = field.scoped(entrants, scopes)
     sessions, notes, references = _sessions(workloads, backends, setups, registry, entrants)
     same_process = references is None
     compiled = {
@@ -226,7 +232,7 @@ def _references(workloads: "str | Sequence[str] | Workload") -> list[str]:
         return [workloads]
     if isinstance(workloads, Sequence):
         return list(dict.fromkeys(workloads)) or [DEFAULT]
-    return [workloads.name or type(workloads.model).__name__]
+    return [workloads.name or model_name(workloads)]
 
 
 def _arms(arms: str | Sequence[str | Arm]) -> list[Arm]:
@@ -270,7 +276,7 @@ def _check_arms(arms: Sequence[ArmSetup], sessions: Sessions) -> None:
     Raises:
         InputError: a backend does not take its own.
     """
-    configured = tuple(x for x in arms if not x.arm.plain)
+    configured = tuple(x for x in arms if x.arm.mode or x.arm.options)
     if not configured:
         return
     with sessions.backends({}) as session, contextlib.suppress(NoReply):  # a row will say why

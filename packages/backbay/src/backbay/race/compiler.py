@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from backbay.decisions.arm import WHOLE
 from backbay.race.record import EAGER
 from backbay.race.requests import ArmSetup
+from backbay.race.scopes import InPlace, parts_of
 from backbay.registry import CompilerFn, Registry
 from backbay.registry.options import configuration_problems
 from backbay.registry.registration import described
@@ -22,13 +24,25 @@ class Compiler:
     """``None`` is eager."""
     keywords: Mapping[str, Any] = field(default_factory=dict)
     """As torch.compile takes them: mode or options, dynamic, fullgraph."""
+    scope: str = WHOLE
+    """What of a model is compiled."""
 
-    def compiled(self, model: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a model, or a function, as the arm runs it."""
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function as the backend compiles it."""
         if self.backend is None:
-            return model
-        call: Callable[..., Any] = torch.compile(model, backend=self.backend, **self.keywords)
+            return function
+        call: Callable[..., Any] = torch.compile(function, backend=self.backend, **self.keywords)
         return call
+
+    def applied(self, model: torch.nn.Module) -> Callable[..., Any]:
+        """Return a model as the arm runs it; others may share it.
+
+        Raises:
+            InputError: it has no such parts.
+        """
+        if self.scope == WHOLE:
+            return self.compiled(model)
+        return InPlace(model, parts_of(model, self.scope), self.compiled)
 
 
 def compiler_of(
@@ -51,13 +65,13 @@ def compiler_of(
     if arm.mode is None or not arm.options:
         loaded = registry.resolve(backend) if isinstance(backend, str) else backend
         configuration = {"mode": arm.mode, "options": arm.options or None}
-        return Compiler(backend=loaded, keywords={**keywords, **configuration})
+        return Compiler(backend=loaded, keywords={**keywords, **configuration}, scope=arm.scope)
     if isinstance(backend, str):  # torch.compile takes a mode or options
         both = registry.get_backend(backend, mode=arm.mode, options=arm.options)
     else:
         spec = described(backend, arm.backend, (), {})
         both = registry.configured(spec, backend, arm.mode, arm.options)
-    return Compiler(backend=both, keywords=keywords)
+    return Compiler(backend=both, keywords=keywords, scope=arm.scope)
 
 
 def problems(

@@ -1,10 +1,13 @@
 """Which arms take part, decided before anything is run."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
+import msgspec
+
 from backbay.decisions import Arm
+from backbay.decisions.arm import WHOLE
 from backbay.errors import BackendLoadError, BackendNotFound, InputError
 from backbay.race.decide import EAGER, INDUCTOR
 from backbay.registry import HIDDEN_TAGS, Availability, BackendSpec, Registry
@@ -79,6 +82,20 @@ def chosen(
     return [eager(), *entrants]
 
 
+def scoped(entrants: Sequence[Entrant], scopes: Sequence[str]) -> list[Entrant]:
+    """Return each entrant once a scope, if its arm names none; eager compiles nothing.
+
+    One that does not run here stays one row.
+    """
+    found = dict[str, Entrant]()
+    for entrant in entrants:
+        once = entrant.arm.backend == EAGER or entrant.unavailable or entrant.arm.scope != WHOLE
+        for scope in [entrant.arm.scope] if once else scopes:
+            arm = msgspec.structs.replace(entrant.arm, scope=scope)
+            found.setdefault(str(arm), replace(entrant, arm=arm))
+    return list(found.values())
+
+
 def by_default(registry: Registry, device: str, *, same_process: bool) -> list[Entrant]:
     """Return eager and every backend that is ready and not tagged debug or experimental.
 
@@ -110,7 +127,7 @@ def _entrants(
     name = arm.backend
     if name in {EAGER, ALL} and not arm.plain:
         what = "eager compiles nothing" if name == EAGER else "all stands for many backends"
-        raise InputError(f"arm {str(arm)!r}: {what}, and takes no mode and no options")
+        raise InputError(f"arm {str(arm)!r}: {what}, and takes no mode, options or scope")
     if name == EAGER:
         return
     if name == ALL:

@@ -183,7 +183,7 @@ class RaceHandler:
         failed: dict[str, str] = {}
         for arm in request.arms:
             try:
-                self._calls[arm.name] = self._compiler(arm).compiled(model)
+                self._calls[arm.name] = self._compiler(arm).applied(model)
                 self._seconds(arm.name, calls=2)
                 step_s[arm.name] = self._seconds(arm.name, calls=1)
             except Exception as error:  # noqa: BLE001 (a backend may raise anything)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from backbay.decisions import Arm
+from backbay.decisions.arm import WHOLE
 from backbay.judge import Judgement
 from backbay.reporting.machine import Machine
 from backbay.timing.interval import Interval
@@ -91,8 +92,10 @@ class Result(Trying, frozen=True, kw_only=True):
     """The arm's, as torch.compile takes it."""
     options: dict[str, Any] = {}
     """Likewise."""
+    scope: str = WHOLE
+    """What of the model is compiled: ``whole``, ``blocks``, or the name of a submodule."""
     arm: str = ""
-    """Backend, mode and options as one writes them: what the row is called."""
+    """Backend, mode, options and scope as one writes them: what the row is called."""
     median_ms: float | None = None
     ci_ms: Interval | None = None
     ratio_to_eager: float | None = None
@@ -109,7 +112,12 @@ class Result(Trying, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.arm:
-            arm = Arm(backend=self.backend, mode=self.compile_mode, options=self.options)
+            arm = Arm(
+                backend=self.backend,
+                mode=self.compile_mode,
+                options=self.options,
+                scope=self.scope,
+            )
             msgspec.structs.force_setattr(self, "arm", str(arm))
 
 

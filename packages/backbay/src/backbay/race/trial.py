@@ -25,6 +25,7 @@ from backbay.race import ownership
 from backbay.race.compiler import Compiler
 from backbay.race.record import AS_IT_IS, LeftToTorch
 from backbay.race.requests import Captured, Finished, Proving
+from backbay.race.scopes import InPlace
 from backbay.registry import CompilerFn
 from backbay.timing.device import synchronize
 
@@ -167,7 +168,7 @@ class Trial:
 
     def _compiled(self) -> Callable[..., Any]:
         if self._call is None:
-            self._call = self._compiler.compiled(self._runs.step.workload.model)
+            self._call = self._compiler.applied(self._runs.step.workload.model)
         return self._call
 
     def _left_to_torch(self) -> LeftToTorch | None:
@@ -186,7 +187,9 @@ class Trial:
         return ownership.left_to_torch(eager, own)
 
     def _seen(self) -> Iterator[str]:
-        """Yield what the backend left to others."""
+        """Yield what was compiled, if not all, and what the backend left to others."""
+        if isinstance(self._call, InPlace):
+            yield self._call.words
         graphs = self._watched.graphs if self._watched is not None else []
         if graphs and all(graphs):
             yield AS_IT_IS

@@ -306,6 +306,7 @@ class WorkloadRace:
             backend=arm.backend,
             compile_mode=arm.mode,
             options=arm.options,
+            scope=arm.scope,
             arm=name,
             **tried,
             **self._times(name),
