@@ -6,8 +6,9 @@ file that was imported (``backbay decisions import``). Where nothing was decided
 
 from backbay import compile_log
 from backbay.backends.delegating import FALLBACK, Asked, Choice, Delegating
-from backbay.choose import Decision, Store
-from backbay.choose.place import place_of
+from backbay.decisions import Decision, Store
+from backbay.decisions.arm import WHOLE
+from backbay.decisions.place import place_of
 from backbay.errors import InputError
 from backbay.graph.region import captured_digest
 from backbay.kit.codegen import registry_in_use
@@ -59,6 +60,8 @@ def _why_not(decision: Decision, device: str) -> str | None:
     name = decision.arm.backend
     if name == NAME:
         return "it can't be its own choice"
+    if decision.arm.scope != WHOLE:
+        return "it compiles parts of a model, and a graph is all that is known here"
     try:
         origin = registry.require(name, device).origin
     except InputError as error:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import click
 
-from backbay.choose import Store
 from backbay.cli.files import check_writable
 from backbay.cli.output import write, written_anyway
 from backbay.cli.parameters import DEVICE, SECONDS, SEED
+from backbay.decisions import Store
+from backbay.decisions.arm import WHOLE
 from backbay.errors import plain
 from backbay.race import DTYPES, Limits, Report, run
-from backbay.race.field import ALL
 from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT, SIZES
 
@@ -20,6 +20,7 @@ _EXAMPLES = """
 Examples:
   backbay race
   backbay race hf:llama hf:bert timm:resnet50 --backends eager,aot_eager,inductor
+  backbay race hf:bert --arms "inductor,inductor@max-autotune,backbay{parameter_hoist: true}"
   backbay race hf:bert --backends all,tvm   every ready one, and a row that says why tvm is not
   backbay race train.py:model --train --dtype bfloat16 --html race.html
 """
@@ -27,9 +28,17 @@ Examples:
 
 @click.command("race", epilog=_EXAMPLES)
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
-@click.option("--backends", default=ALL, show_default=True,
-              help="Names, module:function or file.py:function, by commas; all: every ready one.",
+@click.option("--backends",
+              help="Names, module:function or file.py:function, by commas; all: every ready one.  "
+                   "[default: all, or none beside --arms]")  # fmt: skip
+@click.option("--arms", help="Backends with mode and options, by commas: "
+                             "inductor@reduce-overhead,backbay{parameter_hoist: true}.",
               )  # fmt: skip
+@click.option("--scope", "scopes", default=WHOLE, show_default=True,
+              help="What is compiled: whole, blocks (repeated layers, in place), or a submodule's "
+                   "name; several by commas, each a row.")  # fmt: skip
+@click.option("--dynamic/--no-dynamic", default=None, help="As torch.compile(dynamic=...).")
+@click.option("--fullgraph", is_flag=True, help="As torch.compile(fullgraph=True).")
 @click.option("--require-all", is_flag=True, help="Refuse to race unless each named one is ready.")
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
@@ -53,7 +62,11 @@ Examples:
 def command(
     *,
     workloads: tuple[str, ...],
-    backends: str,
+    backends: str | None,
+    arms: str | None,
+    scopes: str,
+    dynamic: bool | None,
+    fullgraph: bool,
     require_all: bool,
     train: bool,
     dtype: str,
@@ -67,27 +80,35 @@ def command(
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
-    """Race backends on WORKLOADs: prove each right, time them side by side, say which to use.
+    """Race arms on WORKLOADs: prove each right, time them side by side, say which to use.
 
     A WORKLOAD is decoder (built in, the default), hf:NAME, timm:NAME, or your own file.py:function
     or module:function that returns (model, args), (model, args, kwargs) or a backbay.Workload.
 
+    An arm is a backend with a mode and options: backend[@mode][{option: value, ...}][ on SCOPE].
     A backend that is named and not ready is a row with its reason.
 
     Exit code 0: every workload was raced, whatever became of a backend. 1: one could not be: it
-    died, or eager itself failed. 2: what was asked for does not exist, or can't be written; none of
-    the backends named is ready, or with --require-all one is not.
+    died, or eager itself failed. 2: what was asked for does not exist, or can't be written; a
+    backend does not take its mode or options; none of the backends named is ready, or with
+    --require-all one is not.
     Interrupted, the race writes what it has, marked partial, and ends with 130 or 143.
     """
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
 
     check_writable(json_path, html_path)
-    names = [PluginName(name.strip()) for name in backends.split(",") if name.strip()]
+    names = None
+    if backends is not None:
+        names = [PluginName(name.strip()) for name in backends.split(",") if name.strip()]
     with written_anyway(lambda report: _write(report, json_path, html_path)), progress() as tell:
         report = run(
             workloads or DEFAULT,
             backends=names,
+            arms=arms or (),
+            scopes=[x.strip() for x in scopes.split(",") if x.strip()],
+            dynamic=dynamic,
+            fullgraph=fullgraph,
             require_all=require_all,
             train=train,
             dtype=dtype,

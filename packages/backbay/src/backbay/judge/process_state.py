@@ -33,8 +33,12 @@ _VALUES = {
 }
 """Decides what others compute."""
 
-_INDUCTORS = ("_TORCHINDUCTOR_", "TRITON_PTXAS_PATH")
-"""Inductor's own notes to its children, and where it has found CUDA's assembler."""
+_INDUCTORS = (
+    *("_TORCHINDUCTOR_", "TRITON_PTXAS_PATH"),
+    *("DISABLE_CUPTI_LAZY_REINIT", "TEARDOWN_CUPTI"),
+)
+"""Inductor's own notes to its children, where it has found CUDA's assembler, and what it tells the
+profiler where a mode asks for CUDA graphs."""
 
 _REST = {
     "the working directory": os.getcwd,

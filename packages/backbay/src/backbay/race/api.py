@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from backbay.choose import Store
+from backbay.decisions import Arm, Store, parse_arm, parse_arms
+from backbay.decisions.arm import WHOLE
 from backbay.dependencies import check_installed
 from backbay.errors import InputError, Interrupted, WorkloadInvalid
 from backbay.judge.requests import SERVICE as JUDGE
@@ -20,7 +21,16 @@ from backbay.race.decide import EAGER
 from backbay.race.keeping import keep
 from backbay.race.record import Report, Settings
 from backbay.race.remedies import with_remedy
-from backbay.race.requests import SERVICE, Load, Loaded, Reply, Request
+from backbay.race.requests import (
+    SERVICE,
+    ArmSetup,
+    Check,
+    Checked,
+    Load,
+    Loaded,
+    Reply,
+    Request,
+)
 from backbay.race.timing import Limits
 from backbay.race.workload_race import Sessions, Tell, WorkloadRace
 from backbay.ranges import check_seconds, check_seed
@@ -34,6 +44,7 @@ from backbay.workloads.setup import (
     WorkloadSetup,
     check_device,
     check_dtype,
+    model_name,
     placed,
 )
 
@@ -63,6 +74,10 @@ def run(
     workloads: "str | Sequence[str] | Workload" = DEFAULT,
     *,
     backends: Backends = None,
+    arms: str | Sequence[str | Arm] = (),
+    scopes: Sequence[str] = (WHOLE,),
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
     require_all: bool = False,
     train: bool = False,
     dtype: str = "float32",
@@ -74,7 +89,7 @@ def run(
     registry: Registry = default_registry,
     tell: Tell = lambda *_: None,
 ) -> Report:
-    """Race backends on workloads: prove each right, time the survivors side by side, decide.
+    """Race arms on workloads: prove each right, time the survivors side by side, decide.
 
     Args:
         workloads: references (``decoder``, ``hf:llama``, ``timm:resnet50``, ``file.py:function``,
@@ -84,9 +99,15 @@ def run(
         backends: ``"all"``, or registered names, ``module:attribute`` or ``file.py:attribute``; for
             a `Workload` object also a mapping of names to compiler functions or registered names.
             ``all``, also among names, is every backend that is ready here and not tagged debug or
-            experimental; it is the default. Eager always takes part. A backend that is named and
-            does not run here, and a name that nobody knows, is a row with its reason, as long as
-            there is another to race.
+            experimental; it is the default where no arms are given. Eager always takes part. A
+            backend that is named and does not run here, and a name that nobody knows, is a row with
+            its reason, as long as there is another to race.
+        arms: what else is raced: backends with a mode and options, as `Arm` or as one writes them:
+            ``inductor@reduce-overhead``, ``backbay{parameter_hoist: true}``.
+        scopes: what of the model is compiled, each by every arm that does not say so itself:
+            ``whole``, ``blocks`` (its repeated layers, in place), or the name of a submodule.
+        dynamic: as torch.compile takes it, of every arm.
+        fullgraph: likewise.
         require_all: refuse to race unless all that are named are ready.
         train: a step is forward and backward; else forward without gradients.
         dtype: ``float32``, ``bfloat16`` or ``float16``: of parameters and inputs. A `Workload`
@@ -120,12 +141,26 @@ def run(
     ]
     same_process = not isinstance(workloads, str | Sequence)
     entrants = _entrants(
-        registry, backends, device, same_process=same_process, require_all=require_all
+        registry, backends, _arms(arms), device, same_process=same_process, require_all=require_all
     )
+    entrants = field.scoped(entrants, scopes)
     sessions, notes, references = _sessions(workloads, backends, setups, registry, entrants)
     same_process = references is None
+    compiled = {
+        x.name: ArmSetup(
+            arm=x.arm,
+            reference=(references or {}).get(x.arm.backend),
+            dynamic=dynamic,
+            fullgraph=fullgraph,
+        )
+        for x in entrants
+    }
+    _check_arms([compiled[x.name] for x in entrants if x.unavailable is None], sessions)
     settings = Settings(
-        backends=tuple(entrant.name for entrant in entrants),
+        backends=tuple(dict.fromkeys(x.arm.backend for x in entrants)),
+        arms=tuple(compiled),
+        dynamic=dynamic,
+        fullgraph=fullgraph,
         mode=mode,
         dtype=dtype,
         device=device,
@@ -137,10 +172,10 @@ def run(
             races,
             setups,
             entrants,
+            compiled,
             sessions,
             limits=limits,
             tell=tell,
-            references=references or {},
             capture=store is not None and not same_process,
         )
     except KeyboardInterrupt as stopped:
@@ -164,12 +199,12 @@ def _race_all(
     races: list[WorkloadRace],
     setups: Sequence[WorkloadSetup],
     entrants: Sequence[field.Entrant],
+    arms: Mapping[str, ArmSetup],
     sessions: Sessions,
     *,
     limits: Limits,
     tell: Tell,
     capture: bool,
-    references: Mapping[str, str],
 ) -> None:
     """Race every workload, one after the other; what they leave on disk is gone afterwards.
 
@@ -180,13 +215,13 @@ def _race_all(
             race = WorkloadRace(
                 setup=setup,
                 entrants=entrants,
+                arms=arms,
                 caches=Caches(Path(folder)),
                 folder=Path(folder) / f"workload-{number}",
                 sessions=sessions,
                 limits=limits,
                 tell=tell,
                 capture=capture,
-                references=references,
             )
             races.append(race)
             race.run()
@@ -197,25 +232,58 @@ def _references(workloads: "str | Sequence[str] | Workload") -> list[str]:
         return [workloads]
     if isinstance(workloads, Sequence):
         return list(dict.fromkeys(workloads)) or [DEFAULT]
-    return [workloads.name or type(workloads.model).__name__]
+    return [workloads.name or model_name(workloads)]
+
+
+def _arms(arms: str | Sequence[str | Arm]) -> list[Arm]:
+    if isinstance(arms, str):
+        return parse_arms(arms)
+    return [parse_arm(x) if isinstance(x, str) else x for x in arms]
 
 
 def _entrants(
-    registry: Registry, backends: Backends, device: str, *, same_process: bool, require_all: bool
+    registry: Registry,
+    backends: Backends,
+    arms: Sequence[Arm],
+    device: str,
+    *,
+    same_process: bool,
+    require_all: bool,
 ) -> list[field.Entrant]:
     if isinstance(backends, Mapping):
-        others = [field.Entrant(name=name) for name in backends if name != EAGER]
-        return [field.Entrant(name=EAGER), *others]
-    if backends is None:
-        backends = field.ALL
-    names: Sequence[str] = [backends] if isinstance(backends, str) else backends
-    return field.chosen(
+        named = [field.Entrant(arm=Arm(backend=name)) for name in backends if name != EAGER]
+        given = [field.Entrant(arm=x) for x in arms if x.backend in backends]
+        arms = [x for x in arms if x.backend not in backends]
+    else:
+        if backends is None:
+            backends = () if arms else field.ALL
+        names = [backends] if isinstance(backends, str) else backends
+        arms = [*(Arm(backend=name) for name in names), *arms]
+        named = given = []
+    others = field.chosen(
         registry,
-        names,
+        arms,
         device.partition(":")[0],
         same_process=same_process,
         require_all=require_all,
     )
+    return list({x.name: x for x in (others[0], *named, *given, *others[1:])}.values())
+
+
+def _check_arms(arms: Sequence[ArmSetup], sessions: Sessions) -> None:
+    """Check modes and options before the first minute is spent.
+
+    Raises:
+        InputError: a backend does not take its own.
+    """
+    configured = tuple(x for x in arms if x.arm.mode or x.arm.options)
+    if not configured:
+        return
+    with sessions.backends({}) as session, contextlib.suppress(NoReply):  # a row will say why
+        checked = session.ask(Check(arms=configured), timeout_s=Limits().backend_s)
+        assert isinstance(checked, Checked)
+        if checked.problems:
+            raise InputError("; ".join(checked.problems))
 
 
 def _sessions(
@@ -285,7 +353,7 @@ def _rebuilt(
     rebuilding.check_named(workload)
     if registry is not default_registry:
         raise rebuilding.NotRebuilt("other processes have another registry")
-    names = [x.name for x in entrants if x.unavailable is None]
+    names = list(dict.fromkeys(x.arm.backend for x in entrants if x.unavailable is None))
     references = rebuilding.references(registry, names, given)
     backends = tuple(references.get(name, name) for name in names if name != EAGER)
     try:
@@ -346,7 +414,7 @@ def _report(
         isolation="in_process" if same_process else "process",
         decision=tuple(decision for decision in decisions if decision is not None),
         results=tuple(
-            with_remedy(result, specs[result.backend], registry.environment)
+            with_remedy(result, specs[result.arm], registry.environment)
             for race in races
             for result in race.results
         ),

@@ -70,15 +70,15 @@ class Plot:
     svg: str
 
 
-def plots(section: Section, backends: Sequence[str], prefix: str) -> list[Plot]:
+def plots(section: Section, arms: Sequence[str], prefix: str) -> list[Plot]:
     """Draw what was measured of one workload; nothing where there is nothing to compare.
 
     Args:
         section: the workload's results.
-        backends: every backend of the report, so that each keeps its colour across workloads.
+        arms: every arm of the report, so that each keeps its colour across workloads.
         prefix: begins every id in the drawings, so that none clashes with another on the page.
     """
-    series = _series(backends)
+    series = _series(arms)
     with mpl.rc_context():
         # Not the user's matplotlibrc: the same report gives the same page everywhere.
         mpl.rcdefaults()
@@ -96,14 +96,14 @@ def plots(section: Section, backends: Sequence[str], prefix: str) -> list[Plot]:
         ]
 
 
-def colours(backends: Sequence[str]) -> dict[str, int]:
-    """Return the number of each backend's colour, ``--series-N`` on the page."""
-    others = {name: number % COLOURS for name, number in _series(backends).items()}
+def colours(arms: Sequence[str]) -> dict[str, int]:
+    """Return the number of each arm's colour, ``--series-N`` on the page."""
+    others = {name: number % COLOURS for name, number in _series(arms).items()}
     return {EAGER: COLOURS, **others}
 
 
-def _series(backends: Sequence[str]) -> dict[str, int]:
-    return {name: number for number, name in enumerate(n for n in backends if n != EAGER)}
+def _series(arms: Sequence[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(n for n in arms if n != EAGER)}
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _speed(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     readings = [wording.ratio(r.ratio_to_eager, r.ratio_to_eager_ci) for r in rows]
     figure, axes = _rows(rows, [str(reading) for reading in readings])
     for y, row in enumerate(rows):
-        _bar(axes, y, row.ratio_to_eager or 0.0, _colour(row.backend, series))
+        _bar(axes, y, row.ratio_to_eager or 0.0, _colour(row.arm, series))
         _whisker(axes, y, row.ratio_to_eager_ci)
     axes.axvline(1.0, color=INK, linewidth=1.0, linestyle=(0, (3, 3)))
     axes.set_xlim(left=0.0)
@@ -130,7 +130,7 @@ def _speed(section: Section, series: Mapping[str, int]) -> _Drawing | None:
         "Speed",
         "Eager's median time over each backend's; longer is faster, the dashed line is eager. "
         "Whiskers are 95 % confidence intervals.",
-        [f"{r.backend} {reading}" for r, reading in zip(rows, readings, strict=True)],
+        [f"{r.arm} {reading}" for r, reading in zip(rows, readings, strict=True)],
         figure,
     )
 
@@ -144,7 +144,7 @@ def _samples(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     for y, row in enumerate(rows):
         count = len(row.samples_ms)
         heights = [y + 0.3 * ((n + 0.5) / count - 0.5) for n in range(count)]
-        colour = _colour(row.backend, series)
+        colour = _colour(row.arm, series)
         axes.plot(row.samples_ms, heights, ".", color=colour, markersize=4.5, alpha=0.75)
         axes.plot([row.median_ms or 0.0] * 2, [y - 0.2, y + 0.2], color=INK, linewidth=1.4)
     _span(axes, [sample for row in rows for sample in row.samples_ms])
@@ -154,7 +154,7 @@ def _samples(section: Section, series: Mapping[str, int]) -> _Drawing | None:
         "One dot a round, the first round at the top of its band: a slope or a step down the band "
         "is drift. The upright line is the median.",
         [
-            f"{r.backend} median {reading.value} ms, "
+            f"{r.arm} median {reading.value} ms, "
             f"{wording.counted(len(r.samples_ms), 'sample')} from "
             f"{min(r.samples_ms):.4g} to {max(r.samples_ms):.4g} ms"
             for r, reading in zip(rows, readings, strict=True)
@@ -171,8 +171,8 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     xs = [row.compile_s or 0.0 for row in rows]
     ys = [row.ratio_to_eager or 0.0 for row in rows]
     for row, x, y in zip(rows, xs, ys, strict=True):
-        marker = _MARKERS[series.get(row.backend, 0) // COLOURS % len(_MARKERS)]
-        colour = _colour(row.backend, series)
+        marker = _MARKERS[series.get(row.arm, 0) // COLOURS % len(_MARKERS)]
+        colour = _colour(row.arm, series)
         axes.plot([x, x], row.ratio_to_eager_ci or (y, y), color=colour, linewidth=1.5)
         axes.plot(x, y, marker, color=colour, markersize=8, markeredgecolor=PAPER)
     axes.axhline(1.0, color=INK, linewidth=1.0, linestyle=(0, (3, 3)))
@@ -184,7 +184,7 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     axes.set_xlabel("seconds to compile")
     axes.set_ylabel("times as fast as eager")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    names = [wording.elided(plain(r.backend), _LONGEST_NAME) for r in rows]
+    names = [wording.elided(plain(r.arm), _LONGEST_NAME) for r in rows]
     points = list(zip(xs, ys, strict=True))
     label(figure, axes, names, points, font=_FONT, frame=(_AXIS, _BELOW))
     return _Drawing(
@@ -192,7 +192,7 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
         "Up is faster, left compiles sooner; the dashed line is eager, which compiles nothing. "
         "The table says after how many calls compiling has paid off.",
         [
-            f"{row.backend} compiles in {wording.seconds(row.compile_s)} and is "
+            f"{row.arm} compiles in {wording.seconds(row.compile_s)} and is "
             f"{wording.ratio(row.ratio_to_eager, None)} eager, "
             f"pays off: {wording.calls(section.break_even(row))}"
             for row in rows
@@ -210,7 +210,7 @@ def _memory(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     unit = wording.size(largest).split()[-1]
     scale = 1024.0 ** wording.SIZES.index(unit)
     for y, row in enumerate(rows):
-        _bar(axes, y, (row.peak_bytes or 0) / scale, _colour(row.backend, series))
+        _bar(axes, y, (row.peak_bytes or 0) / scale, _colour(row.arm, series))
         if row.compile_peak_bytes:
             axes.plot(
                 [row.compile_peak_bytes / scale] * 2, [y - 0.2, y + 0.2], color=INK, linewidth=1.4
@@ -221,7 +221,7 @@ def _memory(section: Section, series: Mapping[str, int]) -> _Drawing | None:
         "Peak memory",
         "While running one compiled step. An upright line is the peak while compiling.",
         [
-            f"{r.backend} {wording.size(r.peak_bytes)} running, "
+            f"{r.arm} {wording.size(r.peak_bytes)} running, "
             f"{wording.size(r.compile_peak_bytes)} compiling"
             for r in rows
         ],
@@ -254,7 +254,7 @@ def _rows(results: Sequence[Result], values: Sequence[str]) -> tuple[Figure, Axe
     axes.grid(visible=True, axis="x")
     place = blended_transform_factory(axes.transAxes, axes.transData)
     for y, (result, value) in enumerate(zip(results, values, strict=True)):
-        name = wording.elided(plain(result.backend), _LONGEST_NAME)
+        name = wording.elided(plain(result.arm), _LONGEST_NAME)
         text: dict[str, Any] = {"transform": place, "verticalalignment": "baseline"}
         axes.text(0.0, y - 0.28, name, **text)
         axes.text(1.0, y - 0.28, value, horizontalalignment="right", fontsize=_SMALL, **text)

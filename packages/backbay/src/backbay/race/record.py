@@ -5,10 +5,12 @@ pages never imports torch. Times are in milliseconds where the name ends in ``_m
 where it ends in ``_s``; sizes are in bytes. A value that was not measured is ``null``, never zero.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from backbay.decisions import Arm
+from backbay.decisions.arm import WHOLE
 from backbay.judge import Judgement
 from backbay.reporting.machine import Machine
 from backbay.timing.interval import Interval
@@ -80,11 +82,20 @@ class Trying(Measured, frozen=True, kw_only=True):
 
 
 class Result(Trying, frozen=True, kw_only=True):
-    """One backend on one workload: a row of the table."""
+    """One arm on one workload: a row of the table."""
 
     workload: str
     mode: Mode
+    """What a step is."""
     backend: str
+    compile_mode: str | None = None
+    """The arm's, as torch.compile takes it."""
+    options: dict[str, Any] = {}
+    """Likewise."""
+    scope: str = WHOLE
+    """What of the model is compiled: ``whole``, ``blocks``, or the name of a submodule."""
+    arm: str = ""
+    """Backend, mode, options and scope as one writes them: what the row is called."""
     median_ms: float | None = None
     ci_ms: Interval | None = None
     ratio_to_eager: float | None = None
@@ -99,16 +110,26 @@ class Result(Trying, frozen=True, kw_only=True):
     """Eager's in the same rounds, where they are others than those of its own row: this backend was
     timed by itself, and its ratios are by way of these."""
 
+    def __post_init__(self) -> None:
+        if not self.arm:
+            arm = Arm(
+                backend=self.backend,
+                mode=self.compile_mode,
+                options=self.options,
+                scope=self.scope,
+            )
+            msgspec.structs.force_setattr(self, "arm", str(arm))
+
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Which backend to use for one workload, or that it cannot be told."""
+    """Which arm to use for one workload, or that it cannot be told."""
 
     workload: str
     mode: Mode
     winner: str
-    """The backend to use; ``eager`` where nothing is significantly faster."""
+    """The arm to use; ``eager`` where nothing is significantly faster."""
     abstained: bool
-    """True where the measurement does not tell the best backend from the default."""
+    """True where the measurement does not tell the best arm from the default."""
     ratio_to_eager: float | None = None
     ratio_to_eager_ci: Interval | None = None
     sentence: str
@@ -122,6 +143,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     seed: int
+    arms: tuple[str, ...] = ()
+    """As one writes them; default: the backends."""
+    dynamic: bool | None = None
+    """As torch.compile takes it."""
+    fullgraph: bool = False
+    """Likewise."""
+
+    def __post_init__(self) -> None:
+        if not self.arms:
+            msgspec.structs.force_setattr(self, "arms", self.backends)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

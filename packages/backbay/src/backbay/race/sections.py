@@ -36,8 +36,8 @@ class Section:
             ``NEVER`` where the backend is slower; ``None`` where it is eager itself, was not timed,
             or where the interval of the ratio holds 1, so that it cannot be told.
         """
-        eager = next((other for other in self.timed if other.backend == EAGER), None)
-        if eager is None or result.backend == EAGER or result.compile_s is None:
+        eager = next((other for other in self.timed if other.arm == EAGER), None)
+        if eager is None or result.arm == EAGER or result.compile_s is None:
             return None
         if eager.median_ms is None or result.median_ms is None or not is_timed(result):
             return None
@@ -77,8 +77,8 @@ def worded(section: Section) -> list[Row]:
     return [
         Row(
             result=x,
-            name=plain(x.backend),
-            chosen=x.backend == section.winner,
+            name=plain(x.arm),
+            chosen=x.arm == section.winner,
             timed=is_timed(x),
             reason=_reason(x),
             verdict=_judged(x),
@@ -117,9 +117,9 @@ def sections(report: Report) -> tuple[Section, ...]:
     )
 
 
-def backends(report: Report) -> tuple[str, ...]:
-    """Return every backend's name, in the order asked for."""
-    return tuple(dict.fromkeys([*report.settings.backends, *(r.backend for r in report.results)]))
+def arms(report: Report) -> tuple[str, ...]:
+    """Return every arm as one writes it, in the order asked for."""
+    return tuple(dict.fromkeys([*report.settings.arms, *(r.arm for r in report.results)]))
 
 
 def is_timed(result: Result) -> bool:
@@ -131,7 +131,7 @@ def _judged(result: Result) -> str:
     """Word a verdict; empty where nothing was compared."""
     proof = result.verdict
     if proof is None:
-        return "reference" if (result.backend, result.status) == (EAGER, "ok") else ""
+        return "reference" if (result.arm, result.status) == (EAGER, "ok") else ""
     error = "" if proof.ratio is None else f"{rough(proof.ratio)}x eager's error"
     if proof.passed:
         return ", ".join(filter(None, ("right", error)))

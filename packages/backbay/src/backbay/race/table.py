@@ -130,7 +130,7 @@ class _Rows:
             count -= 1
         shown = [column for column in columns if column in by_importance[:count]]
         width = self._longest_name(max(_NAME_ROOM, room - _total(shown)))
-        yield _line("backend", width, [(c.title, c.width) for c in shown], style="dim")
+        yield _line("arm", width, [(c.title, c.width) for c in shown], style="dim")
         for number, row in enumerate(self.rows):
             name = Text(row.name)
             if row.chosen:
@@ -146,7 +146,7 @@ class _Rows:
     def _longest_name(self, room: int) -> int:
         """Return how wide the names are that fit; a longer one gets a line of its own."""
         widths = [cell_len(row.name) for row in self.rows]
-        return max(len("backend"), *(width for width in widths if width <= room), 0)
+        return max(len("arm"), *(width for width in widths if width <= room), 0)
 
 
 def _line(

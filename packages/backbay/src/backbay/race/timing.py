@@ -16,7 +16,7 @@ from backbay.judge import Piece
 from backbay.judge.client import secret
 from backbay.race.given import Given, InputSets
 from backbay.race.record import EAGER
-from backbay.race.requests import Call, Hand, Open, Opened, Renew, Reply, Request
+from backbay.race.requests import ArmSetup, Call, Hand, Open, Opened, Renew, Reply, Request
 from backbay.session import Failure, NoReply, Session
 from backbay.timing import measure, rounds, stats
 from backbay.workloads.setup import WorkloadSetup
@@ -85,8 +85,8 @@ class Timing:
     folder: Path
     """Where what was given is handed on."""
     sets: InputSets = field(default_factory=InputSets)
-    references: Mapping[str, str] = field(default_factory=dict)
-    """Backend to what it is known by where it is compiled, if not by its name."""
+    arms: Mapping[str, ArmSetup]
+    """Of those who are timed, by name."""
     reveal: Callable[[], None] = lambda: None
     """Writes the files of all sets but the last."""
     reveal_last: Callable[[], None] = lambda: None
@@ -222,9 +222,8 @@ class Timing:
             self.reveal()
             request = Open(
                 setup=self.setup,
-                backends=(name,),
+                arms=(self.arms[name],),
                 digest=self.digest,
-                references={x: y for x, y in self.references.items() if x == name},
                 inputs=tuple(map(str, self.sets.files)),
             )
             reply = self._ask(session, name, request)
@@ -390,7 +389,7 @@ class Timing:
                 continue
             if several:
                 session.resume()
-            self._ask(session, name, Call(backend=name, inputs=str(self.sets.last)))
+            self._ask(session, name, Call(arm=name, inputs=str(self.sets.last)))
             given[name] = [self._handed(session, name, len(self.sets.seeds) - 1, timed=False)]
             if several:
                 session.stop()

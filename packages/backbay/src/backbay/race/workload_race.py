@@ -1,4 +1,4 @@
-"""One workload's race: reference, a trial for each backend, interleaved timing, a decision.
+"""One workload's race: reference, a trial for each arm, interleaved timing, a decision.
 
 Everything that touches torch happens in sessions. A backend that fails, crashes, hangs or is wrong
 is a row with its reason, and the race goes on. Backends hand on what their calls gave; a judge, in
@@ -24,6 +24,7 @@ from backbay.race.field import Entrant
 from backbay.race.given import Given, InputSets
 from backbay.race.record import AS_IT_IS, Decision, Measured, Result, Trying, VerdictRecord
 from backbay.race.requests import (
+    ArmSetup,
     Call,
     CallRow,
     Capture,
@@ -65,6 +66,8 @@ class WorkloadRace:
 
     setup: WorkloadSetup
     entrants: Sequence[Entrant]
+    arms: Mapping[str, ArmSetup]
+    """How each entrant compiles, by its name."""
     caches: Caches
     folder: Path
     """Where the reference is on its way to the judge, and what calls gave."""
@@ -73,8 +76,6 @@ class WorkloadRace:
     tell: Tell
     capture: bool = False
     """Whether to find out which graphs backends are handed."""
-    references: Mapping[str, str] = field(default_factory=dict)
-    """Backend to what it is known by in other processes, if not by its name."""
 
     workload: str = ""
     """Its canonical name, once it was built."""
@@ -185,10 +186,9 @@ class WorkloadRace:
         self.caches.empty()
         request = Try(
             setup=self.setup,
-            backend=entrant.name,
+            arm=self.arms[entrant.name],
             digest=prepared.digest,
             proving=proving,
-            reference=self.references.get(entrant.name),
         )
         try:
             reveal(judge, sets)
@@ -217,7 +217,7 @@ class WorkloadRace:
         for number, planned in enumerate(CALLS, 1):
             inputs = planned.inputs if planned.inputs <= len(sets.files) else 0
             file = str(sets.files[inputs - 1]) if inputs else None
-            ask(Call(backend=request.backend, inputs=file, fresh=planned.fresh))
+            ask(Call(arm=request.arm.name, inputs=file, fresh=planned.fresh))
             # All of it once: later, what was drawn after the call was made is enough.
             picked = None if number == 1 else sets.picked(inputs)
             path = self.folder / f"given-{secret():x}"
@@ -255,7 +255,7 @@ class WorkloadRace:
             tell=self._say,
             folder=self.folder,
             sets=sets,
-            references=self.references,
+            arms=self.arms,
             reveal=lambda: reveal(judge, sets),
             reveal_last=reveal_last,
         )
@@ -298,12 +298,16 @@ class WorkloadRace:
         self.times = self.times.without(name)
 
     def _result(self, name: str) -> Result:
-        outcome = self.tried[name]
+        outcome, arm = self.tried[name], self.arms[name].arm
         tried = {key: getattr(outcome, key) for key in outcome.__struct_fields__}
         return Result(
             workload=self.workload,
             mode=self.setup.mode,
-            backend=name,
+            backend=arm.backend,
+            compile_mode=arm.mode,
+            options=arm.options,
+            scope=arm.scope,
+            arm=name,
             **tried,
             **self._times(name),
         )

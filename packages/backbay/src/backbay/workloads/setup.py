@@ -42,6 +42,13 @@ def not_alike(workload: str) -> InputError:
     )
 
 
+def model_name(workload: "Workload") -> str:
+    """Return what a workload without a name is called: the class of its model, or the function."""
+    from backbay.workloads.function_model import name_of  # noqa: PLC0415 (torch: a model is given)
+
+    return name_of(workload.model)
+
+
 def placed(workload: "Workload") -> tuple[str, str]:
     """Return the device and the dtype that a workload object has."""
     tensors = [*workload.model.parameters(), *workload.model.buffers()]
@@ -79,7 +86,7 @@ def checked_setup(
     given = not isinstance(workload, str)
     if not isinstance(workload, str):
         device, dtype = placed(workload)
-        workload = workload.name or type(workload.model).__name__
+        workload = workload.name or model_name(workload)
     device = device or registry.environment.default_device
     check_device(device, registry)
     if not given:

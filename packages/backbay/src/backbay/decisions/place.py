@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from backbay.choose.decision import Place
+from backbay.decisions.decision import Place
 from backbay.reporting.machine import processor
 
 

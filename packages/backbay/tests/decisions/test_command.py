@@ -6,8 +6,8 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from backbay.choose import Arm, Store, exchange
 from backbay.cli import main
+from backbay.decisions import Arm, Store, exchange
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import msgspec
 
 from backbay.cache import cache_folder, check_owner, own_folder
 from backbay.causes import one_line
-from backbay.choose.decision import Decision
+from backbay.decisions.decision import Decision
 from backbay.errors import InputError
 
 FILE = "decisions.sqlite"

@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from backbay.choose import Arm, Place, Store, StoreError
-from backbay.choose import store as module
+from backbay.decisions import Arm, Place, Store, StoreError
+from backbay.decisions import store as module
 
 
 @pytest.fixture
@@ -57,14 +57,14 @@ def test_what_is_forgotten_is_not_found(store, decision, here):
 def test_an_arm_reads_as_it_is_written():
     assert str(Arm(backend="inductor")) == "inductor"
     arm = Arm(backend="backbay", mode="max-autotune", options={"tune": "off", "b": True})
-    assert str(arm) == "backbay@max-autotune{b: True, tune: off}"
+    assert str(arm) == "backbay@max-autotune{b: true, tune: off}"
 
 
 def test_eight_processes_at_once_meet_no_lock(tmp_path):
     program = textwrap.dedent("""
         import pathlib, sys
         sys.path.insert(0, sys.argv[3])
-        from backbay.choose import Store
+        from backbay.decisions import Store
         from conftest import made as decision
         store = Store(pathlib.Path(sys.argv[1]), on_problem=lambda x: sys.exit(x))
         number = int(sys.argv[2])
@@ -88,7 +88,7 @@ def test_a_process_killed_at_any_of_100_points_leaves_every_decision_that_was_co
     program = textwrap.dedent("""
         import os, pathlib, random, signal, sys, time
         sys.path.insert(0, sys.argv[2])
-        from backbay.choose import Store
+        from backbay.decisions import Store
         from conftest import PLACE, made as decision
 
         store = Store(pathlib.Path(sys.argv[1]), on_problem=lambda problem: sys.exit(problem))

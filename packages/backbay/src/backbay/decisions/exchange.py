@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from backbay.causes import one_line
-from backbay.choose.decision import Decision
+from backbay.decisions.decision import Decision
 from backbay.errors import InputError
 
 SCHEMA = "backbay.decisions/1"

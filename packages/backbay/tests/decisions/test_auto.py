@@ -8,8 +8,8 @@ import torch
 from backbay import compile_log
 from backbay.backends.auto import auto
 from backbay.backends.delegating import Asked
-from backbay.choose import Arm, Store
-from backbay.choose.place import place_of
+from backbay.decisions import Arm, Store
+from backbay.decisions.place import place_of
 from backbay.errors import InputError
 from backbay.graph.region import captured_digest
 from backbay.registry import default_registry
@@ -106,6 +106,7 @@ def test_decisions_that_agree_are_one(decided):
         (Arm(backend="no_such_backend"), "no backend named"),
         (Arm(backend="backbay.auto"), "its own choice"),
         (Arm(backend="openxla"), "does not run here"),
+        (Arm(backend="aot_eager", scope="blocks"), "parts of a model"),
     ],
 )
 def test_an_arm_that_cannot_run_here_gives_the_default_and_says_so(decided, arm, why):
@@ -136,6 +137,9 @@ def test_mode_and_options_are_part_of_what_was_decided(decided):
     decided(x, Arm(backend="inductor", options={"max_fusion_size": 3}))
     assert ran(x).ran == "inductor"
     assert "inductor{max_fusion_size: 3}" in compile_log.records()[-1].why
+    torch.compiler.reset()
+    decided(x, Arm(backend="inductor", mode="max-autotune", options={"max_fusion_size": 3}))
+    assert "inductor@max-autotune{max_fusion_size: 3}" in ran(x).why
     with pytest.raises(InputError, match="takes mode and options from"):
         default_registry.get_backend("backbay.auto", mode="reduce-overhead")(None, [])
 

@@ -1,23 +1,11 @@
 """What was decided for a model: which arm to use, where, and what was measured for it."""
 
 import hashlib
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-
-class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is raced and chosen: a backend, with a mode and options."""
-
-    backend: str
-    mode: str | None = None
-    options: dict[str, Any] = {}
-
-    def __str__(self) -> str:
-        """Return it as it is written on a command line."""
-        given = ", ".join(f"{name}: {value}" for name, value in sorted(self.options.items()))
-        mode = f"@{self.mode}" if self.mode else ""
-        return f"{self.backend}{mode}" + (f"{{{given}}}" if given else "")
+from backbay.decisions.arm import Arm
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from backbay import compile_log, race
-from backbay.choose import Arm, Store
+from backbay.decisions import Arm, Store
 from backbay.race.field import Entrant
 from backbay.race.keeping import keep
 from backbay.race.record import Decision
@@ -48,11 +48,11 @@ def file(tmp_path, monkeypatch):
 
 def ended(place, **changes):
     """Return as much of a race as `keep` looks at."""
-    eager, silu = Entrant(name="eager"), Entrant(name="backbay_silu", spec=SILU)
+    silu = Arm(backend="backbay_silu", mode="max-autotune", options={"a": 1})
     decided = Decision(
         workload="model",
         mode="infer",
-        winner="backbay_silu",
+        winner=str(silu),
         abstained=False,
         ratio_to_eager=2.0,
         ratio_to_eager_ci=(1.9, 2.1),
@@ -61,7 +61,11 @@ def ended(place, **changes):
     return SimpleNamespace(
         workload="model",
         setup=SimpleNamespace(mode="infer", dtype="float32"),
-        entrants=[eager, silu, Entrant(name="mine.py:fast")],
+        entrants=[
+            Entrant(arm=Arm(backend="eager")),
+            Entrant(arm=silu, spec=SILU),
+            Entrant(arm=Arm(backend="mine.py:fast")),
+        ],
         captured=Captured(graphs=("graph",), place=place),
         decision=msgspec.structs.replace(decided, **changes),
     )
@@ -71,7 +75,7 @@ def test_the_winner_is_kept_with_the_version_of_who_provides_it(file, here):
     (note,) = keep([ended(here)], Store())
     (kept,) = Store().decided("graph", here.key)
     assert (kept.arm, kept.over_eager, kept.interval) == (
-        Arm(backend="backbay_silu"),
+        Arm(backend="backbay_silu", mode="max-autotune", options={"a": 1}),
         2.0,
         (1.9, 2.1),
     )

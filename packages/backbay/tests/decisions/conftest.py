@@ -2,7 +2,7 @@
 
 import pytest
 
-from backbay.choose import Arm, Decision, Place
+from backbay.decisions import Arm, Decision, Place
 
 PLACE = Place(device="H100", driver="CUDA 13.0", versions={"torch": "2.13.0"})
 
