@@ -82,8 +82,8 @@ def command(
 ) -> None:
     """Race arms on WORKLOADs: prove each right, time them side by side, say which to use.
 
-    A WORKLOAD is decoder (built in, the default), hf:NAME, timm:NAME, or your own file.py:function
-    or module:function that returns (model, args), (model, args, kwargs) or a backbay.Workload.
+    A WORKLOAD is decoder (built in, the default), hf:NAME, diffusers:NAME, timm:NAME, or your own
+    file.py:function or module:function that returns (model, args), (model, args, kwargs) or a backbay.Workload.
 
     An arm is a backend with a mode and options: backend[@mode][{option: value, ...}][ on SCOPE].
     A backend that is named and not ready is a row with its reason.
