@@ -83,6 +83,7 @@ def run(
     dtype: str = "float32",
     device: str | None = None,
     size: str | None = None,
+    batch: int | None = None,
     seed: int = 0,
     limits: Limits | None = None,
     store: Store | None = None,
@@ -115,6 +116,7 @@ def run(
         device: as torch spells it; default: the accelerator if there is one. A `Workload` object
             is raced where it is.
         size: of built-in workloads: ``tiny``, ``small`` or ``base``.
+        batch: rows of a workload's inputs, in place of as many as it has; not of an object's.
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
         store: where decisions are kept, of races in child processes; none are if there is none.
@@ -134,9 +136,19 @@ def run(
     check_device(device, registry)
     if isinstance(workloads, str | Sequence):
         check_dtype(dtype)
+    elif batch is not None:
+        raise InputError("a Workload object has the batch that it has: give no other")
     mode: Mode = "train" if train else "infer"
     setups = [
-        WorkloadSetup(workload=name, size=size, mode=mode, dtype=dtype, device=device, seed=seed)
+        WorkloadSetup(
+            workload=name,
+            size=size,
+            mode=mode,
+            dtype=dtype,
+            device=device,
+            seed=seed,
+            batch=batch,
+        )
         for name in _references(workloads)
     ]
     same_process = not isinstance(workloads, str | Sequence)

@@ -3,7 +3,8 @@
 Matplotlib takes half a second to import: only a page being drawn imports this.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ _MARKERS = "osD^v"  # their shapes tell backends apart when the colours come rou
 _WIDTH = 460.0  # units of the drawing; on a page 460 wide, one unit is one pixel
 _MARGIN = 4.0
 _BELOW = 44.0  # the x axis: its numbers and its title
-_AXIS = 44.0  # the y axis, likewise
+AXIS = 44.0  # the y axis, likewise
 _ROW = 40.0
 _FONT = 12.5
 _SMALL = 11.0
@@ -79,10 +80,7 @@ def plots(section: Section, arms: Sequence[str], prefix: str) -> list[Plot]:
         prefix: begins every id in the drawings, so that none clashes with another on the page.
     """
     series = _series(arms)
-    with mpl.rc_context():
-        # Not the user's matplotlibrc: the same report gives the same page everywhere.
-        mpl.rcdefaults()
-        mpl.rcParams.update(_STYLE)
+    with styled():
         drawn = [draw(section, series) for draw in (_speed, _samples, _compiling, _memory)]
         return [
             Plot(
@@ -94,6 +92,15 @@ def plots(section: Section, arms: Sequence[str], prefix: str) -> list[Plot]:
             for number, drawing in enumerate(drawn)
             if drawing is not None
         ]
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the page's style, and not in the user's: one report, one page, everywhere."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
+        yield
 
 
 def colours(arms: Sequence[str]) -> dict[str, int]:
@@ -167,7 +174,7 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     rows = [r for r in section.timed if r.compile_s and r.ratio_to_eager is not None]
     if not rows:
         return None
-    figure, axes = _axes(300.0, left=_AXIS)
+    figure, axes = axes_at(300.0, left=AXIS)
     xs = [row.compile_s or 0.0 for row in rows]
     ys = [row.ratio_to_eager or 0.0 for row in rows]
     for row, x, y in zip(rows, xs, ys, strict=True):
@@ -186,7 +193,7 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     names = [wording.elided(plain(r.arm), _LONGEST_NAME) for r in rows]
     points = list(zip(xs, ys, strict=True))
-    label(figure, axes, names, points, font=_FONT, frame=(_AXIS, _BELOW))
+    label(figure, axes, names, points, font=_FONT, frame=(AXIS, _BELOW))
     return _Drawing(
         "Compile time against speed",
         "Up is faster, left compiles sooner; the dashed line is eager, which compiles nothing. "
@@ -229,7 +236,8 @@ def _memory(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     )
 
 
-def _axes(height: float, *, left: float) -> tuple[Figure, Axes]:
+def axes_at(height: float, *, left: float) -> tuple[Figure, Axes]:
+    """Return a figure of this height, and axes that begin this far from its left end."""
     figure = Figure(figsize=(_WIDTH / 72, height / 72), dpi=72)
     FigureCanvasSVG(figure)
     axes = figure.add_axes(
@@ -247,7 +255,7 @@ def _axes(height: float, *, left: float) -> tuple[Figure, Axes]:
 
 def _rows(results: Sequence[Result], values: Sequence[str]) -> tuple[Figure, Axes]:
     """Draw a band for each backend, its name and value above it: names of any length fit."""
-    figure, axes = _axes(_ROW * len(results) + 50, left=_MARGIN)
+    figure, axes = axes_at(_ROW * len(results) + 50, left=_MARGIN)
     axes.set_ylim(len(results) - 0.6, -0.7)
     axes.yaxis.set_major_locator(NullLocator())
     axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from backbay.errors import plain
+from backbay.race.comparison import Comparison
 from backbay.race.record import Report, Status
 from backbay.race.sections import Row, Section, sections, worded
-from backbay.reporting import wording
+from backbay.reporting import terminal, wording
 from backbay.reporting.terminal import Hanging
 
 _GAP = 2
@@ -54,6 +56,8 @@ def table(report: Report) -> RenderableType:
         parts.append(Text(lead).append(plain(decision.sentence), style="bold"))
     if not report.results:
         parts.append(Text("Nothing was raced."))
+    if report.against is not None:
+        parts += [*_against(report.against), Text()]
     parts.append(_surroundings(report))
     return Group(*parts)
 
@@ -72,6 +76,19 @@ def _section(section: Section) -> Iterator[RenderableType]:
     for row in rows:
         for note in row.result.notes:
             yield _remark(f"{row.name}: ", note)
+
+
+def _against(comparison: Comparison) -> Iterator[RenderableType]:
+    yield Text(f"against the race of {comparison.created[:16]}", style="bold")
+    yield from (_remark("", difference) for difference in comparison.differences)
+    made = terminal.table("workload", "arm", "speed, then = 1", "")
+    for row in comparison.rows:
+        speed = str(wording.ratio(row.speed, row.speed_ci)) if row.speed is not None else ""
+        said = row.reason or (f"{row.was} then, {row.now} now" if row.speed is None else "")
+        cells = (row.workload, row.arm, speed, said)
+        terminal.add_row(made, cells, style="red" if row.failed else "")
+    yield Padding(made, (0, 0, 0, _GAP))
+    yield Text(plain(comparison.sentence), style="bold red" if comparison.failed else "bold")
 
 
 def _remark(lead: str, remark: str, *, style: str = "dim") -> RenderableType:
