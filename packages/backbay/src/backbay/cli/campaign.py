@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from backbay.campaign import Campaign, Row, run
+from backbay.campaign.cluster import Cluster
 from backbay.campaign.here import Here
 from backbay.campaign.page import pages_of, write_page, write_race
 from backbay.campaign.table import table
@@ -16,7 +17,9 @@ from backbay.decisions import Store
 from backbay.errors import InputError, plain
 from backbay.reporting.wording import counted
 
-OPTIONS = frozenset({"workloads", "results", "anew", "ray", "keep", "json_path", "html_path"})
+OPTIONS = frozenset(
+    {"workloads", "results", "ray", "device_name", "anew", "keep", "json_path", "html_path"}
+)
 """What a campaign takes from the command line; the rest stands in its file."""
 
 
@@ -52,6 +55,8 @@ def race(
     path: Path,
     *,
     results: Path | None,
+    ray: str | None,
+    device_name: str | None,
     anew: bool,
     keep: bool,
     json_path: Path | None,
@@ -59,16 +64,20 @@ def race(
 ) -> None:
     """Race a campaign, and write what is asked for; the page is written anew after each race."""
     check_writable(json_path, html_path)
+    if device_name is not None and ray is None:
+        raise InputError("--device-name chooses among a cluster's devices: give --ray")
     with (
         written_anyway(lambda campaign: _write(campaign, json_path, html_path)),
         progress() as tell,
     ):
-        placement = Here(store=Store() if keep else None, tell=tell)
+        away = None
+        if ray is not None:
+            away = Cluster(address=ray, only=device_name, keep=keep, tell=tell)
         campaign = run(
             path,
             results=results,
             anew=anew,
-            placement=placement,
+            placement=away or Here(store=Store() if keep else None, tell=tell),
             show=lambda so_far, row: _show(so_far, row, html_path),
         )
     _write(campaign, json_path, html_path)

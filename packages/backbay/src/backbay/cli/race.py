@@ -70,6 +70,10 @@ Examples:
 @click.option("--results", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
               help="Of a campaign: where its races are kept.  [default: CAMPAIGN.results]",
               )  # fmt: skip
+@click.option("--ray", is_flag=False, flag_value="", default=None, metavar="[ADDRESS]",
+              help="Of a campaign: race on a Ray cluster; without an address, on one that runs "
+                   "here or is started here.")  # fmt: skip
+@click.option("--device-name", help="With --ray: use devices of this name alone.")
 @click.option("--anew", is_flag=True, help="Of a campaign: race again what is done.")
 @click.option("--keep/--no-keep", default=True, show_default=True,
               help="Keep the decision: backend='backbay.auto' applies it.")  # fmt: skip
@@ -98,6 +102,8 @@ def command(
     against: Path | None,
     fail_below: float | None,
     results: Path | None,
+    ray: str | None,
+    device_name: str | None,
     anew: bool,
     keep: bool,
     json_path: Path | None,
@@ -123,13 +129,24 @@ def command(
     from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
 
     check_writable(json_path, html_path)
+    if ray is not None and ray.endswith(".toml"):  # it stands where an address may
+        workloads, ray = (*workloads, ray), ""
     file = campaign.named(workloads)
     if file is not None:
         campaign.check_options(click.get_current_context(), file)
         campaign.race(
-            file, results=results, anew=anew, keep=keep, json_path=json_path, html_path=html_path
+            file,
+            results=results,
+            ray=ray,
+            device_name=device_name,
+            anew=anew,
+            keep=keep,
+            json_path=json_path,
+            html_path=html_path,
         )
         return
+    if ray is not None:
+        raise InputError("--ray races a campaign: name its TOML file")
     earlier = _earlier(against, fail_below, mode="train" if train else "infer", dtype=dtype)
     names = None
     if backends is not None:
