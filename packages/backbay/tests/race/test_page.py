@@ -372,5 +372,5 @@ def test_a_hostile_name_cannot_leave_its_plot(name):
     assert [tag for tag, _ in reader.tags].count("script") == 2
     assert "evil" not in {tag for tag, _ in reader.tags}
     svgs = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
-    assert len(svgs) == 4
+    assert len(svgs) == 5
     assert all(name in html.unescape(svg) for svg in svgs)

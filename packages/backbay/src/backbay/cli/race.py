@@ -11,7 +11,8 @@ from backbay.cli.parameters import DEVICE, SECONDS, SEED
 from backbay.decisions import Store
 from backbay.decisions.arm import WHOLE
 from backbay.errors import plain
-from backbay.race import DTYPES, Limits, Report, run
+from backbay.race import DTYPES, Limits, Objective, Report, run
+from backbay.race.objective import KINDS, Kind, parse_size
 from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT, SIZES
 
@@ -22,6 +23,7 @@ Examples:
   backbay race hf:llama hf:bert timm:resnet50 --backends eager,aot_eager,inductor
   backbay race hf:bert --arms "inductor,inductor@max-autotune,backbay{parameter_hoist: true}"
   backbay race hf:bert --backends all,tvm   every ready one, and a row that says why tvm is not
+  backbay race hf:bert --objective total --calls 1000
   backbay race train.py:model --train --dtype bfloat16 --html race.html
 """
 
@@ -37,6 +39,13 @@ Examples:
 @click.option("--scope", "scopes", default=WHOLE, show_default=True,
               help="What is compiled: whole, blocks (repeated layers, in place), or a submodule's "
                    "name; several by commas, each a row.")  # fmt: skip
+@click.option("--objective", type=click.Choice(KINDS), default=KINDS[0], show_default=True,
+              help="What is decided by: calls one right after the other; each finished before the "
+                   "next; peak memory; compilation and --calls together.")  # fmt: skip
+@click.option("--calls", type=click.IntRange(min=1), help="How often the model is called: total.")
+@click.option("--warm", is_flag=True, help="Of the total: compilation finds a warm cache.")
+@click.option("--memory-limit", metavar="SIZE",
+              help="Choose no arm whose step needs more, as in 8GiB.")  # fmt: skip
 @click.option("--dynamic/--no-dynamic", default=None, help="As torch.compile(dynamic=...).")
 @click.option("--fullgraph", is_flag=True, help="As torch.compile(fullgraph=True).")
 @click.option("--require-all", is_flag=True, help="Refuse to race unless each named one is ready.")
@@ -65,6 +74,10 @@ def command(
     backends: str | None,
     arms: str | None,
     scopes: str,
+    objective: Kind,
+    calls: int | None,
+    warm: bool,
+    memory_limit: str | None,
     dynamic: bool | None,
     fullgraph: bool,
     require_all: bool,
@@ -95,18 +108,25 @@ def command(
     Interrupted, the race writes what it has, marked partial, and ends with 130 or 143.
     """
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
-    from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
+    from backbay.cli.race_progress import watching  # noqa: PLC0415 (rich is loaded to draw only)
 
     check_writable(json_path, html_path)
+    decided_by = Objective(
+        kind=objective,
+        calls=calls,
+        warm=warm,
+        memory_limit=None if memory_limit is None else parse_size(memory_limit),
+    )
     names = None
     if backends is not None:
         names = [PluginName(name.strip()) for name in backends.split(",") if name.strip()]
-    with written_anyway(lambda report: _write(report, json_path, html_path)), progress() as tell:
+    with written_anyway(lambda report: _write(report, json_path, html_path)), watching() as watch:
         report = run(
             workloads or DEFAULT,
             backends=names,
             arms=arms or (),
             scopes=[x.strip() for x in scopes.split(",") if x.strip()],
+            objective=decided_by,
             dynamic=dynamic,
             fullgraph=fullgraph,
             require_all=require_all,
@@ -117,7 +137,8 @@ def command(
             seed=seed,
             limits=Limits(backend_s=timeout, timing_s=seconds, whole_s=timing_limit),
             store=Store() if keep else None,
-            tell=tell,
+            tell=watch.tell,
+            on_row=watch.row,
         )
     _write(report, json_path, html_path)
     for decision in report.unraced:

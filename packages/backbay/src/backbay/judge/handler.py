@@ -1,6 +1,7 @@
 """Answers a judge's requests. No backend is ever loaded where this runs."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -145,5 +146,6 @@ def _worst(proofs: list[tuple[Piece, Proof]]) -> Judged:
         index=worst.index if piece.picked is None else None,
         ulps=worst.ulps,
         ratio=worst.ratio,
+        allowed=worst.severity if math.isfinite(worst.severity) else None,
         tensors=max(len(x.verdicts) for _, x in proofs),
     )

@@ -104,6 +104,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """The same difference in units in the last place of the working dtype."""
     ratio: float | None = None
     """Root-mean-square error over eager's own root-mean-square error, in that tensor."""
+    allowed: float | None = None
+    """The error over what is allowed, by the strictest of the tests: above 1 is wrong."""
     tensors: int = 0
     """How many tensors were compared of one call, the one of which most were."""
 

@@ -12,6 +12,7 @@ import msgspec
 from backbay.decisions import Arm
 from backbay.decisions.arm import WHOLE
 from backbay.judge import Judgement
+from backbay.race.objective import Objective
 from backbay.reporting.machine import Machine
 from backbay.timing.interval import Interval
 from backbay.workloads.setup import Mode
@@ -65,6 +66,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Graph breaks as Dynamo counts them: one that it meets while inlining can count twice."""
     left_to_torch: LeftToTorch | None = None
     """``null`` where torch does not let it be counted."""
+    slow: tuple[str, ...] = ()
+    """What makes it slower than it could be: recompilations, graph breaks; one line each."""
     outputs_live: Literal["next_call"] | None = None
     """``next_call`` where torch lets nobody look at an output after the next call."""
     notes: tuple[str, ...] = ()
@@ -79,6 +82,9 @@ class Trying(Measured, frozen=True, kw_only=True):
     """Why the status is not ``ok``; one line."""
     verdict: VerdictRecord | None = None
     """``null`` where nothing was compared: eager is what the others are compared with."""
+    warm_compile_s: float | None = None
+    """Wall time of the first call from a warm cache, less a warm call; ``null`` where nobody asked.
+    """
 
 
 class Result(Trying, frozen=True, kw_only=True):
@@ -112,13 +118,17 @@ class Result(Trying, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.arm:
-            arm = Arm(
-                backend=self.backend,
-                mode=self.compile_mode,
-                options=self.options,
-                scope=self.scope,
-            )
-            msgspec.structs.force_setattr(self, "arm", str(arm))
+            msgspec.structs.force_setattr(self, "arm", str(self.as_arm))
+
+    @property
+    def as_arm(self) -> Arm:
+        """The arm as one value."""
+        return Arm(
+            backend=self.backend,
+            mode=self.compile_mode,
+            options=self.options,
+            scope=self.scope,
+        )
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,9 +137,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     mode: Mode
     winner: str
-    """The arm to use; ``eager`` where nothing is significantly faster."""
+    """The arm to use; ``eager`` where nothing is significantly better."""
     abstained: bool
     """True where the measurement does not tell the best arm from the default."""
+    unclear: bool = False
+    """Whether it abstained because the times scatter: another race may tell."""
     ratio_to_eager: float | None = None
     ratio_to_eager_ci: Interval | None = None
     sentence: str
@@ -149,6 +161,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """As torch.compile takes it."""
     fullgraph: bool = False
     """Likewise."""
+    objective: Objective = Objective()
+    """What was decided by."""
 
     def __post_init__(self) -> None:
         if not self.arms:

@@ -14,9 +14,15 @@ from pathlib import Path
 
 from backbay.judge import Piece
 from backbay.judge.client import secret
+from backbay.race.contest import Contest
+from backbay.race.costs import Costs
+from backbay.race.estimate import clock
 from backbay.race.given import Given, InputSets
+from backbay.race.objective import Objective
 from backbay.race.record import EAGER
 from backbay.race.requests import ArmSetup, Call, Hand, Open, Opened, Renew, Reply, Request
+from backbay.race.times import Times
+from backbay.reporting.machine import Load
 from backbay.session import Failure, NoReply, Session
 from backbay.timing import measure, rounds, stats
 from backbay.workloads.setup import WorkloadSetup
@@ -24,7 +30,10 @@ from backbay.workloads.setup import WorkloadSetup
 RaceSession = Session[Request, Reply]
 
 _SAMPLES = 3
-"""Rounds of each backend in which what it gave while the clock ran is judged."""
+"""Rounds of each arm, of the fewest that there are, in which what it gave while the clock ran is
+judged."""
+_STRETCH = 16
+"""...and one of each so many that follow."""
 _ALONE_ROUNDS = 8
 _ALONE_S = 0.5
 _MOVED = 1.25
@@ -91,6 +100,18 @@ class Timing:
     """Writes the files of all sets but the last."""
     reveal_last: Callable[[], None] = lambda: None
 
+    objective: Objective = field(default_factory=Objective)
+    """What is to be decided by."""
+
+    cost_of: Callable[[Times], Costs] = lambda times: times
+    """Returns what is compared of times: who can't win any more by it is not timed further."""
+
+    busy: float = 0.0
+    """Cores that other processes used meanwhile."""
+    left_early: dict[str, str] = field(default_factory=dict)
+    """Who was not timed to the end, in words."""
+    compile_s: dict[str, float] = field(default_factory=dict)
+    """How long compiling from a warm cache took, where that counts."""
     groups: list[dict[str, list[float]]] = field(default_factory=list)
     """Milliseconds a call, one sample a round, of those who took turns; eager is in each."""
     lost: dict[str, tuple[Failure, str]] = field(default_factory=dict)
@@ -223,6 +244,7 @@ class Timing:
             request = Open(
                 setup=self.setup,
                 arms=(self.arms[name],),
+                warm=self.objective.warm,
                 digest=self.digest,
                 inputs=tuple(map(str, self.sets.files)),
             )
@@ -230,6 +252,7 @@ class Timing:
             assert isinstance(reply, Opened)
             self._most_calls = reply.most_calls
             step_s |= reply.step_s
+            self.compile_s |= reply.compile_s
             if name in reply.failed and name == EAGER:
                 self.lost[EAGER] = ("failed", reply.failed[EAGER])
                 raise measure.BlockLost(EAGER, "failed", reply.failed[EAGER])
@@ -243,6 +266,7 @@ class Timing:
             {EAGER: session},
             rounds.Plan(rounds=number, calls=plan.calls),
             limit_s=self._patience_s(),
+            waits=self.objective.kind == "latency",
             on_round=lambda _done, _of: True,
             before=lambda name, number, calls: self._renew(session, name, number, calls),
         )
@@ -286,9 +310,13 @@ class Timing:
         *,
         judged: bool = True,
     ) -> "_Taken":
-        plan = rounds.plan(step_s, budget_s, most_calls=self._most_calls)
+        plan = rounds.plan(
+            step_s, budget_s, most_calls=self._most_calls, fewest=rounds.LEAST_ROUNDS
+        )
+        contest = Contest(cost_of=self.cost_of, fewest=min(plan.rounds, rounds.FEWEST_ROUNDS))
+        load = Load()
         most_s, sets = self.limits.backend_s, len(self.sets.files) + 1
-        block_s = {x: (plan.calls[x] + rounds.WARMUPS) * step_s[x] for x in sessions}
+        block_s = {x: plan.block_calls(x) * step_s[x] for x in sessions}
         for name, needed_s in block_s.items():
             if plan.rounds * needed_s > most_s:
                 whole_s = plan.rounds * needed_s
@@ -299,18 +327,30 @@ class Timing:
             sessions,
             plan,
             limit_s=self._patience_s(),
-            on_round=self._on_round(sessions, sum(block_s.values())),
+            waits=self.objective.kind == "latency",
+            on_round=self._on_round(sessions, sum(block_s.values()), budget_s, contest),
             before=lambda name, number, calls: self._renew(sessions[name], name, number, calls),
-            sampled=self._sampled(sessions, plan.rounds) if judged else {},
+            sampled=self._sampled(sessions, contest.fewest, plan.rounds) if judged else {},
             on_sample=lambda name, number: given.setdefault(name, []).append(
                 self._handed(sessions[name], name, number % sets, timed=True)
             ),
+            leaving=contest.look if judged else lambda _samples: (),
         )
+        self.busy = max(self.busy, load.others())
+        of = max(map(len, taken.milliseconds.values()))
+        for name in contest.out:
+            done = len(taken.milliseconds[name])
+            if done < of:
+                self.left_early[name] = f"timed in {done} rounds of {of}: it could not win any more"
         self._check_clocks(sessions, taken.stretched)
         return _Taken(taken.milliseconds, given)
 
     def _on_round(
-        self, sessions: Mapping[str, RaceSession], planned_s: float
+        self,
+        sessions: Mapping[str, RaceSession],
+        planned_s: float,
+        budget_s: float,
+        contest: Contest,
     ) -> Callable[[int, int], bool]:
         """Return what is told of each round; it does not wait for those that one of them slows.
 
@@ -318,18 +358,23 @@ class Timing:
         """
         everyone = ", ".join(sessions)
         together = len(sessions) > 1 and len(set(map(id, sessions.values()))) == 1
-        start = time.monotonic() - self._renewing_s
+        begun = time.monotonic()
+        start = begun - self._renewing_s
 
         def told(done: int, of: int) -> bool:
-            self.tell(everyone, "timing", f"round {done} of {of}")
+            spent_s = time.monotonic() - begun
+            left_s = min((of - done) * spent_s / done, max(budget_s - spent_s, 0.0))
+            self.tell(everyone, "timing", f"round {done} of {of}, about {clock(left_s)} left")
             taken = time.monotonic() - self._renewing_s - start
             if together and taken > _GRACE_S + _SLOWED * done * planned_s:
                 raise _VoidError(
                     f"{done} of {of} rounds took {taken:.0f} s, and {done * planned_s:.1f} s were "
                     "planned: one of the backends slows the others down"
                 )
-            if done < rounds.FEWEST_ROUNDS:
+            if done < contest.fewest:
                 self._patience_s()
+            if (spent_s > budget_s and done >= rounds.LEAST_ROUNDS) or contest.clear:
+                return False
             late = time.monotonic() > self._deadline and done < of
             if late:
                 self.notes.append(f"timing was cut off after {done} of {of} rounds")
@@ -348,11 +393,23 @@ class Timing:
             raise _OutOfTimeError
         return min(self.limits.backend_s, left_s)
 
-    def _sampled(self, names: Collection[str], number: int) -> dict[str, Collection[int]]:
+    def _sampled(
+        self, names: Collection[str], fewest: int, number: int
+    ) -> dict[str, Collection[int]]:
+        """Return the rounds in which what each gives is judged: some of those that there will be.
+
+        Later ones have some, too, but may never come.
+        """
         if not self.sets.sampled:
             return {}
         draw = secrets.SystemRandom()  # nobody who is timed can know when it is looked at
-        return {x: draw.sample(range(number), min(_SAMPLES, number)) for x in names if x != EAGER}
+        later = [range(x, min(x + _STRETCH, number)) for x in range(fewest, number, _STRETCH)]
+
+        def drawn() -> list[int]:
+            first = draw.sample(range(fewest), min(_SAMPLES, fewest))
+            return [*first, *(draw.choice(x) for x in later)]
+
+        return {x: drawn() for x in names if x != EAGER}
 
     def _renew(self, session: RaceSession, name: str, number: int, calls: int) -> None:
         inputs, start = number % (len(self.sets.files) + 1), time.monotonic()

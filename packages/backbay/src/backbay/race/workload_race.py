@@ -7,7 +7,7 @@ a process where none was loaded, says whether it is right.
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,12 @@ from backbay.judge import Judge, Judged, Judgement, Piece, Prepared
 from backbay.judge.calls import CALLS
 from backbay.judge.client import JudgeSession, secret
 from backbay.race.caches import Caches
-from backbay.race.decide import EAGER, INDUCTOR, decide
+from backbay.race.costs import costs
+from backbay.race.decide import EAGER, INDUCTOR, Deciding
+from backbay.race.estimate import Estimate
 from backbay.race.field import Entrant
 from backbay.race.given import Given, InputSets
+from backbay.race.objective import Objective
 from backbay.race.record import AS_IT_IS, Decision, Measured, Result, Trying, VerdictRecord
 from backbay.race.requests import (
     ArmSetup,
@@ -57,7 +60,9 @@ class Sessions:
 
 
 Tell = Callable[[str, str, str, str], None]
-"""Called with workload, backend, what is going on, and how far it is; the last may be empty."""
+"""Called with workload, arm, what is going on, and how far it is; the last may be empty."""
+OnRow = Callable[[Result], None]
+"""Called with each row when it has come, and again when it has times."""
 
 
 @dataclass(kw_only=True)
@@ -74,6 +79,8 @@ class WorkloadRace:
     sessions: Sessions
     limits: Limits
     tell: Tell
+    on_row: OnRow = lambda _: None
+    objective: Objective = field(default_factory=Objective)
     capture: bool = False
     """Whether to find out which graphs backends are handed."""
 
@@ -88,6 +95,8 @@ class WorkloadRace:
     """The graphs that backends are handed."""
     times: Times = field(default_factory=Times)
 
+    busy: float = 0.0
+    """Cores that other processes used while arms were timed."""
     decision: Decision | None = None
     results: tuple[Result, ...] = ()
 
@@ -128,12 +137,48 @@ class WorkloadRace:
             reduced=prepared.reduced,
         )
         sets = self._sets(prepared, proving)
+        self.on_row(self._result(EAGER))
+        ready = [x for x in self.entrants[1:] if x.unavailable is None]
+        estimate = Estimate(len(ready), self.limits.timing_s)
         for entrant in self.entrants[1:]:
-            self.tried[entrant.name] = self._trial(entrant, judge, prepared, proving, sets)
-        self._time(judge, prepared, sets)
+            if entrant.unavailable is None:
+                self._say(entrant.name, "compiling and proving", estimate.words())
+                with estimate.trial():
+                    tried = self._trial(entrant, judge, prepared, proving, sets)
+            else:
+                why = f"{entrant.unavailable.reason}; {entrant.unavailable.remedy}"
+                tried = Trying(status="unavailable", reason=why)
+            self.tried[entrant.name] = tried
+            self.on_row(self._result(entrant.name))
+        over = self._over_limit()
+        self._time(judge, prepared, sets, over)
+        for name in self.tried:
+            self.on_row(self._result(name))
         if EAGER not in self.times:
             return self._undecided(f"nothing was timed: {self.tried[EAGER].reason}")
-        return decide(self.workload, self.setup.mode, self.times)
+        known = costs(self.objective, self.times, self.tried)
+        if EAGER not in known:
+            return self._undecided("nothing is decided: the system does not tell eager's memory")
+        return Deciding(
+            workload=self.workload,
+            mode=self.setup.mode,
+            costs=known,
+            objective=self.objective,
+            excluded=over,
+            busy=self.busy,
+            seconds=self.limits.timing_s,
+        ).decision()
+
+    def _over_limit(self) -> list[str]:
+        """Return who needs more memory than it may, and note it."""
+        found = []
+        for name, tried in self.tried.items():
+            why = self.objective.exceeded(tried.peak_bytes) if tried.status == "ok" else ""
+            if why:
+                found.append(name)
+                note = why if name == EAGER else f"not timed: it {why}"
+                self.tried[name] = msgspec.structs.replace(tried, notes=(*tried.notes, note))
+        return found
 
     def _prepared(self, judge: Judge) -> Prepared | Trying:
         """Have the reference made; eager may have failed.
@@ -179,10 +224,6 @@ class WorkloadRace:
         proving: Proving,
         sets: InputSets,
     ) -> Trying:
-        if entrant.unavailable is not None:
-            why = entrant.unavailable
-            return Trying(status="unavailable", reason=f"{why.reason}; {why.remedy}")
-        self._say(entrant.name, "compiling and proving")
         self.caches.empty()
         request = Try(
             setup=self.setup,
@@ -239,8 +280,11 @@ class WorkloadRace:
                 self.captured = captured
         return finished, pieces
 
-    def _time(self, judge: Judge, prepared: Prepared, sets: InputSets) -> None:
-        survivors = [name for name, outcome in self.tried.items() if outcome.status == "ok"]
+    def _time(
+        self, judge: Judge, prepared: Prepared, sets: InputSets, over: Collection[str]
+    ) -> None:
+        right = [name for name, outcome in self.tried.items() if outcome.status == "ok"]
+        survivors = [name for name in right if name == EAGER or name not in over]
         self.caches.restore(survivors)
 
         def reveal_last() -> None:
@@ -252,6 +296,8 @@ class WorkloadRace:
             digest=prepared.digest,
             open_session=lambda: self.sessions.backends(self.caches.environment),
             limits=self.limits,
+            objective=self.objective,
+            cost_of=lambda times: costs(self.objective, times, self._compiled(timing)),
             tell=self._say,
             folder=self.folder,
             sets=sets,
@@ -263,6 +309,11 @@ class WorkloadRace:
         self.caches.drop()
         self.times = Times(timing.groups)
         self.notes += timing.notes
+        self.busy = timing.busy
+        self.tried = self._compiled(timing)
+        for name, why in timing.left_early.items():
+            tried = self.tried[name]
+            self.tried[name] = msgspec.structs.replace(tried, notes=(*tried.notes, why))
         for name, (status, reason) in timing.lost.items():
             what = "its timing was cut off" if status == "timeout" else "lost while it was timed"
             why = f"right, but {what}: {reason}"
@@ -273,6 +324,13 @@ class WorkloadRace:
             self.tried[name] = msgspec.structs.replace(tried, notes=(*tried.notes, note))
         for name, given in timing.given.items():
             self._judge_timed(judge, name, given)
+
+    def _compiled(self, timing: Timing) -> dict[str, Trying]:
+        """Return who was tried, with what compiling from a warm cache has taken."""
+        return {
+            name: msgspec.structs.replace(tried, warm_compile_s=timing.compile_s.get(name))
+            for name, tried in self.tried.items()
+        }
 
     def _judge_timed(self, judge: Judge, name: str, given: Sequence[Given]) -> None:
         """Take the times from who was right, and not while the clock ran."""
