@@ -62,6 +62,12 @@ Examples:
               help="Seconds of timing for each workload.")  # fmt: skip
 @click.option("--timing-limit", type=SECONDS, default=Limits().whole_s, show_default=True,
               help="Seconds after which a workload's timing is cut off.")  # fmt: skip
+@click.option("--quick", is_flag=True,
+              help="A first answer: Inductor and what is made of it, two at once, 5 s of timing.",
+              )  # fmt: skip
+@click.option("--jobs", type=click.IntRange(min=1),
+              help="Arms that are compiled at the same time.  [default: as cores and memory allow]",
+              )  # fmt: skip
 @click.option("--keep/--no-keep", default=True, show_default=True,
               help="Keep the decision: backend='backbay.auto' applies it.")  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
@@ -89,6 +95,8 @@ def command(
     timeout: float,
     seconds: float,
     timing_limit: float,
+    quick: bool,
+    jobs: int | None,
     keep: bool,
     json_path: Path | None,
     html_path: Path | None,
@@ -135,7 +143,8 @@ def command(
             device=device,
             size=size,
             seed=seed,
-            limits=Limits(backend_s=timeout, timing_s=seconds, whole_s=timing_limit),
+            limits=Limits(backend_s=timeout, timing_s=seconds, whole_s=timing_limit, at_once=jobs),
+            quick=quick,
             store=Store() if keep else None,
             tell=watch.tell,
             on_row=watch.row,

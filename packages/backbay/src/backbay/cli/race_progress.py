@@ -82,7 +82,11 @@ def _log(console: Screen) -> Watching:
     shown: set[tuple[str, str, bool]] = set()
 
     def printed(text: str) -> None:
-        console.print(Text(f"{clock(time.monotonic() - start):>5}  {plain(text)}"), style="dim")
+        console.print(
+            Text(f"{clock(time.monotonic() - start):>5}  {plain(text)}"),
+            style="dim",
+            soft_wrap=True,
+        )
 
     def tell(workload: str, arm: str, text: str, _how_far: str) -> None:
         nonlocal last

@@ -23,7 +23,7 @@ from backbay.judge.requests import (
 from backbay.proof import Proof, Step, Verdict, Workload, digest, evidence, unchanged
 from backbay.proof.bank import Bank, make_bank
 from backbay.timing.device import device_name, synchronize
-from backbay.timing.memory import peak_bytes, reset_peak
+from backbay.timing.memory import free_bytes, peak_bytes, reset_peak
 
 _RANDOM = (
     "the model draws random numbers: it was proven with Inductor's fallback_random, which draws "
@@ -70,6 +70,7 @@ class JudgeHandler:
             digest=fingerprint,
             device_name=device_name(device),
             peak_bytes=peak,
+            free_bytes=free_bytes(device),
             seeds=bank.seeds,
             reduced=golden.reduced,
             draws_random=golden.draws_random,

@@ -64,6 +64,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     device_name: str
     peak_bytes: int | None
     """Of one step of eager."""
+    free_bytes: int | None
+    """Of the device, or of the machine where that is a CPU."""
     seeds: tuple[int, ...]
     """Of each set of inputs, what the elements are drawn from that are kept; the first keeps all,
     and has 0 here."""

@@ -1,6 +1,7 @@
 """Runs a whole race and returns its report."""
 
 import contextlib
+import dataclasses
 import datetime as dt
 import sys
 import tempfile
@@ -64,6 +65,8 @@ Backends = (
 )
 """Names, or ``all``; or compiler functions by name."""
 
+_QUICK_S = 5.0
+_QUICK_AT_ONCE = 2
 _IN_PROCESS = (
     "the model object was raced in this process: neither cheats nor crashes are contained, "
     "and what ran here before may show in the numbers"
@@ -87,6 +90,7 @@ def run(
     size: str | None = None,
     seed: int = 0,
     limits: Limits | None = None,
+    quick: bool = False,
     store: Store | None = None,
     registry: Registry = default_registry,
     tell: Tell = lambda *_: None,
@@ -121,6 +125,8 @@ def run(
         size: of built-in workloads: ``tiny``, ``small`` or ``base``.
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
+        quick: look for a first answer: of the backends, where none is named, Inductor and what is
+            made of it; two arms at once; 5 s of timing.
         store: where decisions are kept; none are if there is none.
         registry: where names are looked up.
         tell: called with workload, arm, what is going on, and how far it is (or nothing).
@@ -132,6 +138,9 @@ def run(
     """
     check_installed("a race")
     limits = limits or Limits()
+    if quick:
+        timing_s, at_once = min(limits.timing_s, _QUICK_S), limits.at_once or _QUICK_AT_ONCE
+        limits = dataclasses.replace(limits, timing_s=timing_s, at_once=at_once)
     _check_numbers(seed, limits)
     if not isinstance(workloads, str | Sequence):
         device, dtype = placed(workloads)
@@ -148,6 +157,8 @@ def run(
     entrants = _entrants(
         registry, backends, _arms(arms), device, same_process=same_process, require_all=require_all
     )
+    if quick and backends is None and not arms:
+        entrants = field.quick(registry, entrants)
     entrants = field.scoped(entrants, scopes)
     sessions, notes, references = _sessions(workloads, backends, setups, registry, entrants)
     same_process = references is None
@@ -353,6 +364,7 @@ def _here(
 
     handler, reference = RaceHandler(workload, given, registry), JudgeHandler(workload)
     return Sessions(
+        here=True,
         reference=lambda environment: JUDGE.here(reference, environment),
         backends=lambda environment: SERVICE.here(handler, environment),
     )

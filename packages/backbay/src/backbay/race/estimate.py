@@ -12,14 +12,16 @@ _AGAIN = 0.5
 class Estimate:
     """The time that is left."""
 
-    def __init__(self, trials: int, timing_s: float) -> None:
+    def __init__(self, trials: int, at_once: int, timing_s: float) -> None:
         """Begin.
 
         Args:
             trials: how many there will be.
+            at_once: how many of them at the same time.
             timing_s: seconds of timing that follow.
         """
         self._trials = trials
+        self._at_once = at_once
         self._timing_s = timing_s
         self._taken: list[float] = []
 
@@ -35,7 +37,8 @@ class Estimate:
         if not self._taken:
             return ""
         mean = statistics.fmean(self._taken)
-        left = mean * (self._trials - len(self._taken) + _AGAIN * self._trials) + self._timing_s
+        trials = mean * (self._trials - len(self._taken)) / self._at_once
+        left = trials + mean * _AGAIN * self._trials + self._timing_s
         return f"about {clock(left)} left"
 
 

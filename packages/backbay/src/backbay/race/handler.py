@@ -1,6 +1,7 @@
 """Runs backends for a race: in a child process, or in this one for a model object."""
 
 import contextlib
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from backbay.judge import process_state
 from backbay.judge.runs import Runs, state
 from backbay.proof import Workload, digest, evidence
 from backbay.proof.bank import Inputs
+from backbay.race.caches import variables
 from backbay.race.compiler import Compiler, compiler_of, problems
 from backbay.race.rebuilding import likeness
 from backbay.race.requests import (
@@ -179,6 +181,8 @@ class RaceHandler:
             self._varies = _differing(own, others)
             self._ring = None
         model = self._runs.step.workload.model
+        if request.cache:
+            os.environ |= variables(request.cache)
         step_s: dict[str, float] = {}
         compile_s: dict[str, float] = {}
         failed: dict[str, str] = {}

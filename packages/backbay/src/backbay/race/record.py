@@ -11,7 +11,7 @@ import msgspec
 
 from backbay.decisions import Arm
 from backbay.decisions.arm import WHOLE
-from backbay.judge import Judgement
+from backbay.judge import Judged, Judgement
 from backbay.race.objective import Objective
 from backbay.reporting.machine import Machine
 from backbay.timing.interval import Interval
@@ -32,6 +32,18 @@ class VerdictRecord(Judgement, frozen=True, kw_only=True):
 
     calls: int = 0
     """How many calls were judged."""
+
+    @classmethod
+    def of(cls, judged: Judged, calls: int) -> "VerdictRecord":
+        """Return the record of a judgement of so many calls."""
+        reason = judged.reason if judged.passed else f"{judged.reason} ({judged.what})"
+        same = {x: getattr(judged, x) for x in Judgement.__struct_fields__}
+        return cls(**same | {"reason": reason, "calls": calls})
+
+    @property
+    def why(self) -> str:
+        """Why it failed, and where; one line."""
+        return f"{self.where}: {self.reason}" if self.where else self.reason
 
 
 class LeftToTorch(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +94,8 @@ class Trying(Measured, frozen=True, kw_only=True):
     """Why the status is not ``ok``; one line."""
     verdict: VerdictRecord | None = None
     """``null`` where nothing was compared: eager is what the others are compared with."""
+    compiled_beside: int = 0
+    """How many other arms were tried at the same time: alone, it compiles in less."""
     warm_compile_s: float | None = None
     """Wall time of the first call from a warm cache, less a warm call; ``null`` where nobody asked.
     """

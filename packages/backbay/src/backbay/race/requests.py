@@ -108,6 +108,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     digest: str
     inputs: tuple[str, ...] = ()
     """Files with further sets of inputs, after the workload's own."""
+    cache: str = ""
+    """The compilers' cache folder; as the environment has it if there is none."""
     warm: bool = False
     """Whether the time that compilation takes is measured, by itself."""
 

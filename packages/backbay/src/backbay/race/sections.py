@@ -108,7 +108,7 @@ def worded(section: Section) -> list[Row]:
             median=wording.milliseconds(x.median_ms, x.ci_ms),
             to_eager=wording.ratio(x.ratio_to_eager, x.ratio_to_eager_ci),
             to_inductor=wording.ratio(x.ratio_to_inductor, x.ratio_to_inductor_ci),
-            compile=wording.seconds(x.compile_s),
+            compile=wording.seconds(x.compile_s) + ("*" if x.compiled_beside else ""),
             warmup=wording.seconds(x.warmup_s) if x.warmup_s else "",
             pays_off=wording.calls(section.break_even(x)),
             peak=wording.size(x.peak_bytes),

@@ -34,7 +34,9 @@ _SAMPLES = 3
 judged."""
 _STRETCH = 16
 """...and one of each so many that follow."""
-_ALONE_ROUNDS = 8
+_ALONE_ROUNDS, _FEW_ALONE = 8, 5
+_LONG_S = 0.1
+"""Of a step, from where on few rounds are enough: it scatters less, and more take too long."""
 _ALONE_S = 0.5
 _MOVED = 1.25
 """Eager alone may be so many times as slow after the others came as before."""
@@ -56,6 +58,8 @@ class Limits:
     """One backend's compile and proof, or the reference; and its own part of the timing."""
     timing_s: float = 20.0
     """What is timed of all backends of one workload together."""
+    at_once: int | None = None
+    """Arms that are compiled and proven at the same time; ``None``: as cores and memory allow."""
     whole_s: float = 1800.0
     """The timing of one workload, with compiling again and all that has to be repeated. Whoever has
     no times by then gets none."""
@@ -103,6 +107,8 @@ class Timing:
     objective: Objective = field(default_factory=Objective)
     """What is to be decided by."""
 
+    cache_of: Callable[[str], str] = lambda _: ""
+    """Returns the cache folder that an arm was compiled with before."""
     cost_of: Callable[[Times], Costs] = lambda times: times
     """Returns what is compared of times: who can't win any more by it is not timed further."""
 
@@ -202,7 +208,8 @@ class Timing:
         """
         with self.open_session() as session:
             step_s = self._ready(session, [EAGER])
-            before = self._alone(session, step_s, _ALONE_ROUNDS)
+            alone = _ALONE_ROUNDS if step_s[EAGER] < _LONG_S else _FEW_ALONE
+            before = self._alone(session, step_s, alone)
             step_s |= self._ready(session, names[1:])
             sessions = dict.fromkeys(step_s, session)
             budget_s = _ALONE_S if rehearsal else self.limits.timing_s
@@ -244,6 +251,7 @@ class Timing:
             request = Open(
                 setup=self.setup,
                 arms=(self.arms[name],),
+                cache="" if name == EAGER else self.cache_of(name),
                 warm=self.objective.warm,
                 digest=self.digest,
                 inputs=tuple(map(str, self.sets.files)),
@@ -264,7 +272,7 @@ class Timing:
         plan = rounds.plan({EAGER: step_s[EAGER]}, _ALONE_S, most_calls=self._most_calls)
         taken = measure.interleave(
             {EAGER: session},
-            rounds.Plan(rounds=number, calls=plan.calls),
+            rounds.Plan(rounds=number, calls=plan.calls, warmups=plan.warmups),
             limit_s=self._patience_s(),
             waits=self.objective.kind == "latency",
             on_round=lambda _done, _of: True,
@@ -280,13 +288,13 @@ class Timing:
         Raises:
             _VoidError: it is not, and the machine is: in a new process it is faster.
         """
-        if not _is_slower(before, self._alone(session, step_s, _ALONE_ROUNDS)):
+        if not _is_slower(before, self._alone(session, step_s, len(before))):
             return
         here, elsewhere = list[float](), list[float]()
         with self.open_session() as fresh:
             session.stop()
             others = self._ready(fresh, [EAGER])
-            for _ in range(_ALONE_ROUNDS):
+            for _ in before:
                 fresh.resume()
                 elsewhere += self._alone(fresh, others, 1)
                 fresh.stop()

@@ -31,14 +31,19 @@ def machine(device_name: str) -> Machine:
     """Describe this machine; of its cores, those that this process may use count."""
     import psutil  # noqa: PLC0415 (an extra, and a record is read without it)
 
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     return Machine(
         system=f"{platform.system()} {platform.release()}",
         processor=processor(),
-        cores=len(usable) if usable is not None else os.cpu_count() or 1,
+        cores=cores(),
         memory_bytes=psutil.virtual_memory().total,
         device=device_name,
     )
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    return len(usable) if usable is not None else os.cpu_count() or 1
 
 
 class Load:
