@@ -363,6 +363,12 @@ def test_importing_the_page_loads_no_matplotlib():
     assert not {"matplotlib", "torch"} & set(json.loads(done.stdout))
 
 
+def test_what_aligns_numbers_is_shown_as_text():
+    text = page(reported([eager(), timed("inductor", 5.0), timed("x", 123.0)]))
+    assert "u2007" not in text
+    assert "\u20075.00" in text
+
+
 @pytest.mark.parametrize(
     "name", ["</text></svg><script>x</script>", "--><evil>", "\"><evil a='", "]]>"]
 )

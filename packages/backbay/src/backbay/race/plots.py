@@ -34,6 +34,7 @@ _FONT = 12.5
 _SMALL = 11.0
 _LONGEST_NAME = 40
 _MOST_CALLS = 10  # times as many as where the last arm takes over
+_LINES_SHARE = 0.62  # of the width
 _STEPS = 60  # points of a line that is bent by its logarithmic axes
 _LOGARITHMIC_FROM = 20  # largest over smallest: beyond it, a linear axis hides the small ones
 
@@ -186,10 +187,11 @@ def _total(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _position: f"{x:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
     _logarithmic(axes, calls)
+    axes.set_xlim(1.0, most ** (1 / _LINES_SHARE))  # the rest is for the names
     axes.set_xlabel("calls")
     axes.set_ylabel("seconds in all")
     names = [wording.elided(plain(x.arm), _LONGEST_NAME) for x in found]
-    ends = [(calls[_STEPS // 3], x.total_s(calls[_STEPS // 3])) for x in found]
+    ends = [(most, x.total_s(most)) for x in found]
     label(figure, axes, names, ends, font=_FONT, frame=(_AXIS, _BELOW))
     cache = "from a warm cache" if section.objective.warm else "in an empty cache"
     return _Drawing(
