@@ -17,6 +17,7 @@ _HOME_OF = {
     "Requirements": "backbay.registry",
     "Traits": "backbay.registry",
     "Workload": "backbay.proof",
+    "choose": "backbay.choosing",
     "collect": "backbay.registry",
     "compare": "backbay.proof",
     "compile": "backbay.compiling",
@@ -51,6 +52,7 @@ __all__ = ["__version__", *sorted(_HOME_OF), *_SUBPACKAGES]  # noqa: PLE0604 (ev
 
 if TYPE_CHECKING:
     from backbay import compile_log as compile_log
+    from backbay.choosing import choose as choose
     from backbay.compiling import compile as compile
     from backbay.errors import BackbayError as BackbayError
     from backbay.kit.compose import compose as compose

@@ -43,6 +43,8 @@ def test_what_stands_at_the_top_holds_where_a_workload_says_nothing(plan):
         dtype = "float32"
         arms = "eager"
         seconds = 7.5
+        objective = "total"
+        calls = 100
         """
     )
     first, second = found.units
@@ -51,6 +53,7 @@ def test_what_stands_at_the_top_holds_where_a_workload_says_nothing(plan):
     assert (first.dtype, first.seed, first.limits) == ("bfloat16", 3, Limits(timing_s=5))
     assert (second.size, second.dtype, second.arms) == ("small", "float32", ("eager",))
     assert second.limits.timing_s == 7.5
+    assert (second.objective.kind, second.objective.calls) == ("total", 100)
     assert found.arms == (*first.arms, "eager")
 
 
@@ -83,6 +86,7 @@ def test_lists_are_all_combinations_in_order_and_none_twice(plan):
         (SMALL + "seconds = 0", "seconds is 0"),
         (SMALL + "seed = -1", "seed -1"),
         (SMALL + "arms = ['inductor{a']", "not closed"),
+        (SMALL + "objective = 'total'", "give calls"),
         (SMALL + "[[workload]]\nname = 'hf:lama'", "workload 2 (hf:lama): no workload named"),
         (SMALL + "[[workload]]\nname = 'absent.py:f'", "workload 2 (absent.py:f)"),
         ("arms = [", "is no campaign"),

@@ -138,6 +138,16 @@ def test_what_was_timed_by_itself_is_compared_by_the_eager_beside_it():
     assert rows(found)["inductor"].speed == pytest.approx(1.0, rel=0.02)
 
 
+def test_who_left_the_timing_early_is_compared_by_the_rounds_that_it_was_in():
+    newer = {**VERSIONS, "torch": "2.14.0"}
+    short = timed("inductor", 20.0, seed=3)
+    short = msgspec.structs.replace(short, samples_ms=short.samples_ms[:8])
+    earlier = then(timed("eager", 10.0), timed("inductor", 10.0, seed=1))
+    found = compared(raced(timed("eager", 10.0), short, versions=newer), earlier, 0.97)
+    assert [x.arm for x in found.failed] == ["inductor"]
+    assert rows(found)["inductor"].speed == pytest.approx(0.5, rel=0.02)
+
+
 def test_what_was_right_and_is_wrong_fails_whatever_its_speed():
     earlier = then(timed("eager", 10.0), timed("inductor", 5.0))
     found = compared(raced(timed("eager", 10.0), failed("inductor")), earlier, 0.5)

@@ -363,6 +363,12 @@ def test_importing_the_page_loads_no_matplotlib():
     assert not {"matplotlib", "torch"} & set(json.loads(done.stdout))
 
 
+def test_what_aligns_numbers_is_shown_as_text():
+    text = page(reported([eager(), timed("inductor", 5.0), timed("x", 123.0)]))
+    assert "u2007" not in text
+    assert "\u20075.00" in text
+
+
 @pytest.mark.parametrize(
     "name", ["</text></svg><script>x</script>", "--><evil>", "\"><evil a='", "]]>"]
 )
@@ -372,5 +378,5 @@ def test_a_hostile_name_cannot_leave_its_plot(name):
     assert [tag for tag, _ in reader.tags].count("script") == 2
     assert "evil" not in {tag for tag, _ in reader.tags}
     svgs = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
-    assert len(svgs) == 4
+    assert len(svgs) == 5
     assert all(name in html.unescape(svg) for svg in svgs)

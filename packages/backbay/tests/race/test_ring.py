@@ -63,3 +63,13 @@ def test_what_others_compute_with_is_told_from_what_only_costs_time():
         dtype,
         "matmul precision (highest -> medium)",
     }
+
+
+def test_what_torch_sets_for_cuda_graphs_is_held_against_a_mode(monkeypatch):
+    before = process_state.state()
+    monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")
+    monkeypatch.setenv("TEARDOWN_CUPTI", "0")
+    assert process_state.changed(before, process_state.state()) == ()
+    monkeypatch.setenv("OMP_SOMETHING", "1")
+    (said,) = process_state.changed(before, process_state.state())
+    assert "OMP_SOMETHING" in said

@@ -73,6 +73,7 @@ def raced(unit: Unit, store: Store | None, tell: Tell, registry: Registry) -> Re
         scopes=unit.scopes,
         dynamic=unit.dynamic,
         fullgraph=unit.fullgraph,
+        objective=unit.objective,
         train=unit.mode == "train",
         dtype=unit.dtype,
         device=unit.device,

@@ -12,7 +12,8 @@ import msgspec
 from backbay.causes import one_line
 from backbay.decisions import parse_arm
 from backbay.errors import InputError
-from backbay.race import Limits
+from backbay.race import Limits, Objective
+from backbay.race.objective import Kind, parse_size
 from backbay.ranges import check_seconds, check_seed
 from backbay.registry import Registry, target
 from backbay.workloads.reference import check
@@ -34,6 +35,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[str, ...] = ("whole",)
     dynamic: bool | None = None
     fullgraph: bool = False
+    objective: Objective = Objective()
     seed: int = 0
     limits: Limits = Limits()
 
@@ -58,6 +60,10 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
     scopes: list[str] | str | None = None
     dynamic: bool | None = None
     fullgraph: bool | None = None
+    objective: Kind | None = None
+    calls: int | None = None
+    warm: bool | None = None
+    memory_limit: str | None = None
     seed: int | None = None
     seconds: float | None = None
     timeout: float | None = None
@@ -143,9 +149,20 @@ def _units(document: _Document, entry: _Workload, registry: Registry) -> Iterato
             scopes=tuple(_listed(given("scopes", "whole"))),
             dynamic=given("dynamic", None),
             fullgraph=bool(given("fullgraph", None)),
+            objective=_objective(given),
             seed=seed,
             limits=limits,
         )
+
+
+def _objective(given: Callable[[str, Any], Any]) -> Objective:
+    limit = given("memory_limit", None)
+    return Objective(
+        kind=given("objective", Objective().kind),
+        calls=given("calls", None),
+        warm=bool(given("warm", None)),
+        memory_limit=None if limit is None else parse_size(limit),
+    )
 
 
 def _limits(given: Callable[[str, Any], Any]) -> Limits:

@@ -14,8 +14,9 @@ from backbay.cli.parameters import DEVICE, SECONDS, SEED
 from backbay.decisions import Store
 from backbay.decisions.arm import WHOLE
 from backbay.errors import InputError, plain
-from backbay.race import DTYPES, Limits, Report, run
+from backbay.race import DTYPES, Limits, Objective, Report, run
 from backbay.race.against import check_comparable, compared
+from backbay.race.objective import KINDS, Kind, parse_size
 from backbay.race.reading import read
 from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT, SIZES
@@ -28,6 +29,7 @@ Examples:
   backbay race hf:llama hf:bert timm:resnet50 --backends eager,aot_eager,inductor
   backbay race hf:bert --arms "inductor,inductor@max-autotune,backbay{parameter_hoist: true}"
   backbay race hf:bert --backends all,tvm   every ready one, and a row that says why tvm is not
+  backbay race hf:bert --objective total --calls 1000
   backbay race train.py:model --train --dtype bfloat16 --html race.html
   backbay race campaign.toml --html campaign.html
   backbay race train.py:model --against kept.json --fail-below 0.97   for CI: exit code 1 if slower
@@ -45,6 +47,13 @@ Examples:
 @click.option("--scope", "scopes", default=WHOLE, show_default=True,
               help="What is compiled: whole, blocks (repeated layers, in place), or a submodule's "
                    "name; several by commas, each a row.")  # fmt: skip
+@click.option("--objective", type=click.Choice(KINDS), default=KINDS[0], show_default=True,
+              help="What is decided by: calls one right after the other; each finished before the "
+                   "next; peak memory; compilation and --calls together.")  # fmt: skip
+@click.option("--calls", type=click.IntRange(min=1), help="How often the model is called: total.")
+@click.option("--warm", is_flag=True, help="Of the total: compilation finds a warm cache.")
+@click.option("--memory-limit", metavar="SIZE",
+              help="Choose no arm whose step needs more, as in 8GiB.")  # fmt: skip
 @click.option("--dynamic/--no-dynamic", default=None, help="As torch.compile(dynamic=...).")
 @click.option("--fullgraph", is_flag=True, help="As torch.compile(fullgraph=True).")
 @click.option("--require-all", is_flag=True, help="Refuse to race unless each named one is ready.")
@@ -62,6 +71,12 @@ Examples:
               help="Seconds of timing for each workload.")  # fmt: skip
 @click.option("--timing-limit", type=SECONDS, default=Limits().whole_s, show_default=True,
               help="Seconds after which a workload's timing is cut off.")  # fmt: skip
+@click.option("--quick", is_flag=True,
+              help="A first answer: Inductor and what is made of it, two at once, 5 s of timing.",
+              )  # fmt: skip
+@click.option("--jobs", type=click.IntRange(min=1),
+              help="Arms that are compiled at the same time.  [default: as cores and memory allow]",
+              )  # fmt: skip
 @click.option("--against", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               metavar="OLD.json", help="Compare with an earlier race, row by row.")  # fmt: skip
 @click.option("--fail-below", type=click.FloatRange(min=0, min_open=True), metavar="RATIO",
@@ -87,6 +102,10 @@ def command(
     backends: str | None,
     arms: str | None,
     scopes: str,
+    objective: Kind,
+    calls: int | None,
+    warm: bool,
+    memory_limit: str | None,
     dynamic: bool | None,
     fullgraph: bool,
     require_all: bool,
@@ -99,6 +118,8 @@ def command(
     timeout: float,
     seconds: float,
     timing_limit: float,
+    quick: bool,
+    jobs: int | None,
     against: Path | None,
     fail_below: float | None,
     results: Path | None,
@@ -126,7 +147,7 @@ def command(
     Interrupted, the race writes what it has, marked partial, and ends with 130 or 143.
     """
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
-    from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
+    from backbay.cli.race_progress import watching  # noqa: PLC0415 (rich is loaded to draw only)
 
     check_writable(json_path, html_path)
     if ray is not None and ray.endswith(".toml"):  # it stands where an address may
@@ -148,6 +169,12 @@ def command(
     if ray is not None:
         raise InputError("--ray races a campaign: name its TOML file")
     earlier = _earlier(against, fail_below, mode="train" if train else "infer", dtype=dtype)
+    decided_by = Objective(
+        kind=objective,
+        calls=calls,
+        warm=warm,
+        memory_limit=None if memory_limit is None else parse_size(memory_limit),
+    )
     names = None
     if backends is not None:
         names = [PluginName(name.strip()) for name in backends.split(",") if name.strip()]
@@ -158,12 +185,13 @@ def command(
         _write(report, json_path, html_path)
         return report
 
-    with written_anyway(finished), progress() as tell:
+    with written_anyway(finished), watching() as watch:
         report = run(
             workloads or DEFAULT,
             backends=names,
             arms=arms or (),
             scopes=[x.strip() for x in scopes.split(",") if x.strip()],
+            objective=decided_by,
             dynamic=dynamic,
             fullgraph=fullgraph,
             require_all=require_all,
@@ -173,9 +201,11 @@ def command(
             size=size,
             batch=batch,
             seed=seed,
-            limits=Limits(backend_s=timeout, timing_s=seconds, whole_s=timing_limit),
+            limits=Limits(backend_s=timeout, timing_s=seconds, whole_s=timing_limit, at_once=jobs),
+            quick=quick,
             store=Store() if keep else None,
-            tell=tell,
+            tell=watch.tell,
+            on_row=watch.row,
         )
     failures = list(_failures(finished(report)))
     for failure in failures:

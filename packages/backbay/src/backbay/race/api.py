@@ -1,6 +1,7 @@
 """Runs a whole race and returns its report."""
 
 import contextlib
+import dataclasses
 import datetime as dt
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from backbay.race import field
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER
 from backbay.race.keeping import keep
+from backbay.race.objective import Objective
 from backbay.race.record import Report, Settings
 from backbay.race.remedies import with_remedy
 from backbay.race.requests import (
@@ -32,7 +34,7 @@ from backbay.race.requests import (
     Request,
 )
 from backbay.race.timing import Limits
-from backbay.race.workload_race import Sessions, Tell, WorkloadRace
+from backbay.race.workload_race import OnRow, Sessions, Tell, WorkloadRace
 from backbay.ranges import check_seconds, check_seed
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
@@ -63,6 +65,8 @@ Backends = (
 )
 """Names, or ``all``; or compiler functions by name."""
 
+_QUICK_S = 5.0
+_QUICK_AT_ONCE = 2
 _IN_PROCESS = (
     "the model object was raced in this process: neither cheats nor crashes are contained, "
     "and what ran here before may show in the numbers"
@@ -78,6 +82,7 @@ def run(
     scopes: Sequence[str] = (WHOLE,),
     dynamic: bool | None = None,
     fullgraph: bool = False,
+    objective: Objective = Objective(),  # noqa: B008 (it is immutable)
     require_all: bool = False,
     train: bool = False,
     dtype: str = "float32",
@@ -86,9 +91,11 @@ def run(
     batch: int | None = None,
     seed: int = 0,
     limits: Limits | None = None,
+    quick: bool = False,
     store: Store | None = None,
     registry: Registry = default_registry,
     tell: Tell = lambda *_: None,
+    on_row: OnRow = lambda _: None,
 ) -> Report:
     """Race arms on workloads: prove each right, time the survivors side by side, decide.
 
@@ -109,6 +116,7 @@ def run(
             ``whole``, ``blocks`` (its repeated layers, in place), or the name of a submodule.
         dynamic: as torch.compile takes it, of every arm.
         fullgraph: likewise.
+        objective: what is decided by; default: the time of calls one right after the other.
         require_all: refuse to race unless all that are named are ready.
         train: a step is forward and backward; else forward without gradients.
         dtype: ``float32``, ``bfloat16`` or ``float16``: of parameters and inputs. A `Workload`
@@ -119,9 +127,12 @@ def run(
         batch: rows of a workload's inputs, in place of as many as it has; not of an object's.
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
-        store: where decisions are kept, of races in child processes; none are if there is none.
+        quick: look for a first answer: of the backends, where none is named, Inductor and what is
+            made of it; two arms at once; 5 s of timing.
+        store: where decisions are kept; none are if there is none.
         registry: where names are looked up.
-        tell: called with workload, backend, what is going on, and how far it is (or nothing).
+        tell: called with workload, arm, what is going on, and how far it is (or nothing).
+        on_row: called with each row when it has come, and again when it has times.
 
     Raises:
         InputError: what was asked for does not exist or cannot run here; nothing was raced.
@@ -129,6 +140,9 @@ def run(
     """
     check_installed("a race")
     limits = limits or Limits()
+    if quick:
+        timing_s, at_once = min(limits.timing_s, _QUICK_S), limits.at_once or _QUICK_AT_ONCE
+        limits = dataclasses.replace(limits, timing_s=timing_s, at_once=at_once)
     _check_numbers(seed, limits)
     if not isinstance(workloads, str | Sequence):
         device, dtype = placed(workloads)
@@ -155,6 +169,8 @@ def run(
     entrants = _entrants(
         registry, backends, _arms(arms), device, same_process=same_process, require_all=require_all
     )
+    if quick and backends is None and not arms:
+        entrants = field.quick(registry, entrants)
     entrants = field.scoped(entrants, scopes)
     sessions, notes, references = _sessions(workloads, backends, setups, registry, entrants)
     same_process = references is None
@@ -173,6 +189,7 @@ def run(
         arms=tuple(compiled),
         dynamic=dynamic,
         fullgraph=fullgraph,
+        objective=objective,
         mode=mode,
         dtype=dtype,
         device=device,
@@ -187,8 +204,10 @@ def run(
             compiled,
             sessions,
             limits=limits,
+            objective=objective,
             tell=tell,
-            capture=store is not None and not same_process,
+            on_row=on_row,
+            capture=store is not None,
         )
     except KeyboardInterrupt as stopped:
         if not races:
@@ -196,7 +215,7 @@ def run(
         notes = (*notes, _INTERRUPTED.format(workload=races[-1].workload))
         report = _report(races, settings, registry, notes, same_process=same_process)
         raise Interrupted(msgspec.structs.replace(report, partial=True)) from stopped
-    if store is not None and not same_process:
+    if store is not None:
         notes = (*notes, *keep(races, store))
     return _report(races, settings, registry, notes, same_process=same_process)
 
@@ -215,7 +234,9 @@ def _race_all(
     sessions: Sessions,
     *,
     limits: Limits,
+    objective: Objective,
     tell: Tell,
+    on_row: OnRow,
     capture: bool,
 ) -> None:
     """Race every workload, one after the other; what they leave on disk is gone afterwards.
@@ -232,7 +253,9 @@ def _race_all(
                 folder=Path(folder) / f"workload-{number}",
                 sessions=sessions,
                 limits=limits,
+                objective=objective,
                 tell=tell,
+                on_row=on_row,
                 capture=capture,
             )
             races.append(race)
@@ -251,6 +274,18 @@ def _arms(arms: str | Sequence[str | Arm]) -> list[Arm]:
     if isinstance(arms, str):
         return parse_arms(arms)
     return [parse_arm(x) if isinstance(x, str) else x for x in arms]
+
+
+def entrants(
+    arms: str | Sequence[str | Arm], scopes: Sequence[str], device: str, registry: Registry
+) -> list[field.Entrant]:
+    """Return who takes part in a race in this process.
+
+    Raises:
+        InputError: nobody can.
+    """
+    found = field.chosen(registry, _arms(arms), device, same_process=True)
+    return field.scoped(found, scopes)
 
 
 def _entrants(
@@ -341,6 +376,7 @@ def _here(
 
     handler, reference = RaceHandler(workload, given, registry), JudgeHandler(workload)
     return Sessions(
+        here=True,
         reference=lambda environment: JUDGE.here(reference, environment),
         backends=lambda environment: SERVICE.here(handler, environment),
     )

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from markupsafe import Markup
+
 from backbay.errors import plain
 from backbay.race.record import Report, Settings
 from backbay.race.sections import Row, Section, arms, sections, worded
@@ -89,7 +91,7 @@ def _aligned(readings: Sequence[wording.Reading]) -> list[wording.Reading]:
     return [
         reading
         if reading.value == wording.NOTHING
-        else wording.Reading(next(values), reading.interval)
+        else wording.Reading(Markup(next(values)), reading.interval)  # noqa: S704 (digits and spaces)
         for reading in readings
     ]
 

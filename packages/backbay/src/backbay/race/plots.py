@@ -4,6 +4,7 @@ Matplotlib takes half a second to import: only a page being drawn imports this.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import blended_transform_factory
 
 from backbay.errors import plain
+from backbay.race.crossings import lines, sentence
 from backbay.race.inline import COLOURS, FAINT, INK, PAPER, inline, stand_in
 from backbay.race.labels import label
 from backbay.race.record import EAGER, Result
@@ -32,6 +34,9 @@ _ROW = 40.0
 _FONT = 12.5
 _SMALL = 11.0
 _LONGEST_NAME = 40
+_MOST_CALLS = 10  # times as many as where the last arm takes over
+_LINES_SHARE = 0.62  # of the width
+_STEPS = 60  # points of a line that is bent by its logarithmic axes
 _LOGARITHMIC_FROM = 20  # largest over smallest: beyond it, a linear axis hides the small ones
 
 _STYLE: dict[Any, Any] = {
@@ -81,7 +86,7 @@ def plots(section: Section, arms: Sequence[str], prefix: str) -> list[Plot]:
     """
     series = _series(arms)
     with styled():
-        drawn = [draw(section, series) for draw in (_speed, _samples, _compiling, _memory)]
+        drawn = [draw(section, series) for draw in (_speed, _samples, _total, _compiling, _memory)]
         return [
             Plot(
                 title=drawing.title,
@@ -165,6 +170,44 @@ def _samples(section: Section, series: Mapping[str, int]) -> _Drawing | None:
             f"{wording.counted(len(r.samples_ms), 'sample')} from "
             f"{min(r.samples_ms):.4g} to {max(r.samples_ms):.4g} ms"
             for r, reading in zip(rows, readings, strict=True)
+        ],
+        figure,
+    )
+
+
+def _total(section: Section, series: Mapping[str, int]) -> _Drawing | None:
+    found = lines(section.timed, warm=section.objective.warm)
+    if len(found) < 2:  # noqa: PLR2004 (a line alone crosses nothing)
+        return None
+    meetings = section.crossings
+    most = _MOST_CALLS * max([1.0, *(x.calls for x in meetings), section.objective.calls or 1])
+    calls = [10 ** (math.log10(most) * step / _STEPS) for step in range(_STEPS + 1)]
+    figure, axes = axes_at(300.0, left=AXIS)
+    for line in found:
+        colour = _colour(line.arm, series)
+        axes.plot(calls, [line.total_s(x) for x in calls], color=colour, linewidth=1.8)
+    for meeting in (x for x in meetings if x.calls >= 1):
+        axes.plot(meeting.calls, meeting.line.total_s(meeting.calls), "o", color=INK, markersize=5)
+    axes.set_yscale("log")
+    axes.grid(visible=True, axis="y")
+    axes.yaxis.set_major_locator(LogLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _position: f"{x:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    _logarithmic(axes, calls)
+    axes.set_xlim(1.0, most ** (1 / _LINES_SHARE))  # the rest is for the names
+    axes.set_xlabel("calls")
+    axes.set_ylabel("seconds in all")
+    names = [wording.elided(plain(x.arm), _LONGEST_NAME) for x in found]
+    ends = [(most, x.total_s(most)) for x in found]
+    label(figure, axes, names, ends, font=_FONT, frame=(AXIS, _BELOW))
+    cache = "from a warm cache" if section.objective.warm else "in an empty cache"
+    return _Drawing(
+        "Total time against calls",
+        f"Compilation {cache} and so many calls; lower is better. A dot is where an arm takes "
+        f"over: {sentence(meetings)}.",
+        [
+            f"{x.arm} {wording.seconds(x.compile_s)} and {1e3 * x.call_s:.4g} ms a call"
+            for x in found
         ],
         figure,
     )
