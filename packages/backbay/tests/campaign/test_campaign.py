@@ -229,3 +229,27 @@ def _processor():
     from backbay.reporting.machine import processor
 
     return processor()
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [(["--ray"], ""), (["--ray", "10.0.0.1:6379"], "10.0.0.1:6379"), (["--ray=auto"], "auto")],
+)
+def test_ray_takes_an_address_or_none_before_the_file(file, versions, monkeypatch, given, address):
+    asked = []
+
+    def cluster(**options):
+        asked.append(options)
+        return Fake(versions)
+
+    monkeypatch.setattr("backbay.cli.campaign.Cluster", cluster)
+    done = CliRunner().invoke(main, ["race", *given, str(file("small")), "--device-name", "one"])
+    assert done.exit_code == 0, done.output
+    assert (asked[0]["address"], asked[0]["only"], asked[0]["keep"]) == (address, "one", True)
+
+
+def test_ray_without_a_campaign_and_a_device_without_ray_are_refused(file):
+    done = CliRunner().invoke(main, ["race", "--ray=auto", "decoder"])
+    assert (done.exit_code, "name its TOML file" in done.output) == (2, True)
+    done = CliRunner().invoke(main, ["race", str(file("small")), "--device-name", "one"])
+    assert (done.exit_code, "give --ray" in done.output) == (2, True)

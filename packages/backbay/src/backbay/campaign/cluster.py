@@ -21,6 +21,7 @@ from backbay.causes import one_line
 from backbay.decisions import Store
 from backbay.dependencies import check_installed
 from backbay.errors import InputError
+from backbay.race.turns import SharedDevice
 from backbay.race.workload_race import Tell
 from backbay.registry import default_registry
 from backbay.reporting import machine
@@ -70,7 +71,8 @@ class Worker:
         """Race one workload; what can't be raced has a reason in place of a report."""
         try:
             store = Store() if keep else None
-            report = raced(unit, store, lambda *_: None, default_registry)
+            turns = SharedDevice(_identity(unit.device))
+            report = raced(unit, store, lambda *_: None, default_registry, turns)
         except InputError as error:
             return Raced(unit=unit, reason=str(error))
         return Raced(unit=unit, report=report)
@@ -214,6 +216,11 @@ class Cluster:
             ray.kill(actor)
         self._actors.clear()
         ray.shutdown()
+
+
+def _identity(device: str) -> str:
+    """Return what tells this worker's device from the others of its machine."""
+    return device if device == "cpu" else f"{device} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}"
 
 
 def _check_reachable(address: str) -> None:

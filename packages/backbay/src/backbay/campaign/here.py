@@ -11,6 +11,7 @@ from backbay.campaign.plan import Unit
 from backbay.decisions import Store
 from backbay.errors import InputError
 from backbay.race import Report
+from backbay.race.turns import Turns
 from backbay.race.workload_race import Tell
 from backbay.registry import Registry, default_registry
 from backbay.reporting.machine import processor
@@ -59,7 +60,13 @@ def device_name(device: str) -> str:
     return done.stdout.strip()
 
 
-def raced(unit: Unit, store: Store | None, tell: Tell, registry: Registry) -> Report:
+def raced(
+    unit: Unit,
+    store: Store | None,
+    tell: Tell,
+    registry: Registry,
+    turns: Turns | None = None,
+) -> Report:
     """Race one workload.
 
     Raises:
@@ -84,4 +91,5 @@ def raced(unit: Unit, store: Store | None, tell: Tell, registry: Registry) -> Re
         store=store,
         registry=registry,
         tell=tell,
+        turns=turns,
     )

@@ -34,6 +34,7 @@ from backbay.race.requests import (
     Request,
 )
 from backbay.race.timing import Limits
+from backbay.race.turns import Turns
 from backbay.race.workload_race import OnRow, Sessions, Tell, WorkloadRace
 from backbay.ranges import check_seconds, check_seed
 from backbay.registry import CompilerFn, Registry, default_registry
@@ -96,6 +97,7 @@ def run(
     registry: Registry = default_registry,
     tell: Tell = lambda *_: None,
     on_row: OnRow = lambda _: None,
+    turns: Turns | None = None,
 ) -> Report:
     """Race arms on workloads: prove each right, time the survivors side by side, decide.
 
@@ -133,6 +135,7 @@ def run(
         registry: where names are looked up.
         tell: called with workload, arm, what is going on, and how far it is (or nothing).
         on_row: called with each row when it has come, and again when it has times.
+        turns: how others are kept away from the device while arms are timed; default: nobody is.
 
     Raises:
         InputError: what was asked for does not exist or cannot run here; nothing was raced.
@@ -207,6 +210,7 @@ def run(
             objective=objective,
             tell=tell,
             on_row=on_row,
+            turns=turns or Turns(),
             capture=store is not None,
         )
     except KeyboardInterrupt as stopped:
@@ -237,6 +241,7 @@ def _race_all(
     objective: Objective,
     tell: Tell,
     on_row: OnRow,
+    turns: Turns,
     capture: bool,
 ) -> None:
     """Race every workload, one after the other; what they leave on disk is gone afterwards.
@@ -256,6 +261,7 @@ def _race_all(
                 objective=objective,
                 tell=tell,
                 on_row=on_row,
+                turns=turns,
                 capture=capture,
             )
             races.append(race)
