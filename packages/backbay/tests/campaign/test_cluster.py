@@ -66,7 +66,7 @@ def file(tmp_path, monkeypatch):
 class FakeWorker:
     """Races nothing; what is called `dies` takes the actor down, `dies_once` the first time."""
 
-    def __init__(self, folder, path):
+    def __init__(self, folder, path, threads):
         os.chdir(folder)
 
     def told(self, device):
@@ -167,6 +167,27 @@ def test_a_worker_that_is_killed_costs_nothing(address, file, tmp_path):
     skipped = []
     campaign.run(path, placement=Cluster(address=address), show=lambda *x: skipped.append(x))
     assert not skipped
+
+
+def test_a_worker_that_lacks_the_folder_is_told(address, file, fake, monkeypatch):
+    class Elsewhere(FakeWorker):
+        def __init__(self, folder, path, threads):
+            raise InputError(f"{folder} has to be there, too: No such file or directory")
+
+    monkeypatch.setattr(cluster, "Worker", Elsewhere)
+    with pytest.raises(InputError, match=r"a worker can't be used: .*has to be there, too"):
+        campaign.run(file("one"), placement=Cluster(address=address))
+
+
+def test_a_worker_has_the_threads_of_who_asks_and_not_rays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    cluster.Worker(str(tmp_path), [], None)
+    assert "OMP_NUM_THREADS" not in os.environ
+    cluster.Worker(str(tmp_path), [], "3")
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    with pytest.raises(InputError, match="absent has to be there, too"):
+        cluster.Worker(str(tmp_path / "absent"), [], None)
 
 
 def test_a_cluster_that_is_not_there_is_told(file):

@@ -53,14 +53,21 @@ class Told(NamedTuple):
 class Worker:
     """What runs in an actor: one device's races, one after the other."""
 
-    def __init__(self, folder: str, path: Sequence[str]) -> None:
+    def __init__(self, folder: str, path: Sequence[str], threads: str | None) -> None:
         """Go where the races' files are.
 
         Args:
             folder: the one that the campaign is run from; workers need it at the same place.
             path: where modules are looked for, last.
+            threads: ``OMP_NUM_THREADS`` where the campaign is run from. Ray sets one of its own.
         """
-        os.chdir(folder)
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise InputError(f"{folder} has to be there, too: {error.strerror}") from error
+        os.environ.pop("OMP_NUM_THREADS", None)
+        if threads is not None:
+            os.environ["OMP_NUM_THREADS"] = threads
         sys.path.extend(x for x in path if x not in sys.path)
 
     def told(self, device: str) -> Told:
@@ -171,7 +178,8 @@ class Cluster:
             "max_restarts": 0,
         }
         actor = ray.remote(Worker).options(**options)
-        self._actors[slot] = actor.remote(str(Path.cwd()), [x for x in sys.path if x])
+        path, threads = [x for x in sys.path if x], os.environ.get("OMP_NUM_THREADS")
+        self._actors[slot] = actor.remote(str(Path.cwd()), path, threads)
         return self._actors[slot]
 
     def _race_on(self, device: str, units: Sequence[Unit]) -> Iterator[Raced]:
