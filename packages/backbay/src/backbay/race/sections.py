@@ -46,8 +46,8 @@ class Section:
 
     @property
     def winner(self) -> str | None:
-        """The backend to use, if one was decided on."""
-        return None if self.decision is None else self.decision.winner
+        """The arm to use, if one was decided on."""
+        return _winner(self.decision)
 
     def break_even(self, result: Result) -> float | None:
         """Return after how many calls compiling has paid off, compared with eager.
@@ -155,16 +155,17 @@ def _place(
         "total": (objective.calls or 0) * (result.median_ms or 0.0)
         + 1e3 * compile_s(objective, result, result.arm),
     }
-    chosen = decision is not None and result.arm == decision.winner
-    return False, not chosen, cost.get(objective.kind, result.median_ms or 0.0)
+    return False, result.arm != _winner(decision), cost.get(objective.kind, result.median_ms or 0.0)
+
+
+def _winner(decision: Decision | None) -> str | None:
+    return None if decision is None or decision.unclear else decision.winner
 
 
 def _advice(section: Section) -> str:
     """Word what to do with the arm that was decided on."""
-    decision = section.decision
-    if decision is None or decision.unclear:
-        return ""
-    return "keep this" if decision.abstained else "use this"
+    abstained = section.decision is not None and section.decision.abstained
+    return "keep this" if abstained else "use this"
 
 
 def arms(report: Report) -> tuple[str, ...]:
