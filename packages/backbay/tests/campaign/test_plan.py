@@ -45,6 +45,7 @@ def test_what_stands_at_the_top_holds_where_a_workload_says_nothing(plan):
         seconds = 7.5
         objective = "total"
         calls = 100
+        jobs = 2
         """
     )
     first, second = found.units
@@ -54,6 +55,7 @@ def test_what_stands_at_the_top_holds_where_a_workload_says_nothing(plan):
     assert (second.size, second.dtype, second.arms) == ("small", "float32", ("eager",))
     assert second.limits.timing_s == 7.5
     assert (second.objective.kind, second.objective.calls) == ("total", 100)
+    assert (second.limits.at_once, first.limits.at_once) == (2, None)
     assert found.arms == (*first.arms, "eager")
 
 
@@ -85,6 +87,7 @@ def test_lists_are_all_combinations_in_order_and_none_twice(plan):
         (SMALL + "device = 'cuda'", "this PyTorch is built without CUDA"),
         (SMALL + "seconds = 0", "seconds is 0"),
         (SMALL + "seed = -1", "seed -1"),
+        (SMALL + "jobs = 0", "jobs is 0"),
         (SMALL + "arms = ['inductor{a']", "not closed"),
         (SMALL + "objective = 'total'", "give calls"),
         (SMALL + "[[workload]]\nname = 'hf:lama'", "workload 2 (hf:lama): no workload named"),

@@ -81,6 +81,7 @@ def raced(
         dynamic=unit.dynamic,
         fullgraph=unit.fullgraph,
         objective=unit.objective,
+        quick=unit.quick,
         train=unit.mode == "train",
         dtype=unit.dtype,
         device=unit.device,

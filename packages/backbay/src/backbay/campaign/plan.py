@@ -36,6 +36,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     dynamic: bool | None = None
     fullgraph: bool = False
     objective: Objective = Objective()
+    quick: bool = False
     seed: int = 0
     limits: Limits = Limits()
 
@@ -64,6 +65,8 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
     calls: int | None = None
     warm: bool | None = None
     memory_limit: str | None = None
+    quick: bool | None = None
+    jobs: int | None = None
     seed: int | None = None
     seconds: float | None = None
     timeout: float | None = None
@@ -150,6 +153,7 @@ def _units(document: _Document, entry: _Workload, registry: Registry) -> Iterato
             dynamic=given("dynamic", None),
             fullgraph=bool(given("fullgraph", None)),
             objective=_objective(given),
+            quick=bool(given("quick", None)),
             seed=seed,
             limits=limits,
         )
@@ -171,6 +175,7 @@ def _limits(given: Callable[[str, Any], Any]) -> Limits:
         backend_s=given("timeout", usual.backend_s),
         timing_s=given("seconds", usual.timing_s),
         whole_s=given("timing_limit", usual.whole_s),
+        at_once=given("jobs", None),
     )
     for name, seconds in (
         ("timeout", limits.backend_s),
@@ -178,6 +183,8 @@ def _limits(given: Callable[[str, Any], Any]) -> Limits:
         ("timing_limit", limits.whole_s),
     ):
         check_seconds(name, seconds)
+    if limits.at_once is not None and limits.at_once < 1:
+        raise InputError(f"jobs is {limits.at_once}: at least one arm is compiled at a time")
     return limits
 
 
