@@ -11,6 +11,7 @@ from backbay import compile_log, race
 from backbay.decisions import Arm, Store
 from backbay.race.field import Entrant
 from backbay.race.keeping import keep
+from backbay.race.objective import Objective
 from backbay.race.record import Decision
 from backbay.race.requests import Captured
 from backbay.registry import BackendSpec, Origin
@@ -61,6 +62,7 @@ def ended(place, **changes):
     return SimpleNamespace(
         workload="model",
         setup=SimpleNamespace(mode="infer", dtype="float32"),
+        objective=Objective(kind="total", calls=1000),
         entrants=[
             Entrant(arm=Arm(backend="eager")),
             Entrant(arm=silu, spec=SILU),
@@ -81,6 +83,8 @@ def test_the_winner_is_kept_with_the_version_of_who_provides_it(file, here):
     )
     assert kept.place.versions == {**here.versions, "backbay": "1.0"}
     assert kept.name in note
+    assert kept.raced == ("eager", "backbay_silu@max-autotune{a: 1}", "mine.py:fast")
+    assert "for 1,000 calls and a cold compilation: 2.00x" in kept.why
 
 
 @pytest.mark.parametrize("why", ["it abstained", "its winner has no name", "no graph is known"])

@@ -160,6 +160,22 @@ def plain_function():
     return called, (torch.randn(64, 16),)
 
 
+class Counting(Small):
+    """Dynamo guards on the number, and compiles again when it is another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * (1 if self.calls > 0 else 2)
+
+
+def counting():
+    return Counting(), (torch.randn(64, 16),)
+
+
 class Broken(Small):
     def forward(self, x):
         x = self.first(x)

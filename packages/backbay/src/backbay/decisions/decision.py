@@ -39,6 +39,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Eager's time by this arm's."""
     interval: tuple[float, float] | None = None
     """Of that ratio, 95 %."""
+    objective: str = ""
+    """What it was decided by, where that is not the time of a call."""
+    raced: tuple[str, ...] = ()
+    """The arms that took part, as one writes them."""
     graphs: tuple[str, ...]
     """Digests of the graphs that Dynamo captured."""
     place: Place
@@ -54,7 +58,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def why(self) -> str:
         """Return in one line what was measured."""
-        when = self.created[:10]
+        when = self.created[:10] + (f" for {self.objective}" if self.objective else "")
         if self.over_eager is None or self.interval is None:
             return f"raced on {when}: no arm was faster than {self.arm}"
         low, high = self.interval

@@ -1,6 +1,7 @@
 """Runs a whole race and returns its report."""
 
 import contextlib
+import dataclasses
 import datetime as dt
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from backbay.race import field
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER
 from backbay.race.keeping import keep
+from backbay.race.objective import Objective
 from backbay.race.record import Report, Settings
 from backbay.race.remedies import with_remedy
 from backbay.race.requests import (
@@ -32,7 +34,8 @@ from backbay.race.requests import (
     Request,
 )
 from backbay.race.timing import Limits
-from backbay.race.workload_race import Sessions, Tell, WorkloadRace
+from backbay.race.turns import Turns
+from backbay.race.workload_race import OnRow, Sessions, Tell, WorkloadRace
 from backbay.ranges import check_seconds, check_seed
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
@@ -67,6 +70,8 @@ Backends = (
 )
 """Names, or ``all``; or compiler functions by name."""
 
+_QUICK_S = 5.0
+_QUICK_AT_ONCE = 2
 _IN_PROCESS = (
     "the model object was raced in this process: neither cheats nor crashes are contained, "
     "and what ran here before may show in the numbers"
@@ -82,16 +87,21 @@ def run(
     scopes: Sequence[str] = (WHOLE,),
     dynamic: bool | None = None,
     fullgraph: bool = False,
+    objective: Objective = Objective(),  # noqa: B008 (it is immutable)
     require_all: bool = False,
     train: bool = False,
     dtype: str = "float32",
     device: str | None = None,
     size: str | None = None,
+    batch: int | None = None,
     seed: int = 0,
     limits: Limits | None = None,
+    quick: bool = False,
     store: Store | None = None,
     registry: Registry = default_registry,
     tell: Tell = lambda *_: None,
+    on_row: OnRow = lambda _: None,
+    turns: Turns | None = None,
 ) -> Report:
     """Race arms on workloads: prove each right, time the survivors side by side, decide.
 
@@ -112,6 +122,7 @@ def run(
             ``whole``, ``blocks`` (its repeated layers, in place), or the name of a submodule.
         dynamic: as torch.compile takes it, of every arm.
         fullgraph: likewise.
+        objective: what is decided by; default: the time of calls one right after the other.
         require_all: refuse to race unless all that are named are ready.
         train: a step is forward and backward; else forward without gradients.
         dtype: ``float32``, ``bfloat16`` or ``float16``: of parameters and inputs. A `Workload`
@@ -119,11 +130,16 @@ def run(
         device: as torch spells it; default: the accelerator if there is one. A `Workload` object
             is raced where it is.
         size: of built-in workloads: ``tiny``, ``small`` or ``base``.
+        batch: rows of a workload's inputs, in place of as many as it has; not of an object's.
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
-        store: where decisions are kept, of races in child processes; none are if there is none.
+        quick: look for a first answer: of the backends, where none is named, Inductor and what is
+            made of it; two arms at once; 5 s of timing.
+        store: where decisions are kept; none are if there is none.
         registry: where names are looked up.
-        tell: called with workload, backend, what is going on, and how far it is (or nothing).
+        tell: called with workload, arm, what is going on, and how far it is (or nothing).
+        on_row: called with each row when it has come, and again when it has times.
+        turns: how others are kept away from the device while arms are timed; default: nobody is.
 
     Raises:
         InputError: what was asked for does not exist or cannot run here; nothing was raced.
@@ -131,6 +147,9 @@ def run(
     """
     check_installed("a race")
     limits = limits or Limits()
+    if quick:
+        timing_s, at_once = min(limits.timing_s, _QUICK_S), limits.at_once or _QUICK_AT_ONCE
+        limits = dataclasses.replace(limits, timing_s=timing_s, at_once=at_once)
     _check_numbers(seed, limits)
     if not isinstance(workloads, str | Sequence):
         device, dtype = placed(workloads)
@@ -138,15 +157,27 @@ def run(
     check_device(device, registry)
     if isinstance(workloads, str | Sequence):
         check_dtype(dtype)
+    elif batch is not None:
+        raise InputError("a Workload object has the batch that it has: give no other")
     mode: Mode = "train" if train else "infer"
     setups = [
-        WorkloadSetup(workload=name, size=size, mode=mode, dtype=dtype, device=device, seed=seed)
+        WorkloadSetup(
+            workload=name,
+            size=size,
+            mode=mode,
+            dtype=dtype,
+            device=device,
+            seed=seed,
+            batch=batch,
+        )
         for name in _references(workloads)
     ]
     same_process = not isinstance(workloads, str | Sequence)
     entrants = _entrants(
         registry, backends, _arms(arms), device, same_process=same_process, require_all=require_all
     )
+    if quick and backends is None and not arms:
+        entrants = field.quick(registry, entrants)
     entrants = field.scoped(entrants, scopes)
     sessions, notes, references = _sessions(workloads, backends, setups, registry, entrants)
     same_process = references is None
@@ -165,6 +196,7 @@ def run(
         arms=tuple(compiled),
         dynamic=dynamic,
         fullgraph=fullgraph,
+        objective=objective,
         mode=mode,
         dtype=dtype,
         device=device,
@@ -179,8 +211,11 @@ def run(
             compiled,
             sessions,
             limits=limits,
+            objective=objective,
             tell=tell,
-            capture=store is not None and not same_process,
+            on_row=on_row,
+            turns=turns or Turns(),
+            capture=store is not None,
         )
     except KeyboardInterrupt as stopped:
         if not races:
@@ -188,7 +223,7 @@ def run(
         notes = (*notes, _INTERRUPTED.format(workload=races[-1].workload))
         report = _report(races, settings, registry, notes, same_process=same_process)
         raise Interrupted(msgspec.structs.replace(report, partial=True)) from stopped
-    if store is not None and not same_process:
+    if store is not None:
         notes = (*notes, *keep(races, store))
     return _report(races, settings, registry, notes, same_process=same_process)
 
@@ -207,7 +242,10 @@ def _race_all(
     sessions: Sessions,
     *,
     limits: Limits,
+    objective: Objective,
     tell: Tell,
+    on_row: OnRow,
+    turns: Turns,
     capture: bool,
 ) -> None:
     """Race every workload, one after the other; what they leave on disk is gone afterwards.
@@ -224,7 +262,10 @@ def _race_all(
                 folder=Path(folder) / f"workload-{number}",
                 sessions=sessions,
                 limits=limits,
+                objective=objective,
                 tell=tell,
+                on_row=on_row,
+                turns=turns,
                 capture=capture,
             )
             races.append(race)
@@ -243,6 +284,18 @@ def _arms(arms: str | Sequence[str | Arm]) -> list[Arm]:
     if isinstance(arms, str):
         return parse_arms(arms)
     return [parse_arm(x) if isinstance(x, str) else x for x in arms]
+
+
+def entrants(
+    arms: str | Sequence[str | Arm], scopes: Sequence[str], device: str, registry: Registry
+) -> list[field.Entrant]:
+    """Return who takes part in a race in this process.
+
+    Raises:
+        InputError: nobody can.
+    """
+    found = field.chosen(registry, _arms(arms), device, same_process=True)
+    return field.scoped(found, scopes)
 
 
 def _entrants(
@@ -333,6 +386,7 @@ def _here(
 
     handler, reference = RaceHandler(workload, given, registry), JudgeHandler(workload)
     return Sessions(
+        here=True,
         reference=lambda environment: JUDGE.here(reference, environment),
         backends=lambda environment: SERVICE.here(handler, environment),
     )

@@ -1,5 +1,7 @@
 """How an arm compiles a model, in the process that runs it."""
 
+import contextlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +16,7 @@ from backbay.registry import CompilerFn, Registry
 from backbay.registry.options import configuration_problems
 from backbay.registry.registration import described
 from backbay.registry.target import parse
+from backbay.timing.device import synchronize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,21 @@ class Compiler:
             return function
         call: Callable[..., Any] = torch.compile(function, backend=self.backend, **self.keywords)
         return call
+
+    def warm_up(self, device: torch.device, *, train: bool) -> float:
+        """Compile a trivial function: what a toolchain does once is not charged to a model.
+
+        Returns:
+            Seconds that it took. A failure says nothing of the model, and is not reported.
+        """
+        start = time.perf_counter()
+        with contextlib.suppress(Exception):
+            function = self.compiled(lambda x: x + 1)
+            result = function(torch.ones(8, device=device, requires_grad=train))
+            if train:
+                result.sum().backward()
+        synchronize(device)
+        return time.perf_counter() - start
 
     def applied(self, model: torch.nn.Module) -> Callable[..., Any]:
         """Return a model as the arm runs it; others may share it.

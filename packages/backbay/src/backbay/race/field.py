@@ -117,6 +117,16 @@ def by_default(registry: Registry, device: str, *, same_process: bool) -> list[E
     return entrants
 
 
+def quick(registry: Registry, entrants: Sequence[Entrant]) -> list[Entrant]:
+    """Return those who take part in a quick race: eager, Inductor, and what hands graphs to it."""
+
+    def is_inductors(name: str) -> bool:
+        spec = registry.spec(name)  # with its manifest, which is not read to list it
+        return "inductor" in {spec.options, spec.further_options}
+
+    return [x for x in entrants if x.arm.backend == EAGER or is_inductors(x.arm.backend)]
+
+
 def _only_here(spec: BackendSpec | None) -> bool:
     return spec is not None and spec.origin.kind == "process"
 

@@ -1,6 +1,7 @@
 """Runs backends for a race: in a child process, or in this one for a model object."""
 
 import contextlib
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from backbay.judge import process_state
 from backbay.judge.runs import Runs, state
 from backbay.proof import Workload, digest, evidence
 from backbay.proof.bank import Inputs
+from backbay.race.caches import variables
 from backbay.race.compiler import Compiler, compiler_of, problems
 from backbay.race.rebuilding import likeness
 from backbay.race.requests import (
@@ -179,18 +181,27 @@ class RaceHandler:
             self._varies = _differing(own, others)
             self._ring = None
         model = self._runs.step.workload.model
+        if request.cache:
+            os.environ |= variables(request.cache)
         step_s: dict[str, float] = {}
+        compile_s: dict[str, float] = {}
         failed: dict[str, str] = {}
         for arm in request.arms:
             try:
-                self._calls[arm.name] = self._compiler(arm).applied(model)
-                self._seconds(arm.name, calls=2)
+                compiler = self._compiler(arm)
+                if request.warm:
+                    compiler.warm_up(self._device, train=setup.train)
+                self._calls[arm.name] = compiler.applied(model)
+                first_s = self._seconds(arm.name, calls=1)
+                self._seconds(arm.name, calls=1)
                 step_s[arm.name] = self._seconds(arm.name, calls=1)
+                if request.warm:
+                    compile_s[arm.name] = max(first_s - step_s[arm.name], 0.0)
             except Exception as error:  # noqa: BLE001 (a backend may raise anything)
                 traceback.print_exc()
                 failed[arm.name] = one_line(error)
         most = fitting(self._runs.step) - WARMUPS
-        return Opened(step_s=step_s, failed=failed, most_calls=max(1, most))
+        return Opened(step_s=step_s, compile_s=compile_s, failed=failed, most_calls=max(1, most))
 
     def _renew(self, request: Renew) -> Done:
         if self._ring is None or len(self._ring.steps) < request.calls:
@@ -207,7 +218,9 @@ class RaceHandler:
         last = self._ring.steps[number - 1]
         before = state(last) if request.sample else []
         calls = self._ring.calls(self._calls[request.backend], number)
-        taken, output = clock.block_of(calls, warmups=request.warmups, device=self._device)
+        taken, output = clock.block_of(
+            calls, warmups=request.warmups, device=self._device, waits=request.waits
+        )
         if request.sample:
             runs.hold_last(output, last, before)
         return Timed(seconds=taken, whole_s=clock.now() - start)

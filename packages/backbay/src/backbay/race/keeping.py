@@ -33,7 +33,8 @@ def _decision(race: WorkloadRace) -> decisions.Decision | None:
     if decided is None or decided.abstained or race.captured is None:
         return None
     arm, spec = entrants[decided.winner].arm, entrants[decided.winner].spec
-    if spec is None and decided.winner != EAGER:  # a function of a file: no name stands for it
+    nameless = spec is None or spec.origin.kind == "process"  # no other process finds it
+    if nameless and decided.winner != EAGER:
         return None
     place = race.captured.place
     return decisions.Decision(
@@ -43,6 +44,8 @@ def _decision(race: WorkloadRace) -> decisions.Decision | None:
         arm=arm,
         over_eager=decided.ratio_to_eager,
         interval=decided.ratio_to_eager_ci,
+        objective=str(race.objective),
+        raced=tuple(entrants),
         graphs=race.captured.graphs,
         place=msgspec.structs.replace(place, versions={**place.versions, **_provider(spec)}),
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from markupsafe import Markup
+
 from backbay.errors import plain
 from backbay.race.record import Report, Settings
 from backbay.race.sections import Row, Section, arms, sections, worded
@@ -47,6 +49,9 @@ def page(report: Report) -> str:
             seed=settings.seed,
         ),
         overview=[(x, [_cell(x, name) for name in names]) for x in found] if len(found) > 1 else [],
+        changes=[(x, wording.ratio(x.speed, x.speed_ci)) for x in report.against.rows]
+        if report.against is not None
+        else [],
         memory=wording.size(report.machine.memory_bytes),
         cores=wording.counted(report.machine.cores, "core"),
         nothing=wording.NOTHING,
@@ -86,7 +91,7 @@ def _aligned(readings: Sequence[wording.Reading]) -> list[wording.Reading]:
     return [
         reading
         if reading.value == wording.NOTHING
-        else wording.Reading(next(values), reading.interval)
+        else wording.Reading(Markup(next(values)), reading.interval)  # noqa: S704 (digits and spaces)
         for reading in readings
     ]
 

@@ -3,7 +3,9 @@
 Matplotlib takes half a second to import: only a page being drawn imports this.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import blended_transform_factory
 
 from backbay.errors import plain
+from backbay.race.crossings import lines, sentence
 from backbay.race.inline import COLOURS, FAINT, INK, PAPER, inline, stand_in
 from backbay.race.labels import label
 from backbay.race.record import EAGER, Result
@@ -26,11 +29,14 @@ _MARKERS = "osD^v"  # their shapes tell backends apart when the colours come rou
 _WIDTH = 460.0  # units of the drawing; on a page 460 wide, one unit is one pixel
 _MARGIN = 4.0
 _BELOW = 44.0  # the x axis: its numbers and its title
-_AXIS = 44.0  # the y axis, likewise
+AXIS = 44.0  # the y axis, likewise
 _ROW = 40.0
 _FONT = 12.5
 _SMALL = 11.0
 _LONGEST_NAME = 40
+_MOST_CALLS = 10  # times as many as where the last arm takes over
+_LINES_SHARE = 0.62  # of the width
+_STEPS = 60  # points of a line that is bent by its logarithmic axes
 _LOGARITHMIC_FROM = 20  # largest over smallest: beyond it, a linear axis hides the small ones
 
 _STYLE: dict[Any, Any] = {
@@ -79,11 +85,8 @@ def plots(section: Section, arms: Sequence[str], prefix: str) -> list[Plot]:
         prefix: begins every id in the drawings, so that none clashes with another on the page.
     """
     series = _series(arms)
-    with mpl.rc_context():
-        # Not the user's matplotlibrc: the same report gives the same page everywhere.
-        mpl.rcdefaults()
-        mpl.rcParams.update(_STYLE)
-        drawn = [draw(section, series) for draw in (_speed, _samples, _compiling, _memory)]
+    with styled():
+        drawn = [draw(section, series) for draw in (_speed, _samples, _total, _compiling, _memory)]
         return [
             Plot(
                 title=drawing.title,
@@ -94,6 +97,15 @@ def plots(section: Section, arms: Sequence[str], prefix: str) -> list[Plot]:
             for number, drawing in enumerate(drawn)
             if drawing is not None
         ]
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the page's style, and not in the user's: one report, one page, everywhere."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
+        yield
 
 
 def colours(arms: Sequence[str]) -> dict[str, int]:
@@ -163,11 +175,49 @@ def _samples(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     )
 
 
+def _total(section: Section, series: Mapping[str, int]) -> _Drawing | None:
+    found = lines(section.timed, warm=section.objective.warm)
+    if len(found) < 2:  # noqa: PLR2004 (a line alone crosses nothing)
+        return None
+    meetings = section.crossings
+    most = _MOST_CALLS * max([1.0, *(x.calls for x in meetings), section.objective.calls or 1])
+    calls = [10 ** (math.log10(most) * step / _STEPS) for step in range(_STEPS + 1)]
+    figure, axes = axes_at(300.0, left=AXIS)
+    for line in found:
+        colour = _colour(line.arm, series)
+        axes.plot(calls, [line.total_s(x) for x in calls], color=colour, linewidth=1.8)
+    for meeting in (x for x in meetings if x.calls >= 1):
+        axes.plot(meeting.calls, meeting.line.total_s(meeting.calls), "o", color=INK, markersize=5)
+    axes.set_yscale("log")
+    axes.grid(visible=True, axis="y")
+    axes.yaxis.set_major_locator(LogLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _position: f"{x:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    _logarithmic(axes, calls)
+    axes.set_xlim(1.0, most ** (1 / _LINES_SHARE))  # the rest is for the names
+    axes.set_xlabel("calls")
+    axes.set_ylabel("seconds in all")
+    names = [wording.elided(plain(x.arm), _LONGEST_NAME) for x in found]
+    ends = [(most, x.total_s(most)) for x in found]
+    label(figure, axes, names, ends, font=_FONT, frame=(AXIS, _BELOW))
+    cache = "from a warm cache" if section.objective.warm else "in an empty cache"
+    return _Drawing(
+        "Total time against calls",
+        f"Compilation {cache} and so many calls; lower is better. A dot is where an arm takes "
+        f"over: {sentence(meetings)}.",
+        [
+            f"{x.arm} {wording.seconds(x.compile_s)} and {1e3 * x.call_s:.4g} ms a call"
+            for x in found
+        ],
+        figure,
+    )
+
+
 def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     rows = [r for r in section.timed if r.compile_s and r.ratio_to_eager is not None]
     if not rows:
         return None
-    figure, axes = _axes(300.0, left=_AXIS)
+    figure, axes = axes_at(300.0, left=AXIS)
     xs = [row.compile_s or 0.0 for row in rows]
     ys = [row.ratio_to_eager or 0.0 for row in rows]
     for row, x, y in zip(rows, xs, ys, strict=True):
@@ -186,7 +236,7 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     names = [wording.elided(plain(r.arm), _LONGEST_NAME) for r in rows]
     points = list(zip(xs, ys, strict=True))
-    label(figure, axes, names, points, font=_FONT, frame=(_AXIS, _BELOW))
+    label(figure, axes, names, points, font=_FONT, frame=(AXIS, _BELOW))
     return _Drawing(
         "Compile time against speed",
         "Up is faster, left compiles sooner; the dashed line is eager, which compiles nothing. "
@@ -229,7 +279,8 @@ def _memory(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     )
 
 
-def _axes(height: float, *, left: float) -> tuple[Figure, Axes]:
+def axes_at(height: float, *, left: float) -> tuple[Figure, Axes]:
+    """Return a figure of this height, and axes that begin this far from its left end."""
     figure = Figure(figsize=(_WIDTH / 72, height / 72), dpi=72)
     FigureCanvasSVG(figure)
     axes = figure.add_axes(
@@ -247,7 +298,7 @@ def _axes(height: float, *, left: float) -> tuple[Figure, Axes]:
 
 def _rows(results: Sequence[Result], values: Sequence[str]) -> tuple[Figure, Axes]:
     """Draw a band for each backend, its name and value above it: names of any length fit."""
-    figure, axes = _axes(_ROW * len(results) + 50, left=_MARGIN)
+    figure, axes = axes_at(_ROW * len(results) + 50, left=_MARGIN)
     axes.set_ylim(len(results) - 0.6, -0.7)
     axes.yaxis.set_major_locator(NullLocator())
     axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))

@@ -108,6 +108,10 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     digest: str
     inputs: tuple[str, ...] = ()
     """Files with further sets of inputs, after the workload's own."""
+    cache: str = ""
+    """The compilers' cache folder; as the environment has it if there is none."""
+    warm: bool = False
+    """Whether the time that compilation takes is measured, by itself."""
 
 
 class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
@@ -164,6 +168,8 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """Arm to the time of one warm step."""
     failed: dict[str, str]
     """Arm to why it did not get ready."""
+    compile_s: dict[str, float] = {}
+    """Arm to how long its compilation took, where that is measured."""
     most_calls: int
     """That a block may have: each has inputs of its own."""
 

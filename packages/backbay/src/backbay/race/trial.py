@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,13 +20,12 @@ from backbay.proof.bank import Inputs
 from backbay.proof.dispatched import counting
 from backbay.proof.golden import proof_context
 from backbay.proof.shrink import shrunk
-from backbay.race import ownership
+from backbay.race import ownership, slowness
 from backbay.race.compiler import Compiler
 from backbay.race.record import AS_IT_IS, LeftToTorch
 from backbay.race.requests import Captured, Finished, Proving
 from backbay.race.scopes import InPlace
 from backbay.registry import CompilerFn
-from backbay.timing.device import synchronize
 
 _MEASURED = 2
 """Calls of which more than the result is of interest: one compiles, one is warm."""
@@ -83,6 +81,7 @@ class Trial:
 
     def finished(self) -> Finished:
         """Return what was measured, and what only this process can see."""
+        slow = tuple(slowness.reasons())
         first, second = self._measured
         (graphs, breaks), (again, _) = self._graphs
         notes = []
@@ -100,6 +99,7 @@ class Trial:
             breaks=breaks,
             notes=(*notes, *self._seen()),
             left_to_torch=left,
+            slow=slow,
             fault=self._fault(overwritten, process_state.changes_values(self._before, after)),
             disturbs=process_state.changed(self._before, after),
             outputs_live="next_call" if self._runs.says_overwritten else None,
@@ -126,26 +126,16 @@ class Trial:
         return Captured(graphs=tuple(dict.fromkeys(found)), place=place_on(self._device))
 
     def _warm_up(self) -> float:
-        """Compile a trivial function: what a toolchain does once is not charged to the model.
-
-        Returns:
-            Seconds that it took. A failure says nothing of the model, and is not reported.
-        """
-        start = time.perf_counter()
-        with contextlib.suppress(Exception):
-            function = self._compiler.compiled(lambda x: x + 1)
-            result = function(torch.ones(8, device=self._device, requires_grad=self._train))
-            if self._train:
-                result.sum().backward()
-        synchronize(self._device)
+        """Return the seconds of what is done once a process, and forget what it compiled."""
+        seconds = self._compiler.warm_up(self._device, train=self._train)
         torch._dynamo.reset()  # noqa: SLF001 (torch.compiler.reset is this, since 2.1)
         if self._watched is not None:
             self._watched.graphs.clear()
-        return time.perf_counter() - start
+        return seconds
 
     def _measure(self, inputs: Inputs | None, *, fresh: bool) -> None:
         if not self._measured:
-            counters.clear()
+            slowness.forget()
         self._measured.append(self._runs.call(self._compiled(), inputs, fresh=fresh))
         self._graphs.append(_counted())
 

@@ -109,7 +109,7 @@ def hf_table() -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def diffusers_table() -> dict[str, dict[str, Any]]:
-    """Return ``diffusers_models.toml``: by name the class, and by size the inputs and the config."""
+    """Return ``diffusers_models.toml``: by name the class, by size the inputs and the config."""
     return _table("diffusers_models.toml")
 
 
