@@ -1,5 +1,6 @@
 """Programs are fair, the same everywhere, and find what is wrong."""
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -13,13 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbay.errors import InputError
+from backbay.errors import InputError, Interrupted
 from backbay.kit import rewrites
 from backbay.kit.backend import Backend
 from backbay.proof import Workload, observe
 from backbay.registry import default_registry
 from backbay_conformance.case import Case
 from backbay_conformance.fuzz import known as knowing
+from backbay_conformance.fuzz import run as running
 from backbay_conformance.fuzz.building import built, inputs_of
 from backbay_conformance.fuzz.drawing import program as draw
 from backbay_conformance.fuzz.grammar import KINDS
@@ -385,6 +387,44 @@ def test_the_report_hides_a_find():
     for part in ("100 programs", "6000 an hour", "97 pass", "1 finds are new", "import torch"):
         assert part in text
     assert re.search(r"1 finds are known\n.*3 elements differ\n.*programs 3\n.*https://a.b/1", text)
+
+
+@pytest.mark.parametrize("minimised", [0, 1])
+def test_an_interrupt_loses_the_finds(monkeypatch, minimised):
+    failed = [
+        Result(id=f"programs/fuzz/{n}", level=9, status="fail_value", reason=reason)
+        for n, reason in ((5, "3 elements differ"), (6, "a stride differs"))
+    ]
+    made = _program(("v0", "{0}.sin()", ("x0",)), outputs=("v0",))
+
+    class Session(contextlib.nullcontext):
+        def ready(self):
+            pass
+
+    def run_side_by_side(_sessions, _cases, note):
+        for result in failed:
+            note(result)
+        if not minimised:
+            raise KeyboardInterrupt
+
+    def find(self, _session, results):
+        if self.small:
+            raise KeyboardInterrupt
+        return Find(standing="new", result=results[0], seeds=(5,), program=made, repro="import")
+
+    monkeypatch.setattr(running._Run, "_session", lambda _: Session())
+    monkeypatch.setattr(running._Run, "_find", find)
+    monkeypatch.setattr(running.pool, "run_side_by_side", run_side_by_side)
+    with pytest.raises(Interrupted) as stopped:
+        fuzz("eager", seconds=60, seed=5, device="cpu", workers=1)
+    report = stopped.value.report
+    assert report.partial
+    assert report.counts == {"fail_value": 2}
+    assert sorted(x.seeds for x in report.finds) == [(5,), (6,)]
+    assert [x.program for x in report.finds if x.program] == [made] * minimised
+    text = as_text(report)
+    assert text.count("not made small") == 2 - minimised
+    assert "interrupted" in text.splitlines()[0]
 
 
 @pytest.mark.sweep

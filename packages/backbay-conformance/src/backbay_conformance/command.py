@@ -90,9 +90,14 @@ def command(
         from backbay_conformance.fuzz.run import FIRST, fuzz  # noqa: PLC0415 (only where asked for)
 
         how = {x: suite[x] for x in ("device", "workers")}
-        with _progress() as tell:
+        with (
+            written_anyway(lambda report: _write_finds(report, json_path, repros)),
+            _progress() as tell,
+        ):
             report = fuzz(backend, seconds=seconds, seed=suite["seed"] or FIRST, tell=tell, **how)
         _write_finds(report, json_path, repros)
+        if not report.passed:
+            sys.exit(1)
         return
     with (
         written_anyway(lambda statement: _write(statement, json_path, html_path, others)),
@@ -150,12 +155,10 @@ def _write_finds(report: "FuzzReport", json_path: Path | None, folder: Path | No
     write(report, Text(escaped(as_text(report).rstrip())), json_path, None)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        for find in report.finds:
+        for find in (x for x in report.finds if x.repro):
             path = folder / f"{find.standing}_{find.seeds[0]}.py"
             path.write_text(find.repro, encoding="utf-8")
             click.echo(f"repro: {path}", err=True)
-    if not report.passed:
-        sys.exit(1)
 
 
 @contextlib.contextmanager

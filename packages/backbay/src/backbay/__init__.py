@@ -17,6 +17,7 @@ _HOME_OF = {
     "Requirements": "backbay.registry",
     "Traits": "backbay.registry",
     "Workload": "backbay.proof",
+    "choose": "backbay.choosing",
     "collect": "backbay.registry",
     "compare": "backbay.proof",
     "compile": "backbay.compiling",
@@ -36,12 +37,22 @@ _HOME_OF = {
     "unregister_backend": "backbay.registry",
 }
 
-_SUBPACKAGES = ("explain", "compile_log", "proof", "race", "registry", "verify")
+_SUBPACKAGES = (
+    "campaign",
+    "compile_log",
+    "explain",
+    "proof",
+    "race",
+    "registry",
+    "testing",
+    "verify",
+)
 
 __all__ = ["__version__", *sorted(_HOME_OF), *_SUBPACKAGES]  # noqa: PLE0604 (every item is a string)
 
 if TYPE_CHECKING:
     from backbay import compile_log as compile_log
+    from backbay.choosing import choose as choose
     from backbay.compiling import compile as compile
     from backbay.errors import BackbayError as BackbayError
     from backbay.kit.compose import compose as compose

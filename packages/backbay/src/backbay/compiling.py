@@ -19,12 +19,7 @@ from backbay.errors import BackendNotFound, InputError, InvalidPreflight
 from backbay.guards.filters import GuardFilters, filter_problems, filters_of, keep_everything
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
-from backbay.registry.options import (
-    form_problems,
-    mode_problems,
-    option_problems,
-    signature_problems,
-)
+from backbay.registry.options import configuration_problems
 from backbay.registry.registration import described
 from backbay.registry.target import parse
 
@@ -260,20 +255,9 @@ def _spec_of(compiler_fn: CompilerFn, registry: Registry) -> BackendSpec:
 
 
 def _problems(spec: BackendSpec, compiler_fn: str | CompilerFn, request: _Request) -> Iterator[str]:
-    malformed = list(form_problems(request.mode, request.options))
-    yield from malformed
-    if not malformed:
-        yield from mode_problems(spec, request.mode)
-        yield from option_problems(spec, request.options)
-    if not isinstance(compiler_fn, str):
-        given = {"mode": request.mode, "options": request.options, "name": request.name}
-        stated = {
-            "mode": spec.traits.mode,
-            "options": spec.traits.options,
-            "name": spec.traits.name,
-        }
-        asked = {key: value for key, value in given.items() if stated[key] is None}
-        yield from signature_problems(spec, compiler_fn, asked)
+    yield from configuration_problems(
+        spec, compiler_fn, request.mode, request.options, request.name
+    )
     yield from _trait_problems(spec, request)
     yield from _guard_problems(request)
     if request.name is not None and spec.traits.name is not False:

@@ -20,6 +20,12 @@ def scaled(graph_module, example_inputs):
     return call
 
 
+def as_told(graph_module, example_inputs, *, mode=None, options=None):
+    """Wrong by default, right if both its mode and its options ask for it."""
+    right = (mode, options) == ("careful", {"factor": 1})
+    return graph_module.forward if right else scaled(graph_module, example_inputs)
+
+
 def detached(graph_module, example_inputs):
     """The right values, cut off from the autograd graph."""
 
@@ -113,6 +119,72 @@ class Log(torch.nn.Module):
 
 def small():
     return Small(), (torch.randn(64, 16),)
+
+
+class Layered(torch.nn.Module):
+    """A stem, four blocks of which the first is wider than the others, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = torch.nn.Linear(16, 24)
+        sizes = [(24, 16), (16, 16), (16, 16), (16, 16)]
+        self.layers = torch.nn.ModuleList(Block(*size) for size in sizes)
+        self.head = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Block(torch.nn.Module):
+    def __init__(self, features, out):
+        super().__init__()
+        self.linear = torch.nn.Linear(features, out)
+
+    def forward(self, x):
+        return torch.nn.functional.gelu(self.linear(x))
+
+
+def layered():
+    return Layered(), (torch.randn(64, 16),)
+
+
+def plain_function():
+    model = Small()
+
+    def called(x, scale=1.0):
+        return model(x) * scale
+
+    return called, (torch.randn(64, 16),)
+
+
+class Counting(Small):
+    """Dynamo guards on the number, and compiles again when it is another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * (1 if self.calls > 0 else 2)
+
+
+def counting():
+    return Counting(), (torch.randn(64, 16),)
+
+
+class Broken(Small):
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x)
+
+
+def broken():
+    return Broken(), (torch.randn(64, 16),)
 
 
 def with_nan():

@@ -2,12 +2,18 @@
 
 import pytest
 
+from backbay.decisions import parse_arm
 from backbay.errors import BackendNotFound, BackendUnavailable, InputError
-from backbay.race.field import by_default, chosen
+from backbay.race import field
+from backbay.race.field import by_default
 
 
 def compiler(graph_module, example_inputs):
     return graph_module.forward
+
+
+def chosen(registry, arms, *given, **more):
+    return field.chosen(registry, list(map(parse_arm, arms)), *given, **more)
 
 
 def names(entrants):
@@ -78,3 +84,16 @@ def test_a_backend_of_this_process_is_not_sought_in_another(registry):
     assert names(chosen(registry, ["mine"], "cpu", same_process=True)) == ["eager", "mine"]
     with pytest.raises(InputError, match=r"FILE\.py:FUNCTION"):
         chosen(registry, ["mine"], "cpu", same_process=False)
+
+
+def test_two_arms_of_one_backend_are_one_row(registry):
+    arms = ["aot_eager@max-autotune", "aot_eager", "aot_eager{b: 1, a: 2}", "aot_eager{a: 2, b: 1}"]
+    found = chosen(registry, arms, "cpu", same_process=True)
+    assert names(found) == ["eager", "aot_eager@max-autotune", "aot_eager", "aot_eager{a: 2, b: 1}"]
+    assert {x.spec.name for x in found[1:]} == {"aot_eager"}
+
+
+@pytest.mark.parametrize("arm", ["eager@max-autotune", "all{x: 1}", "eager on blocks"])
+def test_a_mode_of_eager_or_of_everybody_is_dropped_without_a_word(registry, arm):
+    with pytest.raises(InputError, match="takes no mode, options or scope"):
+        chosen(registry, [arm, "aot_eager"], "cpu", same_process=True)

@@ -363,6 +363,49 @@ def test_importing_the_page_loads_no_matplotlib():
     assert not {"matplotlib", "torch"} & set(json.loads(done.stdout))
 
 
+def rows_of(text):
+    """Return each row's arm, and whether it is marked, in their order."""
+    found = re.findall(
+        r'<tr( class="chosen")?>\n<th scope="row".*?</span><span>(.*?)</span></span>', text
+    )
+    return [(re.sub(r"<small>(.*?)</small>", r" (\1)", arm), bool(chosen)) for chosen, arm in found]
+
+
+def abstained(**more):
+    sentence = "no significant difference (inductor is 1.01x [0.97, 1.05] eager); keep eager"
+    return Decision(
+        workload="mlp",
+        mode="infer",
+        winner="eager",
+        abstained=True,
+        **{"sentence": sentence} | more,
+    )
+
+
+def test_what_to_use_stands_below_what_is_faster_by_chance():
+    results = [eager(), timed("inductor", 9.9), timed("x", 9.95)]
+    text = page(reported(results, decision=(abstained(),)))
+    assert rows_of(text) == [("eager (keep this)", True), ("inductor", False), ("x", False)]
+    assert "The arm to use, then the fastest first" in text
+    text = page(reported([*results[:2], timed("x", 5.0)], decision=(decided(winner="inductor"),)))
+    assert rows_of(text)[0] == ("inductor (use this)", True)
+
+
+def test_a_row_is_marked_where_nothing_can_be_told():
+    sentence = "cannot tell: the machine is busy (2.1 cores by others); run again when idle"
+    vague = abstained(sentence=sentence, unclear=True)
+    text = page(reported([eager(), timed("inductor", 9.9)], decision=(vague,)))
+    assert rows_of(text) == [("inductor", False), ("eager", False)]
+    assert "use this" not in text
+    assert text.index(sentence) < text.index("<table>")
+
+
+def test_what_aligns_numbers_is_shown_as_text():
+    text = page(reported([eager(), timed("inductor", 5.0), timed("x", 123.0)]))
+    assert "u2007" not in text
+    assert "\u20075.00" in text
+
+
 @pytest.mark.parametrize(
     "name", ["</text></svg><script>x</script>", "--><evil>", "\"><evil a='", "]]>"]
 )
@@ -372,5 +415,5 @@ def test_a_hostile_name_cannot_leave_its_plot(name):
     assert [tag for tag, _ in reader.tags].count("script") == 2
     assert "evil" not in {tag for tag, _ in reader.tags}
     svgs = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
-    assert len(svgs) == 4
+    assert len(svgs) == 5
     assert all(name in html.unescape(svg) for svg in svgs)

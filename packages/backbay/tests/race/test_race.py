@@ -275,6 +275,12 @@ def test_an_engine_behind_a_backend_has_no_version_in_the_report():
         (["--backends", "tvm"], "use torch 2.14.1 or later"),
         (["--backends", "eager,tvm,aot_eager", "--require-all"], "use torch 2.14.1 or later"),
         (["--backends", "gone.py:fn"], "gone.py"),
+        (["--arms", "inductor{max_fusion: }"], "character 10: option 'max_fusion' has no value"),
+        (["--arms", "inductor{max_fusoin_size: 3}"], "did you mean 'max_fusion_size'"),
+        (["--arms", "inductor@reduce-overhad"], "did you mean 'reduce-overhead'"),
+        (["--arms", "aot_eager{a: 1}"], "aot_eager takes no options"),
+        (["--arms", "eager@max-autotune"], "takes no mode"),
+        (["--arms", f"{FAULTY}:honest@max-autotune"], "takes no mode"),
         (["--device", "gpu"], "choose one of"),
         ([f"{FAULTY}:not_a_model"], "int"),
         ([f"{FAULTY}:raising"], "ZeroDivisionError"),
@@ -303,3 +309,56 @@ def test_where_truth_does_not_fit_the_proof_is_smaller_and_the_report_says_so(mo
     status = {result.backend: result.status for result in report.results}
     assert status == {"eager": "ok", "scaled": "wrong", "aot_eager": "ok"}
     assert any("smaller inputs" in note for note in report.notes)
+
+
+def test_arms_of_one_backend_share_a_row_or_a_result(here):
+    told = f"{FAULTY}:as_told"
+    arms = [f"{told}@careful{{factor: 1}}", f"{told}@careful", f"{told}{{factor: 1}}", told]
+    report = run(f"{FAULTY}:small", arms=arms, device="cpu", limits=QUICK, dynamic=True)
+    rows = {x.arm: x for x in report.results}
+    assert {x: y.status for x, y in rows.items()} == {
+        "eager": "ok",
+        **dict.fromkeys(arms, "wrong"),
+        arms[0]: "ok",
+    }
+    right = rows[arms[0]]
+    assert (right.backend, right.compile_mode, right.options) == (told, "careful", {"factor": 1})
+    assert report.settings.arms == ("eager", *arms)
+    assert (report.settings.backends, report.settings.dynamic) == (("eager", told), True)
+    again = msgspec.json.decode(msgspec.json.encode(report), type=Report)
+    assert again == report
+
+
+def test_a_graph_break_is_passed_over_where_the_whole_graph_was_asked_for(here):
+    report = run(
+        f"{FAULTY}:broken",
+        arms=["aot_eager"],
+        device="cpu",
+        limits=QUICK,
+        fullgraph=True,
+    )
+    rows = {x.arm: x for x in report.results}
+    assert rows["aot_eager"].status == "failed"
+
+
+def test_a_model_object_is_raced_with_arms_of_compiler_functions():
+    def told(graph_module, example_inputs, *, options=None):
+        factor = (options or {}).get("factor", 1.0)
+        return lambda *args: tuple(factor * output for output in graph_module(*args))
+
+    workload = Workload(torch.nn.Linear(8, 8).eval(), (torch.randn(4, 8),))
+    arms = ["told{factor: 1.001}", "aot_eager"]
+    report = run(workload, backends={"told": told}, arms=arms, limits=QUICK)
+    assert {x.arm: x.status for x in report.results} == {
+        "eager": "ok",
+        "told": "ok",
+        "told{factor: 1.001}": "wrong",
+        "aot_eager": "ok",
+    }
+
+
+def test_cuda_graphs_without_cuda_end_the_race(here):
+    report = run(f"{FAULTY}:small", arms="inductor@reduce-overhead", device="cpu", limits=QUICK)
+    _, reduced = report.results
+    assert (reduced.status, reduced.compile_mode) == ("ok", "reduce-overhead"), reduced.reason
+    assert not any("process of its own" in note for note in reduced.notes)

@@ -1,6 +1,7 @@
 """Each call of a block has inputs of its own, and what a backend leaves changed is seen."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -63,3 +64,19 @@ def test_what_others_compute_with_is_told_from_what_only_costs_time():
         dtype,
         "matmul precision (highest -> medium)",
     }
+
+
+def test_what_torch_sets_for_cuda_graphs_is_held_against_a_mode(monkeypatch):
+    before = process_state.state()
+    monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")
+    monkeypatch.setenv("TEARDOWN_CUPTI", "0")
+    assert process_state.changed(before, process_state.state()) == ()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert process_state.changed(before, process_state.state()) == ()
+        warnings.simplefilter("error")
+        (said,) = process_state.changed(before, process_state.state())
+        assert said == "warnings that are errors"
+    monkeypatch.setenv("OMP_SOMETHING", "1")
+    (said,) = process_state.changed(before, process_state.state())
+    assert "OMP_SOMETHING" in said

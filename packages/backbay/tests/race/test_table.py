@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -90,6 +91,17 @@ def test_no_line_is_wider_than_the_terminal(report, width):
     lines = drawn(report, width).splitlines()
     too_wide = [line for line in lines if len(line) > width and LONG not in line]
     assert not too_wide
+
+
+def test_a_verdict_about_a_busy_machine_stands_last(report):
+    sentence = "cannot tell: the machine is busy (2.1 cores by others); run again when idle"
+    vague = Decision(
+        workload="bert", mode="infer", winner="eager", abstained=True, unclear=True,
+        sentence=sentence,
+    )  # fmt: skip
+    lines = drawn(msgspec.structs.replace(report, decision=(vague,)), 200).splitlines()
+    assert lines[0] == f"bert (infer): {sentence}"
+    assert sum(sentence in line for line in lines) == 1
 
 
 @pytest.mark.parametrize("width", [80, 140])

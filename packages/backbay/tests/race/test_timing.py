@@ -3,8 +3,9 @@
 import time
 from pathlib import Path
 
+from backbay.decisions import Arm
 from backbay.race.given import InputSets
-from backbay.race.requests import Done, Open, Opened, Renew
+from backbay.race.requests import ArmSetup, Done, Open, Opened, Renew
 from backbay.race.timing import Limits, Timing
 from backbay.session import Lost, Refused, Session
 from backbay.timing.measure import Block, Timed
@@ -24,7 +25,7 @@ class Client:
         if not self.running:
             raise Lost("no answer: it is stopped", "timeout")
         if isinstance(request, Open):
-            self.ready += request.backends
+            self.ready += tuple(x.name for x in request.arms)
             step_s = {x: 3600.0 if x == "hour_long" else 1.0 for x in self.ready}
             return Opened(step_s=step_s, failed={}, most_calls=9)
         if isinstance(request, Renew):
@@ -38,7 +39,7 @@ class Client:
         if "slow_clock" in self.ready:
             time.sleep(1e-4)
         if "takes_time" in self.ready:
-            time.sleep(0.2)
+            time.sleep(0.4)
         self.blocks += 1
         if "slow_clock" in self.ready:
             return Timed(seconds=1e-6, whole_s=1e-6)
@@ -59,7 +60,7 @@ class Client:
 
 class WithoutEager(Client):
     def ask(self, request, *, timeout_s):
-        if isinstance(request, Open) and request.backends == ("eager",):
+        if isinstance(request, Open) and [x.name for x in request.arms] == ["eager"]:
             raise Refused("no")
         return super().ask(request, timeout_s=timeout_s)
 
@@ -68,6 +69,7 @@ def timed(*names, apart=(), client=Client, **limits):
     opened = []
     timing = Timing(
         setup=SETUP,
+        arms={x: ArmSetup(arm=Arm(backend=x)) for x in names},
         digest="",
         open_session=lambda: Session(lambda: client(opened)),
         limits=Limits(**{"backend_s": 1e6, "timing_s": 1.0} | limits),
@@ -195,7 +197,7 @@ def test_who_takes_longer_than_its_limit_is_cut_off_and_says_so():
     timing, _ = timed("eager", "a", "hour_long", backend_s=40_000.0)
     assert groups(timing) == [("eager", "a")]
     assert timing.lost == {
-        "hour_long": ("timeout", "to time it takes 1.3e+05 s, and it has 4e+04 s")
+        "hour_long": ("timeout", "to time it takes 4.32e+04 s, and it has 4e+04 s")
     }
 
 

@@ -131,7 +131,7 @@ def test_file_that_failed_is_read_anew(write):
         ("nn.Identity()", "returned a Identity: return (model, args), (model, args, kwargs) or a"),
         ("None", "returned None: return (model, args)"),
         ("(1, 2, 3, 4)", "returned a tuple of 4: return (model, args)"),
-        ("torch.relu, (torch.ones(1),)", "as the model: it must be a torch.nn.Module"),
+        ("3, (torch.ones(1),)", "gave a int as the model: it must be a torch.nn.Module or a"),
         ("nn.Identity(), torch.ones(1)", "gave a Tensor as the positional inputs: they must be"),
         ("nn.Identity(), (), [1]", "gave a list as the keyword inputs: they must be a dict"),
         ("nn.Identity(), (), {1: 2}", "gave a dict as the keyword inputs: they must be a dict"),

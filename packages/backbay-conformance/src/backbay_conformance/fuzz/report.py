@@ -19,10 +19,10 @@ class Find(msgspec.Struct, frozen=True, kw_only=True):
     """Of the minimised program, where that could be run; else of the first."""
     seeds: tuple[int, ...]
     """Every program that showed it."""
-    program: Program
-    """Minimised."""
-    repro: str
-    """One file of plain PyTorch."""
+    program: Program | None = None
+    """Minimised; ``null`` where that was not done: there were too many, or it was interrupted."""
+    repro: str = ""
+    """One file of plain PyTorch; empty where there is no program."""
     link: str = ""
     """Of a known find: the issue."""
 
@@ -42,6 +42,8 @@ class FuzzReport(msgspec.Struct, frozen=True, kw_only=True):
     minimising_s: float
     counts: dict[Status, int]
     finds: tuple[Find, ...]
+    partial: bool = False
+    """Whether it was interrupted."""
 
     @property
     def programs_an_hour(self) -> float:
@@ -66,6 +68,8 @@ def as_text(report: FuzzReport) -> str:
         f"from seed {report.first_seed} (grammar {report.grammar}) in {report.seconds:.0f} s, "
         f"{report.programs_an_hour:.0f} an hour; {report.minimising_s:.0f} s more to minimise"
     )
+    if report.partial:
+        head += "; interrupted"
     lines = [head, counts or "nothing was run"]
     for standing, title in (
         ("new", "new"),
@@ -84,4 +88,6 @@ def _find(find: Find) -> list[str]:
     lines = [f"- {find.result.status}: {find.result.reason}", f"  programs {seeds}"]
     if find.standing == "known":
         return [*lines, f"  {find.link}"]
+    if not find.repro:
+        return [*lines, "  not made small"]
     return [*lines, "", *(f"    {x}".rstrip() for x in find.repro.splitlines())]

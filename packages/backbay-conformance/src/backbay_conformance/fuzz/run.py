@@ -3,6 +3,7 @@
 Programs run in child processes: a crash and a hang are finds. No torch in this process.
 """
 
+import contextlib
 import itertools
 import re
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from backbay.errors import Interrupted
 from backbay.registry import Registry, default_registry
 from backbay_conformance import pool
 from backbay_conformance.fuzz import known as knowing
@@ -64,6 +66,8 @@ def fuzz(
         registry: says which device is the default.
 
     Raises:
+        Interrupted: by Ctrl-C; it has the report of the programs that were run. Finds that were not
+            made small have no program.
         InputError: the backend does not exist or does not run here.
     """
     setup = SuiteSetup(
@@ -77,22 +81,31 @@ def fuzz(
     run = _Run(setup=setup, numbers=itertools.count(seed), tell=tell)
     run.known = knowing.shipped() if known is None else tuple(known)
     run.torch = str(registry.environment.torch_build["__version__"])
+    interruption: KeyboardInterrupt | None = None
     with tempfile.TemporaryDirectory(prefix="backbay-fuzz-") as caches:
         run.caches = Path(caches)
-        spent = run.programs(seconds, workers or pool.usual_workers())
-        start = time.monotonic()
-        finds = tuple(run.finds())
-    return FuzzReport(
+        try:
+            with run.timed("programs"):
+                run.programs(seconds, workers or pool.usual_workers())
+            with run.timed("minimising"):
+                run.minimise()
+        except KeyboardInterrupt as stopped:
+            interruption = stopped
+    report = FuzzReport(
         backend=backend,
         device=setup.device,
         torch=run.torch,
         first_seed=seed,
         programs=sum(run.counts.values()),
-        seconds=spent,
-        minimising_s=time.monotonic() - start,
+        seconds=run.spent["programs"],
+        minimising_s=run.spent["minimising"],
         counts=dict(run.counts.most_common()),
-        finds=finds,
+        finds=run.finds(),
+        partial=interruption is not None,
     )
+    if interruption is not None:
+        raise Interrupted(report) from interruption
+    return report
 
 
 def same_find(result: Result) -> tuple[Status, str]:
@@ -111,16 +124,28 @@ class _Run:
     caches: Path = field(default_factory=Path)
     counts: Counter[Status] = field(default_factory=Counter)
     failed: dict[tuple[Status, str], list[Result]] = field(default_factory=dict)
+    small: dict[object, Find] = field(default_factory=dict)
+    """Finds whose program was made small, by what tells them apart."""
+    spent: dict[str, float] = field(default_factory=lambda: {"programs": 0.0, "minimising": 0.0})
+    """Seconds, by what they were spent on."""
 
-    def programs(self, seconds: float, workers: int) -> float:
-        """Run programs side by side for a time, and return the time that it took."""
+    @contextlib.contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Count the seconds of the block, also where it is interrupted."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent[what] += time.monotonic() - start
+
+    def programs(self, seconds: float, workers: int) -> None:
+        """Run programs side by side for a time."""
         sessions = [self._session() for _ in range(workers)]
         sessions[0].ready()  # what it takes to load the backend is not counted
         start = time.monotonic()
         in_time = itertools.takewhile(lambda _: time.monotonic() < start + seconds, self.numbers)
         cases = ((f"programs/fuzz/{number}", PROGRAM_S) for number in in_time)
         pool.run_side_by_side(sessions, cases, self._note)
-        return time.monotonic() - start
 
     def _session(self) -> pool.CaseSession:
         return pool.CaseSession(
@@ -133,24 +158,36 @@ class _Run:
         if result.status in FAILURES or result.status == "upstream":
             self.failed.setdefault(same_find(result), []).append(result)
 
-    def finds(self) -> Iterator[Find]:
+    def minimise(self) -> None:
         """Make the finds small, and attribute each; what turns out alike is one find."""
-        found: dict[object, Find] = {}
         with self._session() as session:
-            for results in itertools.islice(self.failed.values(), FINDS):
+            for key, results in [*self.failed.items()][:FINDS]:
                 find = self._find(session, results)
-                kinds = [(x.kind, re.sub(r"\d+", "", x.expr)) for x in find.program.statements]
-                key = same_find(find.result), find.program.train, tuple(kinds)
-                if key in found:
-                    seeds = tuple(sorted({*found[key].seeds, *find.seeds}))
-                    find = msgspec.structs.replace(found[key], seeds=seeds)
-                found[key] = find
+                self._keep(find)
+                del self.failed[key]
+
+    def _keep(self, find: Find) -> None:
+        assert find.program is not None
+        kinds = [(x.kind, re.sub(r"\d+", "", x.expr)) for x in find.program.statements]
+        key = same_find(find.result), find.program.train, tuple(kinds)
+        if key in self.small:
+            seeds = tuple(sorted({*self.small[key].seeds, *find.seeds}))
+            find = msgspec.structs.replace(self.small[key], seeds=seeds)
+        self.small[key] = find
+
+    def finds(self) -> tuple[Find, ...]:
+        """Return the finds: those that were made small, and those that were not."""
         order: tuple[Standing, ...] = ("new", "upstream", "known")
-        yield from sorted(found.values(), key=lambda x: order.index(x.standing))
+        return tuple(
+            sorted(
+                [*self.small.values(), *map(_as_found, self.failed.values())],
+                key=lambda x: order.index(x.standing),
+            )
+        )
 
     def _find(self, session: pool.CaseSession, results: Sequence[Result]) -> Find:
         first = results[0]
-        shown = session.ask(Show(seed=int(first.id.rpartition("/")[2])), timeout_s=PROGRAM_S)
+        shown = session.ask(Show(seed=_seed(first)), timeout_s=PROGRAM_S)
         assert isinstance(shown, Shown)  # it was run before
 
         def run(candidate: Program) -> Result:
@@ -168,7 +205,7 @@ class _Run:
             standing=standing if covered is None else "known",
             link="" if covered is None else covered.link,
             result=result,
-            seeds=tuple(int(x.id.rpartition("/")[2]) for x in results),
+            seeds=tuple(map(_seed, results)),
             program=small,
             repro=repro(
                 small,
@@ -179,6 +216,15 @@ class _Run:
                 torch=self.torch,
             ),
         )
+
+
+def _as_found(results: Sequence[Result]) -> Find:
+    standing: Standing = "upstream" if results[0].status == "upstream" else "new"
+    return Find(standing=standing, result=results[0], seeds=tuple(map(_seed, results)))
+
+
+def _seed(result: Result) -> int:
+    return int(result.id.rpartition("/")[2])
 
 
 def _alike(one: tuple[Status, str], other: tuple[Status, str]) -> bool:

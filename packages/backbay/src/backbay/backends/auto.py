@@ -6,8 +6,10 @@ file that was imported (``backbay decisions import``). Where nothing was decided
 
 from backbay import compile_log
 from backbay.backends.delegating import FALLBACK, Asked, Choice, Delegating
-from backbay.choose import Decision, Store
-from backbay.choose.place import place_of
+from backbay.decisions import Decision, Store
+from backbay.decisions.arm import WHOLE
+from backbay.decisions.place import place_of
+from backbay.decisions.standing import why_not
 from backbay.errors import InputError
 from backbay.graph.region import captured_digest
 from backbay.kit.codegen import registry_in_use
@@ -55,18 +57,11 @@ class Auto(Delegating):
 
 def _why_not(decision: Decision, device: str) -> str | None:
     """Return why what was decided can't be used here; nothing where it can."""
-    registry = registry_in_use()
-    name = decision.arm.backend
-    if name == NAME:
+    if decision.arm.backend == NAME:
         return "it can't be its own choice"
-    try:
-        origin = registry.require(name, device).origin
-    except InputError as error:
-        return str(error)
-    then = decision.place.versions.get(origin.distribution or "")
-    if then is not None and then != origin.version:
-        return f"that was with {origin.distribution} {then}, and here is {origin.version}"
-    return None
+    if decision.arm.scope != WHOLE:
+        return "it compiles parts of a model, and a graph is all that is known here"
+    return why_not(decision, device, registry_in_use())
 
 
 def _note(problem: str) -> None:

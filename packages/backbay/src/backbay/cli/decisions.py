@@ -12,7 +12,7 @@ from backbay.cli.files import whole
 from backbay.errors import InputError, escaped, plain
 
 if TYPE_CHECKING:
-    from backbay.choose import Decision, Store
+    from backbay.decisions import Decision, Store
 
 SCHEMA = "backbay.decisions/1"
 
@@ -85,7 +85,7 @@ def forget_command(*, names: Sequence[str], everything: bool) -> None:
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def export_command(*, file: Path) -> None:
     """Write every decision to FILE, as JSON."""
-    from backbay.choose.exchange import encoded  # noqa: PLC0415 (msgspec, only where needed)
+    from backbay.decisions.exchange import encoded  # noqa: PLC0415 (msgspec, only where needed)
 
     found = _store().decisions()
     with whole(file) as neighbour:
@@ -100,7 +100,7 @@ def import_command(*, file: Path) -> None:
 
     They decide which backends compile, with which options: import a file as you would run code.
     """
-    from backbay.choose.exchange import read  # noqa: PLC0415 (as above)
+    from backbay.decisions.exchange import read  # noqa: PLC0415 (as above)
 
     found = read(file)
     _store().keep_all(found)
@@ -108,7 +108,7 @@ def import_command(*, file: Path) -> None:
 
 
 def _store() -> "Store":
-    from backbay.choose import Store  # noqa: PLC0415 (msgspec and SQLite, only where needed)
+    from backbay.decisions import Store  # noqa: PLC0415 (msgspec and SQLite, only where needed)
 
     return Store(on_problem=lambda problem: click.echo(plain(problem), err=True))
 
@@ -134,6 +134,9 @@ def _document(decision: "Decision") -> dict[str, Any]:
         "backend": decision.arm.backend,
         "mode": decision.arm.mode,
         "options": decision.arm.options,
+        "scope": decision.arm.scope,
+        "objective": decision.objective,
+        "raced": decision.raced,
         "why": decision.why,
         "over_eager": decision.over_eager,
         "interval": decision.interval,

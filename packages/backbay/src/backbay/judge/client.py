@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
@@ -52,6 +53,7 @@ class Judge:
         self._bank = folder / "bank.pt"
         self._open_session = open_session
         self._timeout_s = timeout_s
+        self._lock = threading.Lock()
         self._keeper: Session[Request, Reply] = SERVICE.session()
 
     def __enter__(self) -> Self:
@@ -92,8 +94,9 @@ class Judge:
 
     def _ask(self, request: Request) -> Reply:
         """Ask the child that keeps the reference, which is stopped in between."""
-        self._keeper.resume()
-        try:
-            return self._keeper.ask(request, timeout_s=self._timeout_s)
-        finally:
-            self._keeper.stop()
+        with self._lock:  # trials run side by side
+            self._keeper.resume()
+            try:
+                return self._keeper.ask(request, timeout_s=self._timeout_s)
+            finally:
+                self._keeper.stop()

@@ -1,6 +1,7 @@
 """Answers a judge's requests. No backend is ever loaded where this runs."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from backbay.judge.requests import (
 from backbay.proof import Proof, Step, Verdict, Workload, digest, evidence, unchanged
 from backbay.proof.bank import Bank, make_bank
 from backbay.timing.device import device_name, synchronize
-from backbay.timing.memory import peak_bytes, reset_peak
+from backbay.timing.memory import free_bytes, peak_bytes, reset_peak
 
 _RANDOM = (
     "the model draws random numbers: it was proven with Inductor's fallback_random, which draws "
@@ -69,6 +70,7 @@ class JudgeHandler:
             digest=fingerprint,
             device_name=device_name(device),
             peak_bytes=peak,
+            free_bytes=free_bytes(device),
             seeds=bank.seeds,
             reduced=golden.reduced,
             draws_random=golden.draws_random,
@@ -145,5 +147,6 @@ def _worst(proofs: list[tuple[Piece, Proof]]) -> Judged:
         index=worst.index if piece.picked is None else None,
         ulps=worst.ulps,
         ratio=worst.ratio,
+        allowed=worst.severity if math.isfinite(worst.severity) else None,
         tensors=max(len(x.verdicts) for _, x in proofs),
     )

@@ -33,8 +33,12 @@ _VALUES = {
 }
 """Decides what others compute."""
 
-_INDUCTORS = ("_TORCHINDUCTOR_", "TRITON_PTXAS_PATH")
-"""Inductor's own notes to its children, and where it has found CUDA's assembler."""
+_INDUCTORS = (
+    *("_TORCHINDUCTOR_", "TRITON_PTXAS_PATH"),
+    *("DISABLE_CUPTI_LAZY_REINIT", "TEARDOWN_CUPTI"),
+)
+"""Inductor's own notes to its children, where it has found CUDA's assembler, and what it tells the
+profiler where a mode asks for CUDA graphs."""
 
 _REST = {
     "the working directory": os.getcwd,
@@ -42,7 +46,8 @@ _REST = {
         x: y for x, y in os.environ.items() if not x.startswith(_INDUCTORS)
     },
     "signal handlers": lambda: {x: signal.getsignal(x) for x in signal.valid_signals()},
-    "the filters of warnings": lambda: len(warnings.filters),
+    # Others change nothing for anybody, and torch's own autotuning leaves some.
+    "warnings that are errors": lambda: [x for x in warnings.filters if x[0] == "error"],
 }
 
 _ALL: Mapping[str, Callable[[], Any]] = {**_VALUES, **_SPEED, **_REST}

@@ -64,6 +64,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     device_name: str
     peak_bytes: int | None
     """Of one step of eager."""
+    free_bytes: int | None
+    """Of the device, or of the machine where that is a CPU."""
     seeds: tuple[int, ...]
     """Of each set of inputs, what the elements are drawn from that are kept; the first keeps all,
     and has 0 here."""
@@ -104,6 +106,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """The same difference in units in the last place of the working dtype."""
     ratio: float | None = None
     """Root-mean-square error over eager's own root-mean-square error, in that tensor."""
+    allowed: float | None = None
+    """The error over what is allowed, by the strictest of the tests: above 1 is wrong."""
     tensors: int = 0
     """How many tensors were compared of one call, the one of which most were."""
 

@@ -1,6 +1,7 @@
 """Runs a whole race and returns its report."""
 
 import contextlib
+import dataclasses
 import datetime as dt
 import sys
 import tempfile
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from backbay.choose import Store
+from backbay.decisions import Arm, Store, parse_arm, parse_arms
+from backbay.decisions.arm import WHOLE
 from backbay.dependencies import check_installed
 from backbay.errors import InputError, Interrupted, WorkloadInvalid
 from backbay.judge.requests import SERVICE as JUDGE
@@ -18,11 +20,22 @@ from backbay.race import field
 from backbay.race.caches import Caches
 from backbay.race.decide import EAGER
 from backbay.race.keeping import keep
+from backbay.race.objective import Objective
 from backbay.race.record import Report, Settings
 from backbay.race.remedies import with_remedy
-from backbay.race.requests import SERVICE, Load, Loaded, Reply, Request
+from backbay.race.requests import (
+    SERVICE,
+    ArmSetup,
+    Check,
+    Checked,
+    Load,
+    Loaded,
+    Reply,
+    Request,
+)
 from backbay.race.timing import Limits
-from backbay.race.workload_race import Sessions, Tell, WorkloadRace
+from backbay.race.turns import Turns
+from backbay.race.workload_race import OnRow, Sessions, Tell, WorkloadRace
 from backbay.ranges import check_seconds, check_seed
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
@@ -34,13 +47,18 @@ from backbay.workloads.setup import (
     WorkloadSetup,
     check_device,
     check_dtype,
+    model_name,
     placed,
 )
 
 if TYPE_CHECKING:
     from backbay.proof import Workload
 
-_MODEL_PACKAGES = {"hf": ["transformers"], "timm": ["timm", "torchvision"]}
+_MODEL_PACKAGES = {
+    "hf": ["transformers"],
+    "diffusers": ["diffusers"],
+    "timm": ["timm", "torchvision"],
+}
 """Distributions whose versions a result depends on, by the prefix of a workload's reference."""
 
 Backends = (
@@ -52,6 +70,8 @@ Backends = (
 )
 """Names, or ``all``; or compiler functions by name."""
 
+_QUICK_S = 5.0
+_QUICK_AT_ONCE = 2
 _IN_PROCESS = (
     "the model object was raced in this process: neither cheats nor crashes are contained, "
     "and what ran here before may show in the numbers"
@@ -63,18 +83,27 @@ def run(
     workloads: "str | Sequence[str] | Workload" = DEFAULT,
     *,
     backends: Backends = None,
+    arms: str | Sequence[str | Arm] = (),
+    scopes: Sequence[str] = (WHOLE,),
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    objective: Objective = Objective(),  # noqa: B008 (it is immutable)
     require_all: bool = False,
     train: bool = False,
     dtype: str = "float32",
     device: str | None = None,
     size: str | None = None,
+    batch: int | None = None,
     seed: int = 0,
     limits: Limits | None = None,
+    quick: bool = False,
     store: Store | None = None,
     registry: Registry = default_registry,
     tell: Tell = lambda *_: None,
+    on_row: OnRow = lambda _: None,
+    turns: Turns | None = None,
 ) -> Report:
-    """Race backends on workloads: prove each right, time the survivors side by side, decide.
+    """Race arms on workloads: prove each right, time the survivors side by side, decide.
 
     Args:
         workloads: references (``decoder``, ``hf:llama``, ``timm:resnet50``, ``file.py:function``,
@@ -84,9 +113,16 @@ def run(
         backends: ``"all"``, or registered names, ``module:attribute`` or ``file.py:attribute``; for
             a `Workload` object also a mapping of names to compiler functions or registered names.
             ``all``, also among names, is every backend that is ready here and not tagged debug or
-            experimental; it is the default. Eager always takes part. A backend that is named and
-            does not run here, and a name that nobody knows, is a row with its reason, as long as
-            there is another to race.
+            experimental; it is the default where no arms are given. Eager always takes part. A
+            backend that is named and does not run here, and a name that nobody knows, is a row with
+            its reason, as long as there is another to race.
+        arms: what else is raced: backends with a mode and options, as `Arm` or as one writes them:
+            ``inductor@reduce-overhead``, ``backbay{parameter_hoist: true}``.
+        scopes: what of the model is compiled, each by every arm that does not say so itself:
+            ``whole``, ``blocks`` (its repeated layers, in place), or the name of a submodule.
+        dynamic: as torch.compile takes it, of every arm.
+        fullgraph: likewise.
+        objective: what is decided by; default: the time of calls one right after the other.
         require_all: refuse to race unless all that are named are ready.
         train: a step is forward and backward; else forward without gradients.
         dtype: ``float32``, ``bfloat16`` or ``float16``: of parameters and inputs. A `Workload`
@@ -94,11 +130,16 @@ def run(
         device: as torch spells it; default: the accelerator if there is one. A `Workload` object
             is raced where it is.
         size: of built-in workloads: ``tiny``, ``small`` or ``base``.
+        batch: rows of a workload's inputs, in place of as many as it has; not of an object's.
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
-        store: where decisions are kept, of races in child processes; none are if there is none.
+        quick: look for a first answer: of the backends, where none is named, Inductor and what is
+            made of it; two arms at once; 5 s of timing.
+        store: where decisions are kept; none are if there is none.
         registry: where names are looked up.
-        tell: called with workload, backend, what is going on, and how far it is (or nothing).
+        tell: called with workload, arm, what is going on, and how far it is (or nothing).
+        on_row: called with each row when it has come, and again when it has times.
+        turns: how others are kept away from the device while arms are timed; default: nobody is.
 
     Raises:
         InputError: what was asked for does not exist or cannot run here; nothing was raced.
@@ -106,6 +147,9 @@ def run(
     """
     check_installed("a race")
     limits = limits or Limits()
+    if quick:
+        timing_s, at_once = min(limits.timing_s, _QUICK_S), limits.at_once or _QUICK_AT_ONCE
+        limits = dataclasses.replace(limits, timing_s=timing_s, at_once=at_once)
     _check_numbers(seed, limits)
     if not isinstance(workloads, str | Sequence):
         device, dtype = placed(workloads)
@@ -113,19 +157,46 @@ def run(
     check_device(device, registry)
     if isinstance(workloads, str | Sequence):
         check_dtype(dtype)
+    elif batch is not None:
+        raise InputError("a Workload object has the batch that it has: give no other")
     mode: Mode = "train" if train else "infer"
     setups = [
-        WorkloadSetup(workload=name, size=size, mode=mode, dtype=dtype, device=device, seed=seed)
+        WorkloadSetup(
+            workload=name,
+            size=size,
+            mode=mode,
+            dtype=dtype,
+            device=device,
+            seed=seed,
+            batch=batch,
+        )
         for name in _references(workloads)
     ]
     same_process = not isinstance(workloads, str | Sequence)
     entrants = _entrants(
-        registry, backends, device, same_process=same_process, require_all=require_all
+        registry, backends, _arms(arms), device, same_process=same_process, require_all=require_all
     )
+    if quick and backends is None and not arms:
+        entrants = field.quick(registry, entrants)
+    entrants = field.scoped(entrants, scopes)
     sessions, notes, references = _sessions(workloads, backends, setups, registry, entrants)
     same_process = references is None
+    compiled = {
+        x.name: ArmSetup(
+            arm=x.arm,
+            reference=(references or {}).get(x.arm.backend),
+            dynamic=dynamic,
+            fullgraph=fullgraph,
+        )
+        for x in entrants
+    }
+    _check_arms([compiled[x.name] for x in entrants if x.unavailable is None], sessions)
     settings = Settings(
-        backends=tuple(entrant.name for entrant in entrants),
+        backends=tuple(dict.fromkeys(x.arm.backend for x in entrants)),
+        arms=tuple(compiled),
+        dynamic=dynamic,
+        fullgraph=fullgraph,
+        objective=objective,
         mode=mode,
         dtype=dtype,
         device=device,
@@ -137,11 +208,14 @@ def run(
             races,
             setups,
             entrants,
+            compiled,
             sessions,
             limits=limits,
+            objective=objective,
             tell=tell,
-            references=references or {},
-            capture=store is not None and not same_process,
+            on_row=on_row,
+            turns=turns or Turns(),
+            capture=store is not None,
         )
     except KeyboardInterrupt as stopped:
         if not races:
@@ -149,7 +223,7 @@ def run(
         notes = (*notes, _INTERRUPTED.format(workload=races[-1].workload))
         report = _report(races, settings, registry, notes, same_process=same_process)
         raise Interrupted(msgspec.structs.replace(report, partial=True)) from stopped
-    if store is not None and not same_process:
+    if store is not None:
         notes = (*notes, *keep(races, store))
     return _report(races, settings, registry, notes, same_process=same_process)
 
@@ -164,12 +238,15 @@ def _race_all(
     races: list[WorkloadRace],
     setups: Sequence[WorkloadSetup],
     entrants: Sequence[field.Entrant],
+    arms: Mapping[str, ArmSetup],
     sessions: Sessions,
     *,
     limits: Limits,
+    objective: Objective,
     tell: Tell,
+    on_row: OnRow,
+    turns: Turns,
     capture: bool,
-    references: Mapping[str, str],
 ) -> None:
     """Race every workload, one after the other; what they leave on disk is gone afterwards.
 
@@ -180,13 +257,16 @@ def _race_all(
             race = WorkloadRace(
                 setup=setup,
                 entrants=entrants,
+                arms=arms,
                 caches=Caches(Path(folder)),
                 folder=Path(folder) / f"workload-{number}",
                 sessions=sessions,
                 limits=limits,
+                objective=objective,
                 tell=tell,
+                on_row=on_row,
+                turns=turns,
                 capture=capture,
-                references=references,
             )
             races.append(race)
             race.run()
@@ -197,25 +277,70 @@ def _references(workloads: "str | Sequence[str] | Workload") -> list[str]:
         return [workloads]
     if isinstance(workloads, Sequence):
         return list(dict.fromkeys(workloads)) or [DEFAULT]
-    return [workloads.name or type(workloads.model).__name__]
+    return [workloads.name or model_name(workloads)]
+
+
+def _arms(arms: str | Sequence[str | Arm]) -> list[Arm]:
+    if isinstance(arms, str):
+        return parse_arms(arms)
+    return [parse_arm(x) if isinstance(x, str) else x for x in arms]
+
+
+def entrants(
+    arms: str | Sequence[str | Arm], scopes: Sequence[str], device: str, registry: Registry
+) -> list[field.Entrant]:
+    """Return who takes part in a race in this process.
+
+    Raises:
+        InputError: nobody can.
+    """
+    found = field.chosen(registry, _arms(arms), device, same_process=True)
+    return field.scoped(found, scopes)
 
 
 def _entrants(
-    registry: Registry, backends: Backends, device: str, *, same_process: bool, require_all: bool
+    registry: Registry,
+    backends: Backends,
+    arms: Sequence[Arm],
+    device: str,
+    *,
+    same_process: bool,
+    require_all: bool,
 ) -> list[field.Entrant]:
     if isinstance(backends, Mapping):
-        others = [field.Entrant(name=name) for name in backends if name != EAGER]
-        return [field.Entrant(name=EAGER), *others]
-    if backends is None:
-        backends = field.ALL
-    names: Sequence[str] = [backends] if isinstance(backends, str) else backends
-    return field.chosen(
+        named = [field.Entrant(arm=Arm(backend=name)) for name in backends if name != EAGER]
+        given = [field.Entrant(arm=x) for x in arms if x.backend in backends]
+        arms = [x for x in arms if x.backend not in backends]
+    else:
+        if backends is None:
+            backends = () if arms else field.ALL
+        names = [backends] if isinstance(backends, str) else backends
+        arms = [*(Arm(backend=name) for name in names), *arms]
+        named = given = []
+    others = field.chosen(
         registry,
-        names,
+        arms,
         device.partition(":")[0],
         same_process=same_process,
         require_all=require_all,
     )
+    return list({x.name: x for x in (others[0], *named, *given, *others[1:])}.values())
+
+
+def _check_arms(arms: Sequence[ArmSetup], sessions: Sessions) -> None:
+    """Check modes and options before the first minute is spent.
+
+    Raises:
+        InputError: a backend does not take its own.
+    """
+    configured = tuple(x for x in arms if x.arm.mode or x.arm.options)
+    if not configured:
+        return
+    with sessions.backends({}) as session, contextlib.suppress(NoReply):  # a row will say why
+        checked = session.ask(Check(arms=configured), timeout_s=Limits().backend_s)
+        assert isinstance(checked, Checked)
+        if checked.problems:
+            raise InputError("; ".join(checked.problems))
 
 
 def _sessions(
@@ -261,6 +386,7 @@ def _here(
 
     handler, reference = RaceHandler(workload, given, registry), JudgeHandler(workload)
     return Sessions(
+        here=True,
         reference=lambda environment: JUDGE.here(reference, environment),
         backends=lambda environment: SERVICE.here(handler, environment),
     )
@@ -285,7 +411,7 @@ def _rebuilt(
     rebuilding.check_named(workload)
     if registry is not default_registry:
         raise rebuilding.NotRebuilt("other processes have another registry")
-    names = [x.name for x in entrants if x.unavailable is None]
+    names = list(dict.fromkeys(x.arm.backend for x in entrants if x.unavailable is None))
     references = rebuilding.references(registry, names, given)
     backends = tuple(references.get(name, name) for name in names if name != EAGER)
     try:
@@ -346,7 +472,7 @@ def _report(
         isolation="in_process" if same_process else "process",
         decision=tuple(decision for decision in decisions if decision is not None),
         results=tuple(
-            with_remedy(result, specs[result.backend], registry.environment)
+            with_remedy(result, specs[result.arm], registry.environment)
             for race in races
             for result in race.results
         ),

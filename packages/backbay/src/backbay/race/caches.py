@@ -1,65 +1,67 @@
-"""Compiler caches of a race: empty for every trial, and kept for the timing that follows.
+"""Compiler caches of a race: each arm has its own, empty for its trial, kept for the timing.
 
-Everything happens under one path, because compiled artefacts hold absolute paths: a trial's cache
-is moved aside when the trial ends, and the survivors' are laid on top of each other to be timed.
+An arm's cache stays where it is, because compiled artefacts hold absolute paths: the process that
+times all arms points the compilers at one after the other. What a toolchain finds out about the
+machine, the same for each arm, is found out once.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 
 class Caches:
-    """The cache folder that every compiler of a race is pointed at."""
+    """The cache folders that the compilers of a race are pointed at."""
 
     def __init__(self, root: Path) -> None:
-        self._live = root / "cache"
-        self._kept = root / "kept"
-        self._temporary = root / "tmp"
+        self._root = root / "caches"
+        self._toolchain = root / "toolchain"
 
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Environment variables that point Inductor and Triton at the folder.
+    def folder(self, arm: str) -> Path:
+        """Return where an arm's cache is."""
+        name = hashlib.sha256(arm.encode()).hexdigest()[:16]  # an arm may be named by a path
+        return self._root / name / "cache"
 
-        Temporary files have one beside it: a compiler that is killed leaves them.
+    def environment(self, arm: str) -> Mapping[str, str]:
+        """Return the environment variables that point compilers at an arm's cache.
+
+        Temporary files have a folder beside it: a compiler that is killed leaves them.
         """
-        return {
-            "TMPDIR": str(self._temporary),
-            "TORCHINDUCTOR_CACHE_DIR": str(self._live),
-            "TRITON_CACHE_DIR": str(self._live / "triton"),
-        }
+        folder = self.folder(arm)
+        return {"TMPDIR": str(folder.parent / "tmp"), **variables(str(folder))}
 
-    def empty(self) -> None:
-        """Start with nothing cached."""
-        shutil.rmtree(self._live, ignore_errors=True)
-        self._live.mkdir(parents=True)
-        shutil.rmtree(self._temporary, ignore_errors=True)
-        self._temporary.mkdir(exist_ok=True)
+    def empty(self, arm: str) -> None:
+        """Start with nothing cached but what `share_toolchain` has kept."""
+        folder = self.folder(arm)
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        (folder.parent / "tmp").mkdir(parents=True)
+        folder.mkdir()
+        if self._toolchain.exists():
+            shutil.copytree(self._toolchain, folder, copy_function=_link, dirs_exist_ok=True)
 
-    def keep(self, backend: str) -> None:
-        """Move aside what a backend's trial left."""
-        self._kept.mkdir(exist_ok=True)
-        self._live.rename(self._kept_by(backend))
+    def share_toolchain(self, arm: str) -> None:
+        """Keep for the others what an arm's cache holds before it has compiled a model.
 
-    def restore(self, backends: Iterable[str]) -> None:
-        """Lay out what these backends' trials left, so that the same compile is a cache hit."""
-        self.empty()
-        for kept in filter(Path.exists, map(self._kept_by, backends)):
-            shutil.copytree(kept, self._live, copy_function=_link, dirs_exist_ok=True)
+        That must be an arm of Inductor's own: what another backend leaves may be anything.
+        """
+        if not self._toolchain.exists():
+            with contextlib.suppress(OSError):  # a compiler may still be moving files
+                shutil.copytree(self.folder(arm), self._toolchain, copy_function=_link)
 
     def drop(self) -> None:
         """Forget everything: another workload's caches must not be hit."""
-        shutil.rmtree(self._kept, ignore_errors=True)
+        shutil.rmtree(self._root, ignore_errors=True)
 
-    def _kept_by(self, backend: str) -> Path:
-        return self._kept / hashlib.sha256(backend.encode()).hexdigest()  # may be named by a path
+
+def variables(folder: str) -> Mapping[str, str]:
+    """Return the environment variables that Inductor and Triton read their cache's place from."""
+    return {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}
 
 
 def _link(source: str, destination: str) -> None:
-    if Path(destination).exists():  # addressed by content: the same name is the same file
-        return
     try:
         os.link(source, destination)
     except OSError:

@@ -1,9 +1,13 @@
-"""Which backends take part, decided before anything is run."""
+"""Which arms take part, decided before anything is run."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
+import msgspec
+
+from backbay.decisions import Arm
+from backbay.decisions.arm import WHOLE
 from backbay.errors import BackendLoadError, BackendNotFound, InputError
 from backbay.race.decide import EAGER, INDUCTOR
 from backbay.registry import HIDDEN_TAGS, Availability, BackendSpec, Registry
@@ -15,31 +19,41 @@ ALL: Literal["all"] = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrant:
-    """One backend of the race."""
+    """One arm of the race."""
 
-    name: str
+    arm: Arm
     spec: BackendSpec | None = None
     """``None`` for eager, for a function named by where it is, and for a name that nobody knows."""
     unavailable: Availability | None = None
     """Why it is a row without a run."""
 
+    @property
+    def name(self) -> str:
+        """What its row is called."""
+        return str(self.arm)
+
+
+def eager() -> Entrant:
+    """Return what the others are measured by."""
+    return Entrant(arm=Arm(backend=EAGER))
+
 
 def chosen(
     registry: Registry,
-    names: Sequence[str],
+    arms: Sequence[Arm],
     device: str,
     *,
     same_process: bool,
     require_all: bool = False,
 ) -> list[Entrant]:
-    """Return the backends that the user named; eager is added, as what the others are measured by.
+    """Return the arms that the user named; eager is added, as what the others are measured by.
 
     One that does not run here takes part as a row with its reason. So does a name that nobody
     knows: on another machine the package that has it may be installed.
 
     Args:
         registry: where names are looked up.
-        names: what the user gave; ``all`` stands for what `by_default` returns.
+        arms: what the user gave; ``all`` stands for what `by_default` returns.
         device: the device type that they compile for.
         same_process: whether the race runs where the registry is; a child process has another.
         require_all: whether each that is named must be ready.
@@ -48,23 +62,38 @@ def chosen(
         BackendLoadError: a ``file.py:attribute`` names no file.
         InputError: one does not run here, and all must; or none does, so that there is no race. It
             is a `BackendNotFound` or `BackendUnavailable` where it is about one. Or a backend is
-            registered in this process only, and the race is in others.
+            registered in this process only, and the race is in others. Or eager, or ``all``, is
+            given a mode or options.
     """
     found = dict[str, Entrant]()
-    for name in names:
-        for entrant in _entrants(registry, name, device, same_process=same_process):
+    for arm in arms:
+        for entrant in _entrants(registry, arm, device, same_process=same_process):
             found.setdefault(entrant.name, entrant)
     entrants = [x for x in found.values() if x.name != EAGER]
     for entrant in entrants:
         if not same_process and _only_here(entrant.spec):
             raise InputError(
-                f"backend {entrant.name!r} is registered in this process, and the race runs in "
-                "others: name it FILE.py:FUNCTION, or race a Workload object"
+                f"backend {entrant.arm.backend!r} is registered in this process, and the race runs "
+                "in others: name it FILE.py:FUNCTION, or race a Workload object"
             )
     absent = [x for x in entrants if x.unavailable is not None]
-    if absent and (require_all or (absent == entrants and ALL not in names)):
+    if absent and (require_all or (absent == entrants and ALL not in map(str, arms))):
         _refuse(registry, absent, device)
-    return [Entrant(name=EAGER), *entrants]
+    return [eager(), *entrants]
+
+
+def scoped(entrants: Sequence[Entrant], scopes: Sequence[str]) -> list[Entrant]:
+    """Return each entrant once a scope, if its arm names none; eager compiles nothing.
+
+    One that does not run here stays one row.
+    """
+    found = dict[str, Entrant]()
+    for entrant in entrants:
+        once = entrant.arm.backend == EAGER or entrant.unavailable or entrant.arm.scope != WHOLE
+        for scope in [entrant.arm.scope] if once else scopes:
+            arm = msgspec.structs.replace(entrant.arm, scope=scope)
+            found.setdefault(str(arm), replace(entrant, arm=arm))
+    return list(found.values())
 
 
 def by_default(registry: Registry, device: str, *, same_process: bool) -> list[Entrant]:
@@ -73,7 +102,7 @@ def by_default(registry: Registry, device: str, *, same_process: bool) -> list[E
     Inductor is always a row: without a compiler a user must see why torch.compile would fail. What
     only stands for another backend is not raced beside it.
     """
-    entrants = [Entrant(name=EAGER)]
+    entrants = [eager()]
     for name, resolution in registry.resolutions().items():
         spec, here = resolution.spec, resolution.standing == "wins"
         stands_for_another = spec.alias_of is not None or "alias" in spec.tags
@@ -82,10 +111,20 @@ def by_default(registry: Registry, device: str, *, same_process: bool) -> list[E
             continue
         availability = registry.availability(name, device)
         if availability.ready:
-            entrants.append(Entrant(name=name, spec=spec))
+            entrants.append(Entrant(arm=Arm(backend=name), spec=spec))
         elif name == INDUCTOR:
-            entrants.append(Entrant(name=name, spec=spec, unavailable=availability))
+            entrants.append(Entrant(arm=Arm(backend=name), spec=spec, unavailable=availability))
     return entrants
+
+
+def quick(registry: Registry, entrants: Sequence[Entrant]) -> list[Entrant]:
+    """Return those who take part in a quick race: eager, Inductor, and what hands graphs to it."""
+
+    def is_inductors(name: str) -> bool:
+        spec = registry.spec(name)  # with its manifest, which is not read to list it
+        return "inductor" in {spec.options, spec.further_options}
+
+    return [x for x in entrants if x.arm.backend == EAGER or is_inductors(x.arm.backend)]
 
 
 def _only_here(spec: BackendSpec | None) -> bool:
@@ -93,8 +132,12 @@ def _only_here(spec: BackendSpec | None) -> bool:
 
 
 def _entrants(
-    registry: Registry, name: str, device: str, *, same_process: bool
+    registry: Registry, arm: Arm, device: str, *, same_process: bool
 ) -> Iterator[Entrant]:
+    name = arm.backend
+    if name in {EAGER, ALL} and not arm.plain:
+        what = "eager compiles nothing" if name == EAGER else "all stands for many backends"
+        raise InputError(f"arm {str(arm)!r}: {what}, and takes no mode, options or scope")
     if name == EAGER:
         return
     if name == ALL:
@@ -102,22 +145,22 @@ def _entrants(
         return
     target = parse(name)
     if target is None:
-        yield _registered(registry, name, device)
+        yield _registered(registry, arm, device)
         return
     try:
         target.check()
     except LookupError as error:
         raise BackendLoadError(f"backend {name!r}: {error}") from error
-    yield Entrant(name=name)
+    yield Entrant(arm=arm)
 
 
-def _registered(registry: Registry, name: str, device: str) -> Entrant:
+def _registered(registry: Registry, arm: Arm, device: str) -> Entrant:
     try:
-        spec = registry.resolution(name).spec
+        spec = registry.resolution(arm.backend).spec
     except BackendNotFound:
-        return Entrant(name=name, unavailable=_unknown(registry, name))
-    here = registry.availability(name, device)
-    return Entrant(name=name, spec=spec, unavailable=None if here.ready else here)
+        return Entrant(arm=arm, unavailable=_unknown(registry, arm.backend))
+    here = registry.availability(arm.backend, device)
+    return Entrant(arm=arm, spec=spec, unavailable=None if here.ready else here)
 
 
 def _unknown(registry: Registry, name: str) -> Availability:
@@ -135,7 +178,7 @@ def _refuse(registry: Registry, absent: Sequence[Entrant], device: str) -> NoRet
     errors = list[InputError]()
     for entrant in absent:
         try:
-            registry.require(entrant.name, device)
+            registry.require(entrant.arm.backend, device)
         except InputError as error:
             errors.append(error)
     raise errors[0] if len(errors) == 1 else InputError(" ".join(map(str, errors)))

@@ -1,6 +1,7 @@
 """Runs backends for a race: in a child process, or in this one for a model object."""
 
 import contextlib
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,15 +10,21 @@ from typing import Any, ClassVar
 import torch
 
 from backbay.causes import one_line
+from backbay.decisions import Arm
 from backbay.judge import process_state
 from backbay.judge.runs import Runs, state
 from backbay.proof import Workload, digest, evidence
 from backbay.proof.bank import Inputs
+from backbay.race.caches import variables
+from backbay.race.compiler import Compiler, compiler_of, problems
 from backbay.race.rebuilding import likeness
 from backbay.race.requests import (
+    ArmSetup,
     Call,
     CallRow,
     Capture,
+    Check,
+    Checked,
     Done,
     Finish,
     Hand,
@@ -31,7 +38,7 @@ from backbay.race.requests import (
     Try,
 )
 from backbay.race.ring import Ring, fitting
-from backbay.race.trial import EAGER, Trial, compiled
+from backbay.race.trial import Trial
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.timing import clock
 from backbay.timing.measure import Block, Timed
@@ -42,7 +49,7 @@ _RECOMPILE_LIMIT = 256
 
 
 class RaceHandler:
-    """One workload and the backends that have been compiled for it."""
+    """One workload and the arms that have been compiled for it."""
 
     requests: ClassVar[Any] = Request
 
@@ -85,8 +92,10 @@ class RaceHandler:
         with _room_for_all():
             return self._compiled_answer(request)
 
-    def _compiled_answer(self, request: Call | CallRow | Open | Block) -> Reply:
+    def _compiled_answer(self, request: Check | Call | CallRow | Open | Block) -> Reply:
         match request:
+            case Check():
+                return self._checked(request)
             case Call():
                 self._call(request)
                 return Done()
@@ -110,8 +119,17 @@ class RaceHandler:
         if request.backends is None:
             return Loaded(workload=workload.name)
         for backend in request.backends:
-            self._compiler(backend)
+            self._compiler(ArmSetup(arm=Arm(backend=backend)))
         return Loaded(workload=workload.name, likeness=likeness(workload))
+
+    def _checked(self, request: Check) -> Checked:
+        found = list[str]()
+        for setup in request.arms:
+            # What can't be loaded is a row that says why.
+            with contextlib.suppress(Exception):
+                wrong = problems(setup, self._backends, self._registry)
+                found += [f"arm {setup.name!r}: {x}" for x in wrong]
+        return Checked(problems=tuple(found))
 
     def _workload(self, setup: WorkloadSetup) -> Workload:
         self._device = torch.device(setup.device)
@@ -130,10 +148,8 @@ class RaceHandler:
         workload = self._same_workload(setup, request.digest)
         self._runs = None
         before = process_state.state()  # what a backend changes, it may change when it is imported
-        if request.reference is not None:
-            self._backends[request.backend] = request.reference
-        compiler = self._compiler(request.backend)
-        assert compiler is not None, "eager is what others are compared with"
+        compiler = self._compiler(request.arm)
+        assert compiler.backend is not None, "eager is what others are compared with"
         return Trial(
             workload,
             self._device,
@@ -149,7 +165,7 @@ class RaceHandler:
         if self._trial is not None:
             self._trial.call(inputs, fresh=request.fresh)
             return
-        self._ready.call(self._calls[request.backend], inputs, fresh=request.fresh)
+        self._ready.call(self._calls[request.arm], inputs, fresh=request.fresh)
 
     def _open(self, request: Open) -> Opened:
         setup = request.setup
@@ -165,19 +181,27 @@ class RaceHandler:
             self._varies = _differing(own, others)
             self._ring = None
         model = self._runs.step.workload.model
-        self._backends |= request.references
+        if request.cache:
+            os.environ |= variables(request.cache)
         step_s: dict[str, float] = {}
+        compile_s: dict[str, float] = {}
         failed: dict[str, str] = {}
-        for backend in request.backends:
+        for arm in request.arms:
             try:
-                self._calls[backend] = compiled(model, self._compiler(backend))
-                self._seconds(backend, calls=2)
-                step_s[backend] = self._seconds(backend, calls=1)
+                compiler = self._compiler(arm)
+                if request.warm:
+                    compiler.warm_up(self._device, train=setup.train)
+                self._calls[arm.name] = compiler.applied(model)
+                first_s = self._seconds(arm.name, calls=1)
+                self._seconds(arm.name, calls=1)
+                step_s[arm.name] = self._seconds(arm.name, calls=1)
+                if request.warm:
+                    compile_s[arm.name] = max(first_s - step_s[arm.name], 0.0)
             except Exception as error:  # noqa: BLE001 (a backend may raise anything)
                 traceback.print_exc()
-                failed[backend] = one_line(error)
+                failed[arm.name] = one_line(error)
         most = fitting(self._runs.step) - WARMUPS
-        return Opened(step_s=step_s, failed=failed, most_calls=max(1, most))
+        return Opened(step_s=step_s, compile_s=compile_s, failed=failed, most_calls=max(1, most))
 
     def _renew(self, request: Renew) -> Done:
         if self._ring is None or len(self._ring.steps) < request.calls:
@@ -194,24 +218,23 @@ class RaceHandler:
         last = self._ring.steps[number - 1]
         before = state(last) if request.sample else []
         calls = self._ring.calls(self._calls[request.backend], number)
-        taken, output = clock.block_of(calls, warmups=request.warmups, device=self._device)
+        taken, output = clock.block_of(
+            calls, warmups=request.warmups, device=self._device, waits=request.waits
+        )
         if request.sample:
             runs.hold_last(output, last, before)
         return Timed(seconds=taken, whole_s=clock.now() - start)
 
-    def _seconds(self, backend: str, calls: int) -> float:
-        step, call = self._ready.step, self._calls[backend]
+    def _seconds(self, arm: str, calls: int) -> float:
+        step, call = self._ready.step, self._calls[arm]
         return clock.seconds(lambda: step(call), calls, self._device)
 
     def _read(self, path: str) -> Inputs:
         found = evidence.read_tensors(path)
         return tuple(found[str(i)].to(self._device) for i in range(len(found)))
 
-    def _compiler(self, backend: str) -> str | CompilerFn | None:
-        given = self._backends.get(backend, backend)
-        if given == EAGER or not isinstance(given, str):
-            return None if given == EAGER else given
-        return self._registry.resolve(given)
+    def _compiler(self, setup: ArmSetup) -> Compiler:
+        return compiler_of(setup, self._backends, self._registry)
 
     def _same_workload(self, setup: WorkloadSetup, fingerprint: str) -> Workload:
         workload = self._workload(setup)

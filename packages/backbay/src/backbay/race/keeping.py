@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from backbay import choose
-from backbay.choose import Store, StoreError
+from backbay import decisions
+from backbay.decisions import Store, StoreError
 from backbay.race.record import EAGER
 from backbay.race.workload_race import WorkloadRace
 from backbay.registry import BackendSpec
@@ -16,33 +16,36 @@ KEPT = "kept as {names}: backend='backbay.auto' compiles as was decided, from no
 
 def keep(races: Sequence[WorkloadRace], store: Store) -> Iterator[str]:
     """Keep what was decided, and yield what a reader must know of it."""
-    decisions = [x for x in map(_decision, races) if x is not None]
-    if not decisions:
+    found = [x for x in map(_decision, races) if x is not None]
+    if not found:
         return
     try:
-        store.keep_all(decisions)
+        store.keep_all(found)
     except StoreError as error:
         yield f"the decision is not kept: {error}"
     else:
-        yield KEPT.format(names=", ".join(x.name for x in decisions))
+        yield KEPT.format(names=", ".join(x.name for x in found))
 
 
-def _decision(race: WorkloadRace) -> choose.Decision | None:
+def _decision(race: WorkloadRace) -> decisions.Decision | None:
     """Return what is kept of a race; nothing where it could not tell, or nobody could apply it."""
-    decided, specs = race.decision, {x.name: x.spec for x in race.entrants}
+    decided, entrants = race.decision, {x.name: x for x in race.entrants}
     if decided is None or decided.abstained or race.captured is None:
         return None
-    spec = specs[decided.winner]
-    if spec is None and decided.winner != EAGER:  # a function of a file: no name stands for it
+    arm, spec = entrants[decided.winner].arm, entrants[decided.winner].spec
+    nameless = spec is None or spec.origin.kind == "process"  # no other process finds it
+    if nameless and decided.winner != EAGER:
         return None
     place = race.captured.place
-    return choose.Decision(
+    return decisions.Decision(
         workload=race.workload,
         step=race.setup.mode,
         dtype=race.setup.dtype,
-        arm=choose.Arm(backend=decided.winner),
+        arm=arm,
         over_eager=decided.ratio_to_eager,
         interval=decided.ratio_to_eager_ci,
+        objective=str(race.objective),
+        raced=tuple(entrants),
         graphs=race.captured.graphs,
         place=msgspec.structs.replace(place, versions={**place.versions, **_provider(spec)}),
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),

@@ -1,12 +1,14 @@
 """A race as one HTML file."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from markupsafe import Markup
+
 from backbay.errors import plain
-from backbay.race.record import Report
-from backbay.race.sections import Row, Section, backends, sections, worded
+from backbay.race.record import Report, Settings
+from backbay.race.sections import Row, Section, arms, sections, worded
 from backbay.reporting import wording
 from backbay.reporting.page import command, rendered
 
@@ -24,11 +26,10 @@ def page(report: Report) -> str:
     """Return a report's page; the same report always gives the same text."""
     from backbay.race.plots import colours, plots  # noqa: PLC0415 (matplotlib: half a second)
 
-    settings, names = report.settings, backends(report)
-    chosen = ("--backends", ",".join(settings.backends)) if settings.backends else ()
+    settings, names = report.settings, arms(report)
     found = sections(report)
     workloads = _listed([section.workload for section in found], "workload")
-    title = f"{_listed(names, 'backend')} on {workloads}"
+    title = f"{_listed(names, 'arm')} on {workloads}"
     drawn = [plots(section, names, f"plot-{number}") for number, section in enumerate(found)]
     return rendered(
         "backbay.race",
@@ -36,22 +37,36 @@ def page(report: Report) -> str:
         noun="report",
         title=title if found else "Nothing was raced",
         sections=list(zip(found, map(_rows, found), drawn, strict=True)),
-        backends=names,
+        arms=names,
         colours=colours(names),
         command=command(
             "race",
             [x.workload for x in found],
-            chosen,
+            _asked(settings),
             mode=settings.mode,
             dtype=settings.dtype,
             device=settings.device,
             seed=settings.seed,
         ),
         overview=[(x, [_cell(x, name) for name in names]) for x in found] if len(found) > 1 else [],
+        changes=[(x, wording.ratio(x.speed, x.speed_ci)) for x in report.against.rows]
+        if report.against is not None
+        else [],
         memory=wording.size(report.machine.memory_bytes),
         cores=wording.counted(report.machine.cores, "core"),
         nothing=wording.NOTHING,
     )
+
+
+def _asked(settings: Settings) -> Iterator[str]:
+    """Yield the options that race the same arms."""
+    if settings.arms:
+        option = "--backends" if settings.arms == settings.backends else "--arms"
+        yield from (option, ",".join(settings.arms))
+    if settings.dynamic is not None:
+        yield "--dynamic" if settings.dynamic else "--no-dynamic"
+    if settings.fullgraph:
+        yield "--fullgraph"
 
 
 def _rows(section: Section) -> list[Row]:
@@ -76,13 +91,13 @@ def _aligned(readings: Sequence[wording.Reading]) -> list[wording.Reading]:
     return [
         reading
         if reading.value == wording.NOTHING
-        else wording.Reading(next(values), reading.interval)
+        else wording.Reading(Markup(next(values)), reading.interval)  # noqa: S704 (digits and spaces)
         for reading in readings
     ]
 
 
-def _cell(section: Section, backend: str) -> str:
-    result = next((r for r in section.results if r.backend == backend), None)
+def _cell(section: Section, arm: str) -> str:
+    result = next((r for r in section.results if r.arm == arm), None)
     if result is None:
         return wording.NOTHING
     if result.status != "ok":

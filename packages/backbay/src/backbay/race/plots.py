@@ -3,7 +3,9 @@
 Matplotlib takes half a second to import: only a page being drawn imports this.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import blended_transform_factory
 
 from backbay.errors import plain
+from backbay.race.crossings import lines, sentence
 from backbay.race.inline import COLOURS, FAINT, INK, PAPER, inline, stand_in
 from backbay.race.labels import label
 from backbay.race.record import EAGER, Result
@@ -26,11 +29,14 @@ _MARKERS = "osD^v"  # their shapes tell backends apart when the colours come rou
 _WIDTH = 460.0  # units of the drawing; on a page 460 wide, one unit is one pixel
 _MARGIN = 4.0
 _BELOW = 44.0  # the x axis: its numbers and its title
-_AXIS = 44.0  # the y axis, likewise
+AXIS = 44.0  # the y axis, likewise
 _ROW = 40.0
 _FONT = 12.5
 _SMALL = 11.0
 _LONGEST_NAME = 40
+_MOST_CALLS = 10  # times as many as where the last arm takes over
+_LINES_SHARE = 0.62  # of the width
+_STEPS = 60  # points of a line that is bent by its logarithmic axes
 _LOGARITHMIC_FROM = 20  # largest over smallest: beyond it, a linear axis hides the small ones
 
 _STYLE: dict[Any, Any] = {
@@ -70,20 +76,17 @@ class Plot:
     svg: str
 
 
-def plots(section: Section, backends: Sequence[str], prefix: str) -> list[Plot]:
+def plots(section: Section, arms: Sequence[str], prefix: str) -> list[Plot]:
     """Draw what was measured of one workload; nothing where there is nothing to compare.
 
     Args:
         section: the workload's results.
-        backends: every backend of the report, so that each keeps its colour across workloads.
+        arms: every arm of the report, so that each keeps its colour across workloads.
         prefix: begins every id in the drawings, so that none clashes with another on the page.
     """
-    series = _series(backends)
-    with mpl.rc_context():
-        # Not the user's matplotlibrc: the same report gives the same page everywhere.
-        mpl.rcdefaults()
-        mpl.rcParams.update(_STYLE)
-        drawn = [draw(section, series) for draw in (_speed, _samples, _compiling, _memory)]
+    series = _series(arms)
+    with styled():
+        drawn = [draw(section, series) for draw in (_speed, _samples, _total, _compiling, _memory)]
         return [
             Plot(
                 title=drawing.title,
@@ -96,14 +99,23 @@ def plots(section: Section, backends: Sequence[str], prefix: str) -> list[Plot]:
         ]
 
 
-def colours(backends: Sequence[str]) -> dict[str, int]:
-    """Return the number of each backend's colour, ``--series-N`` on the page."""
-    others = {name: number % COLOURS for name, number in _series(backends).items()}
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the page's style, and not in the user's: one report, one page, everywhere."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
+        yield
+
+
+def colours(arms: Sequence[str]) -> dict[str, int]:
+    """Return the number of each arm's colour, ``--series-N`` on the page."""
+    others = {name: number % COLOURS for name, number in _series(arms).items()}
     return {EAGER: COLOURS, **others}
 
 
-def _series(backends: Sequence[str]) -> dict[str, int]:
-    return {name: number for number, name in enumerate(n for n in backends if n != EAGER)}
+def _series(arms: Sequence[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(n for n in arms if n != EAGER)}
 
 
 @dataclass(frozen=True)
@@ -121,7 +133,7 @@ def _speed(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     readings = [wording.ratio(r.ratio_to_eager, r.ratio_to_eager_ci) for r in rows]
     figure, axes = _rows(rows, [str(reading) for reading in readings])
     for y, row in enumerate(rows):
-        _bar(axes, y, row.ratio_to_eager or 0.0, _colour(row.backend, series))
+        _bar(axes, y, row.ratio_to_eager or 0.0, _colour(row.arm, series))
         _whisker(axes, y, row.ratio_to_eager_ci)
     axes.axvline(1.0, color=INK, linewidth=1.0, linestyle=(0, (3, 3)))
     axes.set_xlim(left=0.0)
@@ -130,7 +142,7 @@ def _speed(section: Section, series: Mapping[str, int]) -> _Drawing | None:
         "Speed",
         "Eager's median time over each backend's; longer is faster, the dashed line is eager. "
         "Whiskers are 95 % confidence intervals.",
-        [f"{r.backend} {reading}" for r, reading in zip(rows, readings, strict=True)],
+        [f"{r.arm} {reading}" for r, reading in zip(rows, readings, strict=True)],
         figure,
     )
 
@@ -144,7 +156,7 @@ def _samples(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     for y, row in enumerate(rows):
         count = len(row.samples_ms)
         heights = [y + 0.3 * ((n + 0.5) / count - 0.5) for n in range(count)]
-        colour = _colour(row.backend, series)
+        colour = _colour(row.arm, series)
         axes.plot(row.samples_ms, heights, ".", color=colour, markersize=4.5, alpha=0.75)
         axes.plot([row.median_ms or 0.0] * 2, [y - 0.2, y + 0.2], color=INK, linewidth=1.4)
     _span(axes, [sample for row in rows for sample in row.samples_ms])
@@ -154,10 +166,48 @@ def _samples(section: Section, series: Mapping[str, int]) -> _Drawing | None:
         "One dot a round, the first round at the top of its band: a slope or a step down the band "
         "is drift. The upright line is the median.",
         [
-            f"{r.backend} median {reading.value} ms, "
+            f"{r.arm} median {reading.value} ms, "
             f"{wording.counted(len(r.samples_ms), 'sample')} from "
             f"{min(r.samples_ms):.4g} to {max(r.samples_ms):.4g} ms"
             for r, reading in zip(rows, readings, strict=True)
+        ],
+        figure,
+    )
+
+
+def _total(section: Section, series: Mapping[str, int]) -> _Drawing | None:
+    found = lines(section.timed, warm=section.objective.warm)
+    if len(found) < 2:  # noqa: PLR2004 (a line alone crosses nothing)
+        return None
+    meetings = section.crossings
+    most = _MOST_CALLS * max([1.0, *(x.calls for x in meetings), section.objective.calls or 1])
+    calls = [10 ** (math.log10(most) * step / _STEPS) for step in range(_STEPS + 1)]
+    figure, axes = axes_at(300.0, left=AXIS)
+    for line in found:
+        colour = _colour(line.arm, series)
+        axes.plot(calls, [line.total_s(x) for x in calls], color=colour, linewidth=1.8)
+    for meeting in (x for x in meetings if x.calls >= 1):
+        axes.plot(meeting.calls, meeting.line.total_s(meeting.calls), "o", color=INK, markersize=5)
+    axes.set_yscale("log")
+    axes.grid(visible=True, axis="y")
+    axes.yaxis.set_major_locator(LogLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _position: f"{x:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    _logarithmic(axes, calls)
+    axes.set_xlim(1.0, most ** (1 / _LINES_SHARE))  # the rest is for the names
+    axes.set_xlabel("calls")
+    axes.set_ylabel("seconds in all")
+    names = [wording.elided(plain(x.arm), _LONGEST_NAME) for x in found]
+    ends = [(most, x.total_s(most)) for x in found]
+    label(figure, axes, names, ends, font=_FONT, frame=(AXIS, _BELOW))
+    cache = "from a warm cache" if section.objective.warm else "in an empty cache"
+    return _Drawing(
+        "Total time against calls",
+        f"Compilation {cache} and so many calls; lower is better. A dot is where an arm takes "
+        f"over: {sentence(meetings)}.",
+        [
+            f"{x.arm} {wording.seconds(x.compile_s)} and {1e3 * x.call_s:.4g} ms a call"
+            for x in found
         ],
         figure,
     )
@@ -167,12 +217,12 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     rows = [r for r in section.timed if r.compile_s and r.ratio_to_eager is not None]
     if not rows:
         return None
-    figure, axes = _axes(300.0, left=_AXIS)
+    figure, axes = axes_at(300.0, left=AXIS)
     xs = [row.compile_s or 0.0 for row in rows]
     ys = [row.ratio_to_eager or 0.0 for row in rows]
     for row, x, y in zip(rows, xs, ys, strict=True):
-        marker = _MARKERS[series.get(row.backend, 0) // COLOURS % len(_MARKERS)]
-        colour = _colour(row.backend, series)
+        marker = _MARKERS[series.get(row.arm, 0) // COLOURS % len(_MARKERS)]
+        colour = _colour(row.arm, series)
         axes.plot([x, x], row.ratio_to_eager_ci or (y, y), color=colour, linewidth=1.5)
         axes.plot(x, y, marker, color=colour, markersize=8, markeredgecolor=PAPER)
     axes.axhline(1.0, color=INK, linewidth=1.0, linestyle=(0, (3, 3)))
@@ -184,15 +234,15 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     axes.set_xlabel("seconds to compile")
     axes.set_ylabel("times as fast as eager")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    names = [wording.elided(plain(r.backend), _LONGEST_NAME) for r in rows]
+    names = [wording.elided(plain(r.arm), _LONGEST_NAME) for r in rows]
     points = list(zip(xs, ys, strict=True))
-    label(figure, axes, names, points, font=_FONT, frame=(_AXIS, _BELOW))
+    label(figure, axes, names, points, font=_FONT, frame=(AXIS, _BELOW))
     return _Drawing(
         "Compile time against speed",
         "Up is faster, left compiles sooner; the dashed line is eager, which compiles nothing. "
         "The table says after how many calls compiling has paid off.",
         [
-            f"{row.backend} compiles in {wording.seconds(row.compile_s)} and is "
+            f"{row.arm} compiles in {wording.seconds(row.compile_s)} and is "
             f"{wording.ratio(row.ratio_to_eager, None)} eager, "
             f"pays off: {wording.calls(section.break_even(row))}"
             for row in rows
@@ -210,7 +260,7 @@ def _memory(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     unit = wording.size(largest).split()[-1]
     scale = 1024.0 ** wording.SIZES.index(unit)
     for y, row in enumerate(rows):
-        _bar(axes, y, (row.peak_bytes or 0) / scale, _colour(row.backend, series))
+        _bar(axes, y, (row.peak_bytes or 0) / scale, _colour(row.arm, series))
         if row.compile_peak_bytes:
             axes.plot(
                 [row.compile_peak_bytes / scale] * 2, [y - 0.2, y + 0.2], color=INK, linewidth=1.4
@@ -221,7 +271,7 @@ def _memory(section: Section, series: Mapping[str, int]) -> _Drawing | None:
         "Peak memory",
         "While running one compiled step. An upright line is the peak while compiling.",
         [
-            f"{r.backend} {wording.size(r.peak_bytes)} running, "
+            f"{r.arm} {wording.size(r.peak_bytes)} running, "
             f"{wording.size(r.compile_peak_bytes)} compiling"
             for r in rows
         ],
@@ -229,7 +279,8 @@ def _memory(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     )
 
 
-def _axes(height: float, *, left: float) -> tuple[Figure, Axes]:
+def axes_at(height: float, *, left: float) -> tuple[Figure, Axes]:
+    """Return a figure of this height, and axes that begin this far from its left end."""
     figure = Figure(figsize=(_WIDTH / 72, height / 72), dpi=72)
     FigureCanvasSVG(figure)
     axes = figure.add_axes(
@@ -247,14 +298,14 @@ def _axes(height: float, *, left: float) -> tuple[Figure, Axes]:
 
 def _rows(results: Sequence[Result], values: Sequence[str]) -> tuple[Figure, Axes]:
     """Draw a band for each backend, its name and value above it: names of any length fit."""
-    figure, axes = _axes(_ROW * len(results) + 50, left=_MARGIN)
+    figure, axes = axes_at(_ROW * len(results) + 50, left=_MARGIN)
     axes.set_ylim(len(results) - 0.6, -0.7)
     axes.yaxis.set_major_locator(NullLocator())
     axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
     axes.grid(visible=True, axis="x")
     place = blended_transform_factory(axes.transAxes, axes.transData)
     for y, (result, value) in enumerate(zip(results, values, strict=True)):
-        name = wording.elided(plain(result.backend), _LONGEST_NAME)
+        name = wording.elided(plain(result.arm), _LONGEST_NAME)
         text: dict[str, Any] = {"transform": place, "verticalalignment": "baseline"}
         axes.text(0.0, y - 0.28, name, **text)
         axes.text(1.0, y - 0.28, value, horizontalalignment="right", fontsize=_SMALL, **text)

@@ -12,6 +12,7 @@ from backbay.proof import Workload, digest
 from backbay.race.record import EAGER
 from backbay.registry import Registry
 from backbay.registry.target import reference_of
+from backbay.workloads.function_model import FunctionModel
 from backbay.workloads.reference import check
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -67,7 +68,8 @@ def likeness(workload: Workload) -> str:
     for name, module in workload.model.named_modules():
         hooks = [len(getattr(module, x)) for x in _HOOKS]
         whole.update(f"{name} {_class(module)} {module.training} {hooks} ".encode())
-        whole.update(_code(module.forward))
+        called = module.function if isinstance(module, FunctionModel) else module.forward
+        whole.update(_code(called))
     whole.update(b"no loss" if workload.loss is None else _code(workload.loss))
     return whole.hexdigest()
 

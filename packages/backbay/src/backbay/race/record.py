@@ -5,11 +5,15 @@ pages never imports torch. Times are in milliseconds where the name ends in ``_m
 where it ends in ``_s``; sizes are in bytes. A value that was not measured is ``null``, never zero.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from backbay.judge import Judgement
+from backbay.decisions import Arm
+from backbay.decisions.arm import WHOLE
+from backbay.judge import Judged, Judgement
+from backbay.race.comparison import Comparison
+from backbay.race.objective import Objective
 from backbay.reporting.machine import Machine
 from backbay.timing.interval import Interval
 from backbay.workloads.setup import Mode
@@ -29,6 +33,18 @@ class VerdictRecord(Judgement, frozen=True, kw_only=True):
 
     calls: int = 0
     """How many calls were judged."""
+
+    @classmethod
+    def of(cls, judged: Judged, calls: int) -> "VerdictRecord":
+        """Return the record of a judgement of so many calls."""
+        reason = judged.reason if judged.passed else f"{judged.reason} ({judged.what})"
+        same = {x: getattr(judged, x) for x in Judgement.__struct_fields__}
+        return cls(**same | {"reason": reason, "calls": calls})
+
+    @property
+    def why(self) -> str:
+        """Why it failed, and where; one line."""
+        return f"{self.where}: {self.reason}" if self.where else self.reason
 
 
 class LeftToTorch(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +79,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Graph breaks as Dynamo counts them: one that it meets while inlining can count twice."""
     left_to_torch: LeftToTorch | None = None
     """``null`` where torch does not let it be counted."""
+    slow: tuple[str, ...] = ()
+    """What makes it slower than it could be: recompilations, graph breaks; one line each."""
     outputs_live: Literal["next_call"] | None = None
     """``next_call`` where torch lets nobody look at an output after the next call."""
     notes: tuple[str, ...] = ()
@@ -77,14 +95,28 @@ class Trying(Measured, frozen=True, kw_only=True):
     """Why the status is not ``ok``; one line."""
     verdict: VerdictRecord | None = None
     """``null`` where nothing was compared: eager is what the others are compared with."""
+    compiled_beside: int = 0
+    """How many other arms were tried at the same time: alone, it compiles in less."""
+    warm_compile_s: float | None = None
+    """Wall time of the first call from a warm cache, less a warm call; ``null`` where nobody asked.
+    """
 
 
 class Result(Trying, frozen=True, kw_only=True):
-    """One backend on one workload: a row of the table."""
+    """One arm on one workload: a row of the table."""
 
     workload: str
     mode: Mode
+    """What a step is."""
     backend: str
+    compile_mode: str | None = None
+    """The arm's, as torch.compile takes it."""
+    options: dict[str, Any] = {}
+    """Likewise."""
+    scope: str = WHOLE
+    """What of the model is compiled: ``whole``, ``blocks``, or the name of a submodule."""
+    arm: str = ""
+    """Backend, mode, options and scope as one writes them: what the row is called."""
     median_ms: float | None = None
     ci_ms: Interval | None = None
     ratio_to_eager: float | None = None
@@ -99,16 +131,32 @@ class Result(Trying, frozen=True, kw_only=True):
     """Eager's in the same rounds, where they are others than those of its own row: this backend was
     timed by itself, and its ratios are by way of these."""
 
+    def __post_init__(self) -> None:
+        if not self.arm:
+            msgspec.structs.force_setattr(self, "arm", str(self.as_arm))
+
+    @property
+    def as_arm(self) -> Arm:
+        """The arm as one value."""
+        return Arm(
+            backend=self.backend,
+            mode=self.compile_mode,
+            options=self.options,
+            scope=self.scope,
+        )
+
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Which backend to use for one workload, or that it cannot be told."""
+    """Which arm to use for one workload, or that it cannot be told."""
 
     workload: str
     mode: Mode
     winner: str
-    """The backend to use; ``eager`` where nothing is significantly faster."""
+    """The arm to use; ``eager`` where nothing is significantly better."""
     abstained: bool
-    """True where the measurement does not tell the best backend from the default."""
+    """True where the measurement does not tell the best arm from the default."""
+    unclear: bool = False
+    """Whether it abstained because the times scatter: another race may tell."""
     ratio_to_eager: float | None = None
     ratio_to_eager_ci: Interval | None = None
     sentence: str
@@ -122,6 +170,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     seed: int
+    arms: tuple[str, ...] = ()
+    """As one writes them; default: the backends."""
+    dynamic: bool | None = None
+    """As torch.compile takes it."""
+    fullgraph: bool = False
+    """Likewise."""
+    objective: Objective = Objective()
+    """What was decided by."""
+
+    def __post_init__(self) -> None:
+        if not self.arms:
+            msgspec.structs.force_setattr(self, "arms", self.backends)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +204,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was interrupted: the workload that was being raced has no decision and no times,
     and those after it are missing."""
     notes: tuple[str, ...] = ()
+    against: Comparison | None = None
+    """An earlier race that this one was compared with."""
 
     @property
     def unraced(self) -> tuple[Decision, ...]:

@@ -7,11 +7,28 @@ verdict: what a call gave is handed on as a file, for a judge.
 
 import msgspec
 
-from backbay.choose import Place
+from backbay.decisions import Arm, Place
 from backbay.race.record import Measured
 from backbay.session import Service
 from backbay.timing.measure import Block, Timed
 from backbay.workloads.setup import WorkloadSetup
+
+
+class ArmSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What is compiled with, and how torch.compile is asked."""
+
+    arm: Arm
+    reference: str | None = None
+    """What the backend is known by, if not by its name."""
+    dynamic: bool | None = None
+    """As torch.compile takes it."""
+    fullgraph: bool = False
+    """Likewise."""
+
+    @property
+    def name(self) -> str:
+        """What the arm is called in requests, replies and reports."""
+        return str(self.arm)
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
@@ -20,6 +37,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     setup: WorkloadSetup
     backends: tuple[str, ...] | None = None
     """To be loaded, too; then a model object was given, and is to be rebuilt alike."""
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
+    """Do these backends take the modes and options of their arms?"""
+
+    arms: tuple[ArmSetup, ...]
 
 
 class Proving(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,20 +59,18 @@ class Proving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True, tag="try"):
-    """Get ready to compile with one backend, in an empty cache."""
+    """Get ready to compile with one arm, in an empty cache."""
 
     setup: WorkloadSetup
-    backend: str
+    arm: ArmSetup
     digest: str
     proving: Proving
-    reference: str | None = None
-    """What the backend is known by, if not by its name."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
-    """Call what a backend compiled, once, and hold what it gives; the first time compiles it."""
+    """Call what an arm compiled, once, and hold what it gives; the first time compiles it."""
 
-    backend: str
+    arm: str
     inputs: str | None = None
     """File with the values of the inputs; the workload's own if there is none."""
     fresh: bool = False
@@ -80,15 +101,17 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True, tag="capture"):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
-    """Compile with each backend again and keep them ready to be timed."""
+    """Compile with each arm again and keep them ready to be timed."""
 
     setup: WorkloadSetup
-    backends: tuple[str, ...]
+    arms: tuple[ArmSetup, ...]
     digest: str
-    references: dict[str, str] = {}
-    """Backend to what it is known by, if not by its name."""
     inputs: tuple[str, ...] = ()
     """Files with further sets of inputs, after the workload's own."""
+    cache: str = ""
+    """The compilers' cache folder; as the environment has it if there is none."""
+    warm: bool = False
+    """Whether the time that compilation takes is measured, by itself."""
 
 
 class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
@@ -99,7 +122,7 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
     calls: int
 
 
-Request = Load | Try | Call | CallRow | Hand | Finish | Capture | Open | Renew | Block
+Request = Load | Check | Try | Call | CallRow | Hand | Finish | Capture | Open | Renew | Block
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
@@ -109,6 +132,12 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
     """Its canonical name."""
     likeness: str = ""
     """Of its values and code, where backends were to be loaded, too."""
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
+    """What is wrong with them."""
+
+    problems: tuple[str, ...]
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
@@ -133,22 +162,25 @@ class Captured(msgspec.Struct, frozen=True, kw_only=True, tag="captured"):
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
-    """Which backends are ready to be timed."""
+    """Which arms are ready to be timed."""
 
     step_s: dict[str, float]
-    """Backend to the time of one warm step."""
+    """Arm to the time of one warm step."""
     failed: dict[str, str]
-    """Backend to why it did not get ready."""
+    """Arm to why it did not get ready."""
+    compile_s: dict[str, float] = {}
+    """Arm to how long its compilation took, where that is measured."""
     most_calls: int
     """That a block may have: each has inputs of its own."""
 
 
-Reply = Loaded | Done | Finished | Captured | Opened | Timed
+Reply = Loaded | Checked | Done | Finished | Captured | Opened | Timed
 
 SERVICE = Service[Request, Reply](
     "backbay.race.handler:RaceHandler",
     {
         Load: Loaded,
+        Check: Checked,
         Try: Done,
         Call: Done,
         CallRow: Done,

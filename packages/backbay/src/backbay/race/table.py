@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from backbay.errors import plain
-from backbay.race.record import Report, Status
+from backbay.race.comparison import Comparison
+from backbay.race.crossings import sentence
+from backbay.race.record import Decision, Report, Status
 from backbay.race.sections import Row, Section, sections, worded
-from backbay.reporting import wording
+from backbay.reporting import terminal, wording
 from backbay.reporting.terminal import Hanging
 
 _GAP = 2
@@ -46,16 +49,23 @@ def table(report: Report) -> RenderableType:
     """Lay a report out for the terminal; it adapts to the width that it is printed at."""
     parts: list[RenderableType] = []
     found = sections(report)
+    unclear = [x for x in report.decision if x.unclear]
+    parts += [_decided(x) for x in unclear]
     for section in found:
         parts += [*_section(section), Text()]
     parts += [_remark("note: ", note) for note in report.notes]
-    for decision in (section.decision for section in found if section.decision is not None):
-        lead = f"{plain(decision.workload)} ({decision.mode}): "
-        parts.append(Text(lead).append(plain(decision.sentence), style="bold"))
+    parts += [_decided(x) for x in report.decision if x not in unclear]
     if not report.results:
         parts.append(Text("Nothing was raced."))
+    if report.against is not None:
+        parts += [*_against(report.against), Text()]
     parts.append(_surroundings(report))
     return Group(*parts)
+
+
+def _decided(decision: Decision) -> Text:
+    lead = f"{plain(decision.workload)} ({decision.mode}): "
+    return Text(lead).append(plain(decision.sentence), style="bold")
 
 
 def _section(section: Section) -> Iterator[RenderableType]:
@@ -70,8 +80,23 @@ def _section(section: Section) -> Iterator[RenderableType]:
             status = row.result.status
             yield _remark(f"{row.name} {status}: ", row.reason, style=_STYLES[status])
     for row in rows:
-        for note in row.result.notes:
+        for note in row.notes:
             yield _remark(f"{row.name}: ", note)
+    if section.crossings:
+        yield _remark("compiling: ", sentence(section.crossings))
+
+
+def _against(comparison: Comparison) -> Iterator[RenderableType]:
+    yield Text(f"against the race of {comparison.created[:16]}", style="bold")
+    yield from (_remark("", difference) for difference in comparison.differences)
+    made = terminal.table("workload", "arm", "speed, then = 1", "")
+    for row in comparison.rows:
+        speed = str(wording.ratio(row.speed, row.speed_ci)) if row.speed is not None else ""
+        said = row.reason or (f"{row.was} then, {row.now} now" if row.speed is None else "")
+        cells = (row.workload, row.arm, speed, said)
+        terminal.add_row(made, cells, style="red" if row.failed else "")
+    yield Padding(made, (0, 0, 0, _GAP))
+    yield Text(plain(comparison.sentence), style="bold red" if comparison.failed else "bold")
 
 
 def _remark(lead: str, remark: str, *, style: str = "dim") -> RenderableType:
@@ -130,7 +155,7 @@ class _Rows:
             count -= 1
         shown = [column for column in columns if column in by_importance[:count]]
         width = self._longest_name(max(_NAME_ROOM, room - _total(shown)))
-        yield _line("backend", width, [(c.title, c.width) for c in shown], style="dim")
+        yield _line("arm", width, [(c.title, c.width) for c in shown], style="dim")
         for number, row in enumerate(self.rows):
             name = Text(row.name)
             if row.chosen:
@@ -146,7 +171,7 @@ class _Rows:
     def _longest_name(self, room: int) -> int:
         """Return how wide the names are that fit; a longer one gets a line of its own."""
         widths = [cell_len(row.name) for row in self.rows]
-        return max(len("backend"), *(width for width in widths if width <= room), 0)
+        return max(len("arm"), *(width for width in widths if width <= room), 0)
 
 
 def _line(

@@ -14,9 +14,15 @@ from pathlib import Path
 
 from backbay.judge import Piece
 from backbay.judge.client import secret
+from backbay.race.contest import Contest
+from backbay.race.costs import Costs
+from backbay.race.estimate import clock
 from backbay.race.given import Given, InputSets
+from backbay.race.objective import Objective
 from backbay.race.record import EAGER
-from backbay.race.requests import Call, Hand, Open, Opened, Renew, Reply, Request
+from backbay.race.requests import ArmSetup, Call, Hand, Open, Opened, Renew, Reply, Request
+from backbay.race.times import Times
+from backbay.reporting.machine import Load
 from backbay.session import Failure, NoReply, Session
 from backbay.timing import measure, rounds, stats
 from backbay.workloads.setup import WorkloadSetup
@@ -24,8 +30,13 @@ from backbay.workloads.setup import WorkloadSetup
 RaceSession = Session[Request, Reply]
 
 _SAMPLES = 3
-"""Rounds of each backend in which what it gave while the clock ran is judged."""
-_ALONE_ROUNDS = 8
+"""Rounds of each arm, of the fewest that there are, in which what it gave while the clock ran is
+judged."""
+_STRETCH = 16
+"""...and one of each so many that follow."""
+_ALONE_ROUNDS, _FEW_ALONE = 8, 5
+_LONG_S = 0.1
+"""Of a step, from where on few rounds are enough: it scatters less, and more take too long."""
 _ALONE_S = 0.5
 _MOVED = 1.25
 """Eager alone may be so many times as slow after the others came as before."""
@@ -47,6 +58,8 @@ class Limits:
     """One backend's compile and proof, or the reference; and its own part of the timing."""
     timing_s: float = 20.0
     """What is timed of all backends of one workload together."""
+    at_once: int | None = None
+    """Arms that are compiled and proven at the same time; ``None``: as cores and memory allow."""
     whole_s: float = 1800.0
     """The timing of one workload, with compiling again and all that has to be repeated. Whoever has
     no times by then gets none."""
@@ -85,12 +98,26 @@ class Timing:
     folder: Path
     """Where what was given is handed on."""
     sets: InputSets = field(default_factory=InputSets)
-    references: Mapping[str, str] = field(default_factory=dict)
-    """Backend to what it is known by where it is compiled, if not by its name."""
+    arms: Mapping[str, ArmSetup]
+    """Of those who are timed, by name."""
     reveal: Callable[[], None] = lambda: None
     """Writes the files of all sets but the last."""
     reveal_last: Callable[[], None] = lambda: None
 
+    objective: Objective = field(default_factory=Objective)
+    """What is to be decided by."""
+
+    cache_of: Callable[[str], str] = lambda _: ""
+    """Returns the cache folder that an arm was compiled with before."""
+    cost_of: Callable[[Times], Costs] = lambda times: times
+    """Returns what is compared of times: who can't win any more by it is not timed further."""
+
+    busy: float = 0.0
+    """Cores that other processes used meanwhile."""
+    left_early: dict[str, str] = field(default_factory=dict)
+    """Who was not timed to the end, in words."""
+    compile_s: dict[str, float] = field(default_factory=dict)
+    """How long compiling from a warm cache took, where that counts."""
     groups: list[dict[str, list[float]]] = field(default_factory=list)
     """Milliseconds a call, one sample a round, of those who took turns; eager is in each."""
     lost: dict[str, tuple[Failure, str]] = field(default_factory=dict)
@@ -181,7 +208,8 @@ class Timing:
         """
         with self.open_session() as session:
             step_s = self._ready(session, [EAGER])
-            before = self._alone(session, step_s, _ALONE_ROUNDS)
+            alone = _ALONE_ROUNDS if step_s[EAGER] < _LONG_S else _FEW_ALONE
+            before = self._alone(session, step_s, alone)
             step_s |= self._ready(session, names[1:])
             sessions = dict.fromkeys(step_s, session)
             budget_s = _ALONE_S if rehearsal else self.limits.timing_s
@@ -222,15 +250,17 @@ class Timing:
             self.reveal()
             request = Open(
                 setup=self.setup,
-                backends=(name,),
+                arms=(self.arms[name],),
+                cache="" if name == EAGER else self.cache_of(name),
+                warm=self.objective.warm,
                 digest=self.digest,
-                references={x: y for x, y in self.references.items() if x == name},
                 inputs=tuple(map(str, self.sets.files)),
             )
             reply = self._ask(session, name, request)
             assert isinstance(reply, Opened)
             self._most_calls = reply.most_calls
             step_s |= reply.step_s
+            self.compile_s |= reply.compile_s
             if name in reply.failed and name == EAGER:
                 self.lost[EAGER] = ("failed", reply.failed[EAGER])
                 raise measure.BlockLost(EAGER, "failed", reply.failed[EAGER])
@@ -242,8 +272,9 @@ class Timing:
         plan = rounds.plan({EAGER: step_s[EAGER]}, _ALONE_S, most_calls=self._most_calls)
         taken = measure.interleave(
             {EAGER: session},
-            rounds.Plan(rounds=number, calls=plan.calls),
+            rounds.Plan(rounds=number, calls=plan.calls, warmups=plan.warmups),
             limit_s=self._patience_s(),
+            waits=self.objective.kind == "latency",
             on_round=lambda _done, _of: True,
             before=lambda name, number, calls: self._renew(session, name, number, calls),
         )
@@ -257,13 +288,13 @@ class Timing:
         Raises:
             _VoidError: it is not, and the machine is: in a new process it is faster.
         """
-        if not _is_slower(before, self._alone(session, step_s, _ALONE_ROUNDS)):
+        if not _is_slower(before, self._alone(session, step_s, len(before))):
             return
         here, elsewhere = list[float](), list[float]()
         with self.open_session() as fresh:
             session.stop()
             others = self._ready(fresh, [EAGER])
-            for _ in range(_ALONE_ROUNDS):
+            for _ in before:
                 fresh.resume()
                 elsewhere += self._alone(fresh, others, 1)
                 fresh.stop()
@@ -287,9 +318,13 @@ class Timing:
         *,
         judged: bool = True,
     ) -> "_Taken":
-        plan = rounds.plan(step_s, budget_s, most_calls=self._most_calls)
+        plan = rounds.plan(
+            step_s, budget_s, most_calls=self._most_calls, fewest=rounds.LEAST_ROUNDS
+        )
+        contest = Contest(cost_of=self.cost_of, fewest=min(plan.rounds, rounds.FEWEST_ROUNDS))
+        load = Load()
         most_s, sets = self.limits.backend_s, len(self.sets.files) + 1
-        block_s = {x: (plan.calls[x] + rounds.WARMUPS) * step_s[x] for x in sessions}
+        block_s = {x: plan.block_calls(x) * step_s[x] for x in sessions}
         for name, needed_s in block_s.items():
             if plan.rounds * needed_s > most_s:
                 whole_s = plan.rounds * needed_s
@@ -300,18 +335,30 @@ class Timing:
             sessions,
             plan,
             limit_s=self._patience_s(),
-            on_round=self._on_round(sessions, sum(block_s.values())),
+            waits=self.objective.kind == "latency",
+            on_round=self._on_round(sessions, sum(block_s.values()), budget_s, contest),
             before=lambda name, number, calls: self._renew(sessions[name], name, number, calls),
-            sampled=self._sampled(sessions, plan.rounds) if judged else {},
+            sampled=self._sampled(sessions, contest.fewest, plan.rounds) if judged else {},
             on_sample=lambda name, number: given.setdefault(name, []).append(
                 self._handed(sessions[name], name, number % sets, timed=True)
             ),
+            leaving=contest.look if judged else lambda _samples: (),
         )
+        self.busy = max(self.busy, load.others())
+        of = max(map(len, taken.milliseconds.values()))
+        for name in contest.out:
+            done = len(taken.milliseconds[name])
+            if done < of:
+                self.left_early[name] = f"timed in {done} rounds of {of}: it could not win any more"
         self._check_clocks(sessions, taken.stretched)
         return _Taken(taken.milliseconds, given)
 
     def _on_round(
-        self, sessions: Mapping[str, RaceSession], planned_s: float
+        self,
+        sessions: Mapping[str, RaceSession],
+        planned_s: float,
+        budget_s: float,
+        contest: Contest,
     ) -> Callable[[int, int], bool]:
         """Return what is told of each round; it does not wait for those that one of them slows.
 
@@ -319,18 +366,23 @@ class Timing:
         """
         everyone = ", ".join(sessions)
         together = len(sessions) > 1 and len(set(map(id, sessions.values()))) == 1
-        start = time.monotonic() - self._renewing_s
+        begun = time.monotonic()
+        start = begun - self._renewing_s
 
         def told(done: int, of: int) -> bool:
-            self.tell(everyone, "timing", f"round {done} of {of}")
+            spent_s = time.monotonic() - begun
+            left_s = min((of - done) * spent_s / done, max(budget_s - spent_s, 0.0))
+            self.tell(everyone, "timing", f"round {done} of {of}, about {clock(left_s)} left")
             taken = time.monotonic() - self._renewing_s - start
             if together and taken > _GRACE_S + _SLOWED * done * planned_s:
                 raise _VoidError(
                     f"{done} of {of} rounds took {taken:.0f} s, and {done * planned_s:.1f} s were "
                     "planned: one of the backends slows the others down"
                 )
-            if done < rounds.FEWEST_ROUNDS:
+            if done < contest.fewest:
                 self._patience_s()
+            if (spent_s > budget_s and done >= rounds.LEAST_ROUNDS) or contest.clear:
+                return False
             late = time.monotonic() > self._deadline and done < of
             if late:
                 self.notes.append(f"timing was cut off after {done} of {of} rounds")
@@ -349,11 +401,23 @@ class Timing:
             raise _OutOfTimeError
         return min(self.limits.backend_s, left_s)
 
-    def _sampled(self, names: Collection[str], number: int) -> dict[str, Collection[int]]:
+    def _sampled(
+        self, names: Collection[str], fewest: int, number: int
+    ) -> dict[str, Collection[int]]:
+        """Return the rounds in which what each gives is judged: some of those that there will be.
+
+        Later ones have some, too, but may never come.
+        """
         if not self.sets.sampled:
             return {}
         draw = secrets.SystemRandom()  # nobody who is timed can know when it is looked at
-        return {x: draw.sample(range(number), min(_SAMPLES, number)) for x in names if x != EAGER}
+        later = [range(x, min(x + _STRETCH, number)) for x in range(fewest, number, _STRETCH)]
+
+        def drawn() -> list[int]:
+            first = draw.sample(range(fewest), min(_SAMPLES, fewest))
+            return [*first, *(draw.choice(x) for x in later)]
+
+        return {x: drawn() for x in names if x != EAGER}
 
     def _renew(self, session: RaceSession, name: str, number: int, calls: int) -> None:
         inputs, start = number % (len(self.sets.files) + 1), time.monotonic()
@@ -390,7 +454,7 @@ class Timing:
                 continue
             if several:
                 session.resume()
-            self._ask(session, name, Call(backend=name, inputs=str(self.sets.last)))
+            self._ask(session, name, Call(arm=name, inputs=str(self.sets.last)))
             given[name] = [self._handed(session, name, len(self.sets.seeds) - 1, timed=False)]
             if several:
                 session.stop()

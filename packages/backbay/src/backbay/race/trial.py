@@ -1,9 +1,9 @@
-"""One backend's trial: compile in an empty cache, count its graphs, call it for a judge."""
+"""One arm's trial: compile in an empty cache, count its graphs, call it for a judge."""
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from backbay import compile_log
-from backbay.choose.place import place_on
+from backbay.decisions.place import place_on
 from backbay.graph.region import captured_digest
 from backbay.judge import process_state
 from backbay.judge.runs import Ran, Runs
@@ -20,24 +20,15 @@ from backbay.proof.bank import Inputs
 from backbay.proof.dispatched import counting
 from backbay.proof.golden import proof_context
 from backbay.proof.shrink import shrunk
-from backbay.race import ownership
+from backbay.race import ownership, slowness
+from backbay.race.compiler import Compiler
 from backbay.race.record import AS_IT_IS, LeftToTorch
 from backbay.race.requests import Captured, Finished, Proving
+from backbay.race.scopes import InPlace
 from backbay.registry import CompilerFn
-from backbay.timing.device import synchronize
 
-EAGER = "eager"
-"""The uncompiled model. (torch's debug backend of that name adds Dynamo to it.)"""
 _MEASURED = 2
 """Calls of which more than the result is of interest: one compiles, one is warm."""
-
-
-def compiled(model: torch.nn.Module, compiler: str | CompilerFn | None) -> Callable[..., Any]:
-    """Return the model as a backend runs it; ``None`` is eager."""
-    if compiler is None:
-        return model
-    call: Callable[..., Any] = torch.compile(model, backend=compiler)
-    return call
 
 
 class Trial:
@@ -47,7 +38,7 @@ class Trial:
         self,
         workload: Workload,
         device: torch.device,
-        compiler: str | CompilerFn,
+        compiler: Compiler,
         proving: Proving,
         before: process_state.State,
         *,
@@ -57,7 +48,8 @@ class Trial:
         self._before = before
         self._workload = workload
         self._device = device
-        self._compiler = _Watched(compiler) if callable(compiler) else compiler
+        self._watched = _Watched(compiler.backend) if callable(compiler.backend) else None
+        self._compiler = replace(compiler, backend=self._watched or compiler.backend)
         self._proving = proving
         self._train = train
         self._call: Callable[..., Any] | None = None
@@ -89,6 +81,7 @@ class Trial:
 
     def finished(self) -> Finished:
         """Return what was measured, and what only this process can see."""
+        slow = tuple(slowness.reasons())
         first, second = self._measured
         (graphs, breaks), (again, _) = self._graphs
         notes = []
@@ -106,6 +99,7 @@ class Trial:
             breaks=breaks,
             notes=(*notes, *self._seen()),
             left_to_torch=left,
+            slow=slow,
             fault=self._fault(overwritten, process_state.changes_values(self._before, after)),
             disturbs=process_state.changed(self._before, after),
             outputs_live="next_call" if self._runs.says_overwritten else None,
@@ -127,30 +121,21 @@ class Trial:
                 self._workload, self._device, train=self._train, seed=self._runs.step.seed
             )
         torch._dynamo.reset()  # noqa: SLF001
-        self._runs.call(compiled(self._workload.model, look), None, fresh=False)
+        looking = Compiler(backend=look, keywords={"dynamic": self._compiler.keywords["dynamic"]})
+        self._runs.call(looking.compiled(self._workload.model), None, fresh=False)
         return Captured(graphs=tuple(dict.fromkeys(found)), place=place_on(self._device))
 
     def _warm_up(self) -> float:
-        """Compile a trivial function: what a toolchain does once is not charged to the model.
-
-        Returns:
-            Seconds that it took. A failure says nothing of the model, and is not reported.
-        """
-        start = time.perf_counter()
-        with contextlib.suppress(Exception):
-            function = torch.compile(lambda x: x + 1, backend=self._compiler)
-            result = function(torch.ones(8, device=self._device, requires_grad=self._train))
-            if self._train:
-                result.sum().backward()
-        synchronize(self._device)
+        """Return the seconds of what is done once a process, and forget what it compiled."""
+        seconds = self._compiler.warm_up(self._device, train=self._train)
         torch._dynamo.reset()  # noqa: SLF001 (torch.compiler.reset is this, since 2.1)
-        if isinstance(self._compiler, _Watched):
-            self._compiler.graphs.clear()
-        return time.perf_counter() - start
+        if self._watched is not None:
+            self._watched.graphs.clear()
+        return seconds
 
     def _measure(self, inputs: Inputs | None, *, fresh: bool) -> None:
         if not self._measured:
-            counters.clear()
+            slowness.forget()
         self._measured.append(self._runs.call(self._compiled(), inputs, fresh=fresh))
         self._graphs.append(_counted())
 
@@ -173,7 +158,7 @@ class Trial:
 
     def _compiled(self) -> Callable[..., Any]:
         if self._call is None:
-            self._call = compiled(self._runs.step.workload.model, self._compiler)
+            self._call = self._compiler.applied(self._runs.step.workload.model)
         return self._call
 
     def _left_to_torch(self) -> LeftToTorch | None:
@@ -192,8 +177,10 @@ class Trial:
         return ownership.left_to_torch(eager, own)
 
     def _seen(self) -> Iterator[str]:
-        """Yield what the backend left to others."""
-        graphs = self._compiler.graphs if isinstance(self._compiler, _Watched) else []
+        """Yield what was compiled, if not all, and what the backend left to others."""
+        if isinstance(self._call, InPlace):
+            yield self._call.words
+        graphs = self._watched.graphs if self._watched is not None else []
         if graphs and all(graphs):
             yield AS_IT_IS
         elif any(graphs):

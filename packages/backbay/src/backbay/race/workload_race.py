@@ -1,13 +1,11 @@
-"""One workload's race: reference, a trial for each backend, interleaved timing, a decision.
+"""One workload's race: reference, a trial for each arm, interleaved timing, a decision.
 
 Everything that touches torch happens in sessions. A backend that fails, crashes, hangs or is wrong
 is a row with its reason, and the race goes on. Backends hand on what their calls gave; a judge, in
 a process where none was loaded, says whether it is right.
 """
 
-import contextlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,35 +13,33 @@ from typing import Any
 import msgspec
 
 from backbay.errors import WorkloadInvalid
-from backbay.judge import Judge, Judged, Judgement, Piece, Prepared
-from backbay.judge.calls import CALLS
-from backbay.judge.client import JudgeSession, secret
+from backbay.judge import Judge, Prepared
+from backbay.judge.client import JudgeSession
 from backbay.race.caches import Caches
-from backbay.race.decide import EAGER, INDUCTOR, decide
+from backbay.race.costs import costs
+from backbay.race.decide import EAGER, INDUCTOR, Deciding
 from backbay.race.field import Entrant
 from backbay.race.given import Given, InputSets
-from backbay.race.record import AS_IT_IS, Decision, Measured, Result, Trying, VerdictRecord
+from backbay.race.objective import Objective
+from backbay.race.record import Decision, Result, Trying, VerdictRecord
 from backbay.race.requests import (
-    Call,
-    CallRow,
-    Capture,
+    ArmSetup,
     Captured,
-    Finish,
-    Finished,
-    Hand,
     Proving,
-    Reply,
-    Request,
-    Try,
 )
 from backbay.race.times import Times
 from backbay.race.timing import Limits, Timing
-from backbay.session import NoReply, Refused, Session
+from backbay.race.trials import OpenSession, Trials, reveal
+from backbay.race.turns import Turns
+from backbay.reporting.machine import cores
+from backbay.session import NoReply, Refused
 from backbay.timing import stats
 from backbay.workloads.setup import WorkloadSetup
 
-OpenSession = Callable[[Mapping[str, str]], Session[Request, Reply]]
-"""Returns a session whose process has these environment variables."""
+_CORES_EACH = 2
+"""That an arm which is being compiled keeps busy, more or less."""
+_PEAKS_EACH = 4
+"""Of eager's peak memory: what compiling and proving an arm takes, more or less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +49,14 @@ class Sessions:
     reference: Callable[[Mapping[str, str]], JudgeSession]
     """Makes the reference."""
     backends: OpenSession
+    here: bool = False
+    """Whether it is this one."""
 
 
 Tell = Callable[[str, str, str, str], None]
-"""Called with workload, backend, what is going on, and how far it is; the last may be empty."""
+"""Called with workload, arm, what is going on, and how far it is; the last may be empty."""
+OnRow = Callable[[Result], None]
+"""Called with each row when it has come, and again when it has times."""
 
 
 @dataclass(kw_only=True)
@@ -65,16 +65,19 @@ class WorkloadRace:
 
     setup: WorkloadSetup
     entrants: Sequence[Entrant]
+    arms: Mapping[str, ArmSetup]
+    """How each entrant compiles, by its name."""
     caches: Caches
     folder: Path
     """Where the reference is on its way to the judge, and what calls gave."""
     sessions: Sessions
     limits: Limits
     tell: Tell
+    on_row: OnRow = lambda _: None
+    objective: Objective = field(default_factory=Objective)
+    turns: Turns = field(default_factory=Turns)
     capture: bool = False
     """Whether to find out which graphs backends are handed."""
-    references: Mapping[str, str] = field(default_factory=dict)
-    """Backend to what it is known by in other processes, if not by its name."""
 
     workload: str = ""
     """Its canonical name, once it was built."""
@@ -87,6 +90,8 @@ class WorkloadRace:
     """The graphs that backends are handed."""
     times: Times = field(default_factory=Times)
 
+    busy: float = 0.0
+    """Cores that other processes used while arms were timed."""
     decision: Decision | None = None
     results: tuple[Result, ...] = ()
 
@@ -102,12 +107,13 @@ class WorkloadRace:
         judge = Judge(
             self.setup,
             self.folder,
-            open_session=lambda: self.sessions.reference(self.caches.environment),
+            open_session=lambda: self.sessions.reference(self.caches.environment(EAGER)),
             timeout_s=self.limits.backend_s,
         )
         try:
             with judge:
-                prepared = self._prepared(judge)
+                with self.turns.working():
+                    prepared = self._prepared(judge)
                 if isinstance(prepared, Trying):
                     self.decision = self._without_reference(prepared)
                 else:
@@ -120,7 +126,7 @@ class WorkloadRace:
             self.results = tuple(map(self._result, tried))
 
     def _race(self, judge: Judge, prepared: Prepared) -> Decision:
-        self.tried[EAGER] = Trying(status="ok", peak_bytes=prepared.peak_bytes)
+        self._tried(EAGER, Trying(status="ok", peak_bytes=prepared.peak_bytes))
         proving = Proving(
             draws_random=prepared.draws_random,
             math_attention=prepared.math_attention,
@@ -128,11 +134,85 @@ class WorkloadRace:
         )
         sets = self._sets(prepared, proving)
         for entrant in self.entrants[1:]:
-            self.tried[entrant.name] = self._trial(entrant, judge, prepared, proving, sets)
-        self._time(judge, prepared, sets)
+            if entrant.unavailable is not None:
+                lacking = f"{entrant.unavailable.reason}; {entrant.unavailable.remedy}"
+                self._tried(entrant.name, Trying(status="unavailable", reason=lacking))
+        trials = self._trials(judge, prepared, proving, sets)
+        with self.turns.working():
+            trials.run([x for x in self.entrants[1:] if x.unavailable is None])
+        self.captured, self.disturbing = trials.captured, trials.disturbing
+        self.tried = {x.name: self.tried[x.name] for x in self.entrants}
+        over = self._over_limit()
+        with self.turns.timing():
+            self._time(judge, prepared, sets, over)
+        for name in self.tried:
+            self.on_row(self._result(name))
         if EAGER not in self.times:
             return self._undecided(f"nothing was timed: {self.tried[EAGER].reason}")
-        return decide(self.workload, self.setup.mode, self.times)
+        known = costs(self.objective, self.times, self.tried)
+        if EAGER not in known:
+            return self._undecided("nothing is decided: the system does not tell eager's memory")
+        return Deciding(
+            workload=self.workload,
+            mode=self.setup.mode,
+            costs=known,
+            objective=self.objective,
+            excluded=over,
+            busy=self.busy,
+            seconds=self.limits.timing_s,
+        ).decision()
+
+    def _trials(
+        self, judge: Judge, prepared: Prepared, proving: Proving, sets: InputSets
+    ) -> Trials:
+        at_once = self._at_once(prepared)
+        if at_once > 1:
+            note = f"* up to {at_once} arms were compiled at the same time: alone, each takes less"
+            self.notes.append(note)
+        return Trials(
+            setup=self.setup,
+            arms=self.arms,
+            judge=judge,
+            prepared=prepared,
+            proving=proving,
+            sets=sets,
+            caches=self.caches,
+            folder=self.folder,
+            open_session=self.sessions.backends,
+            limits=self.limits,
+            at_once=at_once,
+            tell=self._say,
+            done=self._tried,
+            capture=self.capture,
+        )
+
+    def _at_once(self, prepared: Prepared) -> int:
+        """Return how many arms are tried at the same time: as cores and memory allow.
+
+        One, where compile times decide, or where all of them would be in this process.
+        """
+        if self.sessions.here or self.objective.kind == "total":
+            return 1
+        ready = sum(x.unavailable is None for x in self.entrants) - 1
+        wanted = self.limits.at_once or max(1, cores() // _CORES_EACH)
+        if prepared.peak_bytes and prepared.free_bytes:
+            wanted = min(wanted, prepared.free_bytes // (_PEAKS_EACH * prepared.peak_bytes))
+        return max(1, min(wanted, ready))
+
+    def _tried(self, name: str, tried: Trying) -> None:
+        self.tried[name] = tried
+        self.on_row(self._result(name))
+
+    def _over_limit(self) -> list[str]:
+        """Return who needs more memory than it may, and note it."""
+        found = []
+        for name, tried in self.tried.items():
+            why = self.objective.exceeded(tried.peak_bytes) if tried.status == "ok" else ""
+            if why:
+                found.append(name)
+                note = why if name == EAGER else f"not timed: it {why}"
+                self.tried[name] = msgspec.structs.replace(tried, notes=(*tried.notes, note))
+        return found
 
     def _prepared(self, judge: Judge) -> Prepared | Trying:
         """Have the reference made; eager may have failed.
@@ -141,7 +221,7 @@ class WorkloadRace:
             WorkloadInvalid: the workload could not be built.
         """
         self._say(EAGER, "reference: eager and float64")
-        self.caches.empty()
+        self.caches.empty(EAGER)
         try:
             prepared = judge.prepare()
         except Refused as refused:
@@ -170,78 +250,11 @@ class WorkloadRace:
             afterwards=not proving.apart,
         )
 
-    def _trial(
-        self,
-        entrant: Entrant,
-        judge: Judge,
-        prepared: Prepared,
-        proving: Proving,
-        sets: InputSets,
-    ) -> Trying:
-        if entrant.unavailable is not None:
-            why = entrant.unavailable
-            return Trying(status="unavailable", reason=f"{why.reason}; {why.remedy}")
-        self._say(entrant.name, "compiling and proving")
-        self.caches.empty()
-        request = Try(
-            setup=self.setup,
-            backend=entrant.name,
-            digest=prepared.digest,
-            proving=proving,
-            reference=self.references.get(entrant.name),
-        )
-        try:
-            reveal(judge, sets)
-            with self.sessions.backends(self.caches.environment) as session:
-                finished, pieces = self._called(session, request, sets, row=prepared.row)
-            judged = judge.verdict(pieces)
-        except NoReply as lost:
-            return Trying(status=lost.status, reason=lost.reason)
-        finally:
-            self.caches.keep(entrant.name)
-        if finished.disturbs:
-            self.disturbing[entrant.name] = "it changed what all in a process share"
-        return _outcome(finished, judged, len(pieces))
-
-    def _called(
-        self, session: Session[Request, Reply], request: Try, sets: InputSets, *, row: Sequence[int]
-    ) -> tuple[Finished, list[Piece]]:
-        """Have a backend called, again and again, within the time that it has for all."""
-        deadline = time.monotonic() + self.limits.backend_s
-
-        def ask(wanted: Request) -> Reply:
-            return session.ask(wanted, timeout_s=max(0.1, deadline - time.monotonic()))
-
-        ask(request)
-        pieces: list[Piece] = []
-        for number, planned in enumerate(CALLS, 1):
-            inputs = planned.inputs if planned.inputs <= len(sets.files) else 0
-            file = str(sets.files[inputs - 1]) if inputs else None
-            ask(Call(backend=request.backend, inputs=file, fresh=planned.fresh))
-            # All of it once: later, what was drawn after the call was made is enough.
-            picked = None if number == 1 else sets.picked(inputs)
-            path = self.folder / f"given-{secret():x}"
-            ask(Hand(path=str(path), picked=picked))
-            what = planned.what(number)
-            pieces.append(Piece(path=str(path), inputs=inputs, what=what, picked=picked))
-        if row:
-            ask(CallRow(inputs=tuple(str(sets.files[i - 1]) if i else None for i in row)))
-            path, picked = self.folder / f"given-{secret():x}", secret()
-            ask(Hand(path=str(path), picked=picked))
-            what = "in two calls in a row"
-            pieces.append(Piece(path=str(path), inputs=0, what=what, picked=picked, row=True))
-        finished = ask(Finish())
-        assert isinstance(finished, Finished)
-        if self.capture and self.captured is None:
-            with contextlib.suppress(NoReply):  # then the next one is asked, or nothing is kept
-                captured = ask(Capture())
-                assert isinstance(captured, Captured)
-                self.captured = captured
-        return finished, pieces
-
-    def _time(self, judge: Judge, prepared: Prepared, sets: InputSets) -> None:
-        survivors = [name for name, outcome in self.tried.items() if outcome.status == "ok"]
-        self.caches.restore(survivors)
+    def _time(
+        self, judge: Judge, prepared: Prepared, sets: InputSets, over: Collection[str]
+    ) -> None:
+        right = [name for name, outcome in self.tried.items() if outcome.status == "ok"]
+        survivors = [name for name in right if name == EAGER or name not in over]
 
         def reveal_last() -> None:
             if sets.last is not None:
@@ -250,12 +263,15 @@ class WorkloadRace:
         timing = Timing(
             setup=self.setup,
             digest=prepared.digest,
-            open_session=lambda: self.sessions.backends(self.caches.environment),
+            open_session=lambda: self.sessions.backends(self.caches.environment(EAGER)),
             limits=self.limits,
+            objective=self.objective,
+            cache_of=lambda name: str(self.caches.folder(name)),
+            cost_of=lambda times: costs(self.objective, times, self._compiled(timing)),
             tell=self._say,
             folder=self.folder,
             sets=sets,
-            references=self.references,
+            arms=self.arms,
             reveal=lambda: reveal(judge, sets),
             reveal_last=reveal_last,
         )
@@ -263,6 +279,11 @@ class WorkloadRace:
         self.caches.drop()
         self.times = Times(timing.groups)
         self.notes += timing.notes
+        self.busy = timing.busy
+        self.tried = self._compiled(timing)
+        for name, why in timing.left_early.items():
+            tried = self.tried[name]
+            self.tried[name] = msgspec.structs.replace(tried, notes=(*tried.notes, why))
         for name, (status, reason) in timing.lost.items():
             what = "its timing was cut off" if status == "timeout" else "lost while it was timed"
             why = f"right, but {what}: {reason}"
@@ -273,6 +294,13 @@ class WorkloadRace:
             self.tried[name] = msgspec.structs.replace(tried, notes=(*tried.notes, note))
         for name, given in timing.given.items():
             self._judge_timed(judge, name, given)
+
+    def _compiled(self, timing: Timing) -> dict[str, Trying]:
+        """Return who was tried, with what compiling from a warm cache has taken."""
+        return {
+            name: msgspec.structs.replace(tried, warm_compile_s=timing.compile_s.get(name))
+            for name, tried in self.tried.items()
+        }
 
     def _judge_timed(self, judge: Judge, name: str, given: Sequence[Given]) -> None:
         """Take the times from who was right, and not while the clock ran."""
@@ -291,19 +319,23 @@ class WorkloadRace:
                 verdict = msgspec.structs.replace(tried.verdict, calls=calls)
                 self.tried[name] = msgspec.structs.replace(tried, verdict=verdict)
                 return
-            verdict = _verdict(judged, len(given))
+            verdict = VerdictRecord.of(judged, len(given))
             self.tried[name] = msgspec.structs.replace(
-                tried, status="wrong", reason=_why(verdict), verdict=verdict
+                tried, status="wrong", reason=verdict.why, verdict=verdict
             )
         self.times = self.times.without(name)
 
     def _result(self, name: str) -> Result:
-        outcome = self.tried[name]
+        outcome, arm = self.tried[name], self.arms[name].arm
         tried = {key: getattr(outcome, key) for key in outcome.__struct_fields__}
         return Result(
             workload=self.workload,
             mode=self.setup.mode,
-            backend=name,
+            backend=arm.backend,
+            compile_mode=arm.mode,
+            options=arm.options,
+            scope=arm.scope,
+            arm=name,
             **tried,
             **self._times(name),
         )
@@ -361,41 +393,3 @@ def _unjudged(prepared: Prepared) -> str:
             "known state was judged afterwards"
         )
     return ""
-
-
-def _outcome(finished: Finished, judged: Judged, calls: int) -> Trying:
-    """Return how a backend did in its trial."""
-    verdict = _verdict(judged, calls)
-    notes = list(finished.notes)
-    if finished.disturbs:
-        notes.append(f"changed for everybody in its process: {', '.join(finished.disturbs)}")
-    measured = {x: getattr(finished, x) for x in Measured.__struct_fields__}
-    row = Trying(status="ok", verdict=verdict, **measured | {"notes": tuple(notes)})
-    if finished.graphs == 0:
-        reason = "Dynamo captured no graph, so this backend compiled nothing"
-        return msgspec.structs.replace(row, status="failed", reason=reason, verdict=None)
-    if judged.passed and finished.fault:
-        seen = msgspec.structs.replace(verdict, passed=False, reason=finished.fault)
-        return msgspec.structs.replace(row, status="wrong", reason=finished.fault, verdict=seen)
-    if not judged.passed:
-        return msgspec.structs.replace(row, status="wrong", reason=_why(verdict))
-    left = finished.left_to_torch
-    if left is not None and left.left and AS_IT_IS not in notes:
-        return msgspec.structs.replace(row, notes=(*notes, left.worded()))
-    return row
-
-
-def _why(verdict: VerdictRecord) -> str:
-    return f"{verdict.where}: {verdict.reason}" if verdict.where else verdict.reason
-
-
-def reveal(judge: Judge, sets: InputSets) -> None:
-    """Write the inputs of all sets but the last: a backend may have deleted the files."""
-    for number, file in enumerate(sets.files, 1):
-        judge.reveal(number, file)
-
-
-def _verdict(judged: Judged, calls: int) -> VerdictRecord:
-    reason = judged.reason if judged.passed else f"{judged.reason} ({judged.what})"
-    same = {x: getattr(judged, x) for x in Judgement.__struct_fields__}
-    return VerdictRecord(**same | {"reason": reason, "calls": calls})

@@ -12,6 +12,36 @@ from typing import Any
 from backbay.registry.spec import OPTION_TYPES, BackendSpec, CompilerFn, Option
 
 
+def configuration_problems(
+    spec: BackendSpec,
+    compiler_fn: str | CompilerFn,
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+    name: str | None = None,
+) -> Iterator[str]:
+    """Yield why a backend can't be compiled with as is asked; nothing where it can, or may.
+
+    Args:
+        spec: the backend.
+        compiler_fn: its function; a name where torch's own look-up finds it.
+        mode: as in torch.compile.
+        options: likewise.
+        name: likewise.
+    """
+    malformed = list(form_problems(mode, options))
+    yield from malformed
+    if not malformed:
+        yield from mode_problems(spec, mode)
+        yield from option_problems(spec, options)
+    if isinstance(compiler_fn, str):
+        return
+    traits = spec.traits
+    given = {"mode": mode, "options": options, "name": name}
+    stated = {"mode": traits.mode, "options": traits.options, "name": traits.name}
+    unknown = {key: value for key, value in given.items() if stated[key] is None}
+    yield from signature_problems(spec, compiler_fn, unknown)
+
+
 def form_problems(mode: object, options: object) -> Iterator[str]:
     """Yield how ``mode`` and ``options`` are not of the types that torch takes."""
     if mode is not None and not isinstance(mode, str):

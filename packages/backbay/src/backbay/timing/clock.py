@@ -31,9 +31,19 @@ def block(step: Callable[[], Any], *, warmups: int, calls: int, device: torch.de
 
 
 def block_of(
-    steps: Sequence[Callable[[], Any]], *, warmups: int, device: torch.device
+    steps: Sequence[Callable[[], Any]],
+    *,
+    warmups: int,
+    device: torch.device,
+    waits: bool = False,
 ) -> tuple[float, Any]:
     """Return how long calls take together, after the first of them, which are not counted.
+
+    Args:
+        steps: the calls.
+        warmups: how many of them are not counted.
+        device: whose time counts.
+        waits: whether it has finished each call before the next begins; a CPU always has.
 
     Returns:
         Seconds, and what the last call returned.
@@ -42,6 +52,8 @@ def block_of(
     gc.collect(1)  # what blocks leave is young; to look at all objects takes longer than a block
     gc.disable()  # a collection inside a block would be charged to the backend
     try:
+        if waits and device.type == "cuda":
+            return _one_by_one(steps[warmups:])
         return _timed(steps[warmups:], device)
     finally:
         gc.enable()
@@ -70,6 +82,16 @@ def _cuda_timed(others: Sequence[Callable[[], Any]], last: Callable[[], Any]) ->
     _RECORD(end)
     synchronize()
     return float(_ELAPSED_MS(start, end)) / 1e3, result
+
+
+def _one_by_one(steps: Sequence[Callable[[], Any]]) -> tuple[float, Any]:
+    result = None
+    synchronize()
+    start = perf_counter()
+    for step in steps:
+        result = step()
+        synchronize()
+    return perf_counter() - start, result
 
 
 def _event() -> Event:

@@ -20,6 +20,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
     calls: int
     sample: bool = False
     """Whether what the last call gave is noted, after the clock has stopped."""
+    waits: bool = False
+    """Whether the device has finished each call before the next begins."""
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
@@ -69,10 +71,12 @@ def interleave(
     chosen: Plan,
     *,
     limit_s: float,
+    waits: bool = False,
     on_round: Callable[[int, int], bool],
     before: Callable[[str, int, int], None] = lambda _name, _round, _calls: None,
     sampled: Mapping[str, Collection[int]] = MappingProxyType({}),
     on_sample: Callable[[str, int], None] = lambda _name, _round: None,
+    leaving: Callable[[Mapping[str, list[float]]], Collection[str]] = lambda _samples: (),
 ) -> Samples:
     """Time every backend in every round.
 
@@ -81,10 +85,12 @@ def interleave(
             are stopped: a process that only waits disturbs the one that is timed.
         chosen: how much to time.
         limit_s: seconds that the blocks of one backend may take, all together.
+        waits: whether the device has finished each call before the next begins.
         on_round: called with the number of rounds done and of all rounds; returns whether to go on.
         before: called before each block with backend, round and number of calls.
         sampled: backend to the rounds in which the result of its last call is noted.
         on_sample: called with backend and round when one was noted.
+        leaving: called after each round with all samples; returns who takes part no more.
 
     Raises:
         BlockLost: a backend raised, or its process died or hung.
@@ -93,14 +99,16 @@ def interleave(
     stretched: dict[str, list[float]] = {name: [] for name in sessions}
     left_s = dict.fromkeys(sessions, limit_s)
     several = len({id(x) for x in sessions.values()}) > 1
+    out: set[str] = set()
 
     def block(name: str) -> float:
         session, done = sessions[name], len(milliseconds[name])
         request = Block(
             backend=name,
-            warmups=WARMUPS,
+            warmups=chosen.warmups.get(name, WARMUPS),
             calls=chosen.calls[name],
             sample=done in sampled.get(name, ()),
+            waits=waits,
         )
         if several:
             session.resume()
@@ -117,9 +125,10 @@ def interleave(
             session.stop()
         return timed.seconds
 
-    for number, taken in enumerate(in_turns(sessions, chosen, block), 1):
+    for number, taken in enumerate(in_turns(sessions, chosen, block, out), 1):
         for name, value in taken.items():
             milliseconds[name].append(value)
+        out.update(leaving(milliseconds))
         if not on_round(number, chosen.rounds):
             break
     return Samples(milliseconds=milliseconds, stretched=stretched)

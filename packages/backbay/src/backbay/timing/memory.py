@@ -22,6 +22,13 @@ def reset_peak(device: torch.device) -> None:
         return
 
 
+def free_bytes(device: torch.device) -> int:
+    """Return how much memory nobody uses: of a GPU, or of the machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
 def peak_bytes(device: torch.device) -> int | None:
     """Return the peak since the last reset, in bytes; ``None`` where the system does not tell."""
     if device.type == "cuda":

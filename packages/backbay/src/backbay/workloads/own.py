@@ -91,7 +91,8 @@ def _as_workload(name: str, returned: Any) -> Workload:
         raise WorkloadInvalid(f"{name} returned {_described(returned)}: {_WANTED}")
     if not isinstance(returned.model, torch.nn.Module):
         raise WorkloadInvalid(
-            f"{name} gave {_described(returned.model)} as the model: it must be a torch.nn.Module"
+            f"{name} gave {_described(returned.model)} as the model: it must be a torch.nn.Module "
+            "or a function"
         )
     if not isinstance(returned.args, tuple | list):
         raise WorkloadInvalid(

@@ -27,6 +27,8 @@ class WorkloadSetup(msgspec.Struct, frozen=True, kw_only=True):
     """``float32``, ``bfloat16`` or ``float16``."""
     device: str
     seed: int
+    batch: int | None = None
+    """Rows of its inputs, where they are others than its own."""
 
     @property
     def train(self) -> bool:
@@ -40,6 +42,13 @@ def not_alike(workload: str) -> InputError:
         f"workload {workload!r} was not built alike twice: its parameters or inputs differ "
         "between processes. Draw all random numbers from torch's default generator."
     )
+
+
+def model_name(workload: "Workload") -> str:
+    """Return what a workload without a name is called: the class of its model, or the function."""
+    from backbay.workloads.function_model import name_of  # noqa: PLC0415 (torch: a model is given)
+
+    return name_of(workload.model)
 
 
 def placed(workload: "Workload") -> tuple[str, str]:
@@ -79,7 +88,7 @@ def checked_setup(
     given = not isinstance(workload, str)
     if not isinstance(workload, str):
         device, dtype = placed(workload)
-        workload = workload.name or type(workload.model).__name__
+        workload = workload.name or model_name(workload)
     device = device or registry.environment.default_device
     check_device(device, registry)
     if not given:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from backbay.workloads.function_model import FunctionModel
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -15,7 +17,8 @@ class Workload:
     """
 
     model: torch.nn.Module
-    """The model, in the mode (train or eval) that it is raced in."""
+    """The model, in the mode (train or eval) that it is raced in. A plain function is taken, too:
+    it becomes a module that has the modules that the function refers to."""
 
     args: tuple[Any, ...] = ()
     """Positional inputs of one call: any pytree of tensors and plain values."""
@@ -37,3 +40,8 @@ class Workload:
     reduced: "Callable[[], Workload] | None" = None
     """Returns the same model on smaller inputs, for when float64 truth does not fit. Without it the
     leading dimension that the tensor inputs share is cut."""
+
+    def __post_init__(self) -> None:
+        given: object = self.model
+        if callable(given) and not isinstance(given, torch.nn.Module | type):
+            object.__setattr__(self, "model", FunctionModel(given))

@@ -1,0 +1,196 @@
+"""``backbay.choose``: race a model that is at hand, compile it as was decided, and remember that.
+
+What `backbay.auto` can't do for a single graph is done here: parts of a model, dynamic shapes,
+whole graphs, an objective. A decision that is in the store is applied without a race.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from backbay.decisions import Arm, Decision, Store
+from backbay.decisions.arm import WHOLE
+from backbay.decisions.place import place_on
+from backbay.decisions.standing import why_not
+from backbay.graph.region import captured_digest
+from backbay.proof import Step, Workload
+from backbay.race import Limits, Objective, Report, run
+from backbay.race.api import entrants
+from backbay.race.compiler import compiler_of
+from backbay.race.objective import Kind
+from backbay.race.record import EAGER
+from backbay.race.requests import ArmSetup
+from backbay.race.scopes import parts_of
+from backbay.registry import Registry, default_registry
+from backbay.workloads.setup import placed
+
+GAIN = 0.03
+"""An arm that gains less is not worth what it may cost later: a compilation, a dependency."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A model, compiled as was decided."""
+
+    model: Callable[..., Any]
+    arm: Arm
+    why: str
+    """What decided it; one line."""
+    kept: Decision | None = None
+    """What the store has; ``None`` where the race could not tell, or it can't be kept."""
+    report: Report | None = None
+    """The race; ``None`` where the decision was in the store."""
+
+
+def choose(
+    model: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    arms: str | Sequence[str | Arm] = "all",
+    scopes: Sequence[str] = (WHOLE,),
+    objective: Objective | Kind = "throughput",
+    train: bool = False,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    limits: Limits | None = None,
+    store: Store | None = None,
+    anew: bool = False,
+    registry: Registry = default_registry,
+) -> Chosen:
+    """Return a model compiled by the arm that is best for it here, by a race or an earlier one.
+
+    The race runs in this process, where the model is: it takes as long as compiling with each arm
+    and timing them, and resets what Dynamo has compiled. Eager is kept unless an arm is better by
+    3 %, and significantly.
+
+    Args:
+        model: a module or a function; parts of a module that are chosen are compiled in place.
+        args: positional inputs of a typical call.
+        kwargs: keyword inputs.
+        arms: what is raced, as `race.run` takes it.
+        scopes: likewise.
+        objective: what is decided by; a total needs an `Objective` with its calls.
+        train: whether a step is forward and backward.
+        loss: from the model's output to what backward starts from.
+        dynamic: as torch.compile takes it.
+        fullgraph: likewise.
+        limits: how long things may take.
+        store: where the decision is kept; default: the user's own.
+        anew: race even if there is a decision.
+        registry: where names are looked up.
+
+    Raises:
+        InputError: what was asked for does not exist or cannot run here.
+    """
+    if isinstance(objective, str):
+        objective = Objective(kind=objective)
+    if not objective.margin:
+        objective = msgspec.structs.replace(objective, margin=GAIN)
+    workload = Workload(model, tuple(args), dict(kwargs or {}), loss=loss)  # type: ignore[arg-type] # a function becomes a module
+    asked = _Asked(model, workload, train, dynamic, fullgraph, registry)
+    store = store or Store()
+    raced = [x.name for x in entrants(arms, scopes, asked.device.type, registry)]
+    with _unchanged(workload.model):
+        known = None if anew else asked.known(store, objective, raced)
+    if known is not None:
+        why = f"{known.arm}, {known.why}"
+        return Chosen(model=asked.applied(known.arm), arm=known.arm, why=why, kept=known)
+    with _unchanged(workload.model):
+        report = run(
+            workload,
+            arms=arms,
+            scopes=scopes,
+            objective=objective,
+            train=train,
+            dynamic=dynamic,
+            fullgraph=fullgraph,
+            limits=limits,
+            store=store,
+            registry=registry,
+        )
+        abstained = report.decision[0].abstained
+        kept = None if abstained else asked.known(store, objective, raced)
+    (decided,) = report.decision
+    arm = next((x.as_arm for x in report.results if x.arm == decided.winner), Arm(backend=EAGER))
+    return Chosen(model=asked.applied(arm), arm=arm, why=decided.sentence, kept=kept, report=report)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A model, and how it is to be compiled."""
+
+    model: Callable[..., Any]
+    """As it was given."""
+    workload: Workload
+    train: bool
+    dynamic: bool | None
+    fullgraph: bool
+    registry: Registry
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return torch.device(placed(self.workload)[0])
+
+    def known(self, store: Store, objective: Objective, raced: Sequence[str]) -> Decision | None:
+        """Return what was decided before, among these arms at least, if it holds here."""
+        graphs = self._graphs()
+        place = place_on(self.device).key
+        found = [{x.name: x for x in store.decided(graph, place)} for graph in graphs]
+        common = set[str].intersection(*map(set, found)) if found else set()
+        for decision in (found[0][name] for name in sorted(common)):
+            same = decision.step == ("train" if self.train else "infer")
+            same &= decision.objective == str(objective) and {*raced} <= {*decision.raced}
+            if same and why_not(decision, self.device.type, self.registry) is None:
+                return decision
+        return None
+
+    def _graphs(self) -> list[str]:
+        """Return the digests of the graphs that Dynamo captures; nothing is compiled."""
+        found: list[str] = []
+
+        def look(graph_module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+            found.append(captured_digest(graph_module))
+            return graph_module.forward
+
+        step = Step(self.workload, train=self.train)
+        torch._dynamo.reset()  # noqa: SLF001 (torch.compiler.reset is this, since 2.1)
+        step(torch.compile(self.workload.model, backend=look, dynamic=self.dynamic))
+        torch._dynamo.reset()  # noqa: SLF001
+        return list(dict.fromkeys(found))
+
+    def applied(self, arm: Arm) -> Callable[..., Any]:
+        """Return the model as an arm compiles it."""
+        if arm.backend == EAGER:
+            return self.model
+        setup = ArmSetup(arm=arm, dynamic=self.dynamic, fullgraph=self.fullgraph)
+        compiler = compiler_of(setup, {}, self.registry)
+        if arm.scope == WHOLE:
+            return compiler.compiled(self.model)
+        for part in parts_of(self.workload.model, arm.scope).values():
+            part._compiled_call_impl = compiler.compiled(part._call_impl)  # noqa: SLF001 (as Module.compile)
+        return self.model
+
+
+@contextlib.contextmanager
+def _unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """Put buffers and gradients back as they are: looking at a model must not train it."""
+    buffers = [(x, x.detach().clone()) for x in model.buffers()]
+    gradients = [(x, x.grad) for x in model.parameters()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, old in buffers:
+                buffer.copy_(old)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient

@@ -1,0 +1,53 @@
+"""Why compiled code may be slow, in words: what was compiled again, and what was not compiled."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch._dynamo import utils
+
+from backbay.reporting import wording
+
+_MOST = 2
+"""Reasons that are told; the rest is a number."""
+_LIMIT = 8
+"""Torch's own: a function that was compiled so often runs uncompiled from then on."""
+
+
+def forget() -> None:
+    """Begin to watch."""
+    utils.clear_compilation_metrics()
+    utils.counters.clear()
+
+
+def reasons() -> Iterator[str]:
+    """Yield what has happened since `forget` that costs time in each call, or cost it once."""
+    yield from _recompiled()
+    yield from _broken()
+
+
+def _recompiled() -> Iterator[str]:
+    found = [x for x in utils.get_compilation_metrics() if getattr(x, "recompile_reason", None)]
+    for metrics in found[:_MOST]:
+        where = f"{Path(metrics.co_filename or '').name}:{metrics.co_firstlineno}"
+        why = _first_line(metrics.recompile_reason)
+        yield f"compiled {metrics.co_name} ({where}) again: {why}"
+    if len(found) > _MOST:
+        yield f"compiled again {len(found)} times in all"
+    if len(found) >= _LIMIT:
+        yield (
+            f"a model outside of a race runs uncompiled after {_LIMIT} compilations of one function"
+            ": raise torch._dynamo.config.recompile_limit"
+        )
+
+
+def _broken() -> Iterator[str]:
+    breaks = utils.counters["graph_break"]
+    if not breaks:
+        return
+    count = wording.counted(sum(breaks.values()), "graph break")
+    ((why, _),) = breaks.most_common(1)
+    yield f"{count}, where the model runs uncompiled: {_first_line(why)}"
+
+
+def _first_line(text: object) -> str:
+    return next(iter(str(text).splitlines()), "")

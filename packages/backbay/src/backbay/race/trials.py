@@ -1,0 +1,215 @@
+"""The trials of one workload: each arm in a process of its own, several side by side."""
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from backbay.judge import Judge, Judged, Piece, Prepared
+from backbay.judge.calls import CALLS
+from backbay.judge.client import secret
+from backbay.race.caches import Caches
+from backbay.race.decide import INDUCTOR
+from backbay.race.estimate import Estimate
+from backbay.race.field import Entrant
+from backbay.race.given import InputSets
+from backbay.race.record import AS_IT_IS, Measured, Trying, VerdictRecord
+from backbay.race.requests import (
+    ArmSetup,
+    Call,
+    CallRow,
+    Capture,
+    Captured,
+    Finish,
+    Finished,
+    Hand,
+    Proving,
+    Reply,
+    Request,
+    Try,
+)
+from backbay.race.timing import Limits
+from backbay.session import NoReply, Session
+from backbay.workloads.setup import WorkloadSetup
+
+OpenSession = Callable[[Mapping[str, str]], Session[Request, Reply]]
+"""Returns a session whose process has these environment variables."""
+
+
+@dataclass(kw_only=True)
+class Trials:
+    """Arms that are compiled and proven."""
+
+    setup: WorkloadSetup
+    arms: Mapping[str, ArmSetup]
+    judge: Judge
+    prepared: Prepared
+    proving: Proving
+    sets: InputSets
+    caches: Caches
+    folder: Path
+    """Where what calls gave is handed on."""
+    open_session: OpenSession
+    limits: Limits
+    at_once: int
+    """How many arms are tried at the same time."""
+    tell: Callable[[str, str, str], None]
+    """Called with arm, what is going on, and how far it is."""
+    done: Callable[[str, Trying], None]
+    """Called with each arm and how it did."""
+    capture: bool = False
+    """Whether to find out which graphs backends are handed."""
+
+    disturbing: dict[str, str] = field(default_factory=dict)
+    """Who has changed what all in a process share, and what that was."""
+    captured: Captured | None = None
+    """The graphs that backends are handed."""
+    _sessions: set[Session[Request, Reply]] = field(default_factory=set)
+    _toolchain: threading.Event = field(default_factory=threading.Event)
+    """Set when the toolchain's part is done, or nobody does it for the others."""
+
+    def run(self, entrants: Sequence[Entrant]) -> None:
+        """Try these; Inductor goes first, because its toolchain is that of many others.
+
+        Raises:
+            KeyboardInterrupt: the processes that were running are gone.
+        """
+        ready = sorted(entrants, key=lambda x: x.arm.backend != INDUCTOR)
+        if not any(x.arm.backend == INDUCTOR for x in ready):
+            self._toolchain.set()
+        estimate = Estimate(len(ready), self.at_once, self.limits.timing_s)
+        beside = min(self.at_once, len(ready)) - 1
+        if beside < 1:
+            for entrant in ready:
+                self._tried(entrant, estimate, beside=0)
+            return
+        with ThreadPoolExecutor(self.at_once) as pool:
+            trials = [pool.submit(self._tried, x, estimate, beside=beside) for x in ready]
+            try:
+                for trial in as_completed(trials):
+                    trial.result()
+            except BaseException:
+                for trial in trials:
+                    trial.cancel()
+                for session in list(self._sessions):
+                    session.end()
+                raise
+
+    def _tried(self, entrant: Entrant, estimate: Estimate, *, beside: int) -> None:
+        own = entrant.arm.backend == INDUCTOR
+        if not own:
+            self._toolchain.wait(self.limits.backend_s)
+        self.tell(entrant.name, "compiling and proving", estimate.words())
+        with estimate.trial():
+            try:
+                tried = self._trial(entrant)
+            finally:
+                if own:
+                    self._toolchain.set()
+        self.done(entrant.name, msgspec.structs.replace(tried, compiled_beside=beside))
+
+    def _trial(self, entrant: Entrant) -> Trying:
+        request = Try(
+            setup=self.setup,
+            arm=self.arms[entrant.name],
+            digest=self.prepared.digest,
+            proving=self.proving,
+        )
+        # A backend may have deleted or changed the files that others were given.
+        folder = self.folder / f"trial-{secret():x}"
+        folder.mkdir()
+        sets = dataclasses.replace(self.sets, files=tuple(folder / x.name for x in self.sets.files))
+        try:
+            self.caches.empty(entrant.name)
+            reveal(self.judge, sets)
+            with self._session(entrant) as session:
+                finished, pieces = self._called(session, request, sets)
+            judged = self.judge.verdict(pieces)
+        except NoReply as lost:
+            return Trying(status=lost.status, reason=lost.reason)
+        if finished.disturbs:
+            self.disturbing[entrant.name] = "it changed what all in a process share"
+        return _outcome(finished, judged, len(pieces))
+
+    @contextlib.contextmanager
+    def _session(self, entrant: Entrant) -> Iterator[Session[Request, Reply]]:
+        with self.open_session(self.caches.environment(entrant.name)) as session:
+            self._sessions.add(session)
+            try:
+                yield session
+            finally:
+                self._sessions.discard(session)
+
+    def _called(
+        self, session: Session[Request, Reply], request: Try, sets: InputSets
+    ) -> tuple[Finished, list[Piece]]:
+        """Have an arm called, again and again, within the time that it has for all."""
+        deadline = time.monotonic() + self.limits.backend_s
+
+        def ask(wanted: Request) -> Reply:
+            return session.ask(wanted, timeout_s=max(0.1, deadline - time.monotonic()))
+
+        ask(request)
+        if request.arm.arm.backend == INDUCTOR:
+            self.caches.share_toolchain(request.arm.name)
+            self._toolchain.set()
+        pieces: list[Piece] = []
+        for number, planned in enumerate(CALLS, 1):
+            inputs = planned.inputs if planned.inputs <= len(sets.files) else 0
+            file = str(sets.files[inputs - 1]) if inputs else None
+            ask(Call(arm=request.arm.name, inputs=file, fresh=planned.fresh))
+            # All of it once: later, what was drawn after the call was made is enough.
+            picked = None if number == 1 else sets.picked(inputs)
+            path = self.folder / f"given-{secret():x}"
+            ask(Hand(path=str(path), picked=picked))
+            what = planned.what(number)
+            pieces.append(Piece(path=str(path), inputs=inputs, what=what, picked=picked))
+        row = self.prepared.row
+        if row:
+            ask(CallRow(inputs=tuple(str(sets.files[i - 1]) if i else None for i in row)))
+            path, picked = self.folder / f"given-{secret():x}", secret()
+            ask(Hand(path=str(path), picked=picked))
+            what = "in two calls in a row"
+            pieces.append(Piece(path=str(path), inputs=0, what=what, picked=picked, row=True))
+        finished = ask(Finish())
+        assert isinstance(finished, Finished)
+        if self.capture and self.captured is None:
+            with contextlib.suppress(NoReply):  # then the next one is asked, or nothing is kept
+                captured = ask(Capture())
+                assert isinstance(captured, Captured)
+                self.captured = captured
+        return finished, pieces
+
+
+def _outcome(finished: Finished, judged: Judged, calls: int) -> Trying:
+    """Return how a backend did in its trial."""
+    verdict = VerdictRecord.of(judged, calls)
+    notes = list(finished.notes)
+    if finished.disturbs:
+        notes.append(f"changed for everybody in its process: {', '.join(finished.disturbs)}")
+    measured = {x: getattr(finished, x) for x in Measured.__struct_fields__}
+    row = Trying(status="ok", verdict=verdict, **measured | {"notes": tuple(notes)})
+    if finished.graphs == 0:
+        reason = "Dynamo captured no graph, so this backend compiled nothing"
+        return msgspec.structs.replace(row, status="failed", reason=reason, verdict=None)
+    if judged.passed and finished.fault:
+        seen = msgspec.structs.replace(verdict, passed=False, reason=finished.fault)
+        return msgspec.structs.replace(row, status="wrong", reason=finished.fault, verdict=seen)
+    if not judged.passed:
+        return msgspec.structs.replace(row, status="wrong", reason=verdict.why)
+    left = finished.left_to_torch
+    if left is not None and left.left and AS_IT_IS not in notes:
+        return msgspec.structs.replace(row, notes=(*notes, left.worded()))
+    return row
+
+
+def reveal(judge: Judge, sets: InputSets) -> None:
+    """Write the inputs of all sets but the last: a backend may have deleted the files."""
+    for number, file in enumerate(sets.files, 1):
+        judge.reveal(number, file)

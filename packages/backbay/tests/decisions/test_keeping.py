@@ -1,0 +1,132 @@
+"""What a race decides is kept, and compiles the model from then on."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+
+from backbay import compile_log, race
+from backbay.decisions import Arm, Store
+from backbay.race.field import Entrant
+from backbay.race.keeping import keep
+from backbay.race.objective import Objective
+from backbay.race.record import Decision
+from backbay.race.requests import Captured
+from backbay.registry import BackendSpec, Origin
+
+SILU = BackendSpec(
+    name="backbay_silu",
+    origin=Origin(kind="distribution", distribution="backbay", version="1.0"),
+)
+
+SOURCE = """
+import time
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU()), (torch.randn(8, 16),)
+
+def slow(graph_module, example_inputs):
+    def call(*args):
+        time.sleep(0.02)
+        return graph_module(*args)
+    return call
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    torch.compiler.reset()
+    compile_log.clear()
+    yield path
+    torch.compiler.reset()
+
+
+def ended(place, **changes):
+    """Return as much of a race as `keep` looks at."""
+    silu = Arm(backend="backbay_silu", mode="max-autotune", options={"a": 1})
+    decided = Decision(
+        workload="model",
+        mode="infer",
+        winner=str(silu),
+        abstained=False,
+        ratio_to_eager=2.0,
+        ratio_to_eager_ci=(1.9, 2.1),
+        sentence="",
+    )
+    return SimpleNamespace(
+        workload="model",
+        setup=SimpleNamespace(mode="infer", dtype="float32"),
+        objective=Objective(kind="total", calls=1000),
+        entrants=[
+            Entrant(arm=Arm(backend="eager")),
+            Entrant(arm=silu, spec=SILU),
+            Entrant(arm=Arm(backend="mine.py:fast")),
+        ],
+        captured=Captured(graphs=("graph",), place=place),
+        decision=msgspec.structs.replace(decided, **changes),
+    )
+
+
+def test_the_winner_is_kept_with_the_version_of_who_provides_it(file, here):
+    (note,) = keep([ended(here)], Store())
+    (kept,) = Store().decided("graph", here.key)
+    assert (kept.arm, kept.over_eager, kept.interval) == (
+        Arm(backend="backbay_silu", mode="max-autotune", options={"a": 1}),
+        2.0,
+        (1.9, 2.1),
+    )
+    assert kept.place.versions == {**here.versions, "backbay": "1.0"}
+    assert kept.name in note
+    assert kept.raced == ("eager", "backbay_silu@max-autotune{a: 1}", "mine.py:fast")
+    assert "for 1,000 calls and a cold compilation: 2.00x" in kept.why
+
+
+@pytest.mark.parametrize("why", ["it abstained", "its winner has no name", "no graph is known"])
+def test_a_race_is_kept_though_nobody_could_apply_it(why, file, here):
+    race = ended(here, winner="mine.py:fast") if why == "its winner has no name" else ended(here)
+    if why == "it abstained":
+        race = ended(here, winner="eager", abstained=True)
+    if why == "no graph is known":
+        race.captured = None
+    assert list(keep([race], Store())) == []
+    assert Store().decisions() == ()
+
+
+def raced(file: Path, store: Store | None):
+    limits = race.Limits(timing_s=0.5)
+    return race.run(
+        f"{file}:model", backends=[f"{file}:slow"], device="cpu", limits=limits, store=store
+    )
+
+
+@pytest.mark.slow
+def test_the_model_is_compiled_as_the_race_decided(file):
+    report = raced(file, Store())
+    (kept,) = Store().decisions()
+    assert kept.arm == Arm(backend="eager")
+    assert (kept.step, kept.dtype, kept.over_eager) == ("infer", "float32", None)
+    assert kept.why.endswith("no arm was faster than eager")
+    assert any(f"kept as {kept.name}" in note for note in report.notes)
+
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU())
+    compiled = torch.compile(model, backend="backbay.auto")
+    with torch.no_grad():
+        compiled(torch.randn(8, 16))
+    assert [x.ran for x in compile_log.records()] == ["eager"]
+    compiled(torch.randn(8, 16))  # gradients are recorded: nothing was decided for that
+    assert compile_log.records()[-1].ran == "inductor"
+
+
+@pytest.mark.slow
+def test_what_cannot_be_kept_is_a_note_and_the_report_is_whole(file, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    report = raced(file, Store())
+    assert report.decision[0].winner == "eager"
+    assert any("the decision is not kept" in note for note in report.notes)

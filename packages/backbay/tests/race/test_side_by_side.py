@@ -1,0 +1,72 @@
+"""Trials side by side: each is judged as if it were alone, and an interrupt ends all of them."""
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+
+from backbay.errors import Interrupted
+from backbay.race import Limits, Objective, run
+from backbay.race.caches import Caches
+
+FAULTY = Path(__file__).with_name("faulty.py")
+QUICK = Limits(backend_s=120.0, timing_s=0.5, at_once=3)
+
+pytestmark = pytest.mark.slow
+
+
+def raced(*backends, limits=QUICK, **more):
+    names = [f"{FAULTY}:{x}" for x in backends]
+    return run(f"{FAULTY}:small", backends=names, device="cpu", limits=limits, **more)
+
+
+def test_a_trial_takes_the_files_or_the_verdict_of_another():
+    report = raced("honest", "scaled", "segfaults", "raises", "as_told")
+    assert [(x.arm.rpartition(":")[2], x.status) for x in report.results] == [
+        ("eager", "ok"),
+        ("honest", "ok"),
+        ("scaled", "wrong"),
+        ("segfaults", "crashed"),
+        ("raises", "failed"),
+        ("as_told", "wrong"),
+    ]
+    assert {x.compiled_beside for x in report.results[1:]} == {2}
+    assert any("up to 3 arms were compiled at the same time" in x for x in report.notes)
+    assert report.results[1].median_ms is not None
+
+
+def test_where_compile_times_decide_they_are_those_of_a_machine_that_does_other_things():
+    report = raced("honest", "raises", objective=Objective(kind="total", calls=3))
+    assert {x.compiled_beside for x in report.results} == {0}
+    assert report.decision[0].sentence.startswith("with 3 calls and a cold compilation, ")
+
+
+def test_an_interrupt_waits_for_what_hangs():
+    def interrupt(result):
+        if result.arm.endswith("honest"):
+            raise KeyboardInterrupt
+
+    start = time.monotonic()
+    limits = dataclasses.replace(QUICK, backend_s=600.0)
+    with pytest.raises(Interrupted) as stopped:
+        raced("hangs", "honest", limits=limits, on_row=interrupt)
+    assert time.monotonic() - start < 300
+    found = {x.arm.rpartition(":")[2]: x.status for x in stopped.value.report.results}
+    assert found["honest"] == "ok"
+
+
+def test_an_arm_finds_what_another_has_left(tmp_path):
+    caches = Caches(tmp_path)
+    caches.empty("inductor")
+    (caches.folder("inductor") / "probe").write_text("found")
+    caches.share_toolchain("inductor")
+    (caches.folder("inductor") / "model").write_text("compiled")
+    caches.empty("other")
+    assert [x.name for x in caches.folder("other").iterdir()] == ["probe"]
+    (caches.folder("other") / "mine").write_text("compiled")
+    caches.empty("third")
+    assert [x.name for x in caches.folder("third").iterdir()] == ["probe"]
+    assert caches.environment("third")["TMPDIR"] != caches.environment("other")["TMPDIR"]
+    caches.drop()
+    assert not caches.folder("inductor").exists()

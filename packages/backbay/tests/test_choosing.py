@@ -1,0 +1,125 @@
+"""`backbay.choose`: a model comes back compiled as was decided, and that is remembered."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import backbay
+from backbay import choosing
+from backbay.decisions import Arm, Store
+from backbay.race import Limits, Objective
+
+FAULTY = Path(__file__).parent / "race" / "faulty.py"
+QUICK = Limits(backend_s=120.0, timing_s=0.3)
+HONEST, SCALED = (f"{FAULTY}:{x}" for x in ("honest", "scaled"))
+
+pytestmark = pytest.mark.slow
+
+
+class Wasteful(torch.nn.Module):
+    """Computes much that nobody uses, which Dynamo leaves out of the graph."""
+
+    def __init__(self, width=256):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        for _ in range(20):
+            x.sin().exp()
+        return self.linear(x)
+
+
+class Stack(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Wasteful() for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch, here):
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path / "cache"))
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def no_race(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("it races again")
+
+    def forbid():
+        monkeypatch.setattr(choosing, "run", refuse)
+
+    return forbid
+
+
+def test_a_model_is_raced_in_each_process_though_it_was_decided(no_race):
+    model, x = Wasteful().eval(), torch.randn(512, 256)
+    given = {"arms": ["aot_eager"], "limits": QUICK}
+    first = backbay.choose(model, (x,), **given)
+    assert first.arm == Arm(backend="aot_eager"), first.why
+    assert first.report is not None
+    assert first.kept is not None
+    with torch.no_grad():
+        torch.testing.assert_close(first.model(x), model(x))
+    no_race()
+    second = backbay.choose(model, (x,), **given)
+    assert (second.arm, second.report, second.kept) == (first.arm, None, first.kept)
+    assert "1" in second.why
+    with torch.no_grad():
+        torch.testing.assert_close(second.model(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arms": ["aot_eager", "aot_eager_decomp_partition"]},
+        {"objective": "memory"},
+        {"objective": Objective(kind="total", calls=3)},
+        {"train": True},
+        {"anew": True},
+    ],
+)
+def test_a_decision_on_something_else_is_applied(no_race, change):
+    model, x = Wasteful().eval(), torch.randn(512, 256)
+    given = {"arms": ["aot_eager"], "limits": QUICK}
+    backbay.choose(model, (x,), **given)
+    no_race()
+    with pytest.raises(AssertionError, match="races again"):
+        backbay.choose(model, (x,), **given | change)
+
+
+def test_a_wrong_backend_is_chosen_or_a_gain_of_nothing():
+    model, x = torch.nn.Linear(64, 64).eval(), torch.randn(64, 64)
+    chosen = backbay.choose(model, (x,), arms=[SCALED, HONEST], limits=QUICK)
+    assert chosen.arm == Arm(backend="eager"), chosen.why
+    assert chosen.model is model
+
+
+def test_blocks_that_were_chosen_are_not_compiled_or_the_whole_model_is():
+    model, x = Stack().eval(), torch.randn(256, 256)
+    expected = model(x)
+    chosen = backbay.choose(model, (x,), arms=["aot_eager"], scopes=["blocks"], limits=QUICK)
+    assert str(chosen.arm) == "aot_eager on blocks", chosen.why
+    assert chosen.model is model
+    assert all(layer._compiled_call_impl is not None for layer in model.layers)
+    with torch.no_grad():
+        torch.testing.assert_close(chosen.model(x), expected)
+    assert Store().decisions()[0].arm.scope == "blocks"
+
+
+def test_looking_at_a_model_trains_it_or_changes_its_state():
+    model, x = torch.nn.BatchNorm1d(256).train(), torch.randn(64, 256)
+    before = {name: y.clone() for name, y in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    backbay.choose(model, (x,), arms=[SCALED], limits=QUICK, train=True)
+    assert all(torch.equal(y, before[name]) for name, y in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.random.get_rng_state(), state)
