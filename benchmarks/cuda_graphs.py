@@ -1,13 +1,14 @@
 """CUDA graphs by Backbay beside torch's own: whole steps, in turns, in one process.
 
-    python benchmarks/cuda_graphs.py [MODEL,BATCH,infer|train ...] [--arms inductor,...]
+    python benchmarks/cuda_graphs.py [CASE ...] [--arms inductor,...]
         [--seconds 4] [--until 480] [--out FILE]
 
-A case is a model of timm in bfloat16, with channels last and random weights. A row has each arm's
-time of a step (forward, or forward and backward), medians over rounds in which the arms took turns,
-with 95 % intervals; how long the kernels of Inductor's default take by themselves, by torch's
-profiler over three further steps; and what is saved of what ``reduce-overhead`` saves. Nothing new
-begins after ``--until`` seconds.
+A case is ``MODEL,BATCH,infer|train``, a model of timm with channels last, or
+``WORKLOAD,infer|train``, one of Backbay's workloads: ``hf:bert@tiny,infer``. Each is in bfloat16
+with random weights. A row has each arm's time of a step (forward, or forward and backward), medians
+over rounds in which the arms took turns, with 95 % intervals; how long its kernels take by
+themselves, by torch's profiler over three further steps; and what is saved of what
+``reduce-overhead`` saves. Nothing new begins after ``--until`` seconds.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from backbay.causes import one_line
 from backbay.proof import Step
 from backbay.timing import clock, rounds, stats
 from backbay.timing.device import device_name
+from backbay.workloads.loading import load
 from backbay_optimizer.cuda_graphs.capture import pool_bytes
 from speed import arms
 from speed.model_cases.vision import vision
@@ -56,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("cases", nargs="*", default=CASES, metavar="MODEL,BATCH,infer|train")
+    parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE")
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--seconds", type=float, default=4.0, help="of timing, a case")
     parser.add_argument("--until", type=float, default=480.0, help="seconds")
@@ -84,7 +86,7 @@ def head(names: Sequence[str]) -> Iterator[str]:
     columns = [
         "model, batch",
         *(f"{x}, ms" for x in names),
-        "kernels, ms, and launches",
+        *(f"kernels of {x}, ms, and launches" for x in names),
         *(f"inductor / {x}" for x in names if x != arms.INDUCTOR),
         "saved, of what reduce-overhead saves",
         "pools, MiB",
@@ -95,14 +97,18 @@ def head(names: Sequence[str]) -> Iterator[str]:
 
 def row(case: str, names: Sequence[str], seconds: float) -> str:
     """Return the row of one case."""
-    model, batch, what = case.split(",")
+    model, *batch, what = case.split(",")
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
     device = torch.device("cuda")
-    with device:
-        workload = vision(model, int(batch), channels_last=True, train=what == "train", size="full")
-    one = Step(workload, train=what == "train", seed=0)
+    train = what == "train"
+    if batch:
+        with device:
+            workload = vision(model, int(batch[0]), channels_last=True, train=train, size="full")
+    else:
+        workload = load(model, seed=0, dtype=torch.bfloat16, device=device, train=train)
+    one = Step(workload, train=train, seed=0)
     steps: dict[str, Callable[[], Any]] = {}
     for name in names:
         call = arms.compiled(workload.model, name)
@@ -114,11 +120,11 @@ def row(case: str, names: Sequence[str], seconds: float) -> str:
             continue
         steps[name] = lambda call=call: one(call)  # type: ignore[misc] # a default is no argument
     samples = timed(steps, seconds, device)
-    busy, launches = kernels(steps[arms.INDUCTOR])
+    busy = {name: "{:.3f} in {}".format(*kernels(step)) for name, step in steps.items()}
     pools = pool_bytes(torch.cuda.current_device()) >> 20
     cells = [
         *(said(*stats.median(samples[x])) if x in samples else "failed" for x in names),
-        f"{busy:.3f} in {launches}",
+        *(busy.get(x, "") for x in names),
         *(
             said(*stats.ratio(samples[arms.INDUCTOR], samples[x])) if x in samples else ""
             for x in names
@@ -127,7 +133,7 @@ def row(case: str, names: Sequence[str], seconds: float) -> str:
         saved(samples),
         str(pools),
     ]
-    return f"| {model}, {batch}, {what} | {' | '.join(cells)} |"
+    return f"| {case.replace(',', ', ')} | {' | '.join(cells)} |"
 
 
 def timed(

@@ -95,6 +95,7 @@ def captured(pool: Pool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, 
 def _recover(pool: Pool, current: torch.cuda.Stream, side: torch.cuda.Stream) -> None:
     """Undo what torch leaves behind where a capture does not end well."""
     torch.cuda.set_stream(current)
+    _inference.pop((pool.index, pool.stream), None)  # nothing more is captured into it
     with contextlib.suppress(RuntimeError):  # the capture did end: nothing is left
         torch._C._cuda_endAllocateToPool(pool.index, pool.handle)  # noqa: SLF001 (its only home)
         torch._C._cuda_releasePool(pool.index, pool.handle)  # noqa: SLF001 (as above)

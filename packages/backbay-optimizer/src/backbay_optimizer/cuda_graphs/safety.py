@@ -1,5 +1,6 @@
 """Which of Inductor's code can be captured: what of it does nothing but hand work to one device."""
 
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,19 +10,14 @@ from torch.fx import GraphModule
 
 from backbay.graph.values import value_of
 
-CALLS = re.compile(
-    r"(?:torch\.ops\.(\w+)|\b(aten|prims|inductor_ops|_quantized|extern_kernels))\.(\w+)"
-)
-"""A call of an operator in Inductor's code."""
-WAITS = re.compile(r"\.(?:item|tolist|cpu|nonzero)\(|torch\.cuda\.synchronize")
-"""What waits for the device, or copies from it."""
-NAMESPACES = {"inductor_ops": "inductor", "extern_kernels": "aten", None: ""}
+WAITS = ("item", "tolist", "cpu", "nonzero", "synchronize")
+"""Methods that wait for the device, or copy from it."""
+NAMESPACES = {"inductor_ops": "inductor", "extern_kernels": "aten"}
+"""What Inductor's code calls them, where that is not their name."""
 SAFE: Mapping[str, re.Pattern[str]] = {
     # Triton's, cuDNN's and cuBLAS's kernels alone: they wait for nothing.
     "backbay": re.compile(r".*"),
-    "inductor": re.compile(
-        r"_alloc_from_pool|_reinterpret_tensor|accumulate_grad_|resize_storage_bytes_|_?seeds?"
-    ),
+    "inductor": re.compile(r"_alloc_from_pool|_reinterpret_tensor|accumulate_grad_|_?seeds?"),
     "aten": re.compile(
         r"""
         _? (?:add|baddb|b|int_|scaled_)? mm (?:_dtype)? | bias_addmm | addmv | mv | dot
@@ -43,6 +39,7 @@ SAFE: Mapping[str, re.Pattern[str]] = {
     "prims": re.compile(r".*"),
 }
 """By namespace, operators that were read or seen to do nothing but hand over work."""
+SPACES = {*SAFE, *NAMESPACES}
 
 
 def refusal(
@@ -81,12 +78,18 @@ def _reasons(
 
 
 def _unsafe(source: str) -> Iterator[str]:
-    if waits := WAITS.search(source):
-        yield f"it waits for the device: {waits[0]}"
-    for call in CALLS.finditer(source):
-        space = NAMESPACES.get(call[1] or call[2], call[1] or call[2])
-        if space == "inductor" and call[3] == "resize_storage_bytes_":
-            yield "it resizes the memory of an input"
-        safe = SAFE.get(space)
-        if safe is None or safe.fullmatch(call[3]) is None:
-            yield f"{space}.{call[3]} is not known to be safe in a CUDA graph"
+    # Comments and the sources of kernels, which are text, name operators that are not called.
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Attribute):
+            continue
+        *owners, name = ast.unparse(node).split(".")
+        if name in WAITS:
+            yield f"it waits for the device: {name}"
+        if owners[:2] == ["torch", "ops"]:
+            owners = owners[2:]
+        if len(owners) == 1 and owners[0] in SPACES:
+            space = NAMESPACES.get(owners[0], owners[0])
+            if SAFE[space].fullmatch(name) is None:
+                yield f"{space}.{name} is not known to be safe in a CUDA graph"
+        elif ast.unparse(node).startswith("torch.ops.") and len(owners) == 1:
+            yield f"{owners[0]}.{name} is not known to be safe in a CUDA graph"
