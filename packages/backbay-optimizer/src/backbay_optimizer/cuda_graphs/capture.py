@@ -38,7 +38,7 @@ class Pool:
 
     def measure(self) -> None:
         """Ask the allocator for what the pool holds."""
-        segments = torch.cuda.memory_snapshot()
+        segments: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call] # torch has no stub
         mine = [x for x in segments if tuple(x["segment_pool_id"]) == tuple(self.handle)]
         self.bytes = sum(x["total_size"] for x in mine)
 
@@ -73,7 +73,9 @@ def captured(pool: Pool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, 
     graph = torch.cuda.CUDAGraph()
     current = torch.cuda.current_stream(pool.index)
     with _lock, torch.cuda.device(pool.index):
-        side = _streams.setdefault(pool.index, torch.cuda.Stream(pool.index))
+        if pool.index not in _streams:
+            _streams[pool.index] = torch.cuda.Stream(pool.index)  # type: ignore[no-untyped-call] # as above
+        side = _streams[pool.index]
         # A workspace of cuBLAS that is made in a capture belongs to the pool, and is not to serve
         # anybody else; nor may one of somebody else's be captured.
         torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 (its only home)

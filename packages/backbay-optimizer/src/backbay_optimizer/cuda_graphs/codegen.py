@@ -61,10 +61,12 @@ def replaying(
         recordings = Recordings(name=name, share=share)
         settings = sorted((key, _known_by(x)) for key, x in patches.items())
         # Before Inductor has the graph: it changes it.
-        finish = decide and decide(graph_module, example_inputs, settings, recordings)
+        finish = None
+        if decide is not None:
+            finish = decide(graph_module, example_inputs, settings, recordings)
         inner = functools.partial(_inner_compile, recordings)
         with config.patch(enable_autograd_cache=False):
-            compiled: Compiled = compile_fx(
+            compiled: Any = compile_fx(
                 graph_module, example_inputs, inner_compile=inner, config_patches=patches
             )
         return compiled if finish is None else finish(compiled)
@@ -110,6 +112,7 @@ def _inner_compile(
         symbolic=[i for i, x in enumerate(example_inputs) if _is_symbolic(x)],
         fixed=list(given.get("static_input_idxs") or ()),
     )
+    assert code.current_callable is not None
     code.current_callable = Replayed(code.current_callable, kind, inputs, shared, returned)
     return code
 

@@ -147,7 +147,7 @@ class Results:
         return made
 
 
-def copy_all(to: Sequence[torch.Tensor], what: Sequence[torch.Tensor]) -> None:
+def copy_all(to: list[torch.Tensor], what: list[torch.Tensor]) -> None:
     """Copy tensors of one type, with few launches where they are many."""
     if len(to) == 1:
         to[0].copy_(what[0])
