@@ -79,6 +79,9 @@ class Results:
     def _step(self, number: int, value: Any) -> _Step:
         if not isinstance(value, torch.Tensor):
             return lambda _: value
+        owned = next((i for i, x in enumerate(self._inputs) if x is value), None)
+        if owned is not None:  # a parameter, say
+            return lambda call: call.inputs[owned]
         if type(value) is not torch.Tensor or value.layout != torch.strided:
             raise NotCopied(f"a result is a {type(value).__name__} of layout {value.layout}")
         same = self._seen.setdefault(id(value), number)
@@ -95,9 +98,6 @@ class Results:
         return self._of_tensor(value)
 
     def _of_input(self, value: torch.Tensor, position: int) -> _Step:
-        same = next((i for i, x in enumerate(self._inputs) if x is value), None)
-        if same is not None:
-            return lambda call: call.inputs[same]
         owner = self._inputs[position]
         if owner.dtype != value.dtype:
             raise NotCopied("a result is an input's memory, read as another type")
