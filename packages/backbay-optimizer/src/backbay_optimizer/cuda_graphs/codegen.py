@@ -19,6 +19,8 @@ from backbay_optimizer.cuda_graphs.replaying import Inputs, Kind, Recordings, Re
 from backbay_optimizer.cuda_graphs.safety import refusal
 
 ALL = sys.maxsize
+KINDS: tuple[Kind, ...] = ("inference",)
+"""The graphs that are recorded. Of training, not every case was shown to be safe on a GPU."""
 
 
 class Decide(Protocol):
@@ -100,6 +102,8 @@ def _inner_compile(
     why = refusal(code, graph_module, example_inputs, given)
     if unsafe is not None:
         why = f"{unsafe.target} is not safe in one"
+    if kind not in KINDS:
+        why = "training is not recorded yet"
     if returned is None:
         why = why or "what it returns is not told from what it saves"
     if why is not None:

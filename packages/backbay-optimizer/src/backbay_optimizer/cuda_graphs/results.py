@@ -76,7 +76,7 @@ class Results:
             copy_all([call.copies[x] for x in group], [self._sources[x] for x in group])
         return call.results
 
-    def _step(self, number: int, value: Any) -> _Step:
+    def _step(self, number: int, value: Any) -> _Step:  # noqa: PLR0911 (a case each)
         if not isinstance(value, torch.Tensor):
             return lambda _: value
         owned = next((i for i, x in enumerate(self._inputs) if x is value), None)
