@@ -131,14 +131,16 @@ class Optimizing(Backend):
     def _inductor(
         self, mode: str | None, options: dict[str, Any], own: Mapping[str, Any]
     ) -> Codegen:
+        plain = super()._inductor(mode, options, own)
         if own["cuda_graphs"] is False:
-            return super()._inductor(mode, options, own)
+            return plain
         from backbay_optimizer.cuda_graphs import codegen  # noqa: PLC0415 (it is asked for)
         from backbay_optimizer.tuning import graph_timing  # noqa: PLC0415 (likewise)
 
         return codegen.replaying(
             mode,
             options,
+            plain=plain,
             name=self.__name__,
             share=own["cuda_graphs_memory"],
             decide=graph_timing.decided if own["cuda_graphs"] == "auto" else None,

@@ -31,6 +31,16 @@ def test_training_on_a_cpu_differs():
             torch.testing.assert_close(one, other.grad)
 
 
+def test_training_is_recorded(monkeypatch):
+    seen = []
+    monkeypatch.setattr(codegen, "_inner_compile", lambda *_, **__: seen.append(1))
+    compile_log.clear()
+    model = nn.Linear(8, 4)
+    torch.compile(model, backend=backbay, options={"cuda_graphs": True})(torch.randn(3, 8))
+    assert not seen
+    assert any("training has no CUDA graph" in x.why for x in compile_log.records())
+
+
 def test_what_is_compiled_is_not_seen(monkeypatch):
     seen, inner = [], codegen._inner_compile
 
@@ -39,6 +49,7 @@ def test_what_is_compiled_is_not_seen(monkeypatch):
         return inner(shared, graph_module, example_inputs, **given)
 
     monkeypatch.setattr(codegen, "_inner_compile", seeing)
+    monkeypatch.setattr(codegen, "_trains", lambda *_: False)
     for _ in range(2):  # torch's cache of AOTAutograd's results has the second
         torch.compiler.reset()
         seen.clear()

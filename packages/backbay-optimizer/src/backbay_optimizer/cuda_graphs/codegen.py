@@ -40,6 +40,7 @@ def replaying(
     mode: str | None,
     options: Mapping[str, Any],
     *,
+    plain: Codegen,
     name: str,
     share: float,
     decide: Decide | None = None,
@@ -49,6 +50,7 @@ def replaying(
     Args:
         mode: as torch.compile takes it; CUDA graphs that it asks for are these.
         options: Inductor's.
+        plain: compiles graphs of training, which are not recorded yet.
         name: what the compile log calls the backend.
         share: the part of a device's memory that all recordings together may hold.
         decide: whether recordings are used. Default: always.
@@ -61,6 +63,9 @@ def replaying(
         from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 (takes seconds)
 
         recordings = Recordings(name=name, share=share)
+        if _trains(graph_module, example_inputs):
+            recordings.say("training has no CUDA graph: it is not recorded yet")
+            return plain(graph_module, example_inputs)
         settings = sorted((key, _known_by(x)) for key, x in patches.items())
         # Before Inductor has the graph: it changes it.
         finish = None
@@ -74,6 +79,12 @@ def replaying(
         return compiled if finish is None else finish(compiled)
 
     return generate
+
+
+def _trains(graph_module: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether AOTAutograd makes a backward graph of it."""
+    held = (*graph_module.parameters(), *graph_module.buffers(), *example_inputs)
+    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in held)
 
 
 def _known_by(setting: Any) -> str:
