@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from backbay.causes import one_line
 from backbay.dependencies import check_installed
-from backbay.errors import InputError
+from backbay.errors import BackbayError, InputError
 from backbay.registry import default_registry
 from backbay.reporting import machine
 
@@ -174,7 +174,8 @@ def check_alike(told: Mapping[Slot, Mapping[str, str]]) -> None:
 
 def cause(error: BaseException) -> str:
     """Return in one line what a worker raised, or what became of it."""
-    return one_line(getattr(error, "cause", None) or error)
+    inner = getattr(error, "cause", None) or error
+    return str(inner) if isinstance(inner, BackbayError) else one_line(inner)
 
 
 def _check_reachable(address: str) -> None:
