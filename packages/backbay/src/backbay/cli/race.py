@@ -132,8 +132,9 @@ def command(
 ) -> None:
     """Race arms on WORKLOADs: prove each right, time them side by side, say which to use.
 
-    A WORKLOAD is decoder (built in, the default), hf:NAME, timm:NAME, or your own file.py:function
-    or module:function that returns (model, args), (model, args, kwargs) or a backbay.Workload.
+    A WORKLOAD is decoder (built in, the default), hf:NAME, diffusers:NAME, timm:NAME, or your own
+    file.py:function or module:function that returns (model, args), (model, args, kwargs) or a
+    backbay.Workload.
 
     CAMPAIGN.toml in place of WORKLOADs lists many, each with its arms; what is done stays done.
 

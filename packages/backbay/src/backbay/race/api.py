@@ -54,7 +54,11 @@ from backbay.workloads.setup import (
 if TYPE_CHECKING:
     from backbay.proof import Workload
 
-_MODEL_PACKAGES = {"hf": ["transformers"], "timm": ["timm", "torchvision"]}
+_MODEL_PACKAGES = {
+    "hf": ["transformers"],
+    "diffusers": ["diffusers"],
+    "timm": ["timm", "torchvision"],
+}
 """Distributions whose versions a result depends on, by the prefix of a workload's reference."""
 
 Backends = (

@@ -7,6 +7,7 @@ import torch
 from backbay.errors import WorkloadInvalid
 from backbay.workloads.batches import batch_of, with_batch
 from backbay.workloads.decoder import build_decoder
+from backbay.workloads.diffusers_models import build_diffusers
 from backbay.workloads.hf_models import build_hf
 from backbay.workloads.own import build_own
 from backbay.workloads.reference import check, parse
@@ -14,7 +15,13 @@ from backbay.workloads.setup import WorkloadSetup
 from backbay.workloads.timm_models import build_timm
 from backbay.workloads.workload import Workload
 
-_BUILDERS = {"decoder": build_decoder, "hf": build_hf, "timm": build_timm, "own": build_own}
+_BUILDERS = {
+    "decoder": build_decoder,
+    "hf": build_hf,
+    "diffusers": build_diffusers,
+    "timm": build_timm,
+    "own": build_own,
+}
 
 
 def load(
@@ -32,8 +39,8 @@ def load(
     The global generators are seeded first, and what is built draws from them.
 
     Args:
-        reference: ``decoder``, ``hf:NAME``, ``timm:NAME``, each also with ``@SIZE``; or the user's
-            own function, as ``file.py:function`` or ``module:function``.
+        reference: ``decoder``, ``hf:NAME``, ``diffusers:NAME``, ``timm:NAME``, each also with
+            ``@SIZE``; or the user's own function, as ``file.py:function`` or ``module:function``.
         seed: of all weights and inputs.
         dtype: a floating-point dtype, of the parameters and the floating-point inputs.
         device: where the model and its inputs are.
