@@ -21,6 +21,12 @@ _PATIENCE_S = 10.0
 """For the head of a cluster to answer."""
 _PASSED_ON = ("BACKBAY_", "TORCH", "TRITON_", "HF_")
 """Beginnings of the environment variables that results depend on."""
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_TQDM_PATCH_PRINT": "0",  # Dynamo would trace into the `print` that it puts in its place
+}
+"""Of Ray, where nobody has set them."""
 
 
 class Slot(NamedTuple):
@@ -80,8 +86,8 @@ def connect(address: str, what: str) -> None:
     check_installed(what, "ray")
     import ray  # noqa: PLC0415 (an extra)
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     variables = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
     try:
         _check_reachable(address)

@@ -1,5 +1,6 @@
 """Campaigns on a Ray of two workers: what is lost is tried once more; no row is there twice."""
 
+import builtins
 import os
 import signal
 import threading
@@ -187,6 +188,12 @@ def test_a_worker_has_the_threads_of_who_asks_and_not_rays(tmp_path, monkeypatch
     assert os.environ["OMP_NUM_THREADS"] == "3"
     with pytest.raises(InputError, match="absent has to be there, too"):
         cluster.Worker(Surroundings(str(tmp_path / "absent"), [], None))
+
+
+def test_a_cluster_leaves_print_as_it_was(address):
+    before = builtins.print
+    Cluster(address=address).device_names(["cpu"])
+    assert builtins.print is before
 
 
 def test_a_cluster_that_is_not_there_is_told(file):
