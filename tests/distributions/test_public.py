@@ -46,7 +46,7 @@ OTHERS = {
     },
     "backbay-optimizer": {
         "backbay",
-        "backbay.cache",
+        "backbay.decisions",
         "backbay.graph",
         "backbay.graph.aliases",
         "backbay.graph.constant",

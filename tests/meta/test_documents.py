@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from backbay.campaign import Campaign, Row, Unit
+from backbay.campaign.plan import KEYS
 from backbay.cli import main
 from backbay.explain import record as explained
+from backbay.history.record import History, Point, Run, Series, Trace
+from backbay.race.comparison import ComparedRow, Comparison
 from backbay.race.record import (
     Decision,
     LeftToTorch,
@@ -96,5 +100,17 @@ def test_every_key_of_a_verification_is_documented():
 
 def test_every_key_of_the_race_report_is_documented():
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "json.md").read_text()))
-    for record in (Report, Result, Decision, VerdictRecord, Machine, Settings, LeftToTorch):
+    records = (Report, Result, Decision, VerdictRecord, Machine, Settings, LeftToTorch)
+    for record in (*records, Comparison, ComparedRow):
         assert set(record.__struct_fields__) <= documented
+
+
+def test_every_key_of_campaigns_and_histories_is_documented():
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "json.md").read_text()))
+    for record in (Campaign, Row, Unit, History, Run, Point, Series, Trace):
+        assert set(record.__struct_fields__) <= documented, record
+
+
+def test_every_key_of_a_campaigns_file_is_documented():
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "campaigns.md").read_text()))
+    assert set(KEYS) <= documented

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from measurements import kept_keys
 
 torch = pytest.importorskip("torch")
 
@@ -239,9 +240,9 @@ def test_places_are_timed_wrongly_or_change_results(tmp_path, monkeypatch):
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
     model, x = Stack(64, 3), channels_last(samples(torch.bfloat16, 32, 64, 64, 64))
     assert_right(model, x, options={"tune": "full"})
-    (site,) = tmp_path.glob("tuning/sites/*.json")
-    assert cache.read_site(site.stem).ratio > 0
-    assert len(list(tmp_path.glob("tuning/*.json"))) == 1
+    (site,) = kept_keys(tmp_path, cache.SiteTiming)
+    assert cache.read_site(site).ratio > 0
+    assert len(kept_keys(tmp_path, cache.Choice)) == 1
 
 
 def new_gelu(x):

@@ -37,7 +37,16 @@ _HOME_OF = {
     "unregister_backend": "backbay.registry",
 }
 
-_SUBPACKAGES = ("explain", "compile_log", "proof", "race", "registry", "verify")
+_SUBPACKAGES = (
+    "campaign",
+    "compile_log",
+    "explain",
+    "proof",
+    "race",
+    "registry",
+    "testing",
+    "verify",
+)
 
 __all__ = ["__version__", *sorted(_HOME_OF), *_SUBPACKAGES]  # noqa: PLE0604 (every item is a string)
 

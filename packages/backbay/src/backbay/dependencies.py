@@ -5,18 +5,20 @@ import sys
 
 from backbay.errors import PACKAGES, missing
 
+_USUAL = ("torch", "race")
+
 
 def check_installed(what: str, *extras: str) -> None:
     """Check that what extras bring is installed, without importing it.
 
     Args:
         what: what needs it, for the message.
-        extras: their names; default: all.
+        extras: their names; default: those that races need.
 
     Raises:
         MissingDependency: one of them is not; the message says which, and what to install.
     """
-    needed = (x for extra in extras or PACKAGES for x in PACKAGES[extra])
+    needed = (x for extra in extras or _USUAL for x in PACKAGES[extra])
     absent = [x for x in needed if not _is_installed(x)]
     if absent:
         raise missing(what, absent)

@@ -232,7 +232,11 @@ class EndlessPass(GraphBroken):
     """A pass goes on adding nodes: it changes the graph while it walks over it."""
 
 
-PACKAGES = {"torch": ("torch",), "race": ("numpy", "matplotlib", "psutil", "safetensors")}
+PACKAGES = {
+    "torch": ("torch",),
+    "race": ("numpy", "matplotlib", "psutil", "safetensors"),
+    "ray": ("ray",),
+}
 """Modules that each extra brings."""
 
 

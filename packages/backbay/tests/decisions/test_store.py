@@ -6,10 +6,15 @@ import subprocess
 import sys
 import textwrap
 
+import msgspec
 import pytest
 
 from backbay.decisions import Arm, Place, Store, StoreError
 from backbay.decisions import store as module
+
+
+class Timing(msgspec.Struct):
+    milliseconds: float
 
 
 @pytest.fixture
@@ -54,6 +59,28 @@ def test_what_is_forgotten_is_not_found(store, decision, here):
     assert store.decided("graph-0", here.key) == ()
 
 
+def test_measurements_are_told_apart_by_type_and_key(store):
+    class Other(msgspec.Struct):
+        milliseconds: float
+
+    store.keep_measured("key", Timing(1.5))
+    store.keep_measured("key", Timing(2.5))
+    assert store.measured(Timing, "key") == Timing(2.5)
+    assert store.measured(Timing, "other") is None
+    assert store.measured(Other, "key") is None
+
+
+def test_a_file_of_an_earlier_version_gets_the_tables_that_it_lacks(store, decision):
+    store.keep(decision())
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("DROP TABLE measurements")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    store.keep_measured("key", Timing(1.5))
+    assert store.measured(Timing, "key") == Timing(1.5)
+    assert store.decisions() == (decision(),)
+
+
 def test_an_arm_reads_as_it_is_written():
     assert str(Arm(backend="inductor")) == "inductor"
     arm = Arm(backend="backbay", mode="max-autotune", options={"tune": "off", "b": True})
@@ -65,11 +92,18 @@ def test_eight_processes_at_once_meet_no_lock(tmp_path):
         import pathlib, sys
         sys.path.insert(0, sys.argv[3])
         from backbay.decisions import Store
+        import msgspec
         from conftest import made as decision
+
+        class Timing(msgspec.Struct):
+            milliseconds: float
+
         store = Store(pathlib.Path(sys.argv[1]), on_problem=lambda x: sys.exit(x))
         number = int(sys.argv[2])
         for n in range(25):
             store.keep(decision(100 * number + n))
+            store.keep_measured(f"{number}-{n}", Timing(n))
+            assert store.measured(Timing, f"{number}-{n}") == Timing(n)
             assert store.decisions()
     """)
     path = tmp_path / "new" / "decisions.sqlite"
@@ -178,9 +212,14 @@ def test_a_file_of_a_newer_version_is_left_alone(store, problems, decision):
 
 def test_the_oldest_go_where_there_are_too_many(store, monkeypatch, decision, here):
     monkeypatch.setattr(module, "MOST_DECISIONS", 10)
+    monkeypatch.setattr(module, "MOST_MEASUREMENTS", 2)
     store.keep_all(map(decision, range(30)))
     assert {x.workload for x in store.decisions()} == {f"model-{n}" for n in range(20, 30)}
     assert store.decided("graph-3", here.key) == ()
+    for number in range(4):
+        store.keep_measured(f"{number}", Timing(number))
+    found = [store.measured(Timing, f"{number}") for number in range(4)]
+    assert sum(x is not None for x in found) == 2
 
 
 def test_a_full_file_forgets_its_older_half_and_goes_on(store, monkeypatch, decision):

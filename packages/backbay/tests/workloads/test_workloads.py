@@ -14,14 +14,16 @@ from backbay.errors import InputError, WorkloadInvalid, WorkloadNotFound
 from backbay.workloads import check, known, libraries, load, parse
 from backbay.workloads.decoder import Decoder, DecoderConfig
 from backbay.workloads.randomise import randomise
+from backbay.workloads.reference import PACKAGES
 
 CPU = torch.device("cpu")
 HF = [name for name in known() if name.startswith("hf:")]
+DIFFUSERS = [name for name in known() if name.startswith("diffusers:")]
 
 
 def need_models(reference):
     """Skip where the library is absent; its import must come after torchvision's repair."""
-    package = {"hf": "transformers", "timm": "timm"}.get(reference.partition(":")[0])
+    package = PACKAGES.get(reference.partition(":")[0])
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
 
@@ -78,6 +80,30 @@ def test_every_model_gives_each_parameter_a_finite_gradient(reference):
 def test_timm_models_answer_and_train(reference):
     assert_runs(reference)
     assert_trains(reference)
+
+
+@pytest.mark.parametrize("reference", DIFFUSERS)
+def test_parts_of_diffusion_pipelines_answer_and_train(reference):
+    assert_runs(reference)
+    workload = build(reference, train=True)
+    (output,) = tensors(run(workload))
+    output.backward(torch.randn_like(output))
+    for name, parameter in workload.model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("reference", ["diffusers:unet", "diffusers:flux"])
+def test_what_a_diffusion_model_is_given_decides_nothing(reference):
+    workload = build(reference)
+    (before,) = tensors(run(workload))
+    for given in (workload.args, workload.kwargs.values()):
+        for tensor in (x for x in given if torch.is_tensor(x) and x.any()):
+            saved = tensor.clone()
+            tensor.copy_(tensor.flip(0) if tensor.unique().numel() > 1 else tensor * 2)
+            (after,) = tensors(run(workload))
+            tensor.copy_(saved)
+            assert not torch.equal(before, after)
 
 
 def test_timm_model_that_needs_larger_images_gets_them():

@@ -1,18 +1,15 @@
 """What was measured of a graph before: which rewrites it is better off without, kept on disk.
 
-A file for each graph, and for each match site that was timed alone, under ``$BACKBAY_CACHE/tuning``
-or the user's cache folder. One that cannot be read, or that others may have written, is as good as
-none: it is measured again.
+It is in Backbay's store, beside decisions: an entry for each graph, and for each match site that
+was timed alone. What cannot be read, or others may have written, is measured again.
 """
 
 from collections import Counter
-from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from backbay import compile_log
-from backbay.cache import Untrusted, cache_folder, read_cached, write_cached
+from backbay.decisions import Store, StoreError
 from backbay_optimizer.passes.match_sites import is_site
 
 
@@ -58,52 +55,36 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-_Kept = TypeVar("_Kept", Choice, SiteTiming)
-
-
-def folder() -> Path:
-    """Return where choices are kept."""
-    return cache_folder() / "tuning"
-
-
 def read(key: str) -> Choice | None:
     """Return what is known of a graph."""
-    return _read(_path(key), Choice)
+    return _store().measured(Choice, key)
 
 
 def write(key: str, choice: Choice) -> None:
     """Keep what was measured; where that can't be written, the compile log says so."""
-    _write(_path(key), choice)
+    _keep(key, choice)
 
 
 def read_site(key: str) -> SiteTiming | None:
     """Return what is known of a match site."""
-    return _read(_path("sites", key), SiteTiming)
+    return _store().measured(SiteTiming, key)
 
 
 def write_site(key: str, found: SiteTiming) -> None:
     """Keep what was measured of a match site, as `write` does of a graph."""
-    _write(_path("sites", key), found)
+    _keep(key, found)
 
 
-def _read(path: Path, kind: type[_Kept]) -> _Kept | None:
+def _store() -> Store:
+    return Store(on_problem=lambda why: _note(f"what was known is measured again: {why}"))
+
+
+def _keep(key: str, kept: Choice | SiteTiming) -> None:
     try:
-        return read_cached(path, kind)
-    except Untrusted as error:
-        _note(f"what was measured earlier is not believed, and is measured again: {error}")
-        return None
-
-
-def _write(path: Path, kept: Choice | SiteTiming) -> None:
-    try:
-        write_cached(path, kept)
-    except OSError as error:
+        _store().keep_measured(key, kept)
+    except StoreError as error:
         _note(f"what was measured is not kept, and is measured again next time: {error}")
 
 
 def _note(why: str) -> None:
     compile_log.note(compile_log.Record(asked="backbay", ran="inductor", why=why))
-
-
-def _path(*names: str) -> Path:
-    return folder().joinpath(*names).with_suffix(".json")

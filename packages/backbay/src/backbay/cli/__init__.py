@@ -28,10 +28,17 @@ _COMMANDS = {
     "decisions": "backbay.cli.decisions",
     "new": "backbay.cli.new",
     "race": "backbay.cli.race",
+    "history": "backbay.cli.history",
     "explain": "backbay.cli.explain",
     "verify": "backbay.cli.verify",
 }
-_NEED_TORCH = frozenset({"race", "explain", "verify"})
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "race": ("torch", "race"),
+    "history": ("race",),
+    "explain": ("torch", "race"),
+    "verify": ("torch", "race"),
+}
+"""Extras that must be installed, by command."""
 
 
 class _Commands(click.Group):
@@ -131,10 +138,10 @@ def _loaded(name: str) -> click.Command | None:
         from backbay.cli import plugins  # noqa: PLC0415 (reads what is installed)
 
         return plugins.load(name)
-    if name in _NEED_TORCH:
+    if name in _NEEDS:
         from backbay.dependencies import check_installed  # noqa: PLC0415 (imports importlib.util)
 
-        check_installed(f"backbay {name}")
+        check_installed(f"backbay {name}", *_NEEDS[name])
     command: click.Command = importlib.import_module(_COMMANDS[name]).command
     return command
 

@@ -57,7 +57,8 @@ def command(
 
     Graphs, graph breaks with your own lines and what to change, which passes fired and which nearly
     did, guards, and what is compiled again and why. A WORKLOAD is named as for a race: decoder
-    (built in, the default), hf:NAME, timm:NAME, file.py:function or module:function.
+    (built in, the default), hf:NAME, diffusers:NAME, timm:NAME,
+    file.py:function or module:function.
 
     What the model and the backend print goes to standard error. Exit code 1: the model or the
     backend raised; the explanation says what, and where.

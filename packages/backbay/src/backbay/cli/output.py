@@ -54,7 +54,7 @@ def write(
 
 
 @contextlib.contextmanager
-def written_anyway(write_it: Callable[[Any], None]) -> Iterator[None]:
+def written_anyway(write_it: Callable[[Any], object]) -> Iterator[None]:
     """Write what there is of a report where the block is interrupted."""
     try:
         yield

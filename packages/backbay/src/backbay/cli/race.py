@@ -1,20 +1,26 @@
 """``backbay race``: which backend is right and fastest on a model."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from msgspec.structs import replace
 
+from backbay.cli import campaign
 from backbay.cli.files import check_writable
 from backbay.cli.output import write, written_anyway
 from backbay.cli.parameters import DEVICE, SECONDS, SEED
 from backbay.decisions import Store
 from backbay.decisions.arm import WHOLE
-from backbay.errors import plain
+from backbay.errors import InputError, plain
 from backbay.race import DTYPES, Limits, Objective, Report, run
+from backbay.race.against import check_comparable, compared
 from backbay.race.objective import KINDS, Kind, parse_size
+from backbay.race.reading import read
 from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT, SIZES
+from backbay.workloads.setup import Mode
 
 _EXAMPLES = """
 \b
@@ -25,6 +31,8 @@ Examples:
   backbay race hf:bert --backends all,tvm   every ready one, and a row that says why tvm is not
   backbay race hf:bert --objective total --calls 1000
   backbay race train.py:model --train --dtype bfloat16 --html race.html
+  backbay race campaign.toml --html campaign.html
+  backbay race train.py:model --against kept.json --fail-below 0.97   for CI: exit code 1 if slower
 """
 
 
@@ -55,6 +63,7 @@ Examples:
     "--device", type=DEVICE, help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]"
 )
 @click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
+@click.option("--batch", type=click.IntRange(min=1), help="Rows of a workload's inputs.")
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--timeout", type=SECONDS, default=Limits().backend_s, show_default=True,
               help="Seconds for one backend to compile and be proven, or be timed.")  # fmt: skip
@@ -68,6 +77,19 @@ Examples:
 @click.option("--jobs", type=click.IntRange(min=1),
               help="Arms that are compiled at the same time.  [default: as cores and memory allow]",
               )  # fmt: skip
+@click.option("--against", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              metavar="OLD.json", help="Compare with an earlier race, row by row.")  # fmt: skip
+@click.option("--fail-below", type=click.FloatRange(min=0, min_open=True), metavar="RATIO",
+              help="With --against: exit code 1 where a row is surely less than so many times as "
+              "fast as then, or not right any more.")  # fmt: skip
+@click.option("--results", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+              help="Of a campaign: where its races are kept.  [default: CAMPAIGN.results]",
+              )  # fmt: skip
+@click.option("--ray", is_flag=False, flag_value="", default=None, metavar="[ADDRESS]",
+              help="Of a campaign: race on a Ray cluster; without an address, on one that runs "
+                   "here or is started here.")  # fmt: skip
+@click.option("--device-name", help="With --ray: use devices of this name alone.")
+@click.option("--anew", is_flag=True, help="Of a campaign: race again what is done.")
 @click.option("--keep/--no-keep", default=True, show_default=True,
               help="Keep the decision: backend='backbay.auto' applies it.")  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
@@ -91,34 +113,63 @@ def command(
     dtype: str,
     device: str | None,
     size: str | None,
+    batch: int | None,
     seed: int,
     timeout: float,
     seconds: float,
     timing_limit: float,
     quick: bool,
     jobs: int | None,
+    against: Path | None,
+    fail_below: float | None,
+    results: Path | None,
+    ray: str | None,
+    device_name: str | None,
+    anew: bool,
     keep: bool,
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
     """Race arms on WORKLOADs: prove each right, time them side by side, say which to use.
 
-    A WORKLOAD is decoder (built in, the default), hf:NAME, timm:NAME, or your own file.py:function
-    or module:function that returns (model, args), (model, args, kwargs) or a backbay.Workload.
+    A WORKLOAD is decoder (built in, the default), hf:NAME, diffusers:NAME, timm:NAME, or your own
+    file.py:function or module:function that returns (model, args), (model, args, kwargs) or a
+    backbay.Workload.
+
+    CAMPAIGN.toml in place of WORKLOADs lists many, each with its arms; what is done stays done.
 
     An arm is a backend with a mode and options: backend[@mode][{option: value, ...}][ on SCOPE].
     A backend that is named and not ready is a row with its reason.
 
     Exit code 0: every workload was raced, whatever became of a backend. 1: one could not be: it
-    died, or eager itself failed. 2: what was asked for does not exist, or can't be written; a
-    backend does not take its mode or options; none of the backends named is ready, or with
-    --require-all one is not.
+    died, or eager itself failed; or with --fail-below a row failed. 2: what was asked for does not
+    exist, or can't be written; a backend does not take its mode or options; none of the backends
+    named is ready, or with --require-all one is not.
     Interrupted, the race writes what it has, marked partial, and ends with 130 or 143.
     """
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     from backbay.cli.race_progress import watching  # noqa: PLC0415 (rich is loaded to draw only)
 
     check_writable(json_path, html_path)
+    if ray is not None and ray.endswith(".toml"):  # it stands where an address may
+        workloads, ray = (*workloads, ray), ""
+    file = campaign.named(workloads)
+    if file is not None:
+        campaign.check_options(click.get_current_context(), file)
+        campaign.race(
+            file,
+            results=results,
+            ray=ray,
+            device_name=device_name,
+            anew=anew,
+            keep=keep,
+            json_path=json_path,
+            html_path=html_path,
+        )
+        return
+    if ray is not None:
+        raise InputError("--ray races a campaign: name its TOML file")
+    earlier = _earlier(against, fail_below, mode="train" if train else "infer", dtype=dtype)
     decided_by = Objective(
         kind=objective,
         calls=calls,
@@ -128,7 +179,14 @@ def command(
     names = None
     if backends is not None:
         names = [PluginName(name.strip()) for name in backends.split(",") if name.strip()]
-    with written_anyway(lambda report: _write(report, json_path, html_path)), watching() as watch:
+
+    def finished(report: Report) -> Report:
+        if earlier is not None:
+            report = replace(report, against=compared(report, earlier, fail_below))
+        _write(report, json_path, html_path)
+        return report
+
+    with written_anyway(finished), watching() as watch:
         report = run(
             workloads or DEFAULT,
             backends=names,
@@ -142,6 +200,7 @@ def command(
             dtype=dtype,
             device=device,
             size=size,
+            batch=batch,
             seed=seed,
             limits=Limits(backend_s=timeout, timing_s=seconds, whole_s=timing_limit, at_once=jobs),
             quick=quick,
@@ -149,11 +208,36 @@ def command(
             tell=watch.tell,
             on_row=watch.row,
         )
-    _write(report, json_path, html_path)
-    for decision in report.unraced:
-        click.echo(f"backbay: {decision.workload}: {plain(decision.sentence)}", err=True)
-    if report.unraced:
+    failures = list(_failures(finished(report)))
+    for failure in failures:
+        click.echo(f"backbay: {plain(failure)}", err=True)
+    if failures:
         sys.exit(1)
+
+
+def _earlier(
+    path: Path | None, fail_below: float | None, *, mode: Mode, dtype: str
+) -> Report | None:
+    if path is None:
+        if fail_below is not None:
+            raise InputError("--fail-below needs an earlier race: name it with --against OLD.json")
+        return None
+    report = read(path)
+    check_comparable(report, mode=mode, dtype=dtype)
+    return report
+
+
+def _failures(report: Report) -> Iterator[str]:
+    """Say what the exit code 1 is for."""
+    for decision in report.unraced:
+        yield f"{decision.workload}: {decision.sentence}"
+    comparison = report.against
+    if comparison is None or comparison.fail_below is None:
+        return
+    if not any(row.compared for row in comparison.rows):
+        yield comparison.sentence
+    for row in comparison.failed:
+        yield f"{row.workload} with {row.arm}: {row.reason}"
 
 
 def _write(report: Report, json_path: Path | None, html_path: Path | None) -> None:

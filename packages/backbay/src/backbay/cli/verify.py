@@ -68,8 +68,8 @@ def command(
     """Prove a backend right or wrong on WORKLOAD, and say which module it begins in.
 
     Forward, gradients, steps of training and other batch sizes, all held against float64 truth. A
-    WORKLOAD is named as for a race: decoder (built in, the default), hf:NAME, timm:NAME,
-    file.py:function or module:function.
+    WORKLOAD is named as for a race: decoder (built in, the default), hf:NAME, diffusers:NAME,
+    timm:NAME, file.py:function or module:function.
 
     Exit code 0: everything is right. 1: something is not, or could not be proven. 2: what was asked
     for does not exist, or can't be written. Interrupted, it writes what it has, marked partial, and

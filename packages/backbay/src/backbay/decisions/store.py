@@ -1,4 +1,4 @@
-"""Where decisions are kept: one SQLite file, for many processes at once.
+"""Where decisions and measurements are kept: one SQLite file, for many processes at once.
 
 What is in it decides what is compiled, so it is believed as `backbay.cache` believes its files.
 A file that is damaged is put aside and begun anew: it costs decisions, never a run. One that a
@@ -6,6 +6,7 @@ newer Backbay wrote is left alone, and nothing is kept.
 """
 
 import contextlib
+import datetime as dt
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,11 +20,12 @@ from backbay.decisions.decision import Decision
 from backbay.errors import InputError
 
 FILE = "decisions.sqlite"
-VERSION = 1
+VERSION = 2
 """Of the tables; in the file as ``user_version``."""
 LARGEST = 64 << 20
 """Bytes of the file."""
 MOST_DECISIONS = 10_000
+MOST_MEASUREMENTS = 100_000
 _WAIT_S = 10.0
 """For another process that writes; each write takes milliseconds."""
 
@@ -38,7 +40,12 @@ CREATE TABLE IF NOT EXISTS graphs (
   name TEXT NOT NULL REFERENCES decisions (name) ON DELETE CASCADE,
   PRIMARY KEY (digest, place, name)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS measurements (
+  kind TEXT NOT NULL, key TEXT NOT NULL, created TEXT NOT NULL, value BLOB NOT NULL,
+  PRIMARY KEY (kind, key)
+);
 """
+_Kept = TypeVar("_Kept")
 _Answer = TypeVar("_Answer")
 
 
@@ -91,7 +98,7 @@ class Store:
                 connection.execute("INSERT INTO decisions VALUES (?, ?, ?)", row)
                 rows = [(x, one.place.key, one.name) for x in dict.fromkeys(one.graphs)]
                 connection.executemany("INSERT INTO graphs VALUES (?, ?, ?)", rows)
-            _trim(connection, MOST_DECISIONS)
+            _trim(connection, "decisions", MOST_DECISIONS)
 
         self._write(write)
 
@@ -101,12 +108,12 @@ class Store:
             "SELECT decision FROM decisions JOIN graphs USING (name) "
             "WHERE digest = ? AND place = ? ORDER BY decisions.created DESC"
         )
-        return tuple(self._decoded(self._read(query, (graph, place))))
+        return tuple(self._decoded(Decision, self._read(query, (graph, place))))
 
     def decisions(self) -> tuple[Decision, ...]:
         """Return every decision, the newest first."""
         rows = self._read("SELECT decision FROM decisions ORDER BY created DESC, name", ())
-        return tuple(self._decoded(rows))
+        return tuple(self._decoded(Decision, rows))
 
     def forget(self, names: Iterable[str]) -> int:
         """Forget decisions by name, and return how many there were.
@@ -121,10 +128,30 @@ class Store:
 
         return self._write(write)
 
-    def _decoded(self, rows: Iterable[Any]) -> Iterator[Decision]:
+    def measured(self, kind: type[_Kept], key: str) -> _Kept | None:
+        """Return what was measured under a key, as `keep_measured` kept it."""
+        query = "SELECT value FROM measurements WHERE kind = ? AND key = ?"
+        rows = self._read(query, (_kind(kind), key))
+        return next(self._decoded(kind, rows), None)
+
+    def keep_measured(self, key: str, value: msgspec.Struct) -> None:
+        """Keep what was measured; it is found by its type and the key.
+
+        Raises:
+            StoreError: it can't be written.
+        """
+        row = (_kind(type(value)), key, _now(), msgspec.json.encode(value))
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO measurements VALUES (?, ?, ?, ?)", row)
+            _trim(connection, "measurements", MOST_MEASUREMENTS)
+
+        self._write(write)
+
+    def _decoded(self, kind: type[_Kept], rows: Iterable[Any]) -> Iterator[_Kept]:
         for (blob,) in rows:
             try:
-                yield msgspec.json.decode(blob, type=Decision)
+                yield msgspec.json.decode(blob, type=kind)
             except msgspec.MsgspecError as error:
                 self._on_problem(f"{self.path}: an entry is left out: {one_line(error)}")
 
@@ -219,23 +246,32 @@ def _put_aside(path: Path) -> Path:
     return aside
 
 
-def _trim(connection: sqlite3.Connection, most: int) -> None:
-    """Forget the oldest decisions above so many."""
+def _trim(connection: sqlite3.Connection, table: str, most: int) -> None:
+    """Forget the oldest rows of a table above so many."""
     connection.execute(
-        "DELETE FROM decisions WHERE name IN "
-        "(SELECT name FROM decisions ORDER BY created DESC LIMIT -1 OFFSET ?)",
+        f"DELETE FROM {table} WHERE rowid IN "  # noqa: S608 (a constant of this file)
+        f"(SELECT rowid FROM {table} ORDER BY created DESC LIMIT -1 OFFSET ?)",
         (most,),
     )
 
 
 def _halve(connection: sqlite3.Connection) -> None:
-    """Forget the older half, so that a full file takes more."""
+    """Forget the older half of everything, so that a full file takes more."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        count = connection.execute("SELECT count(*) FROM decisions").fetchone()[0]
-        _trim(connection, count // 2)
+        for table in ("decisions", "measurements"):
+            count = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]  # noqa: S608
+            _trim(connection, table, count // 2)
 
 
 def _code(error: sqlite3.Error) -> int:
     """Return SQLite's primary code of an error."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _kind(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

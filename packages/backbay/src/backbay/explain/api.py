@@ -1,7 +1,7 @@
 """Explains one workload: checks what is asked for, then watches it being compiled."""
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from backbay.dependencies import check_installed
@@ -30,15 +30,16 @@ def run(
     size: str | None = None,
     seed: int = 0,
     again: bool = True,
+    further_args: Sequence[Sequence[Any]] | None = None,
     registry: Registry = default_registry,
 ) -> Explanation:
     """Compile a workload in this process, watch, and say what happened.
 
     The workload runs once uncompiled, then compiled: a first time, the same again, and twice with
-    another batch size where it can take one. Dynamo is reset before and after: what this process
-    compiled before compiles anew when it is next called. Inputs, buffers, gradients, numbers that
-    modules count in attributes, and the random state are written back. Inductor's caches are left
-    out: what comes from a cache runs no pass.
+    another batch size where it can take one, or with the further inputs that are given. Dynamo is
+    reset before and after: what this process compiled before compiles anew when it is next called.
+    Inputs, buffers, gradients, numbers that modules count in attributes, and the random state are
+    written back. Inductor's caches are left out: what comes from a cache runs no pass.
 
     Args:
         workload: a reference (``decoder``, ``hf:llama``, ``timm:resnet50``, ``file.py:function``,
@@ -55,6 +56,7 @@ def run(
         size: of built-in workloads: ``tiny``, ``small`` or ``base``.
         seed: of parameters, inputs and everything random.
         again: whether to call it more than once, to see what is compiled again.
+        further_args: positional inputs of further calls, in place of other batch sizes.
         registry: where names are looked up.
 
     Returns:
@@ -85,7 +87,7 @@ def run(
     built = build(setup) if isinstance(workload, str) else workload
     made_by = registry.lookup_backend(backend) if backend is not None else None
     watched = WatchedRun(workload=built, compiler_fn=compiler_fn, train=train, seed=seed)
-    watched.run(again=again)
+    watched.run(again=again, further_args=further_args)
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", None)
     settings = Settings(
         workload=built.name or setup.workload,

@@ -166,7 +166,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One call of the compiled workload."""
 
     name: str
-    """``first``, ``again``, or ``batch 4 to 5``."""
+    """``first``, ``again``, ``batch 4 to 5``, or ``further 1``."""
     graphs: int
     """How many graphs were compiled in it."""
     recompiles: tuple[RecompileRecord, ...] = ()

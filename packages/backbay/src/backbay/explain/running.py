@@ -1,8 +1,8 @@
 """Calls a workload compiled, several times, and watches."""
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -41,7 +41,7 @@ class WatchedRun:
     """By call; the model itself, uncompiled, is ``-1``."""
     notes: list[str] = field(default_factory=list)
 
-    def run(self, *, again: bool) -> None:
+    def run(self, *, again: bool, further_args: Sequence[Sequence[Any]] | None) -> None:
         """Run the model itself, then compiled, each time from the same state."""
         known = len(compile_log.records())
         problem = self._eager(self.workload)
@@ -49,16 +49,26 @@ class WatchedRun:
             self.problems[-1] = problem
             return
         with _alone(), _attributes_kept(self.workload.model), self.watch.on():
-            self._compiled(again=again)
+            self._compiled(again=again, further_args=further_args)
         self.notes += (f"rewrites {x.why}" for x in compile_log.records()[known:] if x.timed)
 
-    def _compiled(self, *, again: bool) -> None:
+    def _compiled(self, *, again: bool, further_args: Sequence[Sequence[Any]] | None) -> None:
         backend = Capturing(self.compiler_fn or _as_it_is, self.watch)
         call = torch.compile(self.workload.model, backend=backend)
         if not self._call("first", call, self.workload) or not again:
             return
         if not self._call("again", call, self.workload):
             return
+        if further_args is None:
+            self._batches(call)
+            return
+        for number, args in enumerate(further_args, 1):
+            further = replace(self.workload, args=tuple(args), reduced=None)
+            if not self._call(f"further {number}", call, further):
+                return
+
+    def _batches(self, call: Any) -> None:
+        """Call it with other batch sizes, where it takes them."""
         batch = batch_of(self.workload)
         if isinstance(batch, str):
             self.notes.append(f"no other batch size was tried: {batch}")

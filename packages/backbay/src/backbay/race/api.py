@@ -34,6 +34,7 @@ from backbay.race.requests import (
     Request,
 )
 from backbay.race.timing import Limits
+from backbay.race.turns import Turns
 from backbay.race.workload_race import OnRow, Sessions, Tell, WorkloadRace
 from backbay.ranges import check_seconds, check_seed
 from backbay.registry import CompilerFn, Registry, default_registry
@@ -53,7 +54,11 @@ from backbay.workloads.setup import (
 if TYPE_CHECKING:
     from backbay.proof import Workload
 
-_MODEL_PACKAGES = {"hf": ["transformers"], "timm": ["timm", "torchvision"]}
+_MODEL_PACKAGES = {
+    "hf": ["transformers"],
+    "diffusers": ["diffusers"],
+    "timm": ["timm", "torchvision"],
+}
 """Distributions whose versions a result depends on, by the prefix of a workload's reference."""
 
 Backends = (
@@ -88,6 +93,7 @@ def run(
     dtype: str = "float32",
     device: str | None = None,
     size: str | None = None,
+    batch: int | None = None,
     seed: int = 0,
     limits: Limits | None = None,
     quick: bool = False,
@@ -95,6 +101,7 @@ def run(
     registry: Registry = default_registry,
     tell: Tell = lambda *_: None,
     on_row: OnRow = lambda _: None,
+    turns: Turns | None = None,
 ) -> Report:
     """Race arms on workloads: prove each right, time the survivors side by side, decide.
 
@@ -123,6 +130,7 @@ def run(
         device: as torch spells it; default: the accelerator if there is one. A `Workload` object
             is raced where it is.
         size: of built-in workloads: ``tiny``, ``small`` or ``base``.
+        batch: rows of a workload's inputs, in place of as many as it has; not of an object's.
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
         quick: look for a first answer: of the backends, where none is named, Inductor and what is
@@ -131,6 +139,7 @@ def run(
         registry: where names are looked up.
         tell: called with workload, arm, what is going on, and how far it is (or nothing).
         on_row: called with each row when it has come, and again when it has times.
+        turns: how others are kept away from the device while arms are timed; default: nobody is.
 
     Raises:
         InputError: what was asked for does not exist or cannot run here; nothing was raced.
@@ -148,9 +157,19 @@ def run(
     check_device(device, registry)
     if isinstance(workloads, str | Sequence):
         check_dtype(dtype)
+    elif batch is not None:
+        raise InputError("a Workload object has the batch that it has: give no other")
     mode: Mode = "train" if train else "infer"
     setups = [
-        WorkloadSetup(workload=name, size=size, mode=mode, dtype=dtype, device=device, seed=seed)
+        WorkloadSetup(
+            workload=name,
+            size=size,
+            mode=mode,
+            dtype=dtype,
+            device=device,
+            seed=seed,
+            batch=batch,
+        )
         for name in _references(workloads)
     ]
     same_process = not isinstance(workloads, str | Sequence)
@@ -195,6 +214,7 @@ def run(
             objective=objective,
             tell=tell,
             on_row=on_row,
+            turns=turns or Turns(),
             capture=store is not None,
         )
     except KeyboardInterrupt as stopped:
@@ -225,6 +245,7 @@ def _race_all(
     objective: Objective,
     tell: Tell,
     on_row: OnRow,
+    turns: Turns,
     capture: bool,
 ) -> None:
     """Race every workload, one after the other; what they leave on disk is gone afterwards.
@@ -244,6 +265,7 @@ def _race_all(
                 objective=objective,
                 tell=tell,
                 on_row=on_row,
+                turns=turns,
                 capture=capture,
             )
             races.append(race)

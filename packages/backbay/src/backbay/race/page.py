@@ -49,6 +49,9 @@ def page(report: Report) -> str:
             seed=settings.seed,
         ),
         overview=[(x, [_cell(x, name) for name in names]) for x in found] if len(found) > 1 else [],
+        changes=[(x, wording.ratio(x.speed, x.speed_ci)) for x in report.against.rows]
+        if report.against is not None
+        else [],
         memory=wording.size(report.machine.memory_bytes),
         cores=wording.counted(report.machine.cores, "core"),
         nothing=wording.NOTHING,

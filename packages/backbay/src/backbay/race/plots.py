@@ -3,8 +3,9 @@
 Matplotlib takes half a second to import: only a page being drawn imports this.
 """
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ _MARKERS = "osD^v"  # their shapes tell backends apart when the colours come rou
 _WIDTH = 460.0  # units of the drawing; on a page 460 wide, one unit is one pixel
 _MARGIN = 4.0
 _BELOW = 44.0  # the x axis: its numbers and its title
-_AXIS = 44.0  # the y axis, likewise
+AXIS = 44.0  # the y axis, likewise
 _ROW = 40.0
 _FONT = 12.5
 _SMALL = 11.0
@@ -84,10 +85,7 @@ def plots(section: Section, arms: Sequence[str], prefix: str) -> list[Plot]:
         prefix: begins every id in the drawings, so that none clashes with another on the page.
     """
     series = _series(arms)
-    with mpl.rc_context():
-        # Not the user's matplotlibrc: the same report gives the same page everywhere.
-        mpl.rcdefaults()
-        mpl.rcParams.update(_STYLE)
+    with styled():
         drawn = [draw(section, series) for draw in (_speed, _samples, _total, _compiling, _memory)]
         return [
             Plot(
@@ -99,6 +97,15 @@ def plots(section: Section, arms: Sequence[str], prefix: str) -> list[Plot]:
             for number, drawing in enumerate(drawn)
             if drawing is not None
         ]
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the page's style, and not in the user's: one report, one page, everywhere."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
+        yield
 
 
 def colours(arms: Sequence[str]) -> dict[str, int]:
@@ -175,7 +182,7 @@ def _total(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     meetings = section.crossings
     most = _MOST_CALLS * max([1.0, *(x.calls for x in meetings), section.objective.calls or 1])
     calls = [10 ** (math.log10(most) * step / _STEPS) for step in range(_STEPS + 1)]
-    figure, axes = _axes(300.0, left=_AXIS)
+    figure, axes = axes_at(300.0, left=AXIS)
     for line in found:
         colour = _colour(line.arm, series)
         axes.plot(calls, [line.total_s(x) for x in calls], color=colour, linewidth=1.8)
@@ -192,7 +199,7 @@ def _total(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     axes.set_ylabel("seconds in all")
     names = [wording.elided(plain(x.arm), _LONGEST_NAME) for x in found]
     ends = [(most, x.total_s(most)) for x in found]
-    label(figure, axes, names, ends, font=_FONT, frame=(_AXIS, _BELOW))
+    label(figure, axes, names, ends, font=_FONT, frame=(AXIS, _BELOW))
     cache = "from a warm cache" if section.objective.warm else "in an empty cache"
     return _Drawing(
         "Total time against calls",
@@ -210,7 +217,7 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     rows = [r for r in section.timed if r.compile_s and r.ratio_to_eager is not None]
     if not rows:
         return None
-    figure, axes = _axes(300.0, left=_AXIS)
+    figure, axes = axes_at(300.0, left=AXIS)
     xs = [row.compile_s or 0.0 for row in rows]
     ys = [row.ratio_to_eager or 0.0 for row in rows]
     for row, x, y in zip(rows, xs, ys, strict=True):
@@ -229,7 +236,7 @@ def _compiling(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     names = [wording.elided(plain(r.arm), _LONGEST_NAME) for r in rows]
     points = list(zip(xs, ys, strict=True))
-    label(figure, axes, names, points, font=_FONT, frame=(_AXIS, _BELOW))
+    label(figure, axes, names, points, font=_FONT, frame=(AXIS, _BELOW))
     return _Drawing(
         "Compile time against speed",
         "Up is faster, left compiles sooner; the dashed line is eager, which compiles nothing. "
@@ -272,7 +279,8 @@ def _memory(section: Section, series: Mapping[str, int]) -> _Drawing | None:
     )
 
 
-def _axes(height: float, *, left: float) -> tuple[Figure, Axes]:
+def axes_at(height: float, *, left: float) -> tuple[Figure, Axes]:
+    """Return a figure of this height, and axes that begin this far from its left end."""
     figure = Figure(figsize=(_WIDTH / 72, height / 72), dpi=72)
     FigureCanvasSVG(figure)
     axes = figure.add_axes(
@@ -290,7 +298,7 @@ def _axes(height: float, *, left: float) -> tuple[Figure, Axes]:
 
 def _rows(results: Sequence[Result], values: Sequence[str]) -> tuple[Figure, Axes]:
     """Draw a band for each backend, its name and value above it: names of any length fit."""
-    figure, axes = _axes(_ROW * len(results) + 50, left=_MARGIN)
+    figure, axes = axes_at(_ROW * len(results) + 50, left=_MARGIN)
     axes.set_ylim(len(results) - 0.6, -0.7)
     axes.yaxis.set_major_locator(NullLocator())
     axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))

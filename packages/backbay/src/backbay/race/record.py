@@ -12,6 +12,7 @@ import msgspec
 from backbay.decisions import Arm
 from backbay.decisions.arm import WHOLE
 from backbay.judge import Judged, Judgement
+from backbay.race.comparison import Comparison
 from backbay.race.objective import Objective
 from backbay.reporting.machine import Machine
 from backbay.timing.interval import Interval
@@ -203,6 +204,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was interrupted: the workload that was being raced has no decision and no times,
     and those after it are missing."""
     notes: tuple[str, ...] = ()
+    against: Comparison | None = None
+    """An earlier race that this one was compared with."""
 
     @property
     def unraced(self) -> tuple[Decision, ...]:

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from backbay.errors import plain
+from backbay.race.comparison import Comparison
 from backbay.race.crossings import sentence
 from backbay.race.record import Decision, Report, Status
 from backbay.race.sections import Row, Section, sections, worded
-from backbay.reporting import wording
+from backbay.reporting import terminal, wording
 from backbay.reporting.terminal import Hanging
 
 _GAP = 2
@@ -55,6 +57,8 @@ def table(report: Report) -> RenderableType:
     parts += [_decided(x) for x in report.decision if x not in unclear]
     if not report.results:
         parts.append(Text("Nothing was raced."))
+    if report.against is not None:
+        parts += [*_against(report.against), Text()]
     parts.append(_surroundings(report))
     return Group(*parts)
 
@@ -80,6 +84,19 @@ def _section(section: Section) -> Iterator[RenderableType]:
             yield _remark(f"{row.name}: ", note)
     if section.crossings:
         yield _remark("compiling: ", sentence(section.crossings))
+
+
+def _against(comparison: Comparison) -> Iterator[RenderableType]:
+    yield Text(f"against the race of {comparison.created[:16]}", style="bold")
+    yield from (_remark("", difference) for difference in comparison.differences)
+    made = terminal.table("workload", "arm", "speed, then = 1", "")
+    for row in comparison.rows:
+        speed = str(wording.ratio(row.speed, row.speed_ci)) if row.speed is not None else ""
+        said = row.reason or (f"{row.was} then, {row.now} now" if row.speed is None else "")
+        cells = (row.workload, row.arm, speed, said)
+        terminal.add_row(made, cells, style="red" if row.failed else "")
+    yield Padding(made, (0, 0, 0, _GAP))
+    yield Text(plain(comparison.sentence), style="bold red" if comparison.failed else "bold")
 
 
 def _remark(lead: str, remark: str, *, style: str = "dim") -> RenderableType:

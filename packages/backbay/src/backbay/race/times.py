@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from backbay.race.record import EAGER, Result
+from backbay.race.record import EAGER, Report, Result
 from backbay.timing import stats
 from backbay.timing.interval import Interval
 
@@ -80,6 +80,26 @@ class Times(Mapping[str, Sequence[float]]):
             if name in group:
                 return group
         raise KeyError(name)
+
+
+def eagers(result: Result, report: Report) -> Sequence[float]:
+    """Return eager's samples of the rounds that an arm was timed in."""
+    if result.eager_samples_ms:
+        return result.eager_samples_ms[: len(result.samples_ms)]
+    found = (x for x in report.results if (x.arm, x.workload) == (EAGER, result.workload))
+    eager = next((x for x in found if x.mode == result.mode), None)
+    return () if eager is None else eager.samples_ms[: len(result.samples_ms)]
+
+
+def between(report: Report, slower: str, faster: str) -> tuple[float, Interval]:
+    """Return how many times as fast the second arm of a report's one workload is as the first."""
+    rows = {x.arm: x for x in report.results}
+    one, other = rows[slower], rows[faster]
+    if not one.eager_samples_ms and not other.eager_samples_ms:  # in the same rounds
+        return stats.ratio(*_together(one.samples_ms, other.samples_ms))
+    return stats.ratio_beside(
+        *(one.samples_ms, eagers(one, report)), *(other.samples_ms, eagers(other, report))
+    )
 
 
 def _together(

@@ -34,6 +34,7 @@ from backbay.race.requests import (
 from backbay.race.times import Times
 from backbay.race.timing import Limits, Timing
 from backbay.race.trials import OpenSession, Trials, reveal
+from backbay.race.turns import Turns
 from backbay.reporting.machine import cores
 from backbay.session import NoReply, Refused
 from backbay.timing import stats
@@ -78,6 +79,7 @@ class WorkloadRace:
     tell: Tell
     on_row: OnRow = lambda _: None
     objective: Objective = field(default_factory=Objective)
+    turns: Turns = field(default_factory=Turns)
     capture: bool = False
     """Whether to find out which graphs backends are handed."""
 
@@ -114,7 +116,7 @@ class WorkloadRace:
         )
         try:
             with judge:
-                with self._toolchain():
+                with self.turns.working(), self._toolchain():
                     prepared = self._prepared(judge)
                 if isinstance(prepared, Trying):
                     self.decision = self._without_reference(prepared)
@@ -140,11 +142,13 @@ class WorkloadRace:
                 lacking = f"{entrant.unavailable.reason}; {entrant.unavailable.remedy}"
                 self._tried(entrant.name, Trying(status="unavailable", reason=lacking))
         trials = self._trials(judge, prepared, proving, sets)
-        trials.run([x for x in self.entrants[1:] if x.unavailable is None])
+        with self.turns.working():
+            trials.run([x for x in self.entrants[1:] if x.unavailable is None])
         self.captured, self.disturbing = trials.captured, trials.disturbing
         self.tried = {x.name: self.tried[x.name] for x in self.entrants}
         over = self._over_limit()
-        self._time(judge, prepared, sets, over)
+        with self.turns.timing():
+            self._time(judge, prepared, sets, over)
         for name in self.tried:
             self.on_row(self._result(name))
         if EAGER not in self.times:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -114,6 +114,20 @@ def versions(
             named[found.name] = found.version
     torch_version = environment.torch_build.get("__version__")
     return named | ({"torch": torch_version} if torch_version else {})
+
+
+def is_installed(versions: Mapping[str, str], environment: Environment) -> bool:
+    """Whether these versions, as `versions` returns them, are those of this installation."""
+    import backbay  # noqa: PLC0415 (as above)
+
+    ours = {"python": platform.python_version(), "backbay": backbay.__version__}
+    torch_version = environment.torch_build.get("__version__")
+    ours |= {"torch": torch_version} if torch_version else {}
+    for name, version in versions.items():
+        found = environment.installed.find(name)
+        if ours.get(name, found.version if found is not None else None) != version:
+            return False
+    return True
 
 
 def processor() -> str:

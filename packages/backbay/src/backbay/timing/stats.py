@@ -39,6 +39,22 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> "tuple[fl
     return float(np.median(above) / np.median(below)), _interval(ratios)
 
 
+def ratio_apart(
+    numerator: Sequence[float], denominator: Sequence[float]
+) -> "tuple[float, Interval]":
+    """Return the ratio of two medians that were measured in other rounds, beside nothing.
+
+    Raises:
+        ValueError: one of them has no samples.
+    """
+    above, below = (np.asarray(x, dtype=np.float64) for x in (numerator, denominator))
+    if not len(above) or not len(below):
+        raise ValueError("there are no samples")
+    tops = np.median(above[_resampled_rounds(len(above))], axis=1)
+    bottoms = np.median(below[_resampled_rounds(len(below), seed=1)], axis=1)
+    return float(np.median(above) / np.median(below)), _interval(tops / bottoms)
+
+
 def ratio_beside(
     numerator: Sequence[float],
     beside_numerator: Sequence[float],

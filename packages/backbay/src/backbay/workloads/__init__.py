@@ -3,6 +3,7 @@
 ========================  =========================================================================
 ``decoder[@SIZE]``        a Llama-style decoder in plain torch; needs nothing else
 ``hf:NAME[@SIZE]``        a transformers model, built from a configuration with random weights
+``diffusers:NAME[@SIZE]`` a part of a diffusion pipeline, likewise
 ``timm:NAME[@SIZE]``      any timm model, with random weights
 ``file.py:function``      the user's own: a function that returns ``(model, args)``
 ``module:function``       likewise

@@ -16,7 +16,10 @@ from backbay.workloads.libraries import require_installed
 DEFAULT = "decoder"
 SIZES = ("tiny", "small", "base")
 
-Kind = Literal["decoder", "hf", "timm", "own"]
+PACKAGES = {"hf": "transformers", "diffusers": "diffusers", "timm": "timm"}
+"""The library that each prefix needs."""
+
+Kind = Literal["decoder", "hf", "diffusers", "timm", "own"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Reference:
 
 def known() -> list[str]:
     """Return the built-in workloads, without sizes; of timm's, none (they are hundreds)."""
-    return [DEFAULT, *(f"hf:{name}" for name in hf_table())]
+    listed = {"hf": hf_table(), "diffusers": diffusers_table()}
+    return [DEFAULT, *(f"{prefix}:{name}" for prefix, table in listed.items() for name in table)]
 
 
 def parse(reference: str, size: str | None = None) -> Reference:
@@ -63,9 +67,11 @@ def parse(reference: str, size: str | None = None) -> Reference:
         return Reference("decoder", name, _known_size(reference, written or size))
     if colon and prefix == "hf" and rest in hf_table():
         return Reference("hf", rest, _known_size(reference, written or size))
+    if colon and prefix == "diffusers" and rest in diffusers_table():
+        return Reference("diffusers", rest, _known_size(reference, written or size))
     if colon and prefix == "timm" and rest:
         return Reference("timm", rest, _known_size(reference, written or size))
-    own = None if prefix in ("hf", "timm") else target.parse(reference)
+    own = None if prefix in PACKAGES else target.parse(reference)
     if own is None:
         raise WorkloadNotFound(_nothing_known(reference, name))
     if size is not None:
@@ -85,8 +91,8 @@ def check(reference: str, size: str | None = None) -> None:
         WorkloadInvalid: as for ``parse``.
     """
     parsed = parse(reference, size)
-    if parsed.kind in ("hf", "timm"):
-        require_installed("transformers" if parsed.kind == "hf" else "timm", reference)
+    if parsed.kind in PACKAGES:
+        require_installed(PACKAGES[parsed.kind], reference)
     if parsed.target is None:
         return
     try:
@@ -98,8 +104,17 @@ def check(reference: str, size: str | None = None) -> None:
 @functools.cache
 def hf_table() -> dict[str, dict[str, Any]]:
     """Return ``hf_models.toml``: by name the task, and by size the inputs and the config."""
-    text = resources.files("backbay.workloads").joinpath("hf_models.toml").read_text("utf-8")
-    return tomllib.loads(text)
+    return _table("hf_models.toml")
+
+
+@functools.cache
+def diffusers_table() -> dict[str, dict[str, Any]]:
+    """Return ``diffusers_models.toml``: by name the class, by size the inputs and the config."""
+    return _table("diffusers_models.toml")
+
+
+def _table(file: str) -> dict[str, dict[str, Any]]:
+    return tomllib.loads(resources.files("backbay.workloads").joinpath(file).read_text("utf-8"))
 
 
 def _known_size(reference: str, size: str | None) -> str | None:
@@ -114,7 +129,7 @@ def _nothing_known(reference: str, name: str) -> str:
         functions = target.functions_in(name)
         defined = f"; it defines {', '.join(functions)}" if functions else ""
         return f"{name} is a file: name the function in it, {name}:FUNCTION{defined}."
-    spellings = {word: full for full in known() for word in (full, full.removeprefix("hf:"))}
+    spellings = {word: full for full in known() for word in (full, full.rpartition(":")[2])}
     hint = _did_you_mean(name, spellings)
     return (
         f"no workload named {reference!r}.{hint} Built in: {', '.join(known())}, and timm:NAME for "

@@ -27,6 +27,8 @@ class WorkloadSetup(msgspec.Struct, frozen=True, kw_only=True):
     """``float32``, ``bfloat16`` or ``float16``."""
     device: str
     seed: int
+    batch: int | None = None
+    """Rows of its inputs, where they are others than its own."""
 
     @property
     def train(self) -> bool:

@@ -1,0 +1,44 @@
+"""Reads what ``backbay race --json`` wrote."""
+
+from pathlib import Path
+
+import msgspec
+
+from backbay.causes import one_line
+from backbay.errors import InputError
+from backbay.race.record import SCHEMA, Report
+
+LARGEST = 256 << 20
+"""Bytes of a file."""
+
+
+def read(path: Path) -> Report:
+    """Return the report that a file holds.
+
+    Raises:
+        InputError: it can't be read, or holds no report that this version reads.
+    """
+    try:
+        if not path.is_file():
+            raise OSError("there is no such file")  # noqa: TRY301 (a pipe would wait)
+        if path.stat().st_size > LARGEST:
+            raise OSError(f"it is larger than {LARGEST >> 20} MiB")  # noqa: TRY301 (as any other)
+        return decoded(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} does not hold a race: {one_line(error)}") from error
+
+
+def decoded(document: bytes) -> Report:
+    """Return a report from its JSON.
+
+    Raises:
+        ValueError: it holds none, or one of another schema.
+    """
+    schema = msgspec.json.decode(document, type=_Schema).schema
+    if schema != SCHEMA:
+        raise ValueError(f"it is of schema {schema!r}; this Backbay reads {SCHEMA}")
+    return msgspec.json.decode(document, type=Report)
+
+
+class _Schema(msgspec.Struct):
+    schema: str = "unknown"
