@@ -20,14 +20,23 @@ class OpenVINO(Engine):
 
     name = "backbay_openvino"
     engine = "openvino"
-    # OpenVINO's own give the first of their results only; training reads the others too.
+    # OpenVINO's own norms give the first of their results only; training reads the others too. Some
+    # norms of vectors it can't convert.
     decompositions: ClassVar = {
         **core_aten(),
-        **get_decompositions([aten.native_layer_norm, aten.native_group_norm]),
+        **get_decompositions(
+            [aten.native_layer_norm, aten.native_group_norm, aten.linalg_vector_norm]
+        ),
     }
 
     def supports(self, node: Node) -> bool | str:
-        """Return whether OpenVINO's list of operators has it."""
+        """Return whether OpenVINO has the operator, and means by it what torch does."""
+        if node.target is aten.avg_pool2d.default and True in node.args[4:5]:
+            return "OpenVINO divides windows that overhang otherwise"
+        if node.target is aten.gather.default and not _covers(*node.args[:3]):
+            return "OpenVINO gathers all elements along a dimension or none"
+        if node.target is aten.abs.default and not node.meta["val"].is_floating_point():
+            return "OpenVINO leaves integers their sign"
         return str(node.target) in _known() or "not in OpenVINO's list of operators"
 
     def build(self, program: Program) -> Callable[..., Sequence[Any]]:
@@ -72,6 +81,14 @@ def _converted(program: Program) -> Any:
         given.get_node().set_partial_shape(PartialShape(list(value.shape)))
     model.validate_nodes_and_infer_types()
     return model
+
+
+def _covers(source: Any, dim: Any, index: Any) -> bool:
+    """Whether the indices of a gather have the sizes of what it reads, but for its dimension."""
+    shapes = [list(x.meta["val"].shape) for x in (source, index)]
+    for shape in shapes:
+        del shape[dim]
+    return shapes[0] == shapes[1]
 
 
 @functools.cache

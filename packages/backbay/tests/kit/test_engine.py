@@ -250,6 +250,51 @@ def test_results_have_eagers_strides():
         assert made.stride() == wanted.stride()
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_views_that_are_returned_are_copies_of_the_engines(dynamic):
+    def viewing(x):
+        n, wide = x.shape[0], x * 2
+        return x[n // 2 :], x.narrow(0, n - 2, 2).t(), wide, *wide.split([2, 4], 1), wide.t() + 1
+
+    backend = engine(supports=None)
+    call = torch.compile(viewing, backend=backend, dynamic=dynamic)
+    for rows in (6, 9):
+        x = torch.randn(rows, 6)
+        made, wanted = call(x), viewing(x)
+        torch.testing.assert_close(made, wanted)
+        assert [y.storage_offset() for y in made] == [y.storage_offset() for y in wanted]
+        assert made[0].data_ptr() == x[rows // 2].data_ptr()
+        assert made[4].untyped_storage().data_ptr() == made[2].untyped_storage().data_ptr()
+    assert all(x.owned == x.nodes for x in compile_log.records())
+    run = {n.target for p in backend.programs for n in p.graph_module.graph.nodes}
+    assert run >= {aten.mul.Tensor, aten.add.Tensor, aten.permute.default}
+
+
+def test_what_has_no_elements_reaches_the_engine():
+    backend = engine(supports=None)
+    call = torch.compile(lambda x: (x * 2, (x[:0] * 2).sum(0), x.relu()), backend=backend)
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(call(x), (x * 2, torch.zeros(6), x.relu()))
+    values = [x for p in backend.programs for x in (*p.inputs, *p.results)]
+    assert values
+    assert all(x.numel() for x in values)
+
+
+def test_a_reduction_of_everything_comes_without_its_dimensions():
+    backend = engine(supports=None)
+    call = torch.compile(lambda x, y: (x.amax(), y.amax()), backend=backend)
+    x, y = torch.randn(4, 6), torch.tensor(3.0)
+    torch.testing.assert_close(call(x, y), (x.amax(), y))
+    (program,) = backend.programs
+    (node,) = program.graph_module.graph.find_nodes(op="call_function", target=aten.amax.default)
+    assert node.args[1] == [0, 1]
+
+
+def test_a_graph_that_computes_in_float64_of_float32_is_refused():
+    call, x = torch.compile(lambda x: x.double() * 2, backend=engine()), torch.ones(3)
+    torch.testing.assert_close(call(x), x.double() * 2)
+
+
 def test_what_is_returned_is_kept_when_the_engine_writes_over_its_own():
     class Reusing(Numpy):
         shares_results = True

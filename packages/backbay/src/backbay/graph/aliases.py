@@ -4,6 +4,7 @@ And which inputs of Dynamo's graph are parameters and buffers of the model, and 
 whether what is read at one place of a graph may as well be read at another one.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -73,6 +74,27 @@ def views(node: Node) -> set[Node] | None:
             if user not in found and not own.isdisjoint(theirs):
                 found.add(user)
                 waiting.append(user)
+    return found
+
+
+def returned_views(graph: Graph) -> set[Node]:
+    """Return what makes the views that a graph returns of an input, or of another of its results.
+
+    Their memory is seen to be shared, and AOTAutograd asks a view of an input whose sizes are
+    symbols where it begins: who computes them elsewhere returns copies.
+    """
+    (output,) = graph.find_nodes(op="output")
+    inputs = {x for node in graph.find_nodes(op="placeholder") for x in storages(node) or ()}
+    returned = Counter(x for node in output.all_input_nodes for x in storages(node) or ())
+    shared = inputs | {x for x, times in returned.items() if times > 1}
+    found, waiting = set[Node](), list(output.all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        own = storages(node) or frozenset()
+        viewed = [x for x in node.all_input_nodes if own & (storages(x) or frozenset())]
+        if node.op == "call_function" and node not in found and own & shared and viewed:
+            found.add(node)
+            waiting += viewed
     return found
 
 

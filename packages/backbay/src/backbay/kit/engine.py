@@ -25,10 +25,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from backbay import compile_log
 from backbay.causes import one_line
 from backbay.errors import BackbayError, InputError
+from backbay.graph.aliases import returned_views
 from backbay.graph.effects import is_random, mutates
+from backbay.graph.partition import RETURNED_VIEW, supports_operators
 from backbay.graph.report import first_line, user_line
 from backbay.graph.specialisation import specialised
-from backbay.graph.values import is_symbolic, tensors_in, value_of
+from backbay.graph.values import are_numbers, is_symbolic, tensors_in, value_of
 from backbay.kit.aot import GraphKind
 from backbay.kit.backend import Backend
 from backbay.kit.codegen import Codegen, Compiled, aten_level
@@ -48,6 +50,7 @@ FREEZE = Option(
 )
 _FLOATS = (torch.float32,)
 _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
+_RETURNED = "backbay_returned_view"
 _REST = (torch.int64, torch.int32, torch.bool)
 
 
@@ -137,8 +140,7 @@ class Engine(Backend):
         return f"{self.engine} {metadata.version(self.engine) if self.engine else ''} {adapter}"
 
     def _partition(self, own: Mapping[str, Any]) -> "Partition":
-        from backbay.graph.partition import supports_operators  # noqa: PLC0415 (as in Backend)
-        from backbay.kit.partition import Partition  # noqa: PLC0415 (likewise)
+        from backbay.kit.partition import Partition  # noqa: PLC0415 (as in Backend)
 
         declared = self.supports
         if declared is not None and not callable(declared):
@@ -166,6 +168,8 @@ class Engine(Backend):
             return "draws random numbers"
         if mutates(node):
             return "writes memory"
+        if node.meta.get(_RETURNED):
+            return RETURNED_VIEW
         values = [value_of(x) for x in (node, *node.all_input_nodes)]
         if any(map(_is_unbacked, values)):
             return "has a size that its data decides"
@@ -181,6 +185,8 @@ class Engine(Backend):
             return f"runs on {tensor.device.type}"
         if tensor.layout != torch.strided:
             return f"has the layout {_named(tensor.layout)}"
+        if are_numbers(tensor.shape) and not tensor.numel():
+            return "has no elements"  # engines differ in what nothing adds up to
         return ""
 
     def _aten_codegen(self, own: Mapping[str, Any], kind: GraphKind) -> Codegen:
@@ -189,6 +195,8 @@ class Engine(Backend):
         def checked(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
             self._check_dtypes(graph_module)
             _drop_aliases(graph_module)
+            for node in returned_views(graph_module.graph):
+                node.meta[_RETURNED] = True
             return generate(graph_module, example_inputs)
 
         return checked if kind in self.graph_kinds else generate
@@ -198,13 +206,13 @@ class Engine(Backend):
         floats = [
             (node, x.dtype)
             for node in graph_module.graph.nodes
-            if node.op == "call_function"
+            if node.op in ("placeholder", "call_function")
             for x in tensors_in(value_of(node))
             if x.is_floating_point()
         ]
         if not floats or any(dtype in self.dtypes for _, dtype in floats):
             return
-        node, dtype = floats[0]
+        node, dtype = next((x for x in floats if x[0].op == "call_function"), floats[0])
         known = ", ".join(_named(x) for x in self.dtypes if x.is_floating_point)
         place = user_line(node) or first_line(graph_module.graph)
         raise InputError(
@@ -234,7 +242,19 @@ def core_aten() -> Mapping[Any, Any]:
     """
     aten = torch.ops.aten
     training = [aten._native_batch_norm_legit_functional, aten.native_batch_norm_backward]  # noqa: SLF001 (its name)
-    return {**core_aten_decompositions(), **get_decompositions(training)}
+    named = {x: functools.partial(_over_all, x) for x in (aten.amax.default, aten.amin.default)}
+    return {**core_aten_decompositions(), **get_decompositions(training), **named}
+
+
+def _over_all(
+    operator: Any, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False
+) -> Any:
+    """Return a reduction of everything as one that names its dimensions: some want them named."""
+    if dim:
+        return NotImplemented
+    if not x.ndim:
+        return x.clone()
+    return operator(x, list(range(x.ndim)), keepdim)
 
 
 def _named(value: torch.dtype | torch.layout) -> str:
