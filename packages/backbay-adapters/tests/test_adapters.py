@@ -14,7 +14,12 @@ from backbay.proof import Workload, make_golden, observe
 from backbay.registry import default_registry
 from backbay.registry.toml import parse_toml
 
-ENGINES = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
+ENGINES = {
+    "iree": "iree.compiler",
+    "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
+    "tvm": "tvm",
+}
 """Adapter to a module that its engine brings."""
 MANIFEST = parse_toml((resources.files("backbay_adapters") / "backends.toml").read_text())
 
@@ -23,9 +28,16 @@ def adapter(name):
     return getattr(importlib.import_module(f"backbay_adapters.{name}"), f"backbay_{name}")
 
 
+def is_installed(module):
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it would be in
+        return False
+
+
 @pytest.fixture(params=ENGINES)
 def backend(request):
-    if importlib.util.find_spec(ENGINES[request.param]) is None:
+    if not is_installed(ENGINES[request.param]):
         pytest.skip(f"{request.param} is not installed: backbay-adapters[{request.param}]")
     return adapter(request.param)
 

@@ -212,6 +212,16 @@ def test_a_ninth_size_runs_elsewhere_and_the_first_eight_stay_built():
     assert "built a region for 3 sizes, and eager runs all others" in left.why
 
 
+def test_a_program_for_another_size_holds_metadata_of_no_other():
+    backend = engine()
+    call = torch.compile(lambda x: x * 2 + 1, backend=backend, dynamic=True)
+    call(torch.ones(7, 2))
+    (program,) = backend.programs
+    for node in program.graph_module.graph.nodes:
+        held = node.meta.get("tensor_meta")
+        assert held is None or held.shape == (7, 2), node
+
+
 def test_an_engine_without_symbols_can_leave_what_has_them():
     backend = engine(symbols="elsewhere")
     call = torch.compile(lambda x: x * 2 + 1, backend=backend, dynamic=True)
