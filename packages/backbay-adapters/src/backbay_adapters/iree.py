@@ -11,8 +11,6 @@ from backbay.kit.engine import Engine, core_aten
 from backbay.kit.exchange import shared_array
 from backbay.kit.program import Program
 
-aten = torch.ops.aten
-
 
 def _batch_norm(  # noqa: PLR0917 (its own arguments)
     x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, _: float, eps: float
@@ -31,13 +29,14 @@ class IREE(Engine):
     engine = "iree-base-compiler"
     decompositions: ClassVar = {
         **core_aten(),
-        aten._native_batch_norm_legit_no_training.default: _batch_norm,  # noqa: SLF001 (its name)
+        torch.ops.aten._native_batch_norm_legit_no_training.default: _batch_norm,  # noqa: SLF001
     }
 
     def supports(self, node: Node) -> bool | str:
         """Return whether the torch dialect of MLIR has the operator."""
-        schema = getattr(node.target, "_schema", None)
-        return schema is None or _is_known(str(node.target)) or "not in MLIR's torch dialect"
+        name = f"torch.{str(node.target).removesuffix('.default')}"
+        known = not hasattr(node.target, "_schema") or _context().is_registered_operation(name)
+        return known or "not in MLIR's torch dialect"
 
     def build(self, program: Program) -> Callable[..., Sequence[Any]]:
         """Compile a program, and return what runs it in IREE's virtual machine."""
@@ -56,24 +55,18 @@ class IREE(Engine):
         return run
 
 
-def _compiled(program: Program) -> bytes:
+def _compiled(program: Program) -> Any:
     from iree.compiler import compile_str  # noqa: PLC0415 (likewise)
     from iree.compiler.extras.fx_importer import FxImporter  # noqa: PLC0415 (likewise)
 
     importer = FxImporter()
     importer.import_program(program.exported)
-    made: bytes = compile_str(
+    return compile_str(
         str(importer.module),
         target_backends=["llvm-cpu"],
         input_type="torch",
         extra_args=["--iree-llvmcpu-target-cpu=host"],
     )
-    return made
-
-
-@functools.cache
-def _is_known(operator: str) -> bool:
-    return bool(_context().is_registered_operation(f"torch.{operator.removesuffix('.default')}"))
 
 
 @functools.cache

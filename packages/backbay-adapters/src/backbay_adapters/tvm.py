@@ -30,8 +30,10 @@ class TVM(Engine):
 
     def supports(self, node: Node) -> bool | str:
         """Return whether Relax's importer of exported programs has the operator."""
-        if node.target is aten.index_put.default and not _indexes_all(node):
-            return "Relax wants an index for each dimension"
+        if node.target is aten.index_put.default:
+            written, indices = node.args[:2]
+            if None in indices or len(indices) != written.meta["val"].ndim:
+                return "Relax wants an index for each dimension"
         if node.target in _POOLS and any(x.args[1] != 0 for x in node.users):
             return "Relax's importer gives zeros for the indices"
         name = getattr(node.target, "__name__", "")
@@ -39,50 +41,40 @@ class TVM(Engine):
 
     def build(self, program: Program) -> Callable[..., Sequence[Any]]:
         """Import and compile a program, and return what runs it in Relax's virtual machine."""
-        import tvm  # noqa: PLC0415 (when something is compiled; it takes seconds)
-        from tvm import relax  # noqa: PLC0415 (likewise)
+        import tvm.relax  # noqa: PLC0415 (when something is compiled; it takes seconds)
 
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder) / "program.so"
             library.write_bytes(program.kept(lambda: _compiled(program)))
-            machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+            machine = tvm.relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
 
         def run(*tensors: torch.Tensor) -> list[Any]:
             given = [tvm.runtime.from_dlpack(x.detach().contiguous()) for x in tensors]
-            results = machine["main"](*given)
-            return list(results)
+            return list(machine["main"](*given))
 
         return run
 
 
 def _compiled(program: Program) -> bytes:
-    import tvm  # noqa: PLC0415 (as above)
-    from tvm import relax  # noqa: PLC0415 (likewise)
+    import tvm.relax  # noqa: PLC0415 (as above)
     from tvm.relax.frontend.torch import from_exported_program  # noqa: PLC0415 (likewise)
 
     module = from_exported_program(program.exported, run_ep_decomposition=False)
     with tvm.target.Target("llvm"):
-        module = relax.transform.DecomposeOpsForInference()(module)
-        module = relax.transform.LegalizeOps()(module)
-    made = relax.build(module, target="llvm")
+        module = tvm.relax.transform.DecomposeOpsForInference()(module)
+        module = tvm.relax.transform.LegalizeOps()(module)
+    made = tvm.relax.build(module, target="llvm")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "program.so"
         made.export_library(str(library))
         return library.read_bytes()
 
 
-def _indexes_all(node: Node) -> bool:
-    written, indices = node.args[:2]
-    return None not in indices and len(indices) == written.meta["val"].ndim
-
-
 @functools.cache
 def _known() -> frozenset[str]:
-    from tvm.relax.frontend.torch.exported_program_translator import (  # noqa: PLC0415 (as above)
-        ExportedProgramImporter,
-    )
+    from tvm.relax.frontend.torch import exported_program_translator  # noqa: PLC0415 (as above)
 
-    return frozenset(ExportedProgramImporter().create_convert_map())
+    return frozenset(exported_program_translator.ExportedProgramImporter().create_convert_map())
 
 
 backbay_tvm = TVM()
