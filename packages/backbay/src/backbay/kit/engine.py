@@ -237,13 +237,15 @@ class Engine(Backend):
 def core_aten() -> Mapping[Any, Any]:
     """Return torch's decompositions to core ATen, which an engine's own may be put beside.
 
-    Batch norm in training is taken apart as well: few engines have it with its running statistics,
-    and some that seem to leave them as they were.
+    Further ones are those that engines need. Batch norm in training is taken apart: few have it
+    with its running statistics, and some that seem to leave them as they were. So is a squeeze of
+    several dimensions, which torch's decompositions make, and few have.
     """
     aten = torch.ops.aten
     training = [aten._native_batch_norm_legit_functional, aten.native_batch_norm_backward]  # noqa: SLF001 (its name)
-    named = {x: functools.partial(_over_all, x) for x in (aten.amax.default, aten.amin.default)}
-    return {**core_aten_decompositions(), **get_decompositions(training), **named}
+    own = {x: functools.partial(_over_all, x) for x in (aten.amax.default, aten.amin.default)}
+    own[aten.squeeze.dims] = _squeezed
+    return {**core_aten_decompositions(), **get_decompositions(training), **own}
 
 
 def _over_all(
@@ -255,6 +257,11 @@ def _over_all(
     if not x.ndim:
         return x.clone()
     return operator(x, list(range(x.ndim)), keepdim)
+
+
+def _squeezed(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    gone = {x % tensor.ndim for x in dims} if tensor.ndim else set()
+    return tensor.view([x for d, x in enumerate(tensor.shape) if d not in gone or x != 1])
 
 
 def _named(value: torch.dtype | torch.layout) -> str:
