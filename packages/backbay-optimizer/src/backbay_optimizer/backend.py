@@ -84,7 +84,7 @@ class Optimizing(Backend):
             type="any",
             default=False,
             choices=(False, True, "auto"),
-            help="replay compiled inference as CUDA graphs, and run as ever where that could be told; "
+            help="replay inference as CUDA graphs, and run as ever where that could be told; "
             "auto where it is measured to be faster",
         ),
         Option(
