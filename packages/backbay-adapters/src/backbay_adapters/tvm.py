@@ -25,7 +25,7 @@ class TVM(Engine):
     # Relax's own norms give the first of their results only; training reads the others too.
     decompositions: ClassVar = {
         **core_aten(),
-        **get_decompositions([aten.native_layer_norm, aten.native_group_norm, aten.var_mean]),
+        **get_decompositions([aten.native_layer_norm, aten.native_group_norm]),
     }
 
     def supports(self, node: Node) -> bool | str:
