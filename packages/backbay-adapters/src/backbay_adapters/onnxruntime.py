@@ -6,21 +6,14 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.fx import Node
 
-from backbay.kit.engine import Engine, core_aten
+from backbay.kit.engine import Engine
 from backbay.kit.exchange import shared_array
 from backbay.kit.program import Program
-
-aten = torch.ops.aten
-
-
-def _squeezed(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    gone = {x % tensor.ndim for x in dims}  # torch's exporter has no translation for it
-    return tensor.view([x for d, x in enumerate(tensor.shape) if d not in gone or x != 1])
 
 
 class OnnxRuntime(Engine):
@@ -28,7 +21,6 @@ class OnnxRuntime(Engine):
 
     name = "backbay_onnxruntime"
     engine = "onnxruntime"
-    decompositions: ClassVar = {**core_aten(), aten.squeeze.dims: _squeezed}
 
     def supports(self, node: Node) -> bool | str:
         """Return whether torch's exporter knows the operator."""

@@ -20,15 +20,12 @@ class OpenVINO(Engine):
 
     name = "backbay_openvino"
     engine = "openvino"
-    # OpenVINO's own norms give the first of their results only, where training reads the others
-    # too; it fails on some norms of vectors, and reflects other elements.
+    # OpenVINO's own norms give the first of their results only; training reads the others too. Some
+    # norms of vectors it can't convert.
     decompositions: ClassVar = {
         **core_aten(),
         **get_decompositions(
-            [
-                *(aten.native_layer_norm, aten.native_group_norm, aten.linalg_vector_norm),
-                *(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d),
-            ]
+            [aten.native_layer_norm, aten.native_group_norm, aten.linalg_vector_norm]
         ),
     }
 
@@ -38,6 +35,8 @@ class OpenVINO(Engine):
             return "OpenVINO divides windows that overhang otherwise"
         if node.target is aten.gather.default and not _covers(*node.args[:3]):
             return "OpenVINO gathers all elements along a dimension or none"
+        if node.target is aten.abs.default and not node.meta["val"].is_floating_point():
+            return "OpenVINO leaves integers their sign"
         return str(node.target) in _known() or "not in OpenVINO's list of operators"
 
     def build(self, program: Program) -> Callable[..., Sequence[Any]]:

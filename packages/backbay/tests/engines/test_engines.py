@@ -242,7 +242,7 @@ def test_a_backend_that_does_not_load_is_raced(commands, plan, registry):
 def test_the_adapter_is_installed_before_the_stock_backend_that_it_may_disturb(registry):
     tvm, openvino = selection.chosen(registry, ["relax_dynamo", "backbay_openvino"])
     assert tvm.name == "apache-tvm"
-    assert [x.name for x in tvm.backends] == ["relax_dynamo", "tvm"]
+    assert [x.name for x in tvm.backends] == ["relax_dynamo", "tvm", "backbay_tvm"]
     assert list(openvino.lines) == [
         "pip install openvino",
         "pip install 'backbay-adapters[openvino]'",

@@ -29,6 +29,8 @@ Supports = Callable[[Node], bool | str]
 
 REGION, REST = "region_", "rest_"
 """How the names of submodules begin."""
+RETURNED_VIEW = "is a view that is returned"
+"""It computes nothing, and counts neither as covered nor as left."""
 NOT_LISTED = "not in the list of supported operators"
 REFUSED = "refused by the support predicate"
 CONSTANT = "a constant"
@@ -140,7 +142,8 @@ def _covered(
 ) -> Coverage:
     names = tuple(tuple(n.name for n in region if _is_operator(n)) for region in regions)
     inside = {node for region in regions for node in region}
-    operators = [n for n in graph_module.graph.nodes if _is_operator(n)]
+    computing = (n for n in graph_module.graph.nodes if refused.get(n) != RETURNED_VIEW)
+    operators = [n for n in computing if _is_operator(n)]
     left = (
         Unsupported(
             node.name,

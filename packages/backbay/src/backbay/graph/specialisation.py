@@ -10,6 +10,8 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from backbay.graph.values import call
 
 _NUMBERS = (bool, int, float)
+_STALE = ("example_value", "tensor_meta", "unbacked_bindings")
+"""Metadata with sizes of its own: some importers believe it before ``val``."""
 
 
 def specialised(graph_module: GraphModule, arguments: Sequence[Any]) -> GraphModule:
@@ -27,7 +29,7 @@ def specialised(graph_module: GraphModule, arguments: Sequence[Any]) -> GraphMod
     with torch.no_grad():
         for node in graph_module.graph.nodes:
             if node.op == "output":
-                graph.node_copy(node, lambda x: made[x])
+                graph.node_copy(node, lambda x: made[x]).meta = _without_sizes(node)
                 continue
             value = _value(graph_module, node, values, given, mode)
             values[node] = value
@@ -41,8 +43,12 @@ def specialised(graph_module: GraphModule, arguments: Sequence[Any]) -> GraphMod
                 map_arg(node.kwargs, made.__getitem__),
                 node.name,
             )
-            made[node].meta = {**node.meta, "val": value}
+            made[node].meta = {**_without_sizes(node), "val": value}
     return GraphModule(graph_module, graph)
+
+
+def _without_sizes(node: Node) -> dict[str, Any]:
+    return {name: x for name, x in node.meta.items() if name not in _STALE}
 
 
 def _value(

@@ -27,6 +27,7 @@ from backbay.causes import one_line
 from backbay.errors import BackbayError, InputError
 from backbay.graph.aliases import returned_views
 from backbay.graph.effects import is_random, mutates
+from backbay.graph.partition import RETURNED_VIEW, supports_operators
 from backbay.graph.report import first_line, user_line
 from backbay.graph.specialisation import specialised
 from backbay.graph.values import are_numbers, is_symbolic, tensors_in, value_of
@@ -49,7 +50,7 @@ FREEZE = Option(
 )
 _FLOATS = (torch.float32,)
 _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
-_RETURNED_VIEW = "backbay_returned_view"
+_RETURNED = "backbay_returned_view"
 _REST = (torch.int64, torch.int32, torch.bool)
 
 
@@ -139,8 +140,7 @@ class Engine(Backend):
         return f"{self.engine} {metadata.version(self.engine) if self.engine else ''} {adapter}"
 
     def _partition(self, own: Mapping[str, Any]) -> "Partition":
-        from backbay.graph.partition import supports_operators  # noqa: PLC0415 (as in Backend)
-        from backbay.kit.partition import Partition  # noqa: PLC0415 (likewise)
+        from backbay.kit.partition import Partition  # noqa: PLC0415 (as in Backend)
 
         declared = self.supports
         if declared is not None and not callable(declared):
@@ -168,8 +168,8 @@ class Engine(Backend):
             return "draws random numbers"
         if mutates(node):
             return "writes memory"
-        if node.meta.get(_RETURNED_VIEW):
-            return "is a view that is returned"
+        if node.meta.get(_RETURNED):
+            return RETURNED_VIEW
         values = [value_of(x) for x in (node, *node.all_input_nodes)]
         if any(map(_is_unbacked, values)):
             return "has a size that its data decides"
@@ -196,7 +196,7 @@ class Engine(Backend):
             self._check_dtypes(graph_module)
             _drop_aliases(graph_module)
             for node in returned_views(graph_module.graph):
-                node.meta[_RETURNED_VIEW] = True
+                node.meta[_RETURNED] = True
             return generate(graph_module, example_inputs)
 
         return checked if kind in self.graph_kinds else generate
@@ -237,13 +237,19 @@ class Engine(Backend):
 def core_aten() -> Mapping[Any, Any]:
     """Return torch's decompositions to core ATen, which an engine's own may be put beside.
 
-    Batch norm in training is taken apart as well: few engines have it with its running statistics,
-    and some that seem to leave them as they were.
+    Further ones are those that engines need. Batch norm in training is taken apart: few have it
+    with its running statistics, and some that seem to leave them as they were. So is a squeeze of
+    several dimensions, which torch's decompositions make, and few have.
     """
     aten = torch.ops.aten
     training = [aten._native_batch_norm_legit_functional, aten.native_batch_norm_backward]  # noqa: SLF001 (its name)
-    named = {x: functools.partial(_over_all, x) for x in (aten.amax.default, aten.amin.default)}
-    return {**core_aten_decompositions(), **get_decompositions(training), **named}
+    extremes = (aten.amax.default, aten.amin.default)
+    return {
+        **core_aten_decompositions(),
+        **get_decompositions(training),
+        **{x: functools.partial(_over_all, x) for x in extremes},
+        aten.squeeze.dims: _squeezed,
+    }
 
 
 def _over_all(
@@ -255,6 +261,11 @@ def _over_all(
     if not x.ndim:
         return x.clone()
     return operator(x, list(range(x.ndim)), keepdim)
+
+
+def _squeezed(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    gone = {x % tensor.ndim for x in dims} if tensor.ndim else set()
+    return tensor.view([x for d, x in enumerate(tensor.shape) if d not in gone or x != 1])
 
 
 def _named(value: torch.dtype | torch.layout) -> str:
