@@ -13,4 +13,4 @@ def test_every_block_of_the_page_runs_in_order(run_page):
     assert "Graph: 3 ops" in said
     assert "aten.sigmoid.default: not a product of matrices" in said
     assert "forward graph: 7 of 8 operators (88%) in 2 regions; eager runs aten.sigmoid" in said
-    assert "gate_then_inductor" in said or "keep eager" in said
+    assert any(x in said for x in ("gate_then_inductor", "keep eager", "cannot tell"))

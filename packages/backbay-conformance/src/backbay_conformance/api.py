@@ -1,5 +1,6 @@
 """Runs the suite on one backend and returns its statement."""
 
+import contextlib
 import dataclasses
 import datetime as dt
 import time
@@ -8,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from backbay.dependencies import check_installed
-from backbay.errors import Interrupted
+from backbay.errors import InputError, Interrupted
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.reporting import machine
+from backbay.reporting.wording import counted
 from backbay.session import LocalClient
 from backbay_conformance import expecting, pool
 from backbay_conformance.expecting import Expected
@@ -22,6 +24,8 @@ IN_PROCESS = (
     "the backend is an object, so the cases ran in this process: a crash or a hang would have "
     "ended it, and a backend that cheats is not contained"
 )
+
+ON_CLUSTER = "cases ran on {workers} of a Ray cluster; the machine is that of whoever asked"
 
 
 def conform(
@@ -38,6 +42,7 @@ def conform(
     collect: bool = False,
     caches: Path | None = None,
     stop_on_failure: bool = False,
+    ray: str | None = None,
     registry: Registry = default_registry,
     tell: pool.Tell = lambda _result: None,
 ) -> Statement:
@@ -58,6 +63,8 @@ def conform(
         caches: folder of the compilers' caches, which a later run finds again; default: an empty
             one, so that everything is compiled.
         stop_on_failure: start no further case after the first that is held against the backend.
+        ray: address of a Ray cluster whose workers run the cases, one for each core or GPU; empty:
+            the one that runs on this machine, else a new one.
         registry: where a name is looked up; child processes have the default one.
         tell: called with each result as it comes.
 
@@ -83,16 +90,26 @@ def conform(
     open_client = None
     if not isinstance(backend, str):
         open_client, workers = _in_process(backend, registry), 1
+    elif ray is not None and (workers or caches):
+        raise InputError("on a cluster each core or GPU has a worker, whose caches begin empty")
     start = time.perf_counter()
-    ready, results, interruption = pool.run_all(
-        setup,
-        workers=workers or pool.usual_workers(),
-        tell=tell,
-        caches=caches,
-        open_client=open_client,
-        ends=lambda result: stop_on_failure and expected.explained([result])[0].failed,
-    )
+    with contextlib.ExitStack() as stack:
+        away: Sequence[pool.Runner] = ()
+        if ray is not None:
+            away = stack.enter_context(_away(ray, backend, setup))
+        ready, results, interruption = pool.run_all(
+            setup,
+            workers=workers or pool.usual_workers(),
+            tell=tell,
+            caches=caches,
+            open_client=open_client,
+            ends=lambda result: stop_on_failure and expected.explained([result])[0].failed,
+            runners=away,
+        )
     seconds = time.perf_counter() - start
+    notes = () if open_client is None else (IN_PROCESS,)
+    if ray is not None:
+        notes = (ON_CLUSTER.format(workers=counted(len(away), "worker")),)
     if collect and expectations is not None and interruption is None:
         expected = dataclasses.replace(expected, lines=expected.collected(results))
         expectations.write_text(expecting.text(expected.lines), encoding="utf-8")
@@ -108,11 +125,21 @@ def conform(
         stale=() if interruption is not None else tuple(stale),
         isolation="process" if open_client is None else "in_process",
         partial=interruption is not None,
-        notes=() if open_client is None else (IN_PROCESS,),
+        notes=notes,
     )
     if interruption is not None:
         raise Interrupted(statement) from interruption
     return statement
+
+
+def _away(
+    address: str, backend: str | CompilerFn, setup: SuiteSetup
+) -> contextlib.AbstractContextManager[Sequence[pool.Runner]]:
+    from backbay_conformance.cluster import runners  # noqa: PLC0415 (only where asked for)
+
+    if not isinstance(backend, str):
+        raise InputError("an object can't travel to a cluster: name the backend")
+    return runners(address, setup)
 
 
 def _in_process(backend: CompilerFn, registry: Registry) -> pool.OpenClient:

@@ -45,6 +45,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--workers", type=click.IntRange(1, 1_000),
               help="Processes side by side.  [default: one for each core]")  # fmt: skip
+@click.option("--ray", is_flag=False, flag_value="", default=None, metavar="[ADDRESS]",
+              help="Run the cases on a Ray cluster; without an address (then write it last), on "
+                   "one that runs here or is started here.")  # fmt: skip
 @click.option("--expectations", type=_FILE, help="The failures that are known, and why.")
 @click.option("--collect", is_flag=True, help="Write the expectations file anew.")
 @click.option("--json", "json_path", type=_FILE,
@@ -89,6 +92,8 @@ def command(
     if seconds is not None:
         from backbay_conformance.fuzz.run import FIRST, fuzz  # noqa: PLC0415 (only where asked for)
 
+        if suite["ray"] is not None:
+            raise click.UsageError("--ray runs the suite, not the fuzzer")
         how = {x: suite[x] for x in ("device", "workers")}
         with (
             written_anyway(lambda report: _write_finds(report, json_path, repros)),

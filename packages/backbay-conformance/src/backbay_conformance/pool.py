@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Protocol, Self
 
 import msgspec
 
@@ -40,6 +41,27 @@ Ends = Callable[[Result], bool]
 """Asked of each result, by one thread at a time: whether it ends the run."""
 
 OpenClient = Callable[[], Client[Request, Reply]]
+
+
+class Runner(Protocol):
+    """Runs cases, one after the other."""
+
+    is_abandoned: bool
+
+    def __enter__(self) -> Self:
+        """Return the runner itself."""
+
+    def __exit__(self, *error: object) -> None:
+        """End what it has started."""
+
+    def ready(self) -> Ready:
+        """Return what is known of the cases."""
+
+    def run(self, case_id: str, timeout_s: float) -> Result:
+        """Run a case."""
+
+    def abandon(self) -> None:
+        """Start no further case; called from another thread."""
 
 
 class _Prepared(Session[Request, Reply]):
@@ -136,7 +158,7 @@ class CaseSession(_Prepared):
             referred = self._judge.ask(refer, timeout_s=timeout_s)
         except NoReply as error:
             reason = f"uncompiled, it has no result: {error.reason}"
-            return _unfinished(case_id, "not_runnable", reason)
+            return unfinished(case_id, "not_runnable", reason)
         assert isinstance(referred, Referred)
         path = self._place()
         request = Run(id=case_id, program=program, openings=referred.openings, path=path)
@@ -149,7 +171,7 @@ class CaseSession(_Prepared):
             weighed = self._judge.ask(weigh, timeout_s=timeout_s)
         except NoReply as error:
             reason = f"what it gave could not be judged: {error.reason}"
-            return _unfinished(case_id, "not_runnable", reason)
+            return unfinished(case_id, "not_runnable", reason)
         assert isinstance(weighed, Weighed)
         result = msgspec.structs.replace(ran.result, judged=len(ran.given))
         if weighed.status is None:
@@ -167,12 +189,13 @@ def _ran(session: Session[Request, Reply], request: Run, timeout_s: float) -> Ra
         reply = session.ask(request, timeout_s=timeout_s)
     except NoReply as error:
         status: Status = "hang" if error.status == "timeout" else "crash"
-        return Ran(result=_unfinished(request.id, status, error.reason))
+        return Ran(result=unfinished(request.id, status, error.reason))
     assert isinstance(reply, Ran)
     return reply
 
 
-def _unfinished(case_id: str, status: Status, reason: str) -> Result:
+def unfinished(case_id: str, status: Status, reason: str) -> Result:
+    """Return the result of a case that did not come to its end."""
     level = LEVELS.index(case_id.partition("/")[0])
     return Result(id=case_id, level=level, status=status, reason=reason)
 
@@ -185,6 +208,7 @@ def run_all(
     caches: Path | None = None,
     open_client: OpenClient | None = None,
     ends: Ends = lambda _result: False,
+    runners: Sequence[Runner] = (),
 ) -> tuple[Ready, list[Result], KeyboardInterrupt | None]:
     """Run every chosen case, on as many processes as asked for.
 
@@ -195,6 +219,7 @@ def run_all(
         caches: folder of the compilers' caches; an empty one if not given.
         open_client: opens what answers; child processes if not given.
         ends: asked of each result; after the first yes no further case is started.
+        runners: who runs the cases; child processes of this one if there are none.
 
     Returns:
         What was known of the cases, the results in the order of the cases, and what interrupted
@@ -215,11 +240,11 @@ def run_all(
     with tempfile.TemporaryDirectory(prefix="backbay-conform-") as empty:
         folder = caches or Path(empty)
         opened = open_client or (lambda: start(folder))
-        first = CaseSession(setup, opened, judge_in(folder))
+        first = runners[0] if runners else CaseSession(setup, opened, judge_in(folder))
         ready = first.ready()
-        others = [
+        others = runners[1:] or [
             CaseSession(setup, opened, judge_in(folder))
-            for _ in range(min(workers, len(ready.cases)) - 1)
+            for _ in range(0 if runners else min(workers, len(ready.cases)) - 1)
         ]
         cases = itertools.takewhile(lambda _: not ended, ready.cases)
         interruption: KeyboardInterrupt | None = None
@@ -232,7 +257,7 @@ def run_all(
 
 
 def run_side_by_side(
-    sessions: Sequence[CaseSession], cases: Iterable[tuple[str, float]], note: Tell
+    sessions: Sequence[Runner], cases: Iterable[tuple[str, float]], note: Tell
 ) -> None:
     """Run cases on all sessions at once, each the next one when it is free; then end the sessions.
 
@@ -247,7 +272,7 @@ def run_side_by_side(
     """
     left, lock, stopped = iter(cases), threading.Lock(), threading.Event()
 
-    def work(session: CaseSession) -> None:
+    def work(session: Runner) -> None:
         try:
             with session:
                 while not stopped.is_set():

@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 from backbay import compile_log
 from backbay.graph.values import say_sources
 from backbay.kit.backend import Backend, Compilation
-from backbay.kit.codegen import Compiled, nested_tracing
+from backbay.kit.codegen import Codegen, Compiled, nested_tracing
 from backbay.kit.observing import unobserved
 from backbay.registry import Option
 from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutions
@@ -79,6 +79,20 @@ class Optimizing(Backend):
             help="full times a graph with and without its rewrites when it is first called, and "
             "keeps what is faster; cache does as was found before; off asks nothing",
         ),
+        Option(
+            name="cuda_graphs",
+            type="any",
+            default=False,
+            choices=(False, True, "auto"),
+            help="replay inference as CUDA graphs, and run as ever where that could be told; "
+            "auto where it is measured to be faster",
+        ),
+        Option(
+            name="cuda_graphs_memory",
+            type="float",
+            default=0.5,
+            help="the part of a device's memory that CUDA graphs may hold, all together",
+        ),
     )
 
     def __call__(
@@ -113,6 +127,22 @@ class Optimizing(Backend):
         if tune == "cache":
             return compiler.compile(graph_module)
         return compiler.choosing(graph_module, functools.partial(cache.write, key))
+
+    def _inductor(
+        self, mode: str | None, options: dict[str, Any], own: Mapping[str, Any]
+    ) -> Codegen:
+        if own["cuda_graphs"] is False:
+            return super()._inductor(mode, options, own)
+        from backbay_optimizer.cuda_graphs import codegen  # noqa: PLC0415 (it is asked for)
+        from backbay_optimizer.tuning import graph_timing  # noqa: PLC0415 (likewise)
+
+        return codegen.replaying(
+            mode,
+            options,
+            name=self.__name__,
+            share=own["cuda_graphs_memory"],
+            decide=graph_timing.decided if own["cuda_graphs"] == "auto" else None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

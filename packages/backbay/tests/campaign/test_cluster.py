@@ -1,5 +1,6 @@
 """Campaigns on a Ray of two workers: what is lost is tried once more; no row is there twice."""
 
+import builtins
 import os
 import signal
 import threading
@@ -12,9 +13,11 @@ import pytest
 
 import backbay
 from backbay import campaign
+from backbay import cluster as workers
 from backbay.campaign import cluster
-from backbay.campaign.cluster import Cluster, Slot, Told
+from backbay.campaign.cluster import Cluster, Told
 from backbay.campaign.place import Raced
+from backbay.cluster import Slot, Surroundings
 from backbay.errors import InputError
 from backbay.race.reading import read
 
@@ -66,14 +69,11 @@ def file(tmp_path, monkeypatch):
 class FakeWorker:
     """Races nothing; what is called `dies` takes the actor down, `dies_once` the first time."""
 
-    def __init__(self, folder, path, threads):
-        os.chdir(folder)
+    def __init__(self, surroundings):
+        surroundings.enter()
 
     def told(self, device):
-        from backbay.registry import default_registry
-        from backbay.reporting import machine
-
-        return Told("a processor", machine.versions(default_registry.environment, ()))
+        return Told("a processor", workers.versions())
 
     def race(self, unit, *, keep):
         name = unit.workload.rpartition(":")[2]
@@ -171,8 +171,8 @@ def test_a_worker_that_is_killed_costs_nothing(address, file, tmp_path):
 
 def test_a_worker_that_lacks_the_folder_is_told(address, file, fake, monkeypatch):
     class Elsewhere(FakeWorker):
-        def __init__(self, folder, path, threads):
-            raise InputError(f"{folder} has to be there, too: No such file or directory")
+        def __init__(self, surroundings):
+            surroundings._replace(folder="/absent").enter()
 
     monkeypatch.setattr(cluster, "Worker", Elsewhere)
     with pytest.raises(InputError, match=r"a worker can't be used: .*has to be there, too"):
@@ -182,12 +182,18 @@ def test_a_worker_that_lacks_the_folder_is_told(address, file, fake, monkeypatch
 def test_a_worker_has_the_threads_of_who_asks_and_not_rays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    cluster.Worker(str(tmp_path), [], None)
+    cluster.Worker(Surroundings(str(tmp_path), [], None))
     assert "OMP_NUM_THREADS" not in os.environ
-    cluster.Worker(str(tmp_path), [], "3")
+    cluster.Worker(Surroundings(str(tmp_path), [], "3"))
     assert os.environ["OMP_NUM_THREADS"] == "3"
     with pytest.raises(InputError, match="absent has to be there, too"):
-        cluster.Worker(str(tmp_path / "absent"), [], None)
+        cluster.Worker(Surroundings(str(tmp_path / "absent"), [], None))
+
+
+def test_a_cluster_leaves_print_as_it_was(address):
+    before = builtins.print
+    Cluster(address=address).device_names(["cpu"])
+    assert builtins.print is before
 
 
 def test_a_cluster_that_is_not_there_is_told(file):
@@ -203,9 +209,9 @@ def test_an_accelerator_that_no_node_has_is_told(address):
 
 
 def slots(*device_names, **versions):
-    known = {**cluster.machine.versions(cluster.default_registry.environment, ()), **versions}
+    known = {**workers.versions(), **versions}
     return {
-        Slot(str(n), f"10.0.0.{n}", "cuda", 4): Told(name, known)
+        Slot(str(n), f"10.0.0.{n}", 0, 4, 1): Told(name, known)
         for n, name in enumerate(device_names)
     }
 
@@ -233,5 +239,11 @@ def test_a_node_has_a_slot_for_each_gpu_and_one_for_its_processors():
         "Resources": {"CPU": 64.0, "GPU": 8.0},
     }
     dead = {**node, "Alive": False}
-    assert list(cluster._slots([node, dead], "cuda")) == [Slot("a", "10.0.0.1", "cuda", 8)] * 8
-    assert list(cluster._slots([node, dead], "cpu")) == [Slot("a", "10.0.0.1", "cpu", 64)]
+
+    def slots_of(node, kind, **more):
+        return list(workers._slots_of(node, kind, **{"each_core": False, **more}))
+
+    assert slots_of(node, "cuda") == [Slot("a", "10.0.0.1", n, 8, 1) for n in range(8)]
+    assert slots_of(node, "cpu") == [Slot("a", "10.0.0.1", 0, 64, 0)]
+    assert len(slots_of(node, "cpu", each_core=True)) == 64
+    assert slots_of(dead, "cuda") == slots_of(dead, "cpu") == []

@@ -15,7 +15,7 @@ from backbay.history import METRICS, traced
 from backbay.history.page import page
 from backbay.history.table import table
 from backbay.race.record import Machine, Report, Result, Settings
-from backbay.reporting.wording import NOTHING
+from backbay.reporting.wording import NOTHING, ratio
 
 MACHINE = Machine(system="Linux", processor="one", cores=4, memory_bytes=1 << 34, device="cpu")
 
@@ -174,6 +174,21 @@ def test_a_file_that_holds_no_race_is_named(tmp_path):
     done = CliRunner().invoke(main, ["history", str(path)])
     assert done.exit_code == 2
     assert "x.json does not hold a race" in done.output
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_no_number_is_cut_in_a_narrow_terminal(width):
+    found = [made_up_races.raced("model", seed=n, created=f"2026-0{n}-02") for n in (1, 2)]
+    history = traced(files(*found), "ratio_to_eager")
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(table(history))
+    shown = captured.get()
+    for report in found:
+        for result in report.results:
+            if result.ratio_to_eager is not None:
+                assert str(ratio(result.ratio_to_eager, result.ratio_to_eager_ci)) in shown
+    assert all(len(line) <= width for line in shown.splitlines())
 
 
 @browser.needs_browser

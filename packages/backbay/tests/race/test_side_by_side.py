@@ -58,9 +58,10 @@ def test_an_interrupt_waits_for_what_hangs():
 
 def test_an_arm_finds_what_another_has_left(tmp_path):
     caches = Caches(tmp_path)
+    toolchain = Path(caches.toolchain()["TORCHINDUCTOR_CACHE_DIR"])
+    (toolchain / "probe").write_text("found")
+    assert caches.toolchain() is None
     caches.empty("inductor")
-    (caches.folder("inductor") / "probe").write_text("found")
-    caches.share_toolchain("inductor")
     (caches.folder("inductor") / "model").write_text("compiled")
     caches.empty("other")
     assert [x.name for x in caches.folder("other").iterdir()] == ["probe"]

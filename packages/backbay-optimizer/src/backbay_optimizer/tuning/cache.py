@@ -14,10 +14,10 @@ from backbay_optimizer.passes.match_sites import is_site
 
 
 class SiteTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """One match site's, alone."""
+    """One match site's, alone; or, of a whole graph, of its CUDA graphs."""
 
     ratio: float
-    """Time of what the rewrite makes of it, by that of what Inductor does."""
+    """Time of what the rewrite makes of it, or of a replay, by that of what Inductor does."""
     interval: tuple[float, float]
     """95 %."""
     created: str
@@ -73,6 +73,16 @@ def read_site(key: str) -> SiteTiming | None:
 def write_site(key: str, found: SiteTiming) -> None:
     """Keep what was measured of a match site, as `write` does of a graph."""
     _keep(key, found)
+
+
+def read_replay(key: str) -> SiteTiming | None:
+    """Return what is known of a graph's replay."""
+    return _store().measured(SiteTiming, f"cuda_graphs {key}")
+
+
+def write_replay(key: str, found: SiteTiming) -> None:
+    """Keep what was measured of a graph's replay, as `write` does of a graph."""
+    _keep(f"cuda_graphs {key}", found)
 
 
 def _store() -> Store:

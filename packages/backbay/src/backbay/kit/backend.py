@@ -231,7 +231,7 @@ class Backend:
             patches = inductor_patches(later, own)
             # Passes in Inductor's hooks are in its keys; what others put in may be an operator.
             known = [x for x in self._enabled(own) if x not in later]
-            return keyed(torch_level(INDUCTOR, mode, {**rest, **patches}, self._registry), known)
+            return keyed(self._inductor(mode, {**rest, **patches}, own), known)
         if later or self.level == "aten":
             enabled = self._enabled(own)
             return self._aot(later, own, lambda kind: keyed(self._aten_codegen(own, kind), enabled))
@@ -242,6 +242,14 @@ class Backend:
         return keyed(
             torch_level(self.codegen, mode, rest or None, self._registry), self._enabled(own)
         )
+
+    def _inductor(
+        self,
+        mode: str | None,
+        options: dict[str, Any],
+        own: Mapping[str, Any],  # noqa: ARG002 (an option may decide)
+    ) -> Codegen:
+        return torch_level(INDUCTOR, mode, options, self._registry)
 
     def dry_run(self, model: Any, *args: Any, train: bool = False, **keywords: Any) -> "DryRun":
         """Return what of a model would be compiled by this backend, without compiling anything.

@@ -243,9 +243,13 @@ def core_aten() -> Mapping[Any, Any]:
     """
     aten = torch.ops.aten
     training = [aten._native_batch_norm_legit_functional, aten.native_batch_norm_backward]  # noqa: SLF001 (its name)
-    own = {x: functools.partial(_over_all, x) for x in (aten.amax.default, aten.amin.default)}
-    own[aten.squeeze.dims] = _squeezed
-    return {**core_aten_decompositions(), **get_decompositions(training), **own}
+    extremes = (aten.amax.default, aten.amin.default)
+    return {
+        **core_aten_decompositions(),
+        **get_decompositions(training),
+        **{x: functools.partial(_over_all, x) for x in extremes},
+        aten.squeeze.dims: _squeezed,
+    }
 
 
 def _over_all(

@@ -5,7 +5,6 @@ times all arms points the compilers at one after the other. What a toolchain fin
 machine, the same for each arm, is found out once.
 """
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -18,7 +17,7 @@ class Caches:
 
     def __init__(self, root: Path) -> None:
         self._root = root / "caches"
-        self._toolchain = root / "toolchain"
+        self._toolchain = root / "toolchain" / "cache"
 
     def folder(self, arm: str) -> Path:
         """Return where an arm's cache is."""
@@ -30,26 +29,25 @@ class Caches:
 
         Temporary files have a folder beside it: a compiler that is killed leaves them.
         """
-        folder = self.folder(arm)
-        return {"TMPDIR": str(folder.parent / "tmp"), **variables(str(folder))}
+        return _environment(self.folder(arm))
+
+    def toolchain(self) -> Mapping[str, str] | None:
+        """Return the environment of whoever finds out about the toolchain for all arms.
+
+        Its cache is copied into each that is begun afterwards. ``None`` where that was done.
+        """
+        if self._toolchain.exists():
+            return None
+        _make(self._toolchain)
+        return _environment(self._toolchain)
 
     def empty(self, arm: str) -> None:
-        """Start with nothing cached but what `share_toolchain` has kept."""
+        """Start with nothing cached but what is known of the toolchain."""
         folder = self.folder(arm)
         shutil.rmtree(folder.parent, ignore_errors=True)
-        (folder.parent / "tmp").mkdir(parents=True)
-        folder.mkdir()
+        _make(folder)
         if self._toolchain.exists():
             shutil.copytree(self._toolchain, folder, copy_function=_link, dirs_exist_ok=True)
-
-    def share_toolchain(self, arm: str) -> None:
-        """Keep for the others what an arm's cache holds before it has compiled a model.
-
-        That must be an arm of Inductor's own: what another backend leaves may be anything.
-        """
-        if not self._toolchain.exists():
-            with contextlib.suppress(OSError):  # a compiler may still be moving files
-                shutil.copytree(self.folder(arm), self._toolchain, copy_function=_link)
 
     def drop(self) -> None:
         """Forget everything: another workload's caches must not be hit."""
@@ -66,3 +64,12 @@ def _link(source: str, destination: str) -> None:
         os.link(source, destination)
     except OSError:
         shutil.copy2(source, destination)
+
+
+def _environment(folder: Path) -> Mapping[str, str]:
+    return {"TMPDIR": str(folder.parent / "tmp"), **variables(str(folder))}
+
+
+def _make(folder: Path) -> None:
+    (folder.parent / "tmp").mkdir(parents=True)
+    folder.mkdir()

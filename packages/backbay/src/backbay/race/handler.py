@@ -36,6 +36,7 @@ from backbay.race.requests import (
     Reply,
     Request,
     Try,
+    WarmUp,
 )
 from backbay.race.ring import Ring, fitting
 from backbay.race.trial import Trial
@@ -92,10 +93,14 @@ class RaceHandler:
         with _room_for_all():
             return self._compiled_answer(request)
 
-    def _compiled_answer(self, request: Check | Call | CallRow | Open | Block) -> Reply:
+    def _compiled_answer(self, request: Check | WarmUp | Call | CallRow | Open | Block) -> Reply:
         match request:
             case Check():
                 return self._checked(request)
+            case WarmUp():
+                device = torch.device(request.setup.device)
+                self._compiler(request.arm).warm_up(device, train=request.setup.train)
+                return Done()
             case Call():
                 self._call(request)
                 return Done()

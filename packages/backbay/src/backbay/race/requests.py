@@ -45,6 +45,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
     arms: tuple[ArmSetup, ...]
 
 
+class WarmUp(msgspec.Struct, frozen=True, kw_only=True, tag="warm_up"):
+    """Have an arm compile a trivial function: what a toolchain does once a machine."""
+
+    setup: WorkloadSetup
+    """Where; it is not built."""
+    arm: ArmSetup
+
+
 class Proving(msgspec.Struct, frozen=True, kw_only=True):
     """How a backend must be compiled and called so that a judge can compare."""
 
@@ -122,7 +130,9 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
     calls: int
 
 
-Request = Load | Check | Try | Call | CallRow | Hand | Finish | Capture | Open | Renew | Block
+Request = (
+    Load | Check | WarmUp | Try | Call | CallRow | Hand | Finish | Capture | Open | Renew | Block
+)
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
@@ -181,6 +191,7 @@ SERVICE = Service[Request, Reply](
     {
         Load: Loaded,
         Check: Checked,
+        WarmUp: Done,
         Try: Done,
         Call: Done,
         CallRow: Done,

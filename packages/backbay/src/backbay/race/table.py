@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from backbay.errors import plain
-from backbay.race.comparison import Comparison
+from backbay.race.comparison import ComparedRow, Comparison
 from backbay.race.crossings import sentence
 from backbay.race.record import Decision, Report, Status
 from backbay.race.sections import Row, Section, sections, worded
-from backbay.reporting import terminal, wording
+from backbay.reporting import wording
 from backbay.reporting.terminal import Hanging
 
 _GAP = 2
@@ -87,16 +86,21 @@ def _section(section: Section) -> Iterator[RenderableType]:
 
 
 def _against(comparison: Comparison) -> Iterator[RenderableType]:
-    yield Text(f"against the race of {comparison.created[:16]}", style="bold")
-    yield from (_remark("", difference) for difference in comparison.differences)
-    made = terminal.table("workload", "arm", "speed, then = 1", "")
+    yield Text(f"against the race of {comparison.created[:16].replace('T', ' ')} UTC", style="bold")
+    for difference in comparison.differences:
+        yield _remark("", difference)
+    several = len({row.workload for row in comparison.rows}) > 1
     for row in comparison.rows:
-        speed = str(wording.ratio(row.speed, row.speed_ci)) if row.speed is not None else ""
-        said = row.reason or (f"{row.was} then, {row.now} now" if row.speed is None else "")
-        cells = (row.workload, row.arm, speed, said)
-        terminal.add_row(made, cells, style="red" if row.failed else "")
-    yield Padding(made, (0, 0, 0, _GAP))
+        name = f"{row.workload}, {row.arm}" if several else row.arm
+        style = "red" if row.failed else "dim"
+        yield _remark(f"{plain(name)}: ", _compared(row), style=style)
     yield Text(plain(comparison.sentence), style="bold red" if comparison.failed else "bold")
+
+
+def _compared(row: ComparedRow) -> str:
+    if row.speed is not None and not row.failed:
+        return f"{wording.ratio(row.speed, row.speed_ci)} as fast as then"
+    return row.reason or f"{row.was} then, {row.now} now"
 
 
 def _remark(lead: str, remark: str, *, style: str = "dim") -> RenderableType:

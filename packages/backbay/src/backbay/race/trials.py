@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -15,7 +14,6 @@ from backbay.judge import Judge, Judged, Piece, Prepared
 from backbay.judge.calls import CALLS
 from backbay.judge.client import secret
 from backbay.race.caches import Caches
-from backbay.race.decide import INDUCTOR
 from backbay.race.estimate import Estimate
 from backbay.race.field import Entrant
 from backbay.race.given import InputSets
@@ -71,26 +69,21 @@ class Trials:
     captured: Captured | None = None
     """The graphs that backends are handed."""
     _sessions: set[Session[Request, Reply]] = field(default_factory=set)
-    _toolchain: threading.Event = field(default_factory=threading.Event)
-    """Set when the toolchain's part is done, or nobody does it for the others."""
 
     def run(self, entrants: Sequence[Entrant]) -> None:
-        """Try these; Inductor goes first, because its toolchain is that of many others.
+        """Try these.
 
         Raises:
             KeyboardInterrupt: the processes that were running are gone.
         """
-        ready = sorted(entrants, key=lambda x: x.arm.backend != INDUCTOR)
-        if not any(x.arm.backend == INDUCTOR for x in ready):
-            self._toolchain.set()
-        estimate = Estimate(len(ready), self.at_once, self.limits.timing_s)
-        beside = min(self.at_once, len(ready)) - 1
+        estimate = Estimate(len(entrants), self.at_once, self.limits.timing_s)
+        beside = min(self.at_once, len(entrants)) - 1
         if beside < 1:
-            for entrant in ready:
+            for entrant in entrants:
                 self._tried(entrant, estimate, beside=0)
             return
         with ThreadPoolExecutor(self.at_once) as pool:
-            trials = [pool.submit(self._tried, x, estimate, beside=beside) for x in ready]
+            trials = [pool.submit(self._tried, x, estimate, beside=beside) for x in entrants]
             try:
                 for trial in as_completed(trials):
                     trial.result()
@@ -102,16 +95,9 @@ class Trials:
                 raise
 
     def _tried(self, entrant: Entrant, estimate: Estimate, *, beside: int) -> None:
-        own = entrant.arm.backend == INDUCTOR
-        if not own:
-            self._toolchain.wait(self.limits.backend_s)
         self.tell(entrant.name, "compiling and proving", estimate.words())
         with estimate.trial():
-            try:
-                tried = self._trial(entrant)
-            finally:
-                if own:
-                    self._toolchain.set()
+            tried = self._trial(entrant)
         self.done(entrant.name, msgspec.structs.replace(tried, compiled_beside=beside))
 
     def _trial(self, entrant: Entrant) -> Trying:
@@ -156,9 +142,6 @@ class Trials:
             return session.ask(wanted, timeout_s=max(0.1, deadline - time.monotonic()))
 
         ask(request)
-        if request.arm.arm.backend == INDUCTOR:
-            self.caches.share_toolchain(request.arm.name)
-            self._toolchain.set()
         pieces: list[Piece] = []
         for number, planned in enumerate(CALLS, 1):
             inputs = planned.inputs if planned.inputs <= len(sets.files) else 0

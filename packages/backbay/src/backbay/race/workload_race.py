@@ -5,13 +5,16 @@ is a row with its reason, and the race goes on. Backends hand on what their call
 a process where none was loaded, says whether it is right.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from backbay.decisions import Arm
 from backbay.errors import WorkloadInvalid
 from backbay.judge import Judge, Prepared
 from backbay.judge.client import JudgeSession
@@ -26,6 +29,7 @@ from backbay.race.requests import (
     ArmSetup,
     Captured,
     Proving,
+    WarmUp,
 )
 from backbay.race.times import Times
 from backbay.race.timing import Limits, Timing
@@ -112,7 +116,7 @@ class WorkloadRace:
         )
         try:
             with judge:
-                with self.turns.working():
+                with self.turns.working(), self._toolchain():
                     prepared = self._prepared(judge)
                 if isinstance(prepared, Trying):
                     self.decision = self._without_reference(prepared)
@@ -213,6 +217,35 @@ class WorkloadRace:
                 note = why if name == EAGER else f"not timed: it {why}"
                 self.tried[name] = msgspec.structs.replace(tried, notes=(*tried.notes, note))
         return found
+
+    @contextlib.contextmanager
+    def _toolchain(self) -> Iterator[None]:
+        """Find out about Inductor's toolchain meanwhile, where Inductor takes part.
+
+        Not by another backend: what that leaves may be anything.
+        """
+        ready = (x.arm.backend for x in self.entrants if x.unavailable is None)
+        wanted = INDUCTOR in ready and not self.sessions.here
+        environment = self.caches.toolchain() if wanted else None
+        if environment is None:
+            yield
+            return
+        session = self.sessions.backends(environment)
+        request = WarmUp(setup=self.setup, arm=ArmSetup(arm=Arm(backend=INDUCTOR)))
+
+        def warm_up() -> None:
+            with contextlib.suppress(NoReply):  # then each arm's trial does it for itself
+                session.ask(request, timeout_s=self.limits.backend_s)
+
+        with ThreadPoolExecutor(1) as pool, session:
+            warming = pool.submit(warm_up)
+            try:
+                yield
+            except BaseException:
+                warming.cancel()
+                session.end()
+                raise
+            warming.result()
 
     def _prepared(self, judge: Judge) -> Prepared | Trying:
         """Have the reference made; eager may have failed.

@@ -1,0 +1,106 @@
+"""Capture work on a CUDA device, in memory of its own, and come back from a capture that fails."""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_lock = threading.Lock()
+_streams: dict[int, torch.cuda.Stream] = {}
+_pools: "weakref.WeakSet[Pool]" = weakref.WeakSet()
+_inference: "weakref.WeakValueDictionary[tuple[int, int], Pool]" = weakref.WeakValueDictionary()
+
+
+class Pool:
+    """Memory that recordings share because only one of them is replayed at a time.
+
+    They are replayed in one stream, and whoever replays holds the lock: what a recording writes is
+    copied out before the next one may write there.
+    """
+
+    def __init__(self, index: int, stream: int) -> None:
+        """Make one; it takes memory when something is captured.
+
+        Args:
+            index: of the device.
+            stream: the stream that its recordings are replayed in, as CUDA's own handle.
+        """
+        self.index = index
+        self.stream = stream
+        self.lock = threading.Lock()
+        self.bytes = 0
+        """What it holds of the device's memory, after the last capture."""
+        self.handle = torch.cuda.graph_pool_handle()
+        _pools.add(self)
+
+    def measure(self) -> None:
+        """Ask the allocator for what the pool holds."""
+        segments: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call] # torch has no stub
+        mine = [x for x in segments if tuple(x["segment_pool_id"]) == tuple(self.handle)]
+        self.bytes = sum(x["total_size"] for x in mine)
+
+
+def inference_pool(index: int, stream: int) -> Pool:
+    """Return the pool of all inference in a stream, whose recordings keep nothing between calls."""
+    pool = _inference.get((index, stream))
+    if pool is None:
+        pool = _inference[index, stream] = Pool(index, stream)
+    return pool
+
+
+def pool_bytes(index: int) -> int:
+    """Return what the pools of a device hold of its memory, all together."""
+    return sum(x.bytes for x in list(_pools) if x.index == index)
+
+
+def captured(pool: Pool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Capture what a function does in the current stream's place; nothing of it is computed.
+
+    Args:
+        pool: has the memory of what the function allocates.
+        run: has been called before, in this thread.
+
+    Returns:
+        The graph, and what the function returned: tensors of the pool.
+
+    Raises:
+        Exception: what the function raised, or CUDA, where the work can't be captured. The thread,
+            its random numbers and the allocator are then as they were.
+    """
+    graph = torch.cuda.CUDAGraph()
+    current = torch.cuda.current_stream(pool.index)
+    with _lock, torch.cuda.device(pool.index):
+        if pool.index not in _streams:
+            _streams[pool.index] = torch.cuda.Stream(pool.index)  # type: ignore[no-untyped-call] # as above
+        side = _streams[pool.index]
+        # A workspace of cuBLAS that is made in a capture belongs to the pool, and is not to serve
+        # anybody else; nor may one of somebody else's be captured.
+        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 (its only home)
+        try:
+            # Only this thread must not do what can't be captured.
+            with torch.cuda.graph(
+                graph, pool=pool.handle, stream=side, capture_error_mode="thread_local"
+            ):
+                results = run()
+        except BaseException:
+            _recover(pool, current, side)
+            raise
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 (as above)
+    pool.measure()
+    return graph, results
+
+
+def _recover(pool: Pool, current: torch.cuda.Stream, side: torch.cuda.Stream) -> None:
+    """Undo what torch leaves behind where a capture does not end well."""
+    torch.cuda.set_stream(current)
+    _inference.pop((pool.index, pool.stream), None)  # nothing more is captured into it
+    with contextlib.suppress(RuntimeError):  # the capture did end: nothing is left
+        torch._C._cuda_endAllocateToPool(pool.index, pool.handle)  # noqa: SLF001 (its only home)
+        torch._C._cuda_releasePool(pool.index, pool.handle)  # noqa: SLF001 (as above)
+    # The generator of random numbers takes itself for captured until a capture ends well.
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=side, capture_error_mode="thread_local"):
+        pass

@@ -1,0 +1,92 @@
+"""One recording: compiled code with its inputs in fixed memory, to be replayed as a whole."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from backbay_optimizer.cuda_graphs.capture import Pool, captured
+from backbay_optimizer.cuda_graphs.results import NotCopied, Results, copy_all, overlaps
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+"""Compiled code as AOTAutograd calls it: with one list, which it clears."""
+
+
+class Recording:
+    """Compiled code, recorded for inputs of the same sizes, some of them at the same addresses."""
+
+    def __init__(
+        self, code: Boxed, inputs: Sequence[Any], fixed: Sequence[int], pool: Pool, returned: int
+    ) -> None:
+        """Capture the code; nothing is computed.
+
+        Args:
+            code: what is captured; it has run before in this thread, on such inputs.
+            inputs: its inputs.
+            fixed: which of them, tensors, are read where they are; the others are copied.
+            pool: where its memory is.
+            returned: as `Results` takes it.
+
+        Raises:
+            NotCopied: its inputs or results can't be copied.
+            Exception: it can't be captured.
+        """
+        self._fixed = list(fixed)
+        tensors = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+        self._addresses = [inputs[i].data_ptr() for i in self._fixed]
+        self._memory = {inputs[i].untyped_storage().data_ptr() for i in fixed}
+        self._copied = [i for i in tensors if i not in set(fixed)]
+        if any(overlaps(inputs[i]) for i in self._copied):
+            raise NotCopied("an input overlaps itself: it is expanded")
+        self._buffers = [_like(inputs[i]) for i in self._copied]
+        places: dict[Any, list[int]] = {}
+        for place, buffer in enumerate(self._buffers):
+            places.setdefault(buffer.dtype, []).append(place)
+        self._groups = [x for x in places.values() if x]
+        given = list(inputs)
+        for i, buffer in zip(self._copied, self._buffers, strict=True):
+            given[i] = buffer
+        boxed = list(given)  # the code clears it
+        self._graph, recorded = captured(pool, lambda: code(boxed))
+        self._results = Results(recorded, given, returned)
+        self._kept = [x.untyped_storage() for x in self._results.kept]
+        self._nobodys = [_owners_of(x) for x in self._kept]
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Whether what is read where it is, is where it was."""
+        return [inputs[i].data_ptr() for i in self._fixed] == self._addresses
+
+    def is_read(self) -> bool:
+        """Whether somebody has what an earlier replay kept."""
+        counts = zip(self._kept, self._nobodys, strict=True)
+        return any(_owners_of(x) > nobodys for x, nobodys in counts)
+
+    @property
+    def keeps(self) -> frozenset[int]:
+        """The addresses of what a replay keeps for the backward graph."""
+        return frozenset(x.data_ptr() for x in self._kept)
+
+    @property
+    def reads(self) -> frozenset[int]:
+        """The addresses of the memory that is read where it is."""
+        return frozenset(self._memory)
+
+    def replay(self, inputs: list[Any]) -> list[Any]:
+        """Return what the code gives for these inputs, which fit; the list is cleared."""
+        for group in self._groups:
+            to = [self._buffers[x] for x in group]
+            copy_all(to, [inputs[self._copied[x]] for x in group])
+        self._graph.replay()
+        results = self._results.make(inputs)
+        inputs.clear()
+        return results
+
+
+def _like(value: torch.Tensor) -> torch.Tensor:
+    """Return memory of the same layout."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _owners_of(storage: torch.UntypedStorage) -> int:
+    count: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 (CUDA graph trees' own)
+    return count

@@ -1,0 +1,171 @@
+"""What the caller gets of a recording: tensors of its own, that share memory as the recorded do."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Inputs = Sequence[Any]
+
+
+class NotCopied(Exception):  # noqa: N818 (reads as what it says)
+    """What code returns can't be made once more from memory of a recording."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """What is made in one call."""
+
+    inputs: Inputs
+    results: list[Any] = field(default_factory=list)
+    copies: list[torch.Tensor] = field(default_factory=list)
+    """As long as what is copied, and in its order."""
+
+
+_Step = Callable[[_Call], Any]
+
+
+class Results:
+    """How the results of a recording are made anew in each call.
+
+    - An input that was handed through is the caller's own, and a view of one is a view of that.
+    - What is kept stays in the memory of the recording, until nobody has it any more.
+    - All else is copied: each tensor, or its whole storage where several share one.
+    """
+
+    def __init__(self, recorded: Sequence[Any], inputs: Inputs, returned: int) -> None:
+        """Find out how the results lie in memory.
+
+        Args:
+            recorded: what was captured.
+            inputs: what it was captured with.
+            returned: how many of the results, the first, are the caller's; the others are kept,
+                unless they share memory with those.
+
+        Raises:
+            NotCopied: a result can't be made once more.
+        """
+        self._inputs = inputs
+        self._owners = {_memory(x): i for i, x in enumerate(inputs) if _has_memory(x)}
+        self._sources: list[torch.Tensor] = []
+        self._storages: dict[int, int] = {}
+        """Each storage that is copied whole, to its number among what is copied."""
+        self._seen: dict[int, int] = {}
+        own = [x for x in recorded if _has_memory(x) and _memory(x) not in self._owners]
+        self._shared = Counter(_memory(x) for x in {id(x): x for x in own}.values())
+        theirs = {_memory(x) for x in recorded[:returned] if _has_memory(x)}
+        keeps = [x for x in own if _memory(x) not in theirs]
+        self._kept_memory = {_memory(x) for x in keeps}
+        self.kept = list({id(x): x for x in keeps}.values())
+        """Tensors of the recording that the caller gets as they are."""
+        self._steps = [self._step(number, x) for number, x in enumerate(recorded)]
+        self._inputs = ()
+        by_kind: dict[Any, list[int]] = {}
+        for number, source in enumerate(self._sources):
+            by_kind.setdefault((source.dtype, source.device), []).append(number)
+        self._groups = list(by_kind.values())
+
+    def make(self, inputs: Inputs) -> list[Any]:
+        """Return the results of a replay, after which this is called in the same stream."""
+        call = _Call(inputs)
+        for step in self._steps:
+            call.results.append(step(call))
+        for group in self._groups:
+            copy_all([call.copies[x] for x in group], [self._sources[x] for x in group])
+        return call.results
+
+    def _step(self, number: int, value: Any) -> _Step:  # noqa: PLR0911 (a case each)
+        if not isinstance(value, torch.Tensor):
+            return lambda _: value
+        owned = next((i for i, x in enumerate(self._inputs) if x is value), None)
+        if owned is not None:  # a parameter, say
+            return lambda call: call.inputs[owned]
+        if type(value) is not torch.Tensor or value.layout != torch.strided:
+            raise NotCopied(f"a result is a {type(value).__name__} of layout {value.layout}")
+        same = self._seen.setdefault(id(value), number)
+        if same != number:
+            return lambda call: call.results[same]
+        if _has_memory(value) and _memory(value) in self._owners:
+            return self._of_input(value, self._owners[_memory(value)])
+        if _has_memory(value) and _memory(value) in self._kept_memory:
+            return lambda _: value.detach()
+        if _has_memory(value) and self._shared[_memory(value)] > 1:
+            return self._of_storage(value)
+        if overlaps(value):
+            raise NotCopied("a result overlaps itself")
+        return self._of_tensor(value)
+
+    def _of_input(self, value: torch.Tensor, position: int) -> _Step:
+        owner = self._inputs[position]
+        if owner.dtype != value.dtype:
+            raise NotCopied("a result is an input's memory, read as another type")
+        size, stride = tuple(value.shape), value.stride()
+        further = value.storage_offset() - owner.storage_offset()
+        view = torch.ops.inductor._reinterpret_tensor  # noqa: SLF001 (Inductor's own word for it)
+        return lambda call: view(call.inputs[position], size, stride, further)
+
+    def _of_storage(self, value: torch.Tensor) -> _Step:
+        dtype, device, size = value.dtype, value.device, tuple(value.shape)
+        stride, offset = value.stride(), value.storage_offset()
+        known = self._storages.get(_memory(value))
+        storage = value.untyped_storage()
+        number = len(self._sources) if known is None else known
+
+        def made(call: _Call) -> torch.Tensor:
+            if known is None:
+                length = storage.nbytes()
+                call.copies.append(torch.empty(length, dtype=torch.uint8, device=device))
+            memory = call.copies[number].untyped_storage()
+            empty = torch.empty(0, dtype=dtype, device=device)
+            return empty.set_(memory, offset, size, stride)
+
+        if known is None:
+            self._storages[_memory(value)] = number
+            source = torch.empty(0, dtype=torch.uint8, device=device)
+            self._sources.append(source.set_(storage, 0, (storage.nbytes(),), (1,)))
+        return made
+
+    def _of_tensor(self, value: torch.Tensor) -> _Step:
+        dtype, device, size, stride = value.dtype, value.device, tuple(value.shape), value.stride()
+        offset, length = value.storage_offset(), value.untyped_storage().nbytes()
+        usual = torch.empty_strided(size, stride, dtype=dtype, device="meta").untyped_storage()
+        is_usual = offset == 0 and length == usual.nbytes()
+        self._sources.append(value)
+
+        def made(call: _Call) -> torch.Tensor:
+            if is_usual:
+                copy = torch.empty_strided(size, stride, dtype=dtype, device=device)
+            else:  # a part of its memory, the rest of which nobody reads
+                memory = torch.empty(length, dtype=torch.uint8, device=device).untyped_storage()
+                copy = torch.empty(0, dtype=dtype, device=device)
+                copy.set_(memory, offset, size, stride)
+            call.copies.append(copy)
+            return copy
+
+        return made
+
+
+def copy_all(to: list[torch.Tensor], what: list[torch.Tensor]) -> None:
+    """Copy tensors of one type, with few launches where they are many."""
+    if len(to) == 1:
+        to[0].copy_(what[0])
+    elif to:
+        torch._foreach_copy_(to, what)
+
+
+def _has_memory(value: Any) -> bool:
+    strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
+    return strided and value.untyped_storage().data_ptr() != 0
+
+
+def _memory(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()
+
+
+def overlaps(value: torch.Tensor) -> bool:
+    """Whether a tensor is expanded: some of its elements are the same memory."""
+    return any(
+        stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True)
+    )

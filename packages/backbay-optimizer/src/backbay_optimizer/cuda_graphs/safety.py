@@ -1,0 +1,95 @@
+"""Which of Inductor's code can be captured: what of it does nothing but hand work to one device."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from backbay.graph.values import value_of
+
+WAITS = ("item", "tolist", "cpu", "nonzero", "synchronize")
+"""Methods that wait for the device, or copy from it."""
+NAMESPACES = {"inductor_ops": "inductor", "extern_kernels": "aten"}
+"""What Inductor's code calls them, where that is not their name."""
+SAFE: Mapping[str, re.Pattern[str]] = {
+    # Triton's, cuDNN's and cuBLAS's kernels alone: they wait for nothing.
+    "backbay": re.compile(r".*"),
+    "inductor": re.compile(r"_alloc_from_pool|_reinterpret_tensor|accumulate_grad_|_?seeds?"),
+    "aten": re.compile(
+        r"""
+        _? (?:add|baddb|b|int_|scaled_)? mm (?:_dtype)? | bias_addmm | addmv | mv | dot
+        | _scaled_mm(?:_v2)? | convolution (?:_backward)?
+        | cudnn_(?:batch_norm|convolution) \w* | (?:native|_native)_(?:batch|group|layer)_norm \w*
+        | _scaled_dot_product_(?:flash|efficient|cudnn|fused)_attention (?:_\w+)? (?:_backward)?
+        | _(?:flash|efficient|cudnn)_attention_(?:forward|backward)
+        | (?:_?adaptive_)? (?:avg|max)_pool[123]d \w* | upsample_\w+ | _upsample_\w+
+        | grid_sampler_[23]d (?:_backward)? | embedding_dense_backward | embedding
+        | reflection_pad\w+ | replication_pad\w+ | constant_pad_nd
+        | randint | rand | randn | rand_like | randn_like | bernoulli_? | native_dropout
+        | copy_ | fill_ | zero_ | clone | cat | stack | index_put_? | _unsafe_index_put | index
+        | index_select | index_add_? | gather | scatter_? | scatter_add_? | scatter_reduce_?
+        | sort | topk | cumsum | cumprod | logcumsumexp | view | as_strided | permute | slice
+        | _foreach_\w+ | _fused_(?:adam|adamw|sgd|adagrad)_?
+        """,
+        re.VERBOSE,
+    ),
+    "prims": re.compile(r".*"),
+}
+"""By namespace, operators that were read or seen to do nothing but hand over work."""
+SPACES = {*SAFE, *NAMESPACES}
+
+
+def refusal(
+    code: Any, graph_module: GraphModule, example_inputs: Sequence[Any], given: Mapping[str, Any]
+) -> str | None:
+    """Return why Inductor's code is not captured; None if it may be.
+
+    Args:
+        code: Inductor's compiled graph.
+        graph_module: what it was compiled from.
+        example_inputs: the inputs of that.
+        given: what Inductor's inner compiler was told.
+    """
+    return next(_reasons(code, graph_module, example_inputs, given), None)
+
+
+def _reasons(
+    code: Any, graph_module: GraphModule, example_inputs: Sequence[Any], given: Mapping[str, Any]
+) -> Iterator[str]:
+    devices = sorted(code.device_types)
+    if devices != ["cuda"] or len(code.device_idxs) != 1:
+        yield f"it runs on {', '.join(devices)}, {len(code.device_idxs)} of CUDA"
+    if given.get("cpp_wrapper") or given.get("fx_wrapper"):
+        yield "its wrapper is not in Python"
+    strange = [x for x in example_inputs if not isinstance(x, (torch.Tensor, torch.SymInt, int))]
+    if strange:
+        yield f"an input is a {type(strange[0]).__name__}"
+    written = set(code.mutated_input_idxs) - set(given.get("static_input_idxs") or ())
+    if written:
+        yield f"it writes {len(written)} inputs that are neither parameters nor buffers"
+    for node in graph_module.graph.nodes:
+        value = value_of(node)
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+            yield f"{node.name} is of layout {value.layout}"
+    yield from _unsafe(code.source_code)
+
+
+def _unsafe(source: str) -> Iterator[str]:
+    # Comments and the sources of kernels, which are text, name operators that are not called.
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Attribute):
+            continue
+        *owners, name = ast.unparse(node).split(".")
+        if name in WAITS:
+            yield f"it waits for the device: {name}"
+        if owners[:2] == ["torch", "ops"]:
+            owners = owners[2:]
+        if len(owners) == 1 and owners[0] in SPACES:
+            space = NAMESPACES.get(owners[0], owners[0])
+            if SAFE[space].fullmatch(name) is None:
+                yield f"{space}.{name} is not known to be safe in a CUDA graph"
+        elif ast.unparse(node).startswith("torch.ops.") and len(owners) == 1:
+            yield f"{owners[0]}.{name} is not known to be safe in a CUDA graph"

@@ -1,0 +1,103 @@
+"""Inductor's own code, handed over: on a CPU nothing is replayed, and nothing else is different."""
+
+import pytest
+import torch
+from torch import nn
+
+from backbay import compile_log
+from backbay.errors import InputError
+from backbay_optimizer.backend import backbay
+from backbay_optimizer.cuda_graphs import codegen, safety
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def test_training_on_a_cpu_differs():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), torch.randn(3, 8)
+    call = torch.compile(model, backend=backbay, options={"cuda_graphs": True})
+    for _ in range(3):
+        model.zero_grad()
+        call(x).sum().backward()
+        gradients = [y.grad for y in model.parameters()]
+        model.zero_grad()
+        model(x).sum().backward()
+        for one, other in zip(gradients, model.parameters(), strict=True):
+            torch.testing.assert_close(one, other.grad)
+
+
+def test_what_is_compiled_is_not_seen(monkeypatch):
+    seen, inner = [], codegen._inner_compile
+
+    def seeing(shared, graph_module, example_inputs, **given):
+        seen.append((codegen._returned(), bool(given.get("is_backward"))))
+        return inner(shared, graph_module, example_inputs, **given)
+
+    monkeypatch.setattr(codegen, "_inner_compile", seeing)
+    for _ in range(2):  # torch's cache of AOTAutograd's results has the second
+        torch.compiler.reset()
+        seen.clear()
+        weight = torch.randn(4, 4, requires_grad=True)
+        call = torch.compile(
+            lambda x, weight=weight: torch.tanh(x @ weight).sin(),
+            backend=backbay,
+            options={"cuda_graphs": True},
+        )
+        call(torch.randn(3, 4)).sum().backward()
+        assert [x[1] for x in seen] == [False, True]
+        assert seen[0][0] == 1
+
+
+def test_an_option_is_taken_for_another():
+    for wrong in ("on", 2, None):
+        with pytest.raises(InputError, match="cuda_graphs"):
+            backbay.code_generator(None, {"cuda_graphs": wrong})
+    backbay.code_generator("max-autotune", {"cuda_graphs": "auto"})
+
+
+SOURCE = """
+aten = torch.ops.aten
+inductor_ops = torch.ops.inductor
+reinterpret_tensor = torch.ops.inductor._reinterpret_tensor
+alloc_from_pool = torch.ops.inductor._alloc_from_pool
+def call(args):
+    extern_kernels.addmm(arg0, arg1, arg2, alpha=1, beta=1, out=buf0)
+    buf1 = extern_kernels.convolution(buf0, arg3, stride=(1, 1))
+    buf2 = torch.ops.aten._scaled_dot_product_flash_attention.default(buf1, buf1, buf1)
+    buf3 = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default(buf1, buf1, buf1)
+    buf4 = torch.ops.backbay.fused_convolution.default(buf1)
+    aten.randint.low_out(-9223372036854775808, 9223372036854775807, [1], out=buf5)
+    triton_poi_fused_0.run(buf0, buf1, 64, stream=stream0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("", None),
+        ("buf6 = torch.ops.aten.bincount.default(buf5)", "aten.bincount is not known"),
+        ("buf6 = torch.ops.mylib.thing.default(buf5)", "mylib.thing is not known"),
+        ("buf6 = torch.ops._c10d_functional.all_reduce.default(buf5)", "_c10d_functional.all"),
+        ("u0 = buf5.item()", "it waits for the device"),
+        ("inductor_ops.resize_storage_bytes_(arg0, 12)", "inductor.resize_storage_bytes_ is not"),
+        ("# Source: aten.var_mean, torch.ops.mylib.thing", None),
+        ("kernel = async_compile.triton('aten.relu torch.ops.mylib.thing x.item()')", None),
+        ("aten.nonzero(arg0)", "it waits for the device"),
+        ("buf6 = extern_kernels.some_new_product(arg0)", "aten.some_new_product is not known"),
+    ],
+)
+def test_unsafe_code_is_safe(line, reason):
+    found = next(safety._unsafe(SOURCE + "    " + line + "\n"), None)
+    assert (found is None) if reason is None else (found is not None and reason in found)
+
+
+def test_nothing_is_said_of_a_cpu():
+    compile_log.clear()
+    call = torch.compile(torch.sin, backend=backbay, options={"cuda_graphs": True})
+    call(torch.ones(3))
+    assert not any("CUDA graph" in x.why for x in compile_log.records())

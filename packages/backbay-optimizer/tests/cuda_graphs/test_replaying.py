@@ -1,0 +1,311 @@
+"""When compiled code is replayed: with a device that a list of calls stands for."""
+
+import ctypes
+import threading
+
+import pytest
+import torch
+
+from backbay import compile_log
+from backbay_optimizer.cuda_graphs import recording, replaying
+from backbay_optimizer.cuda_graphs.replaying import Inputs, Recordings, Replayed
+
+ALL = 1 << 30
+
+
+def at_the_same_address(value):
+    """Return a tensor of the same memory, which does not keep it: as a CUDA graph has it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    assert value.is_contiguous()
+    floats = (ctypes.c_float * value.numel()).from_address(value.data_ptr())
+    return torch.frombuffer(floats, dtype=torch.float32).view(value.shape)
+
+
+class FakeGraph:
+    """Runs the code again, on the same memory."""
+
+    def __init__(self, code, given):
+        self._code, self._given = code, [at_the_same_address(x) for x in given]
+        self.results = code(list(given))
+        self.replays = 0
+
+    def replay(self):
+        self.replays += 1
+        made = self._code(list(self._given))
+        for old, new in zip(self.results, made, strict=True):
+            if isinstance(old, torch.Tensor) and old is not new:
+                old.copy_(new)
+
+
+class FakePool:
+    def __init__(self, index, stream):
+        self.index, self.stream, self.bytes = index, stream, 1 << 20
+        self.lock = threading.Lock()
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """The CPU in a CUDA device's place; what it gives tells how often something was recorded."""
+    graphs, state = [], {"stream": 0, "capturing": False}
+
+    def captured(pool, run):
+        # The recording's closure has what it is called with.
+        code, boxed = (x.cell_contents for x in run.__closure__)
+        code, boxed = (code, boxed) if callable(code) else (boxed, code)
+        graphs.append(FakeGraph(code, boxed))
+        return graphs[-1], graphs[-1].results
+
+    monkeypatch.setattr(recording, "captured", captured)
+    monkeypatch.setattr(replaying, "Pool", FakePool)
+    monkeypatch.setattr(replaying, "inference_pool", FakePool)
+    monkeypatch.setattr(replaying, "pool_bytes", lambda _: state.get("bytes", 0))
+    monkeypatch.setattr(replaying, "_stream", lambda _: state["stream"])
+    monkeypatch.setattr(replaying, "_unusual", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capturing"])
+    properties = type("Properties", (), {"total_memory": 1 << 30})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    compile_log.clear()
+    state["graphs"] = graphs
+    return state
+
+
+class Code:
+    """Boxed code, which says how often it ran as it is."""
+
+    def __init__(self, function):
+        self.function, self.runs = function, 0
+
+    def __call__(self, inputs):
+        self.runs += 1
+        results = self.function(*inputs)
+        inputs.clear()
+        return results
+
+
+def replayed(function, *, kind="inference", shared=None, returned=ALL, **known):
+    code = Code(function)
+    recordings = shared or Recordings(name="ours")
+    return Replayed(code, kind, Inputs(device=0, **known), recordings, returned), code
+
+
+def reasons():
+    return [x.why for x in compile_log.records()]
+
+
+def test_the_second_call_is_not_recorded(device):
+    weight = torch.randn(3)
+    call, code = replayed(lambda w, x: [w * x, x], fixed=[0])
+    for step in range(5):
+        x = torch.randn(3)
+        given = [weight, x]
+        product, same = call(given)
+        assert torch.equal(product, weight * x)
+        assert same is x
+        assert given == []
+        assert [y.replays for y in device["graphs"]] == ([step] if step else [])
+        weight.add_(1)  # in its place
+    assert code.runs == 6  # the first, and what a fake graph calls
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"stream": 7}, "another stream"),
+        ({"capturing": True}, "the caller is capturing one"),
+    ],
+)
+def test_somewhere_else_is_here(device, change, reason):
+    call, _ = replayed(lambda x: [x + 1])
+    for _ in range(3):
+        call([torch.ones(2)])
+    before, replays = dict(device), device["graphs"][0].replays
+    device.update(change)
+    assert call([torch.ones(2)])[0].tolist() == [2, 2]
+    assert device["graphs"][0].replays == replays
+    assert any(reason in x for x in reasons())
+    device.update(before)
+    call([torch.ones(2)])
+    assert device["graphs"][0].replays == replays + 1
+
+
+def test_who_watches_what_is_dispatched_sees_nothing(device):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    call, _ = replayed(lambda x: [x @ x])
+    for _ in range(3):
+        call([torch.ones(2, 2)])
+    with FlopCounterMode(display=False) as counted:
+        call([torch.ones(2, 2)])
+    assert counted.get_total_flops() == 16
+
+
+@pytest.mark.usefixtures("device")
+def test_settings_of_cudnn_are_not_seen():
+    call, code = replayed(lambda x: [x + 1])
+    for _ in range(3):
+        call([torch.ones(2)])
+    before = code.runs
+    with torch.backends.cudnn.flags(benchmark=True):
+        call([torch.ones(2)])
+    assert any("settings of cuDNN" in x for x in reasons())
+    assert code.runs == before + 1
+
+
+def test_sizes_are_recorded_without_end(device):
+    call, _ = replayed(lambda n, x: [x[:n] * 2], integers=[0], symbolic=[1])
+    for _ in range(3):
+        for size in range(1, 20):
+            x = torch.randn(size)
+            assert torch.equal(call([size, x])[0], x * 2)
+    assert len(device["graphs"]) == replaying.MOST_RECORDINGS
+    assert any("8 recordings are made" in x for x in reasons())
+
+
+def test_parameters_elsewhere_are_recorded_without_end(device):
+    call, _ = replayed(lambda w, x: [w * x], fixed=[0])
+    weights = [torch.randn(3) for _ in range(12)]
+    for _ in range(3):
+        for weight in weights:
+            x = torch.randn(3)
+            assert torch.equal(call([weight, x])[0], weight * x)
+    assert len(device["graphs"]) == replaying.MOST_RECORDINGS
+
+
+def test_what_can_not_be_recorded_is_tried_again(device):
+    call, code = replayed(lambda x: [x.sin().expand(2, 3)])
+    for step in range(4):
+        assert call([torch.ones(3)])[0].shape == (2, 3), step
+    assert len(device["graphs"]) == 1
+    assert code.runs == 5
+    assert sum("could not be recorded" in x for x in reasons()) == 1
+
+
+def test_memory_without_end(device):
+    device["bytes"] = 1 << 40
+    call, _ = replayed(lambda x: [x + 1])
+    for _ in range(4):
+        assert call([torch.ones(2)])[0].tolist() == [2, 2]
+    assert not any(x.replays for x in device["graphs"])
+    assert any("recordings would hold" in x for x in reasons())
+
+
+def pair():
+    """Forward saves what it computed between; backward reads that, and a parameter."""
+    shared = Recordings(name="ours")
+
+    def forward(w, x):
+        h = w * x
+        return [h.sin(), h, w, x]
+
+    def backward(h, w, x, tangent):
+        g = tangent * h.cos()
+        return [g * x, g * w]
+
+    made = (
+        replayed(forward, kind="forward", shared=shared, returned=1, fixed=[0])[0],
+        replayed(backward, kind="backward", shared=shared, fixed=[0, 1, 2])[0],
+    )
+    return *made, shared
+
+
+def step(forward, backward, weight, x):
+    result, *saved = forward([weight, x])
+    tangent = torch.ones_like(x)
+    return result, backward([*saved, tangent])
+
+
+def right(weight, x):
+    g = (weight * x).cos()
+    return g * x, g * weight
+
+
+def assert_right(gradients, weight, x):
+    for one, other in zip(gradients, right(weight, x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_training_is_not_replayed(device):
+    forward, backward, _ = pair()
+    weight, results = torch.randn(3), []
+    for _ in range(5):
+        x = torch.randn(3)
+        result, gradients = step(forward, backward, weight, x)
+        results.append((result, gradients, x, weight.clone()))
+        weight.add_(0.5)
+    for result, gradients, x, then in results:
+        torch.testing.assert_close(result, (then * x).sin())
+        assert_right(gradients, then, x)
+    assert [x.replays for x in device["graphs"]] == [4, 4]
+
+
+def test_what_is_saved_is_overwritten(device):
+    forward, backward, _ = pair()
+    weight, x, y = torch.randn(3), torch.randn(3), torch.randn(3)
+    for _ in range(3):
+        step(forward, backward, weight, x)
+    replays = [z.replays for z in device["graphs"]]
+    _, *one = forward([weight, x])
+    _, *other = forward([weight, y])
+    assert [z.replays for z in device["graphs"]] == [replays[0] + 1, replays[1]]
+    tangent = torch.ones(3)
+    assert_right(backward([*other, tangent]), weight, y)  # as it is: so was its forward graph
+    assert [z.replays for z in device["graphs"]] == [replays[0] + 1, replays[1]]
+    for _ in range(2):  # as where the graph is retained
+        assert_right(backward([*one, tangent]), weight, x)
+    assert [z.replays for z in device["graphs"]] == [replays[0] + 1, replays[1] + 2]
+    _, *third = forward([weight, y])
+    assert device["graphs"][0].replays == replays[0] + 1
+    del one, third
+    forward([weight, y])
+    assert device["graphs"][0].replays == replays[0] + 2
+
+
+def test_what_is_forgotten_is_replayed(device):
+    forward, backward, shared = pair()
+    weight, x = torch.randn(3), torch.randn(3)
+    for _ in range(3):
+        step(forward, backward, weight, x)
+    _, *saved = forward([weight, x])
+    shared.forget()
+    assert_right(backward([*saved, torch.ones(3)]), weight, x)
+    before = [z.replays for z in device["graphs"]]
+    assert before == [3, 2]
+    del saved
+    for _ in range(2):
+        _, gradients = step(forward, backward, weight, x)
+        assert_right(gradients, weight, x)
+    assert [z.replays for z in device["graphs"]] == [*before, 2, 2]
+
+
+def test_what_is_switched_off_is_replayed(device):
+    forward, backward, shared = pair()
+    weight, x = torch.randn(3), torch.randn(3)
+    for _ in range(3):
+        step(forward, backward, weight, x)
+    shared.enabled = False
+    _, gradients = step(forward, backward, weight, x)
+    assert_right(gradients, weight, x)
+    assert [z.replays for z in device["graphs"]] == [2, 2]
+
+
+def test_two_threads_replay_at_once(device):
+    call, _ = replayed(lambda x: [x + 1])
+    for _ in range(3):
+        call([torch.ones(2)])
+    pool = call._shared.pool
+    with pool.lock:
+        assert call([torch.ones(2)])[0].tolist() == [2, 2]
+    assert device["graphs"][0].replays == 2
+    assert any("another thread was replaying" in x for x in reasons())
+
+
+def test_another_thread_records_at_once(device):
+    call, _ = replayed(lambda x: [x + 1])
+    call([torch.ones(2)])
+    thread = threading.Thread(target=call, args=([torch.ones(2)],))
+    thread.start()
+    thread.join()
+    assert not device["graphs"]  # libraries choose kernels in the first call of each thread
+    call([torch.ones(2)])
+    assert len(device["graphs"]) == 1
