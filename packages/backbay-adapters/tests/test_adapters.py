@@ -94,8 +94,6 @@ MODELS = {
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", MODELS)
 def test_batches_of_4_7_and_1_are_right_and_the_engine_runs_most(backend, name, train):
-    if (backend.__name__, name, train) == ("backbay_tvm", "convolution", True):
-        pytest.xfail("LegalizeOps leaves a multiplication of the backward graph")
     made, given = MODELS[name]
     model = made().train(train)
     call = torch.compile(model, backend=backend)

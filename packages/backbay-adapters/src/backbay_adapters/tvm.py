@@ -31,9 +31,8 @@ class TVM(Engine):
     def supports(self, node: Node) -> bool | str:
         """Return whether Relax's importer of exported programs has the operator."""
         if node.target is aten.index_put.default:
-            given: Any = node.args
-            written, indices = given[:2]
-            if None in indices or len(indices) != written.meta["val"].ndim:
+            indices: Any = node.args[1]
+            if None in indices or len(indices) != node.meta["val"].ndim:
                 return "Relax wants an index for each dimension"
         if node.target in _POOLS and any(x.args[1] != 0 for x in node.users):
             return "Relax's importer gives zeros for the indices"

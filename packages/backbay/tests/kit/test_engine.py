@@ -10,7 +10,6 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay import compile_log
 from backbay.errors import InputError
-from backbay.graph.specialisation import specialised
 from backbay.kit.engine import Engine
 from backbay.kit.exchange import as_tensor, laid_out, shared_array
 from backbay.proof import Workload, make_golden, observe
@@ -211,16 +210,6 @@ def test_a_ninth_size_runs_elsewhere_and_the_first_eight_stay_built():
     assert len(backend.programs) == 3
     (left,) = [x for x in compile_log.records() if x.fell_back]
     assert "built a region for 3 sizes, and eager runs all others" in left.why
-
-
-def test_a_graph_for_one_size_keeps_metadata_of_others():
-    graph_module = torch.fx.symbolic_trace(lambda x: x * 2)
-    for node in graph_module.graph.nodes:
-        node.meta["tensor_meta"] = "of another size"
-    made = specialised(graph_module, (torch.ones(7, 2),))
-    computed = [x for x in made.graph.nodes if x.op != "output"]
-    assert computed
-    assert not any("tensor_meta" in x.meta for x in computed)
 
 
 def test_an_engine_without_symbols_can_leave_what_has_them():
