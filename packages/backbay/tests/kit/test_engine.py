@@ -250,6 +250,12 @@ def test_results_have_eagers_strides():
         assert made.stride() == wanted.stride()
 
 
+def test_batch_norm_which_has_empty_results_too_is_left():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval()
+    found = engine(supports=None).dry_run(model, torch.randn(2, 3, 8, 8))
+    assert [(x.covered, x.left) for x in found.graphs] == [(2, "")]
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_views_that_are_returned_are_copies_of_the_engines(dynamic):
     def viewing(x):
