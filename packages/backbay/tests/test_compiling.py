@@ -1,5 +1,6 @@
 """``backbay.compile`` says at once what torch.compile says late, or never."""
 
+import functools
 import inspect
 import sys
 
@@ -192,6 +193,14 @@ def test_a_bare_tensor_is_refused_instead_of_being_indexed(given, registry):
     torch.compiler.reset()
     with REFUSED:
         torch.compile(plus_one, backend=registry.get_backend("bare"))(torch.ones(3))
+
+
+@pytest.mark.parametrize("given", [bare, returns_a_module, functools.partial(bare)])
+def test_a_bare_tensor_is_refused_under_torchs_own_compile(given):
+    with backbay.registered(given, "bare_of_torch"):
+        for backend in ("bare_of_torch", backbay.get_backend("bare_of_torch")):
+            with pytest.raises(BackbayError, match="bare_of_torch made returns Tensor"):
+                torch.compile(plus_one, backend=backend)(torch.ones(3))
 
 
 def test_a_bare_tensor_of_a_code_generator_is_refused(registry):

@@ -21,7 +21,7 @@ CHILD = """
     print("inherited" in backbay.list_backends())
     print(torch.compile(lambda x: x + 1, backend="inherited")(torch.ones(1)).item())
     from torch._dynamo.backends.registry import lookup_backend
-    print(lookup_backend("inherited") is backbay.lookup_backend("inherited"))
+    print(lookup_backend("inherited").__wrapped__ is backbay.lookup_backend("inherited"))
     print(default_registry.policy.why_blocked("thief"))
     print(default_registry.policy.default_for("cpu")[0])
 """

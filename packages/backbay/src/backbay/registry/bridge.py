@@ -132,6 +132,7 @@ def not_found(message: str) -> BackendNotFound:
 
 def location_of(compiler_fn: object) -> str | None:
     """Return ``file:line`` of a function's definition, or its module where it has no code."""
+    compiler_fn = unwrapped(compiler_fn)
     code = getattr(compiler_fn, "__code__", None)
     if isinstance(code, types.CodeType):
         return f"{code.co_filename}:{code.co_firstlineno}"
@@ -140,10 +141,14 @@ def location_of(compiler_fn: object) -> str | None:
 
 
 def unwrapped(compiler_fn: Any) -> Any:
-    """Return what partials of it call in the end."""
-    while isinstance(compiler_fn, functools.partial):
-        compiler_fn = compiler_fn.func
-    return compiler_fn
+    """Return what partials of it, stand-ins and other wrappers call in the end."""
+    while True:
+        if isinstance(compiler_fn, functools.partial):
+            compiler_fn = compiler_fn.func
+        elif isinstance(compiler_fn, types.FunctionType) and hasattr(compiler_fn, "__wrapped__"):
+            compiler_fn = compiler_fn.__wrapped__
+        else:
+            return compiler_fn
 
 
 def module_of(compiler_fn: object) -> str | None:
@@ -162,9 +167,19 @@ def _table() -> dict[str, CompilerFn]:
 
 
 def stand_in(compiler_fn: CompilerFn, name: str) -> CompilerFn:
-    """Return a new object that calls a compiler function, and that torch can register."""
-    standing = functools.partial(compiler_fn)
-    standing.__name__ = name  # type: ignore[attr-defined] # a partial takes any attribute
+    """Return a new function that calls a compiler function, and that torch can register.
+
+    What it compiles checks that its first call returns a tuple.
+    """
+
+    def standing(*arguments: Any, **given: Any) -> Any:
+        from backbay.registry.returned import checked  # noqa: PLC0415 (a graph is being compiled)
+
+        return checked(compiler_fn(*arguments, **given), name)
+
+    standing.__name__ = standing.__qualname__ = name
+    standing.__module__ = module_of(unwrapped(compiler_fn)) or standing.__module__
+    standing.__wrapped__ = compiler_fn  # type: ignore[attr-defined] # its signature is this one's
     for attribute in CONTRACT:
         if hasattr(compiler_fn, attribute):
             setattr(standing, attribute, getattr(compiler_fn, attribute))
@@ -191,7 +206,7 @@ def share(name: str, compiler_fn: CompilerFn, tags: Sequence[str]) -> None:
 
     def register(registry: Any) -> None:
         held = held_by_torch(name)
-        if held is compiler_fn:
+        if held is compiler_fn or held is getattr(compiler_fn, "__wrapped__", compiler_fn):
             return
         if held is not None:
             text = f"torch has another backend {name!r}: torch.compile does not see this one"

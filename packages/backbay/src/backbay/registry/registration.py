@@ -71,8 +71,12 @@ class Registration:
     spec: BackendSpec
     given: CompilerFn
     resolved: CompilerFn
-    """What both look-ups return: ``given``, or a stand-in where torch could not take it, or where
-    it was taken back once: Dynamo would serve what it compiled then."""
+    """What Backbay's look-up returns: ``given``, or a stand-in where torch could not take it, or
+    where it was taken back once: Dynamo would serve what it compiled then."""
+
+    shared: CompilerFn
+    """What torch's registry gets: the same where that checks what it makes (backends of the kit and
+    stand-ins do), else a stand-in for it."""
 
 
 class Registrations:
@@ -140,7 +144,9 @@ class Registrations:
             if published and not (existing is not None and replacing):
                 return _nothing  # its own distribution's entry point leads to it: one, not two
             self._refuse(spec, compiler_fn, existing, others, policy, replacing=replacing)
-            now = Registration(spec, compiler_fn, self._resolved(spec, compiler_fn))
+            resolved = self._resolved(spec, compiler_fn)
+            shared = _shared(spec.name, compiler_fn, resolved)
+            now = Registration(spec, compiler_fn, resolved, shared)
             self._exchange(existing, now)
         return self._undo(existing, now)
 
@@ -199,7 +205,7 @@ class Registrations:
     def _put(self, registration: Registration) -> None:
         spec = registration.spec
         if self._shared:
-            bridge.share(spec.name, registration.resolved, spec.tags)
+            bridge.share(spec.name, registration.shared, spec.tags)
         self._by_name[spec.name] = registration
 
     def _remove(self, registration: Registration) -> None:
@@ -210,7 +216,7 @@ class Registrations:
         if registration.resolved is registration.given:  # else the next one is a new one anyhow
             self._taken_back.append(weakref.ref(registration.given))
         if self._shared:
-            bridge.withdraw(name, registration.resolved)
+            bridge.withdraw(name, registration.shared)
 
     def _resolved(self, spec: BackendSpec, given: CompilerFn) -> CompilerFn:
         another = any(reference() is given for reference in self._taken_back)
@@ -284,6 +290,14 @@ def described(
 
 def _nothing() -> None:
     """Take nothing back: nothing was changed."""
+
+
+def _shared(name: str, given: CompilerFn, resolved: CompilerFn) -> CompilerFn:
+    if resolved is not given or hasattr(type(given), "__backbay_details__"):
+        return resolved  # a stand-in, or a backend of the kit: both check what they make
+    if bridge.held_by_torch(name) is given:
+        return given  # it registered itself there
+    return bridge.stand_in(given, name)
 
 
 def _same(one: CompilerFn, other: CompilerFn) -> bool:
