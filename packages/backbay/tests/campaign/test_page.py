@@ -2,6 +2,7 @@
 
 import json
 import re
+from urllib.parse import unquote
 
 import browser
 import made_up_races as reports
@@ -91,13 +92,14 @@ def test_hostile_names_are_text():
     assert page(found, "p").count("<script") == 1
 
 
-def test_the_pages_of_races_are_where_the_links_lead(whole, tmp_path):
-    path = tmp_path / "nightly.html"
+@pytest.mark.parametrize("name", ["nightly.html", "100 % #1?.html"])
+def test_the_pages_of_races_are_where_the_links_lead(whole, tmp_path, name):
+    path = tmp_path / name
     row = whole.rows[0]
     write_race(row, path)
     write_page(reports.campaign(row), path, pages_of(path).name)
     (link,) = set(re.findall(r'href="([^"#]+)"', path.read_text()))
-    assert (tmp_path / link).read_text() == race_page(row.report)
+    assert (tmp_path / unquote(link)).read_text() == race_page(row.report)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
