@@ -36,6 +36,8 @@ def test_each_row_and_arm_has_a_cell_that_leads_to_its_race(whole, text):
                 assert text.count(link) >= len(reports.ARMS)
                 assert cell.text in text
     assert text.count("data-arm=") == 12 * len(reports.ARMS)
+    linked = set(re.findall(r'href="(nightly[^"]*)"', text))
+    assert len(linked) == 12  # a race that has not ended has no page
     assert "lost: its worker died twice" in text
     assert ">waiting<" in text
     assert "12 of 14 races, interrupted" in text
