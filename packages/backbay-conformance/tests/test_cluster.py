@@ -13,6 +13,8 @@ from backbay_conformance.record import Result
 from backbay_conformance.requests import Ready, SuiteSetup
 
 ray = pytest.importorskip("ray")
+from ray.exceptions import OutOfMemoryError  # noqa: E402 (only where there is Ray)
+
 pytestmark = pytest.mark.slow
 
 SETUP = SuiteSetup(backend="tried", device="cpu", seed=0, levels=(1,), profile="full")
@@ -78,6 +80,24 @@ def test_a_case_whose_worker_is_lost_is_run_once_more_and_then_that_is_its_resul
     assert found["dies"].status == "crash"
     assert "its worker was lost twice" in found["dies"].reason
     assert set(Counter(x.id for x in told).values()) == {1}
+
+
+def test_a_worker_that_ran_out_of_memory_is_lost_and_its_case_is_run_again(
+    address, fake, monkeypatch
+):
+    get, lost = ray.get, []
+
+    def first_lost(asked):
+        found = get(asked)
+        if isinstance(found, Result) and not lost:
+            lost.append(found)
+            raise OutOfMemoryError("the node was low on memory")  # no RayActorError
+        return found
+
+    monkeypatch.setattr(ray, "get", first_lost)
+    with cluster.runners(address, SETUP) as runners:
+        assert runners[0].run("contract/a", 5.0).status == "pass"
+    assert lost
 
 
 def test_an_interrupted_run_leaves_the_cluster_and_has_what_was_run(address, fake):

@@ -84,8 +84,10 @@ class _Workers:
         return self._actors[slot]
 
     def lost(self, slot: Slot) -> None:
-        """Forget an actor that is gone."""
-        self._actors.pop(slot, None)
+        """Forget an actor that is gone, or does not answer."""
+        import ray  # noqa: PLC0415 (an extra)
+
+        ray.kill(self._actors.pop(slot))
 
     def kill(self) -> None:
         """End all that run a case, from any thread."""
@@ -138,7 +140,7 @@ class ClusterRunner:
             Lost: the run was interrupted.
         """
         import ray  # noqa: PLC0415 (an extra)
-        from ray.exceptions import RayActorError, RayError  # noqa: PLC0415 (likewise)
+        from ray.exceptions import RayError, RayTaskError  # noqa: PLC0415 (likewise)
 
         why = ""
         for _ in range(_TRIES):
@@ -149,14 +151,14 @@ class ClusterRunner:
                     try:
                         asked = self._workers.actor(slot).run.remote(case_id, timeout_s)
                         result: Result = ray.get(asked)
-                    except RayActorError as error:
+                    except RayTaskError as error:
+                        raise InputError(cluster.cause(error)) from error
+                    except RayError as error:  # killed, out of memory, or its node is gone
                         self._workers.lost(slot)
                         why = f"its worker was lost twice: {cluster.cause(error)}"
                         continue
             except Lost as gone:
                 return unfinished(case_id, "crash", gone.reason)
-            except RayError as error:
-                raise InputError(cluster.cause(error)) from error
             return result
         return unfinished(case_id, "crash", why)
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from backbay import campaign
 from backbay.campaign.place import Raced
-from backbay.campaign.results import Results
+from backbay.campaign.results import Results, digest
 from backbay.cli import main
 from backbay.errors import InputError, Interrupted
 from backbay.race.reading import read
@@ -162,13 +162,44 @@ def test_the_results_of_another_device_are_not_taken(file, versions, registry, t
     path = file("small")
     (row,) = campaign.run(path, placement=Fake(versions)).rows
     kept = Results(tmp_path / "nightly.results", registry.environment)
-    assert kept.find(row.unit, "one") is not None
-    assert kept.find(row.unit, "another") is None
+    assert kept.find(digest(row.unit, "one")) is not None
+    assert kept.find(digest(row.unit, "another")) is None
+
+
+def test_a_model_that_changes_while_it_is_raced_is_run_again(file, versions, tmp_path):
+    path = file("small", "other")
+    changed = MODELS + "# changed\n"
+    show = lambda *_: (tmp_path / "mine.py").write_text(changed)  # noqa: E731
+    campaign.run(path, placement=Fake(versions), show=show)
+    again = Fake(versions)
+    campaign.run(path, placement=again)
+    assert again.asked == ["small", "other"]
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, InputError])
+def test_where_races_run_is_left_whatever_ends_the_campaign(file, versions, raised):
+    class Leaving(Fake):
+        left = False
+
+        def race(self, units):
+            try:
+                yield from super().race(units)
+            finally:
+                self.left = True
+
+    def show(*_):
+        raise raised("no more")
+
+    fake = Leaving(versions)
+    with pytest.raises((Interrupted, InputError)) as stopped:
+        campaign.run(file("small", "other"), placement=fake, show=show)
+    assert (fake.left, fake.asked) == (True, ["small"]), stopped
 
 
 def test_a_folder_that_cant_be_written_is_told(file, versions, tmp_path):
     (tmp_path / "taken").write_text("")
     fake = Fake(versions)
+    fake.device_names = lambda _: pytest.fail("no cluster is joined for nothing")
     with pytest.raises(InputError, match="taken can't be written"):
         campaign.run(file("small"), placement=fake, results=tmp_path / "taken")
     assert fake.asked == []

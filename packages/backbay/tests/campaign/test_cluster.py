@@ -22,6 +22,8 @@ from backbay.errors import InputError
 from backbay.race.reading import read
 
 ray = pytest.importorskip("ray")
+from ray.exceptions import OutOfMemoryError  # noqa: E402 (only where there is Ray)
+
 pytestmark = pytest.mark.slow
 
 MODELS = """
@@ -81,6 +83,10 @@ class FakeWorker:
         if name == "dies" or (name == "dies_once" and not os.path.exists(mark)):  # noqa: PTH110
             open(mark, "w").close()  # noqa: PTH123
             os._exit(1)
+        if name == "ends_every_node" or (name == "ends_a_node" and not os.path.exists(mark)):  # noqa: PTH110
+            open(mark, "w").close()  # noqa: PTH123
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
         if name == "raises":
             raise ValueError("a defect of ours")
         if name == "absent":
@@ -126,6 +132,45 @@ def test_a_lost_race_is_tried_once_more_and_then_is_a_row(address, file, fake):
         show=lambda _, row: again.append(row.unit.workload.rpartition(":")[2]),
     )
     assert sorted(again) == ["absent", "dies", "raises"]
+
+
+def test_a_worker_that_ran_out_of_memory_is_lost_and_its_race_is_tried_again(
+    address, file, fake, monkeypatch
+):
+    get, lost = ray.get, []
+
+    def first_lost(asked):
+        found = get(asked)
+        if isinstance(found, Raced) and not lost:
+            lost.append(found)
+            raise OutOfMemoryError("the node was low on memory")  # no RayActorError
+        return found
+
+    monkeypatch.setattr(ray, "get", first_lost)
+    found = campaign.run(file("one", "two"), placement=Cluster(address=address))
+    assert lost
+    assert [(x.status, x.reason) for x in found.rows] == [("raced", "")] * 2
+
+
+def test_a_node_that_is_gone_costs_nothing_and_without_any_the_rest_is_lost(file, fake):
+    from ray.cluster_utils import Cluster as Nodes
+
+    nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
+    for _ in range(2):
+        nodes.add_node(num_cpus=1)
+    try:
+        path = file("ends_a_node", "one", "two")
+        found = campaign.run(path, placement=Cluster(address=nodes.address))
+        assert [(x.status, x.reason) for x in found.rows] == [("raced", "")] * 3
+        path = file("one", "ends_every_node", "three")
+        found = campaign.run(path, placement=Cluster(address=nodes.address))
+    finally:
+        nodes.shutdown()
+    assert [(x.status, x.reason) for x in found.rows] == [
+        ("raced", ""),
+        ("lost", "no worker is left"),
+        ("lost", "no worker is left"),
+    ]
 
 
 def test_a_worker_that_is_killed_costs_nothing(address, file, tmp_path):

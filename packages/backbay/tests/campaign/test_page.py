@@ -2,6 +2,7 @@
 
 import json
 import re
+from urllib.parse import unquote
 
 import browser
 import made_up_races as reports
@@ -35,6 +36,8 @@ def test_each_row_and_arm_has_a_cell_that_leads_to_its_race(whole, text):
                 assert text.count(link) >= len(reports.ARMS)
                 assert cell.text in text
     assert text.count("data-arm=") == 12 * len(reports.ARMS)
+    linked = set(re.findall(r'href="(nightly[^"]*)"', text))
+    assert len(linked) == 12  # a race that has not ended has no page
     assert "lost: its worker died twice" in text
     assert ">waiting<" in text
     assert "12 of 14 races, interrupted" in text
@@ -91,13 +94,14 @@ def test_hostile_names_are_text():
     assert page(found, "p").count("<script") == 1
 
 
-def test_the_pages_of_races_are_where_the_links_lead(whole, tmp_path):
-    path = tmp_path / "nightly.html"
+@pytest.mark.parametrize("name", ["nightly.html", "100 % #1?.html"])
+def test_the_pages_of_races_are_where_the_links_lead(whole, tmp_path, name):
+    path = tmp_path / name
     row = whole.rows[0]
     write_race(row, path)
     write_page(reports.campaign(row), path, pages_of(path).name)
     (link,) = set(re.findall(r'href="([^"#]+)"', path.read_text()))
-    assert (tmp_path / link).read_text() == race_page(row.report)
+    assert (tmp_path / unquote(link)).read_text() == race_page(row.report)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

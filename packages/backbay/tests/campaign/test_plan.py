@@ -83,6 +83,7 @@ def test_lists_are_all_combinations_in_order_and_none_twice(plan):
         (SMALL + "batch = 0", "a batch has at least one row"),
         (SMALL + "size = 'huge'", "no size 'huge'"),
         (SMALL + "dtype = 'float8'", "no dtype 'float8'"),
+        (SMALL + "mode = []", "mode is an empty list"),
         (SMALL + "mode = 'both'", "Invalid enum value 'both'"),
         (SMALL + "device = 'cuda'", "this PyTorch is built without CUDA"),
         (SMALL + "seconds = 0", "seconds is 0"),

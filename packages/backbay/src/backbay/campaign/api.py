@@ -1,5 +1,6 @@
 """Runs a campaign: what is kept is not raced again, and each race is kept when it ends."""
 
+import contextlib
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from backbay.campaign.here import Here
 from backbay.campaign.place import Placement, Raced
 from backbay.campaign.plan import Plan, Unit, read
 from backbay.campaign.record import Campaign, Row
-from backbay.campaign.results import Results
+from backbay.campaign.results import Results, digest
 from backbay.dependencies import check_installed
 from backbay.errors import Interrupted
 from backbay.race import Report
@@ -49,21 +50,28 @@ def run(
     path = Path(path)
     plan = read(path, registry)
     placement = placement or Here(registry=registry)
-    names = placement.device_names([unit.device for unit in plan.units])
     kept = Results(Path(results or path.with_suffix(".results")), registry.environment)
     kept.prepare()
-    rows = {unit: _row(unit, names[unit.device], None if anew else kept) for unit in plan.units}
+    names = placement.device_names([unit.device for unit in plan.units])
+    # Of the sources as they are now: one that changes while it is raced is raced again.
+    digests = {unit: digest(unit, names[unit.device]) for unit in plan.units}
+    rows = {
+        unit: _row(unit, names[unit.device], None if anew else kept.find(digests[unit]))
+        for unit in plan.units
+    }
+    waiting = [x for x in plan.units if rows[x].report is None]
     try:
-        for raced in placement.race([x for x in plan.units if rows[x].report is None]):
-            rows[raced.unit] = _ended(raced, names, kept)
-            show(_campaign(plan, rows), rows[raced.unit])
+        with contextlib.closing(placement.race(waiting)) as races:
+            for raced in races:
+                unit = raced.unit
+                rows[unit] = _ended(raced, rows[unit], digests[unit], kept)
+                show(_campaign(plan, rows), rows[unit])
     except KeyboardInterrupt as stopped:
         raise Interrupted(_campaign(plan, rows, partial=True)) from stopped
     return _campaign(plan, rows)
 
 
-def _row(unit: Unit, device_name: str, results: Results | None) -> Row:
-    found = results.find(unit, device_name) if results is not None else None
+def _row(unit: Unit, device_name: str, found: tuple[str, Report] | None) -> Row:
     if found is None:
         return Row(unit=unit, device_name=device_name, status="waiting")
     file, report = found
@@ -72,16 +80,10 @@ def _row(unit: Unit, device_name: str, results: Results | None) -> Row:
     )
 
 
-def _ended(raced: Raced, names: Mapping[str, str], results: Results) -> Row:
-    row = Row(
-        unit=raced.unit,
-        device_name=names[raced.unit.device],
-        status="lost",
-        reason=raced.reason,
-    )
+def _ended(raced: Raced, row: Row, digest: str, results: Results) -> Row:
     if raced.report is None:
-        return row
-    file = results.keep(row.unit, row.device_name, raced.report)
+        return replace(row, status="lost", reason=raced.reason)
+    file = results.keep(row.unit, digest, raced.report)
     return replace(row, status="raced", file=file, report=raced.report)
 
 

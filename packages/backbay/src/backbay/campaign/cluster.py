@@ -7,7 +7,7 @@ once more.
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -79,7 +79,7 @@ class Cluster:
             self._end()
             raise
 
-    def race(self, units: Sequence[Unit]) -> Iterator[Raced]:
+    def race(self, units: Sequence[Unit]) -> Generator[Raced, None, None]:
         """Race on all devices at once, and yield each race as it ends."""
         try:
             for device in dict.fromkeys(x.device for x in units):
@@ -112,7 +112,7 @@ class Cluster:
 
     def _race_on(self, device: str, units: Sequence[Unit]) -> Iterator[Raced]:
         import ray  # noqa: PLC0415 (as above)
-        from ray.exceptions import RayActorError, RayError  # noqa: PLC0415 (likewise)
+        from ray.exceptions import RayError, RayTaskError  # noqa: PLC0415 (likewise)
 
         waiting, tries = deque(units), Counter[Unit]()
         idle, running = deque(self._slots[device]), dict[Any, tuple[Slot, Unit]]()
@@ -129,8 +129,11 @@ class Cluster:
             slot, unit = running.pop(ended)
             try:
                 found = ray.get(ended)
-            except RayActorError as error:
-                del self._actors[slot]
+            except RayTaskError as error:  # what the worker raised; it goes on
+                idle.append(slot)
+                found = Raced(unit=unit, reason=cluster.cause(error))
+            except RayError as error:  # it is gone: killed, out of memory, or its node is
+                ray.kill(self._actors.pop(slot))
                 if cluster.is_alive(slot):
                     idle.append(slot)
                 if tries[unit] < _TRIES:
@@ -138,9 +141,6 @@ class Cluster:
                     continue
                 reason = f"its worker was lost twice: {cluster.cause(error)}"
                 found = Raced(unit=unit, reason=reason)
-            except RayError as error:
-                idle.append(slot)
-                found = Raced(unit=unit, reason=cluster.cause(error))
             else:
                 idle.append(slot)
             yield found

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from backbay import race
@@ -35,7 +35,7 @@ class Here:
         """Return what each device is; an accelerator's name is asked of a child process."""
         return {x: device_name(x) for x in dict.fromkeys(devices)}
 
-    def race(self, units: Sequence[Unit]) -> Iterator[Raced]:
+    def race(self, units: Sequence[Unit]) -> Generator[Raced, None, None]:
         """Race one after the other; what raises is a row, and the others go on."""
         for unit in units:
             try:

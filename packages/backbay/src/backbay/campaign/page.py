@@ -1,6 +1,7 @@
 """A campaign as an HTML file, and beside it a folder with each race's own page."""
 
 from pathlib import Path
+from urllib.parse import quote
 
 from backbay.campaign.cells import cells, summaries
 from backbay.campaign.record import Campaign, Row
@@ -43,8 +44,8 @@ def page(campaign: Campaign, folder: str) -> str:
         folder: where the races' own pages are, seen from this one.
     """
     rows = [
-        (row, f"{folder}/{_page_of(row)}" if row.report is not None else "", cells(campaign, row))
-        for row in campaign.rows
+        (row, quote(f"{folder}/{_page_of(row)}") if row.report is not None else "", shown)
+        for row, shown in ((x, cells(campaign, x)) for x in campaign.rows)
     ]
     done = sum(row.status == "raced" for row in campaign.rows)
     return rendered(

@@ -1,6 +1,6 @@
 """Where the races of a campaign run: in this process's machine, or on many."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,5 +28,5 @@ class Placement(Protocol):
             InputError: one can't be used, or stands for devices of several names.
         """
 
-    def race(self, units: Sequence[Unit]) -> Iterator[Raced]:
-        """Run races, and yield each as it ends."""
+    def race(self, units: Sequence[Unit]) -> Generator[Raced, None, None]:
+        """Run races, and yield each as it ends; what runs ends when the generator is closed."""

@@ -121,7 +121,10 @@ def read(path: Path, registry: Registry) -> Plan:
 def _units(document: _Document, entry: _Workload, registry: Registry) -> Iterator[Unit]:
     def given(name: str, default: Any) -> Any:
         values = (getattr(x, name) for x in (entry, document))
-        return next((x for x in values if x is not None), default)
+        value = next((x for x in values if x is not None), default)
+        if value == []:
+            raise InputError(f"{name} is an empty list: name one, or leave it out")
+        return value
 
     limits = _limits(given)
     arms = tuple(str(parse_arm(x)) for x in _listed(given("arms", ())))

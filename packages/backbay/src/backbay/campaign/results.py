@@ -17,7 +17,7 @@ import msgspec
 from backbay.campaign.plan import Unit
 from backbay.errors import InputError
 from backbay.race import Report
-from backbay.race.reading import decoded
+from backbay.race.reading import read
 from backbay.registry import Environment
 from backbay.reporting.machine import is_installed
 
@@ -38,14 +38,12 @@ class Results:
         self.folder = folder
         self._environment = environment
 
-    def find(self, unit: Unit, device_name: str) -> tuple[str, Report] | None:
+    def find(self, digest: str) -> tuple[str, Report] | None:
         """Return the file of a race that need not be run again, and its report."""
-        for path in sorted(
-            self.folder.glob(f"*-{_digest(unit, device_name)}-*.json"), reverse=True
-        ):
+        for path in sorted(self.folder.glob(f"*-{digest}-*.json"), reverse=True):
             try:
-                report = decoded(path.read_bytes())
-            except (OSError, ValueError):  # a damaged file costs a race
+                report = read(path)
+            except InputError:  # a damaged file costs a race
                 continue
             if self._is_of_today(report):
                 return path.name, report
@@ -60,7 +58,7 @@ class Results:
         with self._told(), self._part("prepare") as part:
             part.touch()
 
-    def keep(self, unit: Unit, device_name: str, report: Report) -> str:
+    def keep(self, unit: Unit, digest: str, report: Report) -> str:
         """Keep a race, and return the name of its file.
 
         Raises:
@@ -68,7 +66,7 @@ class Results:
         """
         stem = _UNFIT.sub("_", f"{unit.workload}-{unit.mode}-{unit.dtype}")[-_LONGEST:]
         when = re.sub(r"\D", "", report.created)[:14]
-        name = f"{stem.lstrip('._-')}-{_digest(unit, device_name)}-{when}.json"
+        name = f"{stem.lstrip('._-')}-{digest}-{when}.json"
         document = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
         with self._told(), self._part(name) as part:
             with part.open("wb") as file:
@@ -101,5 +99,6 @@ class Results:
         return not report.partial and is_installed(report.versions, self._environment)
 
 
-def _digest(unit: Unit, device_name: str) -> str:
+def digest(unit: Unit, device_name: str) -> str:
+    """Return what tells a race from all others: what was asked for, as it is now, and where."""
     return hashlib.sha256(f"{unit.digest} {device_name}".encode()).hexdigest()[:12]

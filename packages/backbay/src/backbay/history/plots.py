@@ -56,7 +56,7 @@ def plot(history: History, trace: Trace, prefix: str) -> Plot | None:
         area.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
         area.set_ylabel(_unit(history.metric))
         return Plot(
-            title=f"{TITLES[history.metric].capitalize()}",
+            title=TITLES[history.metric].capitalize(),
             caption="One point a run, with its 95 % confidence interval where it has one.",
             description="; ".join(_described(x, history) for x in drawn),
             svg=inline(figure, prefix),

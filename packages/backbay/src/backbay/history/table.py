@@ -22,8 +22,7 @@ def table(history: History) -> RenderableType:
     parts: list[RenderableType] = []
     for trace in history.traces:
         parts += [*_trace(history, trace), Text()]
-    changed = [x for x in history.runs if x.changed]
-    for run in changed:
+    for run in (x for x in history.runs if x.changed):
         said = f"{when(run.created)}: {'; '.join(run.changed)}"
         parts.append(terminal.line(said, "dim"))
     if not history.traces:

@@ -7,31 +7,30 @@ from backbay.history.record import History, Metric, Point, Run, Series, Trace
 from backbay.race.against import differences
 from backbay.race.record import Report, Result
 from backbay.reporting.machine import Machine
+from backbay.workloads.setup import Mode
 
 _INTERVALS: Mapping[Metric, str] = {
     "ratio_to_eager": "ratio_to_eager_ci",
     "ratio_to_inductor": "ratio_to_inductor_ci",
     "median_ms": "ci_ms",
 }
-_Key = tuple[str, str, str, str]
+_Key = tuple[str, Mode, str, str]
 
 
 def traced(reports: Sequence[tuple[str, Report]], metric: Metric) -> History:
     """Return a metric over reports.
 
     Args:
-        reports: each with the name of its file; those of one time count once.
+        reports: each with the name of its file; the same one in several files counts once.
         metric: what is followed.
     """
     ordered = sorted(reports, key=lambda x: x[1].created)
     kept = [x for n, x in enumerate(ordered) if all(x[1] != y[1] for y in ordered[:n])]
     traces: dict[_Key, dict[str, list[Point]]] = {}
     for number, (_, report) in enumerate(kept):
+        dtype, device = report.settings.dtype, _device_of(report.machine)
         for result in report.results:
-            key = (
-                *(result.workload, result.mode, report.settings.dtype),
-                device_of(report.machine),
-            )
+            key = result.workload, result.mode, dtype, device
             series = traces.setdefault(key, {}).setdefault(result.arm, [])
             series.append(_point(result, number, metric))
     return History(
@@ -42,7 +41,7 @@ def traced(reports: Sequence[tuple[str, Report]], metric: Metric) -> History:
     )
 
 
-def device_of(machine: Machine) -> str:
+def _device_of(machine: Machine) -> str:
     """Return what times depend on: the GPU's own name, or the processor's."""
     return f"cpu, {machine.processor}" if machine.device == "cpu" else machine.device
 
@@ -75,7 +74,7 @@ def _trace(key: _Key, series: Mapping[str, Sequence[Point]]) -> Trace:
     workload, mode, dtype, device = key
     return Trace(
         workload=workload,
-        mode="train" if mode == "train" else "infer",
+        mode=mode,
         dtype=dtype,
         device=device,
         series=tuple(Series(arm=arm, points=tuple(points)) for arm, points in series.items()),

@@ -58,7 +58,7 @@ class Deciding:
         )
 
     def decision(self) -> Decision:
-        """Return it."""
+        """Return which arm to use and why, or that nothing can be told."""
         if EAGER not in self.excluded:
             holder, challengers = EAGER, self._rivals
         elif not self._rivals:
@@ -102,7 +102,7 @@ class Deciding:
         return high > _VAGUE * low
 
     def _vague(self, rival: str, seconds: float) -> str:
-        """Say that the measurement tells nothing: a busy machine is no reason to keep anything."""
+        """Return why nothing can be told: a busy machine is no reason to keep anything."""
         longer = f"--seconds {max(_LONGER_S, 3 * seconds):.0f}"
         if self.busy > QUIET_CORES:
             busy = f"the machine is busy ({self.busy:.1f} cores by others)"

@@ -23,17 +23,12 @@ def read(path: Path) -> Report:
             raise OSError("there is no such file")  # noqa: TRY301 (a pipe would wait)
         if path.stat().st_size > LARGEST:
             raise OSError(f"it is larger than {LARGEST >> 20} MiB")  # noqa: TRY301 (as any other)
-        return decoded(path.read_bytes())
+        return _decoded(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} does not hold a race: {one_line(error)}") from error
 
 
-def decoded(document: bytes) -> Report:
-    """Return a report from its JSON.
-
-    Raises:
-        ValueError: it holds none, or one of another schema.
-    """
+def _decoded(document: bytes) -> Report:
     schema = msgspec.json.decode(document, type=_Schema).schema
     if schema != SCHEMA:
         raise ValueError(f"it is of schema {schema!r}; this Backbay reads {SCHEMA}")

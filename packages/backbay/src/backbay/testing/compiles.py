@@ -45,7 +45,8 @@ def assert_compiles(
     """Assert that a model compiles as it is meant to.
 
     The model is called uncompiled, then compiled: twice with the same inputs, and once with each of
-    ``further_args``. What it changed of itself and of its inputs is written back.
+    ``further_args``. What it changed of itself and of its inputs is written back. What is ``None``
+    is not checked.
 
     Args:
         model: a module, or a function.
@@ -66,8 +67,6 @@ def assert_compiles(
             ``seconds`` and what they take to compile. Without a name by which a child process can
             build the model, they are raced in this process.
         seconds: of timing.
-
-    ``None`` asks for nothing.
 
     Raises:
         AssertionError: it does not; the message has the line that is to blame, and what to change.
@@ -92,10 +91,11 @@ def assert_compiles(
         problems = list(
             _slower(workload, backend, mode, options, faster_than, train=train, seconds=seconds)
         )
-    if problems:
-        lines = "\n".join(f"  {line}" for line in problems)
-        name = type(model).__name__ if workload.model is model else getattr(model, "__name__", "it")
-        raise AssertionError(f"{name} does not compile as it is meant to:\n{lines}")
+    if not problems:
+        return
+    lines = "\n".join(f"  {line}" for line in problems)
+    name = type(model).__name__ if workload.model is model else getattr(model, "__name__", "it")
+    raise AssertionError(f"{name} does not compile as it is meant to:\n{lines}")
 
 
 def _module(model: "torch.nn.Module | Callable[..., Any]") -> "torch.nn.Module":
@@ -121,18 +121,18 @@ class _Expected:
     fired: Mapping[str, int]
 
     def problems(self, found: "Explanation") -> Iterator[str]:
-        """Say what is not as expected, each with its lines and what to change."""
+        """Yield what is not as expected, each with its lines and what to change."""
         if found.problem is not None:
             who = "the model itself, uncompiled" if found.problem.stage == "eager" else "compiled"
             yield f"{who}: {plain(found.problem.error)}"
             yield from (_at(x) for x in (found.problem.line, found.problem.raised_at) if x)
             return
-        yield from self._broken(found)
-        yield from self._cut(found)
-        yield from self._again(found)
-        yield from self._passes(found)
+        yield from self._breaks(found)
+        yield from self._graphs(found)
+        yield from self._recompiles(found)
+        yield from self._fired(found)
 
-    def _broken(self, found: "Explanation") -> Iterator[str]:
+    def _breaks(self, found: "Explanation") -> Iterator[str]:
         if self.breaks is None or len(found.breaks) <= self.breaks:
             return
         yield f"{counted(len(found.breaks), 'graph break')}, and {self.breaks} allowed:"
@@ -141,7 +141,7 @@ class _Expected:
             yield _at(one.line or one.function)
             yield from (f"    change: {plain(hint)}" for hint in one.hints)
 
-    def _cut(self, found: "Explanation") -> Iterator[str]:
+    def _graphs(self, found: "Explanation") -> Iterator[str]:
         first = [graph for graph in found.graphs if graph.call == 0]
         if self.graphs is None or len(first) == self.graphs:
             return
@@ -150,7 +150,7 @@ class _Expected:
         if not first:
             yield "  nothing was compiled: is there a tensor operation in it, or is it disabled?"
 
-    def _again(self, found: "Explanation") -> Iterator[str]:
+    def _recompiles(self, found: "Explanation") -> Iterator[str]:
         recompiled = [(call, one) for call in found.calls for one in call.recompiles]
         if self.recompiles is None or len(recompiled) <= self.recompiles:
             return
@@ -163,7 +163,7 @@ class _Expected:
             if reason is not None and reason.hint:
                 yield f"    change: {plain(reason.hint)}"
 
-    def _passes(self, found: "Explanation") -> Iterator[str]:
+    def _fired(self, found: "Explanation") -> Iterator[str]:
         ran = [
             one
             for graph in found.graphs
@@ -208,12 +208,12 @@ def _slower(
     train: bool,
     seconds: float,
 ) -> Iterator[str]:
-    """Race, and say why the model is not fast enough, if so."""
+    """Yield why the model, raced with another backend, is not fast enough; nothing if it is."""
     from backbay import race  # noqa: PLC0415 (as late as can be)
-    from backbay.decisions import Arm  # noqa: PLC0415 (likewise)
+    from backbay.decisions import Arm, parse_arm  # noqa: PLC0415 (likewise)
     from backbay.race.times import between  # noqa: PLC0415 (likewise)
 
-    other, bar = faster_than
+    other, bar = str(parse_arm(faster_than[0])), faster_than[1]
     arm, given = _GIVEN, None
     if isinstance(backend, str):
         arm = str(Arm(backend=backend, mode=mode, options=dict(options or {})))
