@@ -228,7 +228,7 @@ def _earlier(
 
 
 def _failures(report: Report) -> Iterator[str]:
-    """Say what the exit code 1 is for."""
+    """Yield what the exit code 1 is for."""
     for decision in report.unraced:
         yield f"{decision.workload}: {decision.sentence}"
     comparison = report.against
