@@ -41,7 +41,7 @@ from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
 from backbay.reporting import machine
 from backbay.session import Lost, NoReply, Refused, Session
-from backbay.workloads.reference import DEFAULT, check, parse
+from backbay.workloads.reference import DEFAULT, PACKAGES, check, parse
 from backbay.workloads.setup import (
     Mode,
     WorkloadSetup,
@@ -53,13 +53,6 @@ from backbay.workloads.setup import (
 
 if TYPE_CHECKING:
     from backbay.proof import Workload
-
-_MODEL_PACKAGES = {
-    "hf": ["transformers"],
-    "diffusers": ["diffusers"],
-    "timm": ["timm", "torchvision"],
-}
-"""Distributions whose versions a result depends on, by the prefix of a workload's reference."""
 
 Backends = (
     Literal["all"]
@@ -483,5 +476,5 @@ def _report(
 def _versions(races: Sequence[WorkloadRace], registry: Registry) -> dict[str, str]:
     specs = [entrant.spec for entrant in races[0].entrants if entrant.spec is not None]
     prefixes = {race.workload.partition(":")[0] for race in races}
-    packages = [name for prefix in sorted(prefixes) for name in _MODEL_PACKAGES.get(prefix, [])]
+    packages = [name for prefix in sorted(prefixes) for name in PACKAGES.get(prefix, ())]
     return machine.versions(registry.environment, specs, packages)

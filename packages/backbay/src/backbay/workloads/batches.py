@@ -58,21 +58,25 @@ def with_tensors(inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) ->
     return pytree.tree_map(one, inputs)
 
 
-def reduced_batch(workload: Workload) -> Workload:
+def reduced_batch(workload: Workload, batch: int) -> Workload:
     """Return the workload a ``reduced`` form: a quarter of the batch, and of the tokens' length.
 
-    All tensor inputs have the batch first; those of integers and two dimensions are sequences.
+    Args:
+        workload: its inputs that have the batch first are cut; of these, integers of two dimensions
+            are sequences.
+        batch: how many rows it has.
     """
 
+    def smaller(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.ndim == 0 or tensor.shape[0] != batch:
+            return tensor
+        part = tensor[: max(1, batch // _PART)]
+        if tensor.ndim == 2 and not tensor.is_floating_point():  # noqa: PLR2004 (batch, sequence)
+            part = part[:, : max(_SHORTEST, tensor.shape[1] // _PART)]
+        return part.clone(memory_format=torch.contiguous_format)
+
     def reduced() -> Workload:
-        args, kwargs = with_tensors((workload.args, dict(workload.kwargs)), _quarter)
+        args, kwargs = with_tensors((workload.args, dict(workload.kwargs)), smaller)
         return dataclasses.replace(workload, args=args, kwargs=kwargs, reduced=None)
 
     return dataclasses.replace(workload, reduced=reduced)
-
-
-def _quarter(tensor: torch.Tensor) -> torch.Tensor:
-    smaller = tensor[: max(1, tensor.shape[0] // _PART)]
-    if tensor.ndim == 2 and not tensor.is_floating_point():  # noqa: PLR2004 (batch, sequence)
-        smaller = smaller[:, : max(_SHORTEST, tensor.shape[1] // _PART)]
-    return smaller.clone(memory_format=torch.contiguous_format)
