@@ -3,11 +3,14 @@
 import pytest
 import torch
 from torch import nn
+from torch._inductor import compile_fx
+from torch._inductor.output_code import CompiledFxGraph
 
 from backbay import compile_log
 from backbay.errors import InputError
 from backbay_optimizer.backend import backbay
 from backbay_optimizer.cuda_graphs import codegen, safety
+from backbay_optimizer.cuda_graphs.replaying import Recordings
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +42,20 @@ def test_training_is_recorded(monkeypatch):
     torch.compile(model, backend=backbay, options={"cuda_graphs": True})(torch.randn(3, 8))
     assert not seen
     assert any("training has no CUDA graph" in x.why for x in compile_log.records())
+
+
+def test_a_training_graph_that_inductor_makes_is_replayed(monkeypatch):
+    code = CompiledFxGraph.__new__(CompiledFxGraph)
+    code.device_types, code.device_idxs, code.mutated_input_idxs = {"cuda"}, {0}, ()
+    code.source_code, code.current_callable, code.compiled_fn_runner = "", list, None
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", lambda *_, **__: code)
+    graph = torch.fx.symbolic_trace(lambda x: x + 1)
+    for training in (True, False):
+        compile_log.clear()
+        recordings = Recordings(name="ours")
+        codegen._inner_compile(recordings, graph, [torch.ones(2)], is_inference=not training)
+        assert (code.current_callable is list) is training
+        assert any(x.why == codegen.TRAINING for x in compile_log.records()) is training
 
 
 def test_what_is_compiled_is_not_seen(monkeypatch):

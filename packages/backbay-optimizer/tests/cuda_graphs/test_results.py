@@ -71,6 +71,14 @@ def test_an_input_is_copied():
 def test_nothing_is_something():
     recorded = [torch.empty(0, 3), torch.empty(3, 0).t(), torch.empty(0)]
     assert_shapes(Results(recorded, []).make([]), recorded)
+    empty = torch.empty(0, dtype=torch.int32)
+    assert_shapes(Results(recorded, [empty]).make([empty]), recorded)
+
+
+def test_two_results_of_one_storage_are_apart():
+    base = torch.randn(6)
+    recorded = [base[:4], base[2:]]
+    assert_alike(Results(recorded, []).make([]), recorded)
 
 
 def assert_shapes(made, recorded):
