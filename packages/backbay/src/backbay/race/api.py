@@ -49,6 +49,7 @@ from backbay.workloads.setup import (
     check_dtype,
     model_name,
     placed,
+    sizes,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def run(
     dtype: str = "float32",
     device: str | None = None,
     size: str | None = None,
-    batch: int | None = None,
+    batch: int | Sequence[int] | None = None,
     seed: int = 0,
     limits: Limits | None = None,
     quick: bool = False,
@@ -123,7 +124,9 @@ def run(
         device: as torch spells it; default: the accelerator if there is one. A `Workload` object
             is raced where it is.
         size: of built-in workloads: ``tiny``, ``small`` or ``base``.
-        batch: rows of a workload's inputs, in place of as many as it has; not of an object's.
+        batch: rows of a workload's inputs, in place of as many as it has; not of an object's, which
+            has `Workload.further` calls instead. Of several, a step calls the model with each in
+            turn, and the decision is for the mix.
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
         quick: look for a first answer: of the backends, where none is named, Inductor and what is
@@ -161,7 +164,7 @@ def run(
             dtype=dtype,
             device=device,
             seed=seed,
-            batch=batch,
+            batch=sizes(batch),
         )
         for name in _references(workloads)
     ]
@@ -399,7 +402,8 @@ def _rebuilt(
     Raises:
         NotRebuilt: there are none.
     """
-    from backbay.race import rebuilding  # noqa: PLC0415 (torch is loaded: a model is)
+    from backbay.proof.sequence import mixed  # noqa: PLC0415 (torch is loaded: a model is)
+    from backbay.race import rebuilding  # noqa: PLC0415 (as above)
 
     rebuilding.check_named(workload)
     if registry is not default_registry:
@@ -414,7 +418,7 @@ def _rebuilt(
     except NoReply as failure:
         raise rebuilding.NotRebuilt(f"another process can't: {failure.reason}") from failure
     assert isinstance(loaded, Loaded)
-    if loaded.likeness != rebuilding.likeness(workload):
+    if loaded.likeness != rebuilding.likeness(mixed(workload)):
         raise rebuilding.NotRebuilt(f"what {workload.name} builds with this seed is another model")
     return references
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch.utils import _pytree as pytree
 from backbay.workloads.workload import Workload
 
 _PART = 4
+_SMALLEST = 2
+"""Rows: what batch norm in training needs."""
 _SHORTEST = 8
 
 
@@ -38,6 +40,18 @@ def with_batch(workload: Workload, size: int) -> Workload:
 
     args, kwargs = with_tensors((workload.args, dict(workload.kwargs)), resized)
     return dataclasses.replace(workload, args=args, kwargs=kwargs, reduced=None)
+
+
+def with_batches(workload: Workload, sizes: Sequence[int]) -> Workload:
+    """Return the workload with a batch of the first size, and a further call for each other one."""
+    first, *others = (with_batch(workload, size) for size in sizes)
+    further = tuple((x.args, x.kwargs) for x in others)
+    smaller = [max(_SMALLEST, size // _PART) for size in sizes]
+    return dataclasses.replace(
+        first,
+        further=further,
+        reduced=(lambda: with_batches(workload, smaller)) if others else None,
+    )
 
 
 def with_tensors(inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
