@@ -46,7 +46,13 @@ class FakeWorker:
 
     def ready(self):
         known = tuple(x for x, _ in CASES)
-        return Ready(cases=CASES, rungs=("eager",), known=known, device_name="cpu", traits=Traits())
+        return Ready(
+            cases=CASES,
+            reference_backends=("eager",),
+            known=known,
+            device_name="cpu",
+            traits=Traits(),
+        )
 
     def run(self, case_id, timeout_s):
         name = case_id.partition("/")[2]

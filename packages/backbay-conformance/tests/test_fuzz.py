@@ -354,7 +354,11 @@ def test_a_known_find_covers_another():
     right = Result(id="p", level=9, status="fail_value", reason="3 elements differ")
     assert known.covers(right, made)
     upstream = Result(
-        id="p", level=9, status="upstream", reason="3 differ", rungs={"eager": "fail_value"}
+        id="p",
+        level=9,
+        status="upstream",
+        reason="3 differ",
+        reference_backends={"eager": "fail_value"},
     )
     assert known.covers(upstream, made)
     assert not known.covers(Result(id="p", level=9, status="fail_grad", reason="differ"), made)

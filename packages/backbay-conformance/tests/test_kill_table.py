@@ -150,7 +150,9 @@ class Client:
         if isinstance(request, SuiteSetup):
             cases = tuple((f"contract/{x}", 1.0) for x in "abcd")
             known = tuple(x for x, _ in cases)
-            return Ready(cases=cases, rungs=(), known=known, device_name="cpu", traits=Traits())
+            return Ready(
+                cases=cases, reference_backends=(), known=known, device_name="cpu", traits=Traits()
+            )
         if isinstance(request, Refer):
             return Referred(openings=(), asked=0)
         assert isinstance(request, Run)

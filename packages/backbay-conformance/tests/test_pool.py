@@ -37,9 +37,13 @@ class FakeClient:
         if isinstance(request, SuiteSetup):
             known = tuple(x for x, _ in CASES)
             return Ready(
-                cases=CASES, rungs=("eager",), known=known, device_name="cpu", traits=Traits()
+                cases=CASES,
+                reference_backends=("eager",),
+                known=known,
+                device_name="cpu",
+                traits=Traits(),
             )
-        fate = self.fates.get((request.id, request.rung), "pass")
+        fate = self.fates.get((request.id, request.reference), "pass")
         if fate in {"crashed", "timeout"}:
             raise Lost("it died", fate)
         return Ran(result=Result(id=request.id, level=1, status=fate))
@@ -49,7 +53,7 @@ class FakeClient:
 
 
 class FakeJudge(FakeClient):
-    """Judges as told, by the case; runs rungs as its fates have it."""
+    """Judges as told, by the case; runs reference backends as its fates have it."""
 
     opened = 0
 
@@ -108,7 +112,10 @@ def test_a_crash_or_a_hang_is_the_end(run, fate, status):
 def test_torchs_own_crash_is_held_against_the_backend(run):
     fates = {("contract/b", None): "crashed", ("contract/b", "eager"): "crashed"}
     assert run(fates)[:3] == ["pass", "upstream", "pass"]
-    assert (FakeClient.opened, FakeJudge.opened) == (2, 2)  # the rung is run where it judges
+    assert (FakeClient.opened, FakeJudge.opened) == (
+        2,
+        2,
+    )  # references run where it judges
 
 
 def test_a_verdict_of_the_judge_is_lost(run):

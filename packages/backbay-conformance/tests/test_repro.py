@@ -47,9 +47,13 @@ def written(case: str, backend: str, status: str, folder: Path, **limits):
     setup = SuiteSetup(
         backend=f"{HERE}:{backend}", device="cpu", seed=0, levels=(1,), profile="full"
     )
-    rungs = {"eager": "pass", "aot_eager": "pass"}
+    references = {"eager": "pass", "aot_eager": "pass"}
     result = Result(
-        id=f"contract/repro/{case}", level=1, status=status, reason="it is so", rungs=rungs
+        id=f"contract/repro/{case}",
+        level=1,
+        status=status,
+        reason="it is so",
+        reference_backends=references,
     )
     (repro,) = write(
         [result], folder, setup=setup, limits=Limits(**limits), open_session=lambda: Session(Here)

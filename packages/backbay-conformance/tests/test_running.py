@@ -205,22 +205,22 @@ def raising(name):
         (("eager", "aot_eager"), "upstream", {"eager": "fail_error"}),
     ],
 )
-def test_a_failure_is_charged_to_another_rung(bad, status, below):
-    def run_on(rung):
-        return run_case(case, subject_of(raising(rung) if rung in bad else interpreted))
+def test_a_failure_is_charged_to_another_backend(bad, status, below):
+    def run_on(reference):
+        return run_case(case, subject_of(raising(reference) if reference in bad else interpreted))
 
     case = case_of(sine)
     result = run_case(case, subject_of(raising("tried")))
     assert result.status in FAILURES
     found = attributed(result, ("eager", "aot_eager"), run_on)
-    assert (found.status, found.rungs) == (status, below)
+    assert (found.status, found.reference_backends) == (status, below)
 
 
-def test_a_rung_that_fails_otherwise_takes_the_blame():
+def test_a_reference_that_fails_otherwise_takes_the_blame():
     case = case_of(sine)
     result = run_case(case, subject_of(raising("tried")))
     found = attributed(result, ("eager",), lambda _: run_case(case, subject_of(doubled)))
-    assert (found.status, found.rungs) == ("fail_error", {"eager": "fail_value"})
+    assert (found.status, found.reference_backends) == ("fail_error", {"eager": "fail_value"})
 
 
 def test_what_dynamo_captures_for_nobody_is_held_against_a_backend():
@@ -232,7 +232,7 @@ def test_what_dynamo_captures_for_nobody_is_held_against_a_backend():
     assert found.status == "not_runnable"
 
 
-def test_a_backend_stands_on_other_rungs():
+def test_a_backend_stands_on_other_references():
     assert references_below("eager") == ()
     assert references_below("aot_eager_decomp_partition") == ("eager", "aot_eager")
     assert references_below("mine")[-1] == "aot_eager_decomp_partition"

@@ -105,7 +105,7 @@ def _understood(case_id: str, line: object, where: str) -> Expectation:
 
 
 def shipped(backend: str) -> dict[str, Expectation]:
-    """Return what is known of torch itself: of every backend's lower rungs, and of this backend."""
+    """Return what is known of torch itself: of every reference backend, and of this one."""
     folder = files("backbay_conformance") / "expectations"
     known: dict[str, Expectation] = {}
     for name in ("upstream", backend):

@@ -50,7 +50,7 @@ class CaseHandler:
         self._registry = registry or default_registry
         self._setup: SuiteSetup | None = None
         self._cases: dict[str, Case] = {}
-        self._rungs: tuple[str, ...] = ()
+        self._references: tuple[str, ...] = ()
         self._referring: Referring | None = None
 
     def answer(self, request: Request) -> Reply:
@@ -77,9 +77,9 @@ class CaseHandler:
     def _ran(self, request: Run) -> Ran:
         case = self._case(request)
         if request.openings is None:
-            return Ran(result=run_case(case, self.subject(request.rung)))
+            return Ran(result=run_case(case, self.subject(request.reference)))
         answers = HandedOn(request.openings)
-        result = run_case(case, self.subject(request.rung, answers))
+        result = run_case(case, self.subject(request.reference, answers))
         if answers.given:
             evidence.write_tensors(answers.tensors, request.path)
         return Ran(result=result, given=tuple(answers.given))
@@ -132,15 +132,15 @@ class CaseHandler:
             answers=answers,
         )
 
-    def subject(self, rung: str | None = None, answers: Answers | None = None) -> Subject:
-        """Make a subject for one run of a case: the backend under test, or a rung.
+    def subject(self, reference: str | None = None, answers: Answers | None = None) -> Subject:
+        """Make a subject for one run of a case: the backend under test, or a reference backend.
 
         Raises:
             BackbayError: there is no such backend.
         """
         assert self._setup is not None  # comes first
-        name = self._setup.backend if rung is None else rung
-        given = self._given if rung is None else None
+        name = self._setup.backend if reference is None else reference
+        given = self._given if reference is None else None
         compiler = self._registry.lookup_backend(name) if given is None else given
         found = self._registry.resolutions().get(name)
         spec = getattr(compiler, "spec", None) if found is None else found.spec
@@ -179,10 +179,10 @@ class CaseHandler:
         )
         codegen = getattr(compiler, "codegen", None)
         ends_in = (codegen,) if isinstance(codegen, str) and codegen != setup.backend else ()
-        self._rungs = references_below(setup.backend, ends_in)
+        self._references = references_below(setup.backend, ends_in)
         return Ready(
             cases=tuple((x.id, x.timeout_s) for x in cases),
-            rungs=self._rungs,
+            reference_backends=self._references,
             known=tuple(self._cases),
             device_name=device_name(torch.device(setup.device)),
             traits=subject.traits,

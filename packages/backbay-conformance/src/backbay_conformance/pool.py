@@ -134,22 +134,22 @@ class CaseSession(_Prepared):
             self._folder = None
 
     def run(self, case_id: str, timeout_s: float, *, program: Program | None = None) -> Result:
-        """Run a case; what fails is put to the rungs as well.
+        """Run a case; what fails is put to the reference backends as well.
 
         Args:
             case_id: which; a program of the fuzzer's need not have been collected.
-            timeout_s: what takes longer hangs; each rung has as long.
+            timeout_s: what takes longer hangs; each has as long.
             program: what is run under this id instead.
         """
 
-        def run_on(rung: str) -> Result:
-            request = Run(id=case_id, rung=rung, program=program)
+        def run_on(reference: str) -> Result:
+            request = Run(id=case_id, reference=reference, program=program)
             return _ran(self._judge, request, timeout_s).result
 
         result = self._judged(case_id, timeout_s, program)
         if result.status not in FAILURES:
             return result
-        return attributed(result, self.ready().rungs, run_on)
+        return attributed(result, self.ready().reference_backends, run_on)
 
     def _judged(self, case_id: str, timeout_s: float, program: Program | None) -> Result:
         """Have one case run, and what it gives judged."""

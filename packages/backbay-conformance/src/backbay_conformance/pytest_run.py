@@ -138,8 +138,10 @@ class PytestCase:
         if untrue:
             pytest.fail(f"the expectations file is not true: {untrue[0]}; {said}", pytrace=False)
         if result.failed:
-            rungs = ", ".join(f"{x} {status}" for x, status in result.rungs.items())
-            pytest.fail(f"{said}\n{rungs}", pytrace=False)
+            references = ", ".join(
+                f"{x} {status}" for x, status in result.reference_backends.items()
+            )
+            pytest.fail(f"{said}\n{references}", pytrace=False)
         if result.expected:
             pytest.xfail(f"{said}; {result.expected}")
         if result.status == "upstream":

@@ -10,7 +10,7 @@ from backbay.reporting.machine import Machine
 
 SUITE_VERSION = 4
 """Raised when a case is added, removed or changed: statements of two versions do not compare."""
-SCHEMA = "backbay.conform/1"
+SCHEMA = "backbay.conform/2"
 
 Status = Literal[
     "pass",
@@ -41,7 +41,7 @@ Status = Literal[
 - ``crash``: the process died. ``hang``: no answer within the time limit.
 - ``vacuous``: nothing was wrong, and nothing shows that the backend ran.
 - ``unsupported``: the backend declares that it does not take this.
-- ``upstream``: a rung below the backend fails in the same way, so the fault is torch's.
+- ``upstream``: a reference backend fails in the same way, so the fault is torch's.
 - ``eager_unstable``: two eager runs differ, so there is nothing to compare with.
 - ``not_runnable``: the case cannot be run here with any backend.
 """
@@ -80,8 +80,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     reason: str = ""
     """One line; empty for a pass."""
-    rungs: dict[str, Status] = {}
-    """Of a failure: what became of the case on each rung below, in order."""
+    reference_backends: dict[str, Status] = {}
+    """Of a failure: what became of the case on each reference backend, in order."""
     seconds: float = 0.0
     judged: int = 0
     """How many of its results were judged where the backend was not loaded. What is not among them,

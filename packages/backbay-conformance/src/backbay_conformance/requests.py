@@ -29,7 +29,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
     cases: tuple[tuple[str, float], ...]
     """Id and time limit in seconds of each case to run, in order."""
-    rungs: tuple[str, ...]
+    reference_backends: tuple[str, ...]
     """Torch's backends below it, the lowest first."""
     known: tuple[str, ...]
     """Ids of every case of the levels, chosen or not."""
@@ -42,8 +42,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     """Run one case."""
 
     id: str
-    rung: str | None = None
-    """A rung's name, or the backend under test."""
+    reference: str | None = None
+    """A reference backend, or the backend under test."""
     program: Program | None = None
     """What is run instead of the collected case: a program of the fuzzer's, made smaller."""
     openings: tuple[tuple[Opening, ...], ...] | None = None

@@ -70,6 +70,8 @@ def _findings(statement: Statement) -> Iterator[str]:
 
 
 def finding(result: Result) -> str:
-    """Return one result as a line, with what its rungs gave."""
-    rungs = ", ".join(f"{x} {status}" for x, status in result.rungs.items())
-    return f"{result.status}  {result.id}: {result.reason}" + (f"  [{rungs}]" if rungs else "")
+    """Return one result as a line, with what the reference backends gave."""
+    references = ", ".join(f"{x} {status}" for x, status in result.reference_backends.items())
+    return f"{result.status}  {result.id}: {result.reason}" + (
+        f"  [{references}]" if references else ""
+    )

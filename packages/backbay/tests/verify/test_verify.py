@@ -138,7 +138,7 @@ def test_reference_backends_are_blamed_for_what_is_the_backends_own():
     )
 
 
-def test_a_fault_of_a_rung_is_attributed_to_the_backend(monkeypatch):
+def test_a_fault_of_a_reference_is_attributed_to_the_backend(monkeypatch):
     """Here aot_eager itself is broken: whoever stands above it shares the fault."""
     registry = Registry()
     look_up = registry.lookup_backend

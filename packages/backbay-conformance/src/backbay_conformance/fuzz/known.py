@@ -39,8 +39,12 @@ class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def covers(self, result: Result, program: Program) -> bool:
         """Whether a find is this one."""
-        # Of an upstream find, the last rung that was tried failed as the backend did.
-        status = [*result.rungs.values()][-1] if result.status == "upstream" else result.status
+        # Of an upstream find, the last reference backend that was tried failed as the backend did.
+        status = (
+            [*result.reference_backends.values()][-1]
+            if result.status == "upstream"
+            else result.status
+        )
         if self.status not in {None, status}:
             return False
         found = re.search(self.reason, result.reason)

@@ -8,7 +8,7 @@ from backbay_conformance.fuzz.program import GRAMMAR, Program
 from backbay_conformance.record import Result, Status
 
 Standing = Literal["new", "known", "upstream"]
-"""Whose a find is: the backend's; known, with a link; or of a rung below, so torch's."""
+"""Whose a find is: the backend's; known, with a link; or of a reference backend, so torch's."""
 
 
 class Find(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ def as_text(report: FuzzReport) -> str:
     lines = [head, counts or "nothing was run"]
     for standing, title in (
         ("new", "new"),
-        ("upstream", "of torch's, seen on a rung below"),
+        ("upstream", "of torch's, seen on a reference backend"),
         ("known", "known"),
     ):
         found = [x for x in report.finds if x.standing == standing]

@@ -1,7 +1,7 @@
 """A find as one file of plain PyTorch, in the form that its maintainers ask for. No torch here.
 
 Bitwise equality is not asked for: what differs is held against float64 and eager's own error, and
-the table of rungs is the ablation (pytorch#179575).
+the table of reference backends is the ablation (pytorch#179575).
 """
 
 import json
@@ -33,11 +33,13 @@ def repro(program: Program, result: Result, *, backend: str, device: str, torch:
 def _header(
     program: Program, result: Result, *, backend: str, device: str, torch: str
 ) -> list[str]:
-    table = ", ".join(f"{k} {v}" for k, v in result.rungs.items()) or "none is below it"
+    table = (
+        ", ".join(f"{k} {v}" for k, v in result.reference_backends.items()) or "none is below it"
+    )
     where = f"torch {torch}, {device}, program {program.seed} of grammar {program.grammar}"
     return [
         f"# {result.status} of {backend}: {result.reason}"[:_WIDTH],
-        f"# rungs: {table}; {where}",
+        f"# reference backends: {table}; {where}",
     ]
 
 

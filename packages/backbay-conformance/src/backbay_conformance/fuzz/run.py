@@ -210,8 +210,8 @@ class _Run:
             repro=repro(
                 small,
                 result,
-                # The rung that failed alike was the last one tried.
-                backend=[*result.rungs][-1] if upstream else self.setup.backend,
+                # The reference backend that failed alike was the last one tried.
+                backend=[*result.reference_backends][-1] if upstream else self.setup.backend,
                 device=self.setup.device,
                 torch=self.torch,
             ),

@@ -51,9 +51,9 @@ def three_sizes(subject: Subject, sample: Sample) -> None:
         return
     # Dynamo makes some sizes constants, and torch's decompositions ask about more of them.
     counts = {}
-    for rung in ("aot_eager", "aot_eager_decomp_partition"):
-        counts[rung] = _graphs(rung, subject, workloads)
-        if given <= counts[rung]:
+    for reference in ("aot_eager", "aot_eager_decomp_partition"):
+        counts[reference] = _graphs(reference, subject, workloads)
+        if given <= counts[reference]:
             return
     tensors = [[x for x in workload.args if isinstance(x, torch.Tensor)] for workload in workloads]
     sizes_run = [list(itertools.chain.from_iterable(x.shape for x in y[:1])) for y in tensors]
@@ -64,10 +64,10 @@ def three_sizes(subject: Subject, sample: Sample) -> None:
     )
 
 
-def _graphs(rung: str, subject: Subject, workloads: Sequence[Workload]) -> int:
+def _graphs(reference: str, subject: Subject, workloads: Sequence[Workload]) -> int:
     """Return how many graphs one of torch's own backends needs."""
     reset(subject)
-    watched = Watched(torch._dynamo.lookup_backend(rung), name=rung)  # noqa: SLF001 (its documented name)
+    watched = Watched(torch._dynamo.lookup_backend(reference), name=reference)  # noqa: SLF001 (its documented name)
     call = torch.compile(workloads[0].model, backend=watched, dynamic=True)
     for workload in workloads:
         observe(call, workload, train=False, seed=subject.seed)

@@ -170,8 +170,8 @@ class _Writer:
         yield f"# {result.id}: {result.status} with {self._setup.backend} ({made.kind})"
         reason = plain(result.reason)
         yield f"# {reason if len(reason) <= _WIDEST else f'{reason[: _WIDEST - 1]}…'}"
-        rungs = {**result.rungs, self._setup.backend: result.status}
-        yield f"# {', '.join(f'{name}: {status}' for name, status in rungs.items())}"
+        references = {**result.reference_backends, self._setup.backend: result.status}
+        yield f"# {', '.join(f'{name}: {status}' for name, status in references.items())}"
         versions = {"python": platform.python_version(), **self._versions}
         yield f"# {', '.join(f'{x} {y}' for x, y in versions.items())}, {platform.machine()}"
 
