@@ -3,7 +3,8 @@
 import contextlib
 import hashlib
 import operator
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,6 +83,24 @@ class Program:
             with contextlib.suppress(OSError):  # Untrusted is one
                 write_bytes_cached(path, made)
         return made
+
+    @contextlib.contextmanager
+    def kept_file(self, name: str, write: Callable[[Path], Any]) -> Iterator[Path]:
+        """Yield a temporary file with what `kept` returns, for an engine that reads files alone.
+
+        Args:
+            name: of the file.
+            write: compiles, and writes to a path.
+        """
+
+        def made() -> bytes:
+            write(path)
+            return path.read_bytes()
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / name
+            path.write_bytes(self.kept(made, name))
+            yield path
 
     def _path(self, what: str) -> Path:
         key = hashlib.sha256()
