@@ -1,5 +1,6 @@
 """A foreign engine on the kit: an interpreter in NumPy stands for it, so that CI needs none."""
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -517,6 +518,30 @@ def test_what_others_may_have_written_is_compiled_anew(monkeypatch, tmp_path):
     torch.compiler.reset()
     torch.compile(lambda x: x * 2, backend=Kept())(torch.ones(3))
     assert Kept.made == 2
+
+
+def test_what_was_used_longest_ago_goes_first_when_too_much_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(Kept, "made", 0)
+
+    def compiled(size):
+        before = Kept.made
+        torch.compiler.reset()
+        torch.compile(lambda x: x * 2, backend=Kept())(torch.ones(size))
+        return Kept.made - before
+
+    assert compiled(2) == 1
+    folder = tmp_path / "cache" / "engines"
+    (first,) = folder.iterdir()
+    monkeypatch.setattr("backbay.kit.program.MOST_KEPT_BYTES_IN_ALL", 2 * first.stat().st_size)
+    assert compiled(3) == 1
+    (second,) = set(folder.iterdir()) - {first}
+    for age, file in enumerate((second, first)):  # the first is the older one, but is used again
+        os.utime(file, ns=(10**18 - age * 10**9,) * 2)
+    assert compiled(2) == 0
+    assert compiled(4) == 1
+    assert compiled(2) == 0
+    assert compiled(3) == 1
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_a_file_is_kept_for_an_engine_that_reads_files():
