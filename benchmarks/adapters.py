@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
@@ -201,7 +202,9 @@ def page(found: Tried) -> str:
     """Return what stands between the markers."""
     rows = {x.key: x for x in found.rows}
     versions = ", ".join(f"{name} {found.versions[name]}" for name in sorted(found.versions))
-    return "\n".join([f"With {versions}:", "", HEAD, *_lines(rows), *_reasons(found.rows)])
+    return "\n".join(
+        [textwrap.fill(f"With {versions}:", 100), "", HEAD, *_lines(rows), *_reasons(found.rows)]
+    )
 
 
 def _lines(rows: Mapping[tuple[str, str, str], Row]) -> Iterator[str]:
@@ -242,8 +245,6 @@ def _reasons(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _wrapped(text: str) -> str:
-    import textwrap  # noqa: PLC0415
-
     return textwrap.fill(text, 100, subsequent_indent="  ", break_long_words=False)
 
 

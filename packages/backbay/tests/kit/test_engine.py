@@ -321,6 +321,17 @@ def test_sums_of_integers_and_booleans_are_taken_in_the_dtype_of_their_result():
     assert all(n.args[0].meta["val"].dtype == n.meta["val"].dtype for n in sums)
 
 
+def test_a_program_can_be_saved_for_an_engine_that_compiles_in_another_process(tmp_path):
+    backend = engine()
+    with torch.no_grad():
+        torch.compile(torch.nn.Sequential(torch.nn.Linear(6, 8)), backend=backend)(
+            torch.randn(4, 6)
+        )
+    (program,) = backend.programs
+    torch.export.save(program.exported, tmp_path / "program.pt2")
+    assert (tmp_path / "program.pt2").stat().st_size
+
+
 def test_what_an_engine_refuses_is_left_with_its_reason():
     refuses = {
         aten.relu: "is slow",
