@@ -134,6 +134,30 @@ def test_what_is_returned_is_kept(backend):
     assert call(torch.ones(64)).eq(2).all()
 
 
+SMALL = {
+    "booleans": lambda x: ((x > 0).cumsum(1), (x > 0) * (x < 1), x.any(1)),
+    "integers": lambda x: x.long() ** 2,
+    "elu": F.selu,
+    "copies": lambda x: (x.clone(), x.clone() * 1),
+    "part": lambda x: x.flatten()[3:].sum() + x,
+    "pooling": lambda x: F.avg_pool1d(x, 4, 3, ceil_mode=True),
+    "largest": lambda x: F.max_pool1d(x, 4, 3, ceil_mode=True),
+    "padding": lambda x: F.pad(x, (-1, 2)),
+    "roll": lambda x: x.roll(2, 0) + F.gelu(x, approximate="tanh"),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_functions_that_an_engine_had_wrong_are_right(backend, name):
+    x = torch.randn(4, 14)
+    kept = x.clone()
+    made = torch.compile(SMALL[name], backend=backend)(x)
+    torch.testing.assert_close(made, SMALL[name](x))
+    for one in made if isinstance(made, tuple) else ():
+        one.zero_()
+    assert torch.equal(x, kept)
+
+
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_manifest_says_what_the_class_does_and_importing_imports_no_engine(name):
     (listed,) = [x for x in MANIFEST["backend"] if x["name"] == f"backbay_{name}"]

@@ -7,19 +7,14 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Node
 
-from backbay.kit.engine import Engine, core_aten
+from backbay.kit.decompositions import BATCH_NORM, core_aten
+from backbay.kit.engine import Engine, makes_integers
 from backbay.kit.exchange import shared_array
 from backbay.kit.program import Program
 
-
-def _batch_norm(  # noqa: PLR0917 (its own arguments)
-    x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, _: float, eps: float
-) -> tuple[torch.Tensor, ...]:
-    mean, scale = (y.view(-1, *[1] * (x.ndim - 2)) for y in (mean, (var + eps).rsqrt()))
-    x = (x - mean) * scale  # MLIR's torch dialect does not have it in inference
-    x = x if weight is None else x * weight.view_as(mean)
-    x = x if bias is None else x + bias.view_as(mean)
-    return x, x.new_empty(0), x.new_empty(0)
+aten = torch.ops.aten
+_SCATTERS = (aten.as_strided_scatter, aten.diagonal_scatter)
+_OTHERS = (aten.copysign, aten.fmod, aten.log10, aten.permute_copy, aten.signbit)
 
 
 class IREE(Engine):
@@ -27,16 +22,18 @@ class IREE(Engine):
 
     name = "backbay_iree"
     engine = "iree-base-compiler"
-    decompositions: ClassVar = {
-        **core_aten(),
-        torch.ops.aten._native_batch_norm_legit_no_training.default: _batch_norm,  # noqa: SLF001
+    # Its own gelu with tanh is an approximation; batch norm in inference it has not.
+    decompositions: ClassVar = {**core_aten(aten.gelu), **BATCH_NORM}
+    refuses: ClassVar = {
+        aten.constant_pad_nd: (lambda x: min(x.args[1]) < 0, "IREE's padding takes nothing off"),
+        aten.pow: (makes_integers, "IREE has powers of floats only"),
+        **dict.fromkeys((*_SCATTERS, *_OTHERS), "IREE has no code for it"),
     }
 
     def supports(self, node: Node) -> bool | str:
         """Return whether the torch dialect of MLIR has the operator."""
         name = f"torch.{str(node.target).removesuffix('.default')}"
-        known = not hasattr(node.target, "_schema") or _context().is_registered_operation(name)
-        return known or "not in MLIR's torch dialect"
+        return _context().is_registered_operation(name) or "not in MLIR's torch dialect"
 
     def build(self, program: Program) -> Callable[..., Sequence[Any]]:
         """Compile a program, and return what runs it in IREE's virtual machine."""

@@ -5,6 +5,7 @@ believes its own: it and the folders that hold it, up to the cache folder, belon
 root, and nobody else may write to them. Windows has no such owners and modes: nothing is checked.
 """
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -82,6 +83,33 @@ def write_bytes_cached(path: Path, kept: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def keep_newest(folder: Path, most_bytes: int) -> None:
+    """Remove the files of a folder that were used longest ago, until the rest fits.
+
+    Args:
+        folder: of the cache; folders in it are left.
+        most_bytes: of all its files together.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process may be at it
+            found += [(path.stat(), path)] if path.is_file() else []
+    total = 0
+    for stats, path in sorted(found, key=lambda x: x[0].st_mtime_ns, reverse=True):
+        total += stats.st_size
+        if total > most_bytes:
+            path.unlink(missing_ok=True)
+
+
+def mark_used(path: Path) -> None:
+    """Have `keep_newest` take a file for one that was just used, if this user may say so."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 def own_folder(path: Path) -> None:

@@ -203,6 +203,20 @@ def test_an_interrupt_loses_what_was_found(commands, plan, registry):
     assert "Interrupted: what is missing was not tried." in markdown(report)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+def test_two_runs_are_in_one_folder_or_a_run_that_is_over_keeps_others_out(
+    commands, plan, registry, tmp_path
+):
+    (engine,) = selection.chosen(registry, ["openvino"], plan.torch)
+    with plan.environment(engine).alone():
+        with pytest.raises(InputError, match=r"another run is trying .*: wait .*--where"):
+            run(["openvino"], plan, registry=registry)
+        assert not commands.started
+        run(["openvino"], Plan(folder=tmp_path / "other", torch="2.13.0"), registry=registry)
+    run(["openvino"], Plan(folder=plan.folder, torch="2.13.0", again=True), registry=registry)
+    assert "venv" in commands.started
+
+
 def test_pip_fails_and_the_others_are_not_tried(commands, plan, registry):
     commands.ends["install-0"] = 1
     report = run(["openvino", "turbine_cpu"], plan, registry=registry)

@@ -1,5 +1,6 @@
 """A foreign engine on the kit: an interpreter in NumPy stands for it, so that CI needs none."""
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,13 +11,14 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay import compile_log
 from backbay.errors import InputError
-from backbay.kit.engine import Engine
-from backbay.kit.exchange import as_tensor, laid_out, shared_array
+from backbay.kit.engine import Engine, makes_integers
+from backbay.kit.exchange import aligned, as_tensor, laid_out, shared_array
 from backbay.proof import Workload, make_golden, observe
 
 aten = torch.ops.aten
 
 
+EXP = aten.exp.default
 TABLE = {
     aten.mm.default: np.matmul,
     aten.bmm.default: np.matmul,
@@ -26,7 +28,7 @@ TABLE = {
     aten.sub.Tensor: np.subtract,
     aten.div.Tensor: np.divide,
     aten.neg.default: np.negative,
-    aten.exp.default: np.exp,
+    EXP: np.exp,
     aten.relu.default: lambda x: np.maximum(x, 0),
     aten.le.Scalar: np.less_equal,
     aten.where.self: np.where,
@@ -35,9 +37,18 @@ TABLE = {
     aten.view.default: np.reshape,
     aten.clone.default: lambda x, **_: x,
     aten.expand.default: lambda x, size: np.broadcast_to(x, fitted(x, size)),
-    aten.sum.dim_IntList: lambda x, dims, keep=False: x.sum(tuple(dims), keepdims=keep),
+    aten.sum.dim_IntList: lambda x, dims, k=False, **_: x.sum(tuple(dims) or None, keepdims=k),
+    aten.cumsum.default: np.cumsum,
+    aten.gt.Scalar: np.greater,
+    aten.ne.Scalar: np.not_equal,
+    aten.any.default: np.any,
+    aten.any.dim: np.any,
+    aten._to_copy.default: lambda x, **_: x,
     aten.amax.default: lambda x, dims, keep=False: x.max(tuple(dims), keepdims=keep),
 }
+
+
+SUMS = (aten.sum.dim_IntList, aten.cumsum.default)
 
 
 class Numpy(Engine):
@@ -296,6 +307,71 @@ def test_a_reduction_of_everything_comes_without_its_dimensions():
     assert node.args[1] == [0, 1]
 
 
+def test_sums_of_integers_and_booleans_are_taken_in_the_dtype_of_their_result():
+    def counted(x):
+        near = x > 0
+        whole = near.to(torch.int32)
+        return near.cumsum(1), near.sum(0, dtype=torch.int32), whole.sum(1), near.sum(), x.sum()
+
+    backend, x = engine(supports=None), torch.randn(4, 6)
+    torch.testing.assert_close(torch.compile(counted, backend=backend)(x), counted(x))
+    (program,) = backend.programs
+    sums = [n for n in program.graph_module.graph.nodes if n.target in SUMS]
+    assert len(sums) == 5
+    assert all(n.args[0].meta["val"].dtype == n.meta["val"].dtype for n in sums)
+
+
+def test_a_program_can_be_saved_for_an_engine_that_compiles_in_another_process(tmp_path):
+    backend = engine()
+    with torch.no_grad():
+        torch.compile(torch.nn.Sequential(torch.nn.Linear(6, 8)), backend=backend)(
+            torch.randn(4, 6)
+        )
+    (program,) = backend.programs
+    torch.export.save(program.exported, tmp_path / "program.pt2")
+    assert (tmp_path / "program.pt2").stat().st_size
+
+
+def test_what_an_engine_refuses_is_left_with_its_reason():
+    refuses = {
+        aten.relu: "is slow",
+        aten.neg.default: "is wrong",
+        aten.mul: (makes_integers, "multiplies floats only"),
+    }
+    backend = engine(supports=None, refuses=refuses)
+    call, x = torch.compile(lambda x, y: (-x.relu() * 2, y * y), backend=backend), torch.randn(4)
+    y = torch.arange(3)
+    torch.testing.assert_close(call(x, y), (-x.relu() * 2, y * y))
+    (program,) = backend.programs
+    assert [n.target for n in program.graph_module.graph.nodes if "call" in n.op] == [
+        aten.mul.Tensor
+    ]
+    why = compile_log.records()[0].why
+    assert all(x in why for x in ("is slow", "is wrong", "multiplies floats only"))
+
+
+def test_pooling_along_one_dimension_and_products_of_booleans_come_as_any_engine_has_them():
+    def pooled(x):
+        return F.avg_pool1d(x, 2), F.max_pool1d(x, 2), (x > 0) * (x < 1)
+
+    found = []
+    backend = engine(supports=lambda _, node: found.append(node) or "here for its nodes")
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(torch.compile(pooled, backend=backend)(x), pooled(x))
+    pools = [n for n in found if "pool" in n.name]
+    assert [n.args[0].meta["val"].ndim for n in pools] == [4, 4]
+    assert aten.logical_and.default in {n.target for n in found}
+
+
+def test_any_is_taken_of_booleans():
+    backend, x = engine(supports=None), torch.tensor([[0.0, 2.0], [0.0, 0.0]])
+    made = torch.compile(lambda x: (x.any(1), x.any()), backend=backend)(x)
+    torch.testing.assert_close(made, (x.any(1), x.any()))
+    (program,) = backend.programs
+    read = [n.args[0] for n in program.graph_module.graph.nodes if "any" in n.name]
+    assert [x.meta["val"].dtype for x in read] == [torch.bool] * 2
+
+
 def test_a_graph_that_computes_in_float64_of_float32_is_refused():
     call, x = torch.compile(lambda x: x.double() * 2, backend=engine()), torch.ones(3)
     torch.testing.assert_close(call(x), x.double() * 2)
@@ -351,14 +427,54 @@ def test_random_numbers_and_writes_never_reach_the_engine():
 def test_an_engines_error_names_engine_graph_cause_and_line():
     class Broken(Numpy):
         def build(self, program):
-            raise RuntimeError("compilation failed") from ValueError("operator 17 has no kernel")
+            if len(program.graph_module.graph.find_nodes(op="call_function", target=EXP)) > 1:
+                raise RuntimeError("compilation failed") from ValueError("no room for two")
+            return super().build(program)
 
     with pytest.raises(
         Exception,
-        match=r"numpy can't compile this inference graph: ValueError: operator 17 has no kernel "
+        match=r"numpy can't compile this inference graph: ValueError: no room for two "
         r".*\(the graph of .*test_engine.py:\d+: torch.compile",
     ):
-        torch.compile(lambda x: x * 2, backend=Broken())(torch.ones(3))
+        torch.compile(lambda x: x.exp().exp(), backend=Broken())(torch.ones(3))
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_an_engines_error_names_the_operator_that_it_cant_build(freeze):
+    class Picky(Numpy):
+        def build(self, program):
+            if program.graph_module.graph.find_nodes(op="call_function", target=EXP):
+                raise RuntimeError("17 has no kernel")
+            return super().build(program)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(6))
+
+        def forward(self, x):
+            return (x * self.scale).exp() + self.scale.exp()
+
+    call = torch.compile(Model(), backend=Picky(), options={"freeze": freeze})
+    said = (
+        r"numpy can't compile aten.exp.default in this inference graph: RuntimeError: 17 has no "
+        r"kernel \(.*test_engine.py:\d+: return \(x"
+    )
+    with pytest.raises(Exception, match=said), torch.no_grad():
+        call(torch.ones(3, 6))
+
+
+def test_results_share_no_memory_with_inputs_or_each_other():
+    class Passing(Numpy):
+        supports = None
+
+        def build(self, program):
+            return lambda x: [x, x]
+
+    call = torch.compile(lambda x: (x.clone(), x.clone() * 1), backend=Passing())
+    x = torch.ones(4)
+    first, second = call(x)
+    assert len({y.data_ptr() for y in (x, first, second)}) == 3
 
 
 def test_a_wrong_number_of_results_is_an_error():
@@ -415,6 +531,50 @@ def test_what_others_may_have_written_is_compiled_anew(monkeypatch, tmp_path):
     assert Kept.made == 2
 
 
+def test_what_was_used_longest_ago_goes_first_when_too_much_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(Kept, "made", 0)
+
+    def compiled(size):
+        before = Kept.made
+        torch.compiler.reset()
+        torch.compile(lambda x: x * 2, backend=Kept())(torch.ones(size))
+        return Kept.made - before
+
+    assert compiled(2) == 1
+    folder = tmp_path / "cache" / "engines"
+    (first,) = folder.iterdir()
+    monkeypatch.setattr("backbay.kit.program.MOST_KEPT_BYTES_IN_ALL", 2 * first.stat().st_size)
+    assert compiled(3) == 1
+    (second,) = set(folder.iterdir()) - {first}
+    for age, file in enumerate((second, first)):  # the first is the older one, but is used again
+        os.utime(file, ns=(10**18 - age * 10**9,) * 2)
+    assert compiled(2) == 0
+    assert compiled(4) == 1
+    assert compiled(2) == 0
+    assert compiled(3) == 1
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_file_is_kept_for_an_engine_that_reads_files():
+    written = []
+
+    class Filed(Numpy):
+        def build(self, program):
+            def write(path):
+                written.append(path.name)
+                path.write_text("compiled")
+
+            with program.kept_file("program.so", write) as path:
+                assert (path.name, path.read_text()) == ("program.so", "compiled")
+            assert not path.exists()
+            return super().build(program)
+
+    for _ in range(2):
+        torch.compiler.reset()
+        torch.compile(lambda x: x * 2, backend=Filed())(torch.ones(3))
+    assert written == ["program.so"]
+
+
 def test_different_constants_are_kept_apart(monkeypatch):
     monkeypatch.setattr(Kept, "made", 0)
     for _ in range(2):
@@ -430,6 +590,16 @@ def test_bfloat16_goes_through_an_array_and_back():
     assert torch.equal(as_tensor(shared_array(x), torch.bfloat16), x)
     with pytest.raises(TypeError, match=r"gave torch\.float64 where the graph has torch\.float32"):
         as_tensor(np.zeros(2), torch.float32)
+
+
+def test_a_part_of_a_tensor_is_copied_to_where_a_runtime_wants_it():
+    whole = torch.arange(40.0)
+    for part in (whole[3:], whole.view(5, 8).t()):
+        made = aligned(part)
+        assert torch.equal(made, part)
+        assert made.is_contiguous()
+        assert made.data_ptr() % 64 == 0
+    assert aligned(whole).data_ptr() == whole.data_ptr()
 
 
 def test_a_layout_with_expanded_dimensions_is_made():

@@ -79,13 +79,14 @@ def run(
         tell: called with what is going on.
 
     Raises:
-        InputError: a name is not known, or there is no line that installs it.
+        InputError: a name is not known, there is no line that installs it, or another run is at it.
         Interrupted: by Ctrl-C; it has the report of what was found, before this run too.
     """
     engines = selection.chosen(registry, names, plan.torch)
     try:
         for engine in engines:
-            _try(engine, plan, registry, tell)
+            with plan.environment(engine).alone():
+                _try(engine, plan, registry, tell)
     except KeyboardInterrupt as stopped:
         report = _report(engines, plan, names)
         raise Interrupted(msgspec.structs.replace(report, partial=True)) from stopped

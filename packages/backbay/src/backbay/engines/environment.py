@@ -11,12 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from backbay.errors import InputError
 
 _KILLED_S = 5.0
 _ENVIRONMENT = {"BACKBAY_CONFIG": "off", "PYTHONNOUSERSITE": "1", "PIP_NO_INPUT": "1"}
@@ -48,6 +50,30 @@ class EngineEnvironment:
     def result(self, step: str) -> Path:
         """Return the file that holds what a step found."""
         return self.folder / f"{step}.json"
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other runs out of the folder.
+
+        Raises:
+            InputError: another run has it.
+        """
+        if sys.platform == "win32":
+            yield
+            return
+        import fcntl  # noqa: PLC0415 (absent on Windows)
+
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = self.folder.parent / f"{self.folder.name}.lock"  # beside it: `remove` takes it away
+        with lock.open("a") as file:  # child processes don't inherit it
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"another run is trying {self.folder.name} in {self.folder}: wait until it is "
+                    "done, or name another folder with --where"
+                ) from None
+            yield
 
     def make(self) -> bool:
         """Make the environment, if it is not there; whether it is."""

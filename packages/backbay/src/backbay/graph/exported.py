@@ -49,6 +49,7 @@ def exported_program(graph_module: GraphModule) -> ExportedProgram:
     for node in nodes:
         if node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta |= _saved_stack(node)
     results = copies[nodes[-1]].args[0]
     assert isinstance(results, (tuple, list))
     copies[nodes[-1]].args = (tuple(results),)
@@ -68,6 +69,21 @@ def exported_program(graph_module: GraphModule) -> ExportedProgram:
         module_call_graph=[_called(len(inputs), len(results))],
         example_inputs=(tuple(value_of(x) for x in inputs), {}),
     )
+
+
+def _saved_stack(node: Node) -> dict[str, Any]:
+    """Return the modules that a node comes from as torch.export has them, by their types' names.
+
+    What Dynamo notes are the types themselves, and torch.export.save refuses these.
+    """
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return {}
+    return {"nn_module_stack": {key: (path, _type_name(of)) for key, (path, of) in stack.items()}}
+
+
+def _type_name(of: Any) -> str:
+    return of if isinstance(of, str) else f"{of.__module__}.{of.__qualname__}"
 
 
 def _argument(value: Any) -> ArgumentSpec:

@@ -9,14 +9,15 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import operator
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._guards import tracing
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -28,12 +29,14 @@ from backbay.errors import BackbayError, InputError
 from backbay.graph.aliases import returned_views
 from backbay.graph.effects import is_random, mutates
 from backbay.graph.partition import RETURNED_VIEW, supports_operators
-from backbay.graph.report import first_line, user_line
+from backbay.graph.region import digest, taken_out
+from backbay.graph.report import first_line, target_name, user_line
 from backbay.graph.specialisation import specialised
 from backbay.graph.values import are_numbers, is_symbolic, tensors_in, value_of
 from backbay.kit.aot import GraphKind
 from backbay.kit.backend import Backend
 from backbay.kit.codegen import Codegen, Compiled, aten_level
+from backbay.kit.decompositions import core_aten
 from backbay.kit.exchange import as_tensor, laid_out
 from backbay.kit.program import Program
 from backbay.registry import Option
@@ -51,6 +54,7 @@ FREEZE = Option(
 _FLOATS = (torch.float32,)
 _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 _RETURNED = "backbay_returned_view"
+_SEARCH_S = 30.0
 _REST = (torch.int64, torch.int32, torch.bool)
 
 
@@ -79,6 +83,9 @@ class Engine(Backend):
 
     engine: ClassVar[str] = ""
     """The distribution that has the engine; its version counts in what is kept on disk."""
+    refuses: ClassVar[Mapping[Any, str | tuple[Callable[[Any], bool], str]]] = {}
+    """Operators, overloads or packets, that ``supports`` takes and the engine has wrong or can't
+    compile: each with the reason; or with a condition on its node, and the reason."""
     dtypes: ClassVar[Sequence[torch.dtype]] = _FLOATS + _REST
     """What it computes in. A graph in another is refused if nothing else of it is supported."""
     devices: ClassVar[Sequence[str]] = ("cpu",)
@@ -170,7 +177,15 @@ class Engine(Backend):
             return "writes memory"
         if node.meta.get(_RETURNED):
             return RETURNED_VIEW
-        return self._refused_values(node)
+        return self._refused_operator(node) or self._refused_values(node)
+
+    def _refused_operator(self, node: Node) -> str:
+        packet = getattr(node.target, "overloadpacket", None)
+        found = self.refuses.get(node.target) or self.refuses.get(packet, "")
+        if isinstance(found, str):
+            return found
+        applies, reason = found
+        return reason if applies(node) else ""
 
     def _refused_values(self, node: Node) -> str:
         values = [value_of(x) for x in (node, *node.all_input_nodes)]
@@ -238,39 +253,9 @@ class Engine(Backend):
         return decomposed
 
 
-@functools.cache
-def core_aten() -> Mapping[Any, Any]:
-    """Return torch's decompositions to core ATen, which an engine's own may be put beside.
-
-    Further ones are those that engines need. Batch norm in training is taken apart: few have it
-    with its running statistics, and some that seem to leave them as they were. So is a squeeze of
-    several dimensions, which torch's decompositions make, and few have.
-    """
-    aten = torch.ops.aten
-    training = [aten._native_batch_norm_legit_functional, aten.native_batch_norm_backward]  # noqa: SLF001 (its name)
-    extremes = (aten.amax.default, aten.amin.default)
-    return {
-        **core_aten_decompositions(),
-        **get_decompositions(training),
-        **{x: functools.partial(_over_all, x) for x in extremes},
-        aten.squeeze.dims: _squeezed,
-    }
-
-
-def _over_all(
-    operator: Any, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False
-) -> Any:
-    """Return a reduction of everything as one that names its dimensions: some want them named."""
-    if dim:
-        return NotImplemented
-    if not x.ndim:
-        return x.clone()
-    return operator(x, list(range(x.ndim)), keepdim)
-
-
-def _squeezed(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    gone = {x % tensor.ndim for x in dims} if tensor.ndim else set()
-    return tensor.view([x for d, x in enumerate(tensor.shape) if d not in gone or x != 1])
+def makes_integers(node: Node) -> bool:
+    """Whether a node's results are integers or booleans: a condition for `Engine.refuses`."""
+    return not any(x.is_floating_point() for x in tensors_in(value_of(node)))
 
 
 def _named(value: torch.dtype | torch.layout) -> str:
@@ -411,9 +396,12 @@ class _Plan:
                 f"the engine gave {len(made)} results where the graph has {len(self.layouts)}"
             )
         tensors = list(map(_laid_out, made, self.layouts))
-        if copied:
-            pairs = zip(tensors, made, strict=True)
-            tensors = [x.clone() if _same_memory(x, y) else x for x, y in pairs]
+        # An engine may hand out an input for what only copies it, or one buffer twice.
+        used = {given[x].data_ptr() for x in self.tensors}
+        for number, (tensor, value) in enumerate(zip(tensors, made, strict=True)):
+            if tensor.data_ptr() in used or (copied and _same_memory(tensor, value)):
+                tensors[number] = tensor.clone()
+            used.add(tensors[number].data_ptr())
         places = {"engine": tensors, "input": given}
         return [x if place == "as it is" else places[place][x] for place, x in self.sources]
 
@@ -474,8 +462,40 @@ def _outside_of_tracing() -> Iterator[None]:
 
 
 def _failed(engine: Engine, program: Program, error: Exception) -> BackbayError:
-    place = first_line(program.graph_module.graph)
+    name, place = engine.engine or engine.__name__, first_line(program.graph_module.graph)
+    found = _culprit(engine, program)
+    if found is None:
+        return BackbayError(
+            f"{name} can't compile this {program.kind} graph: {one_line(error)} "
+            f"(the graph of {place})"
+        )
+    node, alone = found
     return BackbayError(
-        f"{engine.engine or engine.__name__} can't compile this {program.kind} graph: "
-        f"{one_line(error)} (the graph of {place})"
+        f"{name} can't compile {target_name(node)} in this {program.kind} graph: "
+        f"{one_line(alone)} ({user_line(node) or f'the graph of {place}'})"
     )
+
+
+def _culprit(engine: Engine, program: Program) -> tuple[Node, Exception] | None:
+    """Return the first operator that the engine can't build by itself either, and its error.
+
+    Engines seldom name it, or by names of their own. After half a minute it is not known.
+    """
+    last, seen = time.monotonic() + _SEARCH_S, set[str]()
+    for node in program.graph_module.graph.nodes:
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        alone = taken_out([node, *(x for x in node.users if x.target is operator.getitem)])
+        for given in alone.graph.find_nodes(op="placeholder"):
+            given.meta.setdefault("val", program.constants.get(given.name))
+        known = digest(alone.graph)
+        if known in seen:
+            continue
+        if time.monotonic() > last:
+            return None
+        seen.add(known)
+        try:
+            engine.build(replace(program, graph_module=alone))
+        except Exception as error:  # noqa: BLE001 (any error is what is looked for)
+            return node, error
+    return None

@@ -15,6 +15,16 @@ def shared_array(tensor: torch.Tensor) -> Any:
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
+def aligned(tensor: torch.Tensor, multiple: int = 64) -> torch.Tensor:
+    """Return a tensor that is contiguous and begins at a multiple of so many bytes.
+
+    It is the tensor itself, where that holds. Torch's own memory begins so, a part of it need not;
+    some runtimes want it of all that they take through DLPack.
+    """
+    tensor = tensor.detach().contiguous()
+    return tensor.clone() if tensor.data_ptr() % multiple else tensor
+
+
 def as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return what an engine gave as a tensor of the same memory.
 

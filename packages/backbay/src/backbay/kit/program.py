@@ -3,7 +3,8 @@
 import contextlib
 import hashlib
 import operator
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from backbay.cache import Untrusted, cache_folder, read_bytes_cached, write_bytes_cached
+from backbay.cache import (
+    Untrusted,
+    cache_folder,
+    keep_newest,
+    mark_used,
+    read_bytes_cached,
+    write_bytes_cached,
+)
 from backbay.graph.exported import exported_program
 from backbay.graph.region import digest
 from backbay.graph.values import value_of
@@ -20,6 +28,8 @@ from backbay.kit.aot import GraphKind
 
 MOST_KEPT_BYTES = 1 << 30
 """Of one compiled region; a larger one is compiled anew in each process."""
+MOST_KEPT_BYTES_IN_ALL = 8 << 30
+"""Of all compiled regions; those that were used longest ago are removed first."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,8 @@ class Program:
         """Return what ``make`` gives, from disk where a process has made it before.
 
         The key is the graph, its constants, dtypes, shapes, options, torch, and the engine with its
-        version. What others may have written is not read; what can't be written is not kept.
+        version. What others may have written is not read; what can't be written is not kept. Where
+        more than `MOST_KEPT_BYTES_IN_ALL` would lie there, what was used longest ago is removed.
 
         Args:
             make: compiles, or converts.
@@ -76,12 +87,32 @@ class Program:
         with contextlib.suppress(Untrusted):
             known = read_bytes_cached(path)
             if known is not None:
+                mark_used(path)
                 return known
         made = make()
         if len(made) <= MOST_KEPT_BYTES:
             with contextlib.suppress(OSError):  # Untrusted is one
                 write_bytes_cached(path, made)
+                keep_newest(path.parent, MOST_KEPT_BYTES_IN_ALL)
         return made
+
+    @contextlib.contextmanager
+    def kept_file(self, name: str, write: Callable[[Path], Any]) -> Iterator[Path]:
+        """Yield a temporary file with what `kept` returns, for an engine that reads files alone.
+
+        Args:
+            name: of the file.
+            write: compiles, and writes to a path.
+        """
+
+        def made() -> bytes:
+            write(path)
+            return path.read_bytes()
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / name
+            path.write_bytes(self.kept(made, name))
+            yield path
 
     def _path(self, what: str) -> Path:
         key = hashlib.sha256()
