@@ -241,6 +241,26 @@ def test_a_changed_python_number_is_the_reason_with_its_line_and_torchs_hint(ref
     assert [x.version for x in told.calls[3].recompiles[0].reasons] == ["0/2", "0/1", "0/0"]
 
 
+def test_what_recompiles_again_and_again_is_one_finding_with_count_and_cost(reference, line):
+    told = run(reference("counting"), device="cpu")
+    found = only(x for x in told.findings if x.code == "BB202")
+    assert (found.message, found.line) == ("self.calls was 0, and changed", line("self.calls += 1"))
+    assert found.count == sum(x.kind == "value" for c in told.calls for x in c.recompiles) == 2
+    assert found.cost_s == pytest.approx(
+        sum(x.compile_s for c in told.calls for x in c.recompiles if x.kind == "value")
+    )
+    assert found.calls == (1, 3)
+
+
+def test_a_size_that_is_never_dynamic_is_told_apart_from_one_that_becomes_so():
+    class Rows(torch.nn.Module):
+        def forward(self, x):
+            return torch.stack([row.sin() for row in x])
+
+    told = run(Workload(Rows(), (torch.ones(4, 2),)))
+    assert [(x.code, x.count) for x in told.findings] == [("BB201", 2)]
+
+
 def test_a_workload_that_takes_one_batch_only_is_not_called_with_another(reference):
     told = run(reference("fixed"), device="cpu")
     assert [x.name for x in told.calls] == ["first", "again"]

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from backbay.explain import breaks, guards
+from backbay.explain import advice, breaks, guards, reasons
+from backbay.explain.findings import findings
 from backbay.explain.record import (
     BreakRecord,
     CallRecord,
@@ -62,15 +63,17 @@ def assembled(
         )
         for number, name in enumerate(run.names)
     )
+    problem = next((known[x] for x in sorted(known)), None)
     return Explanation(
         created=created,
         versions=dict(versions),
         settings=settings,
         sentence=_sentence(found, broken, made, known),
+        findings=findings(found, broken, made, problem, run.fell),
         graphs=found,
         breaks=broken,
         calls=made,
-        problem=next((known[x] for x in sorted(known)), None),
+        problem=problem,
         notes=(*run.notes, *_notes(settings, found, made, kit)),
     )
 
@@ -100,6 +103,8 @@ class _Seen:
     def function(self, compile_id: str) -> str:
         """Name the function that was traced, and where it is."""
         metrics = self.metrics.get(compile_id, {})
+        if not metrics.get("co_name"):  # torch gave up before it noted the function
+            metrics = self.metrics.get(f"{compile_id.partition('/')[0]}/0", {})
         name, file = metrics.get("co_name"), metrics.get("co_filename")
         if not name or not file:
             return ""
@@ -161,6 +166,8 @@ def _breaks(events: Iterable[Event], seen: _Seen) -> tuple[BreakRecord, ...]:
         data = event.data
         if event.compile_id in told or data.get("fail_type") not in {"Unsupported", "UserError"}:
             continue
+        if advice.LIMIT in str(data["fail_reason"]):  # it is no line of the user's
+            continue
         every.append(
             breaks.parse_failure(
                 str(data["fail_reason"]),
@@ -182,14 +189,23 @@ def _breaks(events: Iterable[Event], seen: _Seen) -> tuple[BreakRecord, ...]:
 
 
 def _recompile(event: Event, seen: _Seen) -> RecompileRecord:
+    found = [
+        msgspec.structs.replace(x, line=seen.whole(x.line))
+        for x in guards.parse_reasons(event.payload)
+    ]
+    why = reasons.told([x.failed for x in found])
+    metrics = seen.metrics.get(event.compile_id, {})
     return RecompileRecord(
         compile_id=event.compile_id,
         function=seen.function(event.compile_id),
-        reasons=tuple(
-            msgspec.structs.replace(x, line=seen.whole(x.line))
-            for x in guards.parse_reasons(event.payload)
-        ),
+        reasons=tuple(found),
         dynamic=seen.newly_dynamic(event.compile_id),
+        kind=why.kind,
+        subject=why.subject,
+        says=why.words,
+        line=next((x.line for x in found if x.says == why.words), ""),
+        compile_s=metrics.get("entire_frame_compile_time_s"),
+        limit=advice.LIMIT in str(metrics.get("fail_reason")),
     )
 
 

@@ -8,6 +8,7 @@ kept as it is.
 import re
 from typing import Any
 
+from backbay.explain import advice
 from backbay.explain.record import BreakRecord
 from backbay.reporting.lines import innermost, own, places
 
@@ -71,7 +72,7 @@ def _record(text: str, **known: Any) -> BreakRecord:
     return BreakRecord(
         reason=_flat(found["reason"]),
         explanation=_flat(found["explanation"]),
-        hints=tuple(map(_flat, hints)),
+        hints=advice.useful([_flat(x) for x in hints]),
         context=_flat(found["context"]),
         url=found["url"] or "",
         **known,
