@@ -12,7 +12,7 @@ from backbay.workloads import load
 from backbay.workloads.hf_models import own_loss
 from backbay.workloads.libraries import offline, require
 from backbay.workloads.randomise import randomise
-from backbay.workloads.reference import hf_table
+from backbay.workloads.reference import table
 from speed.model_cases.case import DTYPE, Case, mapping, words
 
 _CLASSES = {
@@ -52,7 +52,7 @@ class Text:
                 target=min(self.target, 64),
                 config={**self.config, **self.proof_config},
             )
-        tiny = hf_table()[self.kind]["tiny"]
+        tiny = table("hf")[self.kind]["tiny"]
         return dataclasses.replace(
             self,
             batch=tiny["batch"],
@@ -104,7 +104,7 @@ class Decoding(torch.nn.Module):
 def model_of(text: Text) -> tuple[torch.nn.Module, Any]:
     """Build a model with random weights; return it and its configuration."""
     transformers: Any = require("transformers", text.kind)
-    entry = hf_table()[text.kind]
+    entry = table("hf")[text.kind]
     with offline():
         config = transformers.AutoConfig.for_model(
             entry.get("type", text.kind), **{**entry.get("always", {}), **text.config}
@@ -118,7 +118,7 @@ def language(text: Text, *, train: bool, size: str) -> Workload:
     """Build a language model and its inputs."""
     sized = text.sized(size)
     model, config = model_of(sized)
-    task = hf_table()[sized.kind]["task"]
+    task = table("hf")[sized.kind]["task"]
     if task == "speech":
         frames = (sized.batch, config.num_mel_bins, 2 * config.max_source_positions)
         given = {"input_features": torch.randn(frames, dtype=DTYPE)}

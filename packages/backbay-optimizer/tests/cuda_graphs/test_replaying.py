@@ -10,8 +10,6 @@ from backbay import compile_log
 from backbay_optimizer.cuda_graphs import recording, replaying
 from backbay_optimizer.cuda_graphs.replaying import Inputs, Recordings, Replayed
 
-ALL = 1 << 30
-
 
 def at_the_same_address(value):
     """Return a tensor of the same memory, which does not keep it: as a CUDA graph has it."""
@@ -57,8 +55,7 @@ def device(monkeypatch):
         return graphs[-1], graphs[-1].results
 
     monkeypatch.setattr(recording, "captured", captured)
-    monkeypatch.setattr(replaying, "Pool", FakePool)
-    monkeypatch.setattr(replaying, "inference_pool", FakePool)
+    monkeypatch.setattr(replaying, "pool_of", FakePool)
     monkeypatch.setattr(replaying, "pool_bytes", lambda _: state.get("bytes", 0))
     monkeypatch.setattr(replaying, "_stream", lambda _: state["stream"])
     monkeypatch.setattr(replaying, "_unusual", lambda *_: None)
@@ -83,10 +80,9 @@ class Code:
         return results
 
 
-def replayed(function, *, kind="inference", shared=None, returned=ALL, **known):
+def replayed(function, *, shared=None, **known):
     code = Code(function)
-    recordings = shared or Recordings(name="ours")
-    return Replayed(code, kind, Inputs(device=0, **known), recordings, returned), code
+    return Replayed(code, Inputs(device=0, **known), shared or Recordings(name="ours")), code
 
 
 def reasons():
@@ -190,111 +186,65 @@ def test_memory_without_end(device):
     assert any("recordings would hold" in x for x in reasons())
 
 
-def pair():
-    """Forward saves what it computed between; backward reads that, and a parameter."""
-    shared = Recordings(name="ours")
-
-    def forward(w, x):
-        h = w * x
-        return [h.sin(), h, w, x]
-
-    def backward(h, w, x, tangent):
-        g = tangent * h.cos()
-        return [g * x, g * w]
-
-    made = (
-        replayed(forward, kind="forward", shared=shared, returned=1, fixed=[0])[0],
-        replayed(backward, kind="backward", shared=shared, fixed=[0, 1, 2])[0],
-    )
-    return *made, shared
-
-
-def step(forward, backward, weight, x):
-    result, *saved = forward([weight, x])
-    tangent = torch.ones_like(x)
-    return result, backward([*saved, tangent])
-
-
-def right(weight, x):
-    g = (weight * x).cos()
-    return g * x, g * weight
-
-
-def assert_right(gradients, weight, x):
-    for one, other in zip(gradients, right(weight, x), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_training_is_not_replayed(device):
-    forward, backward, _ = pair()
-    weight, results = torch.randn(3), []
-    for _ in range(5):
-        x = torch.randn(3)
-        result, gradients = step(forward, backward, weight, x)
-        results.append((result, gradients, x, weight.clone()))
-        weight.add_(0.5)
-    for result, gradients, x, then in results:
-        torch.testing.assert_close(result, (then * x).sin())
-        assert_right(gradients, then, x)
-    assert [x.replays for x in device["graphs"]] == [4, 4]
-
-
-def test_what_is_saved_is_overwritten(device):
-    forward, backward, _ = pair()
-    weight, x, y = torch.randn(3), torch.randn(3), torch.randn(3)
-    for _ in range(3):
-        step(forward, backward, weight, x)
-    replays = [z.replays for z in device["graphs"]]
-    _, *one = forward([weight, x])
-    _, *other = forward([weight, y])
-    assert [z.replays for z in device["graphs"]] == [replays[0] + 1, replays[1]]
-    tangent = torch.ones(3)
-    assert_right(backward([*other, tangent]), weight, y)  # as it is: so was its forward graph
-    assert [z.replays for z in device["graphs"]] == [replays[0] + 1, replays[1]]
-    for _ in range(2):  # as where the graph is retained
-        assert_right(backward([*one, tangent]), weight, x)
-    assert [z.replays for z in device["graphs"]] == [replays[0] + 1, replays[1] + 2]
-    _, *third = forward([weight, y])
-    assert device["graphs"][0].replays == replays[0] + 1
-    del one, third
-    forward([weight, y])
-    assert device["graphs"][0].replays == replays[0] + 2
-
-
 def test_what_is_forgotten_is_replayed(device):
-    forward, backward, shared = pair()
-    weight, x = torch.randn(3), torch.randn(3)
+    shared = Recordings(name="ours")
+    call, _ = replayed(lambda x: [x + 1], shared=shared)
     for _ in range(3):
-        step(forward, backward, weight, x)
-    _, *saved = forward([weight, x])
+        call([torch.ones(2)])
     shared.forget()
-    assert_right(backward([*saved, torch.ones(3)]), weight, x)
-    before = [z.replays for z in device["graphs"]]
-    assert before == [3, 2]
-    del saved
     for _ in range(2):
-        _, gradients = step(forward, backward, weight, x)
-        assert_right(gradients, weight, x)
-    assert [z.replays for z in device["graphs"]] == [*before, 2, 2]
+        assert call([torch.ones(2)])[0].tolist() == [2, 2]
+    assert [x.replays for x in device["graphs"]] == [2, 2]
+
+
+def test_what_is_forgotten_by_another_thread_meanwhile_is_found_again(device, monkeypatch):
+    shared = Recordings(name="ours")
+    call, _ = replayed(lambda x: [x + 1], shared=shared)
+    call([torch.ones(2)])
+    monkeypatch.setattr(replaying, "pool_bytes", lambda _: shared.forget() or 0)
+    call([torch.ones(2)])  # recorded while the other one forgets
+    assert shared.held is None
+    device["stream"] = 7
+    assert call([torch.ones(2)])[0].tolist() == [2, 2]
+    assert [x.replays for x in device["graphs"]] == [1, 1]  # none of the other stream's
 
 
 def test_what_is_switched_off_is_replayed(device):
-    forward, backward, shared = pair()
-    weight, x = torch.randn(3), torch.randn(3)
+    shared = Recordings(name="ours")
+    call, _ = replayed(lambda x: [x + 1], shared=shared)
+    for enabled in (True, True, True, False, True):
+        shared.enabled = enabled
+        call([torch.ones(2)])
+    assert [x.replays for x in device["graphs"]] == [3]
+
+
+def test_what_is_stopped_goes_on_when_switched_on(device):
+    shared = Recordings(name="ours")
+    call, _ = replayed(lambda x: [x + 1], shared=shared)
     for _ in range(3):
-        step(forward, backward, weight, x)
-    shared.enabled = False
-    _, gradients = step(forward, backward, weight, x)
-    assert_right(gradients, weight, x)
-    assert [z.replays for z in device["graphs"]] == [2, 2]
+        call([torch.ones(2)])
+    shared.stop("enough")
+    shared.enabled = True
+    assert call([torch.ones(2)])[0].tolist() == [2, 2]
+    assert [x.replays for x in device["graphs"]] == [2]
+    assert shared.held is None
+
+
+def test_two_codes_of_one_graph_replay_each_other(device):
+    shared = Recordings(name="ours")
+    one, _ = replayed(lambda x: [x + 1], shared=shared)
+    other, _ = replayed(lambda x: [x * 5], shared=shared)
+    for _ in range(4):
+        assert one([torch.ones(2)])[0].tolist() == [2, 2]
+        assert other([torch.ones(2)])[0].tolist() == [5, 5]
+    assert [x.replays for x in device["graphs"]] == [3, 3]
 
 
 def test_two_threads_replay_at_once(device):
     call, _ = replayed(lambda x: [x + 1])
     for _ in range(3):
         call([torch.ones(2)])
-    pool = call._shared.pool
-    with pool.lock:
+    with call._shared.held.pool.lock:
         assert call([torch.ones(2)])[0].tolist() == [2, 2]
     assert device["graphs"][0].replays == 2
     assert any("another thread was replaying" in x for x in reasons())

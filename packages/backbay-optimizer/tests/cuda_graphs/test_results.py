@@ -5,12 +5,15 @@ import torch
 
 from backbay_optimizer.cuda_graphs.results import NotCopied, Results
 
-ALL = 1 << 30
-
 
 def memory(tensors):
-    owners = [x.untyped_storage().data_ptr() for x in tensors]
+    """Return where each tensor's memory is, as the first tensor that is there."""
+    owners = memory_of(tensors)
     return [owners.index(x) for x in owners]
+
+
+def memory_of(tensors):
+    return [x.untyped_storage().data_ptr() for x in tensors]
 
 
 def assert_alike(made, recorded):
@@ -38,7 +41,7 @@ def test_results_are_laid_out_otherwise():
         torch.ones(5, dtype=torch.bool),
         torch.tensor(2.0),
     ]
-    results = Results(recorded, [], ALL)
+    results = Results(recorded, [])
     for _ in range(2):
         base.add_(1)
         made = results.make([])
@@ -46,13 +49,9 @@ def test_results_are_laid_out_otherwise():
         assert not set(memory_of(made)) & set(memory_of(recorded))
 
 
-def memory_of(tensors):
-    return [x.untyped_storage().data_ptr() for x in tensors]
-
-
 def test_a_result_twice_is_two():
     one = torch.randn(3)
-    made = Results([one, one, None, 7], [], ALL).make([])
+    made = Results([one, one, None, 7], []).make([])
     assert made[0] is made[1]
     assert made[2:] == [None, 7]
 
@@ -61,7 +60,7 @@ def test_an_input_is_copied():
     buffer, parameter = torch.randn(4, 6), torch.randn(6)
     recorded = [buffer, buffer[1:], parameter, parameter[2:]]
     x = torch.randn(5, 6)[1:]
-    made = Results(recorded, [buffer, parameter], ALL).make([x, parameter])
+    made = Results(recorded, [buffer, parameter]).make([x, parameter])
     assert made[0] is x
     assert made[2] is parameter
     assert torch.equal(made[1], x[1:])
@@ -69,22 +68,17 @@ def test_an_input_is_copied():
     assert made[3].data_ptr() == parameter[2:].data_ptr()
 
 
-def test_what_is_kept_is_copied():
-    shared, saved = torch.randn(8), torch.randn(8)
-    recorded = [shared[:4], shared, saved, saved[2:], saved]
-    results = Results(recorded, [], 1)
-    assert memory_of(results.kept) == memory_of([saved, saved])
-    made = results.make([])
-    assert memory(made) == [0, 0, 2, 2, 2]
-    assert made[0].untyped_storage().data_ptr() != shared.untyped_storage().data_ptr()
-    assert made[2].data_ptr() == saved.data_ptr()
-    assert made[2] is made[4]
-    assert made[2] is not saved
-
-
 def test_nothing_is_something():
     recorded = [torch.empty(0, 3), torch.empty(3, 0).t(), torch.empty(0)]
-    assert_shapes(Results(recorded, [], ALL).make([]), recorded)
+    assert_shapes(Results(recorded, []).make([]), recorded)
+    empty = torch.empty(0, dtype=torch.int32)
+    assert_shapes(Results(recorded, [empty]).make([empty]), recorded)
+
+
+def test_two_results_of_one_storage_are_apart():
+    base = torch.randn(6)
+    recorded = [base[:4], base[2:]]
+    assert_alike(Results(recorded, []).make([]), recorded)
 
 
 def assert_shapes(made, recorded):
@@ -92,7 +86,7 @@ def assert_shapes(made, recorded):
 
 
 def test_inference_mode_makes_ordinary_tensors():
-    results = Results([torch.randn(3), torch.randn(4, 4)[:, 1]], [], ALL)
+    results = Results([torch.randn(3), torch.randn(4, 4)[:, 1]], [])
     with torch.inference_mode():
         assert all(x.is_inference() for x in results.make([]))
     assert not any(x.is_inference() for x in results.make([]))
@@ -105,10 +99,10 @@ def test_inference_mode_makes_ordinary_tensors():
 )
 def test_what_can_not_be_made_again_is_made(value):
     with pytest.raises(NotCopied):
-        Results([value], [], ALL)
+        Results([value], [])
 
 
 def test_an_input_of_another_type_is_made():
     x = torch.randn(4)
     with pytest.raises(NotCopied):
-        Results([x.view(torch.int32)], [x], ALL)
+        Results([x.view(torch.int32)], [x])

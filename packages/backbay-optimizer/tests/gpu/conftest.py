@@ -1,6 +1,11 @@
 """What tests on a GPU share."""
 
+import sys
+from pathlib import Path
+
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for what tests of two files read
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +18,20 @@ def _fresh(monkeypatch, tmp_path):
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
     torch.compiler.reset()
     backbay.reset()
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """What is replayed, one recording a call; the compile log is empty."""
+    from backbay import compile_log
+    from backbay_optimizer.cuda_graphs.recording import Recording
+
+    counted, replay = [], Recording.replay
+
+    def counting(self, inputs):
+        counted.append(self)
+        return replay(self, inputs)
+
+    monkeypatch.setattr(Recording, "replay", counting)
+    compile_log.clear()
+    return counted

@@ -240,8 +240,8 @@ def test_places_are_timed_wrongly_or_change_results(tmp_path, monkeypatch):
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
     model, x = Stack(64, 3), channels_last(samples(torch.bfloat16, 32, 64, 64, 64))
     assert_right(model, x, options={"tune": "full"})
-    (site,) = kept_keys(tmp_path, cache.SiteTiming)
-    assert cache.read_site(site).ratio > 0
+    (site,) = kept_keys(tmp_path, cache.PairTiming)
+    assert cache.read_timing(site).ratio > 0
     assert len(kept_keys(tmp_path, cache.Choice)) == 1
 
 

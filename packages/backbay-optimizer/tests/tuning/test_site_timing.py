@@ -16,7 +16,7 @@ from backbay.kit.passes import graph_pass
 from backbay_optimizer.backend import Optimizing
 from backbay_optimizer.passes.match_sites import MatchSite, MatchSites
 from backbay_optimizer.tuning import cache, site_timing, variants
-from backbay_optimizer.tuning.cache import SiteTiming
+from backbay_optimizer.tuning.cache import PairTiming
 
 LARGE = 100
 PAUSE_S = 0.003
@@ -86,7 +86,7 @@ def compiled(backend, tune="full"):
 
 
 def kept(tmp_path):
-    return kept_keys(tmp_path, SiteTiming)
+    return kept_keys(tmp_path, PairTiming)
 
 
 def test_a_rewrite_holds_everywhere_or_nowhere(tmp_path, reports):
@@ -220,15 +220,15 @@ def test_nothing_is_taken_out_where_nobody_asks(monkeypatch):
 
 @pytest.mark.parametrize(("low", "expected"), [(1.001, 1), (0.999, 0)])
 def test_noise_leaves_a_site_out(monkeypatch, low, expected):
-    found = SiteTiming(ratio=1.1, interval=(low, 1.2), created="")
-    monkeypatch.setattr(cache, "read_site", lambda _: found)
+    found = PairTiming(ratio=1.1, interval=(low, 1.2), created="")
+    monkeypatch.setattr(cache, "read_timing", lambda _: found)
     assert len(slower(sites_of(BEFORE, torch.ones(LARGE)))) == expected
 
 
 def test_a_broken_entry_is_trusted(tmp_path):
-    found = SiteTiming(ratio=1.5, interval=(1.4, 1.6), created="now")
-    cache.write_site("key", found)
-    assert cache.read_site("key") == found
+    found = PairTiming(ratio=1.5, interval=(1.4, 1.6), created="now")
+    cache.write_timing("key", found)
+    assert cache.read_timing("key") == found
     assert cache.read("key") is None
     spoil(tmp_path)
-    assert cache.read_site("key") is None
+    assert cache.read_timing("key") is None

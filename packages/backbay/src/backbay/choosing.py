@@ -18,9 +18,10 @@ from backbay.decisions.place import place_on
 from backbay.decisions.standing import why_not
 from backbay.graph.region import captured_digest
 from backbay.proof import Step, Workload
+from backbay.proof.sequence import mixed
 from backbay.race import Limits, Objective, Report, run
 from backbay.race.api import entrants
-from backbay.race.compiler import compiler_of
+from backbay.race.compiler import Compiler, compiler_of
 from backbay.race.objective import Kind
 from backbay.race.record import EAGER
 from backbay.race.requests import ArmSetup
@@ -56,6 +57,8 @@ def choose(
     objective: Objective | Kind = "throughput",
     train: bool = False,
     loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None = None,
+    further: Sequence[tuple[Sequence[Any], Mapping[str, Any]]] = (),
     dynamic: bool | None = None,
     fullgraph: bool = False,
     limits: Limits | None = None,
@@ -78,6 +81,10 @@ def choose(
         objective: what is decided by; a total needs an `Objective` with its calls.
         train: whether a step is forward and backward.
         loss: from the model's output to what backward starts from.
+        optimizer: makes an optimizer of parameters; its step is timed with forward and backward, on
+            copies.
+        further: positional and keyword inputs of further calls, for example of other shapes: what
+            is decided holds for the mix.
         dynamic: as torch.compile takes it.
         fullgraph: likewise.
         limits: how long things may take.
@@ -92,7 +99,14 @@ def choose(
         objective = Objective(kind=objective)
     if not objective.margin:
         objective = msgspec.structs.replace(objective, margin=GAIN)
-    workload = Workload(model, tuple(args), dict(kwargs or {}), loss=loss)  # type: ignore[arg-type] # a function becomes a module
+    workload = Workload(
+        model,  # type: ignore[arg-type] # a function becomes a module
+        tuple(args),
+        dict(kwargs or {}),
+        further=tuple((tuple(x), dict(y)) for x, y in further),
+        loss=loss,
+        optimizer=optimizer,
+    )
     asked = _Asked(model, workload, train, dynamic, fullgraph, registry)
     store = store or Store()
     raced = [x.name for x in entrants(arms, scopes, asked.device.type, registry)]
@@ -159,9 +173,10 @@ class _Asked:
             found.append(captured_digest(graph_module))
             return graph_module.forward
 
-        step = Step(self.workload, train=self.train)
+        row = mixed(self.workload)
+        looking = Compiler(backend=look, keywords={"dynamic": self.dynamic})
         torch._dynamo.reset()  # noqa: SLF001 (torch.compiler.reset is this, since 2.1)
-        step(torch.compile(self.workload.model, backend=look, dynamic=self.dynamic))
+        Step(row, train=self.train)(looking.applied(row.model))
         torch._dynamo.reset()  # noqa: SLF001
         return list(dict.fromkeys(found))
 

@@ -119,3 +119,8 @@ def test_the_digest_is_of_all_that_a_race_depends_on(plan, tmp_path):
         assert msgspec.structs.replace(unit, **{name: value}).digest != digest, name
     model.write_text("def model(): return 1\n")
     assert unit.digest != digest
+
+
+def test_a_list_within_a_list_of_batches_is_a_mix(plan):
+    found = plan(SMALL + "batch = [4, [1, 8]]")
+    assert [x.batch for x in found.units] == [4, (1, 8)]

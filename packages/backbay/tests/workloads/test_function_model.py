@@ -25,6 +25,31 @@ def by_closure():
     return closing
 
 
+def in_a_comprehension(x):
+    return sum([SHARED(y) for y in x.split(1)])
+
+
+def around(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args)
+
+    return wrapper
+
+
+def by_default(x, model=SHARED, *, other=torch.nn.Linear(4, 4)):  # noqa: B008 (one for all calls)
+    return other(model(x))
+
+
+def recursive():
+    module = torch.nn.Linear(4, 4)
+
+    def again(x, times=2):
+        return again(module(x), times - 1) if times else x
+
+    return again
+
+
 class Pipeline:
     def __init__(self):
         self.decoder = torch.nn.Linear(4, 4)
@@ -47,6 +72,11 @@ def several():
         "method of an object": (Pipeline().decode, 4),
         "object": (Pipeline(), 4),
         "partial": (bound, 3),
+        "comprehension": (in_a_comprehension, 2),
+        "decorated": (around(by_closure()), 3),
+        "decorated by torch": (torch.enable_grad()(by_global), 2),
+        "default": (by_default, 4),
+        "recursive": (recursive(), 2),
         "nothing": (torch.relu, 0),
     }
 

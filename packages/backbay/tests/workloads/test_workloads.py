@@ -23,9 +23,9 @@ DIFFUSERS = [name for name in known() if name.startswith("diffusers:")]
 
 def need_models(reference):
     """Skip where the library is absent; its import must come after torchvision's repair."""
-    package = PACKAGES.get(reference.partition(":")[0])
-    if package is not None and importlib.util.find_spec(package) is None:
-        pytest.skip(f"needs {package}")
+    for package in PACKAGES.get(reference.partition(":")[0], ())[:1]:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
 
 
 def build(reference, *, dtype=torch.float32, train=False, seed=0):
@@ -35,6 +35,11 @@ def build(reference, *, dtype=torch.float32, train=False, seed=0):
 
 def run(workload):
     return workload.model(*workload.args, **workload.kwargs)
+
+
+def inputs_of(workload):
+    leaves = pytree.tree_leaves((workload.args, dict(workload.kwargs)))
+    return [x for x in leaves if torch.is_tensor(x)]
 
 
 def tensors(tree):
@@ -241,18 +246,28 @@ def test_random_weights_are_not_randomised_again():
 
 
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("reference", ["decoder", "hf:t5", "hf:whisper", "hf:vit", "timm:resnet18"])
+@pytest.mark.parametrize(
+    "reference", ["decoder", "hf:t5", "hf:whisper", "hf:vit", "timm:resnet18", *DIFFUSERS]
+)
 def test_reduced_form_runs_the_same_model_on_less(reference, train):
     workload = build(reference, train=train)
     reduced = workload.reduced()
     assert reduced.model is workload.model
     assert reduced.name == workload.name
-    size = sum(t.numel() for t in pytree.tree_leaves((reduced.args, dict(reduced.kwargs))))
-    full = sum(t.numel() for t in pytree.tree_leaves((workload.args, dict(workload.kwargs))))
+    size, full = (sum(t.numel() for t in inputs_of(x)) for x in (reduced, workload))
     assert size < full or reference.startswith("timm:")  # two images cannot be fewer
     output = run(reduced)
-    if train:
+    if train and reduced.loss is not None:
         reduced.loss(output).backward()
+
+
+@pytest.mark.parametrize("reference", ["decoder", "hf:bert", "timm:resnet18"])
+def test_another_batch_can_be_trained_on(reference):
+    need_models(reference)
+    workload = load(reference, seed=0, dtype=torch.float32, device=CPU, train=True, batch=5)
+    assert {len(x) for x in inputs_of(workload)} == {5}
+    workload.loss(run(workload)).backward()
+    assert workload.name == f"{reference}@tiny, batch 5"
 
 
 def test_nothing_may_reach_the_hub_and_the_setting_is_left_as_found():

@@ -11,7 +11,7 @@ import torch
 _lock = threading.Lock()
 _streams: dict[int, torch.cuda.Stream] = {}
 _pools: "weakref.WeakSet[Pool]" = weakref.WeakSet()
-_inference: "weakref.WeakValueDictionary[tuple[int, int], Pool]" = weakref.WeakValueDictionary()
+_by_stream: "weakref.WeakValueDictionary[tuple[int, int], Pool]" = weakref.WeakValueDictionary()
 
 
 class Pool:
@@ -43,11 +43,11 @@ class Pool:
         self.bytes = sum(x["total_size"] for x in mine)
 
 
-def inference_pool(index: int, stream: int) -> Pool:
-    """Return the pool of all inference in a stream, whose recordings keep nothing between calls."""
-    pool = _inference.get((index, stream))
+def pool_of(index: int, stream: int) -> Pool:
+    """Return the pool of all recordings in a stream: they keep nothing between calls."""
+    pool = _by_stream.get((index, stream))
     if pool is None:
-        pool = _inference[index, stream] = Pool(index, stream)
+        pool = _by_stream[index, stream] = Pool(index, stream)
     return pool
 
 
@@ -97,7 +97,7 @@ def captured(pool: Pool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, 
 def _recover(pool: Pool, current: torch.cuda.Stream, side: torch.cuda.Stream) -> None:
     """Undo what torch leaves behind where a capture does not end well."""
     torch.cuda.set_stream(current)
-    _inference.pop((pool.index, pool.stream), None)  # nothing more is captured into it
+    _by_stream.pop((pool.index, pool.stream), None)  # nothing more is captured into it
     with contextlib.suppress(RuntimeError):  # the capture did end: nothing is left
         torch._C._cuda_endAllocateToPool(pool.index, pool.handle)  # noqa: SLF001 (its only home)
         torch._C._cuda_releasePool(pool.index, pool.handle)  # noqa: SLF001 (as above)

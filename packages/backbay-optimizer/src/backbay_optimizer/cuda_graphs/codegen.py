@@ -6,7 +6,6 @@ own ``cudagraph_policy`` sees such code too, and is only in torch 2.13 and later
 """
 
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,12 +14,10 @@ from torch.fx import GraphModule
 
 from backbay.graph.values import are_numbers
 from backbay.kit.codegen import Codegen, Compiled
-from backbay_optimizer.cuda_graphs.replaying import Inputs, Kind, Recordings, Replayed
+from backbay_optimizer.cuda_graphs.replaying import Inputs, Recordings, Replayed
 from backbay_optimizer.cuda_graphs.safety import refusal
 
-ALL = sys.maxsize
-KINDS: tuple[Kind, ...] = ("inference",)
-"""The graphs that are recorded. Of training, not every case was shown to be safe on a GPU."""
+TRAINING = "training has no CUDA graph: it is not recorded"
 
 
 class Decide(Protocol):
@@ -50,7 +47,7 @@ def replaying(
     Args:
         mode: as torch.compile takes it; CUDA graphs that it asks for are these.
         options: Inductor's.
-        plain: compiles graphs of training, which are not recorded yet.
+        plain: compiles graphs of training, which are not recorded.
         name: what the compile log calls the backend.
         share: the part of a device's memory that all recordings together may hold.
         decide: whether recordings are used. Default: always.
@@ -64,7 +61,7 @@ def replaying(
 
         recordings = Recordings(name=name, share=share)
         if _trains(graph_module, example_inputs):
-            recordings.say("training has no CUDA graph: it is not recorded yet")
+            recordings.say(TRAINING)
             return plain(graph_module, example_inputs)
         settings = sorted((key, _known_by(x)) for key, x in patches.items())
         # Before Inductor has the graph: it changes it.
@@ -103,24 +100,18 @@ def _inner_compile(
     )
 
     unsafe = get_first_incompatible_cudagraph_node(graph_module)
-    kind: Kind = "backward" if given.get("is_backward") else "forward"
-    if given.get("is_inference"):
-        kind = "inference"
-    returned = _returned() if kind == "forward" else ALL
     code = compile_fx_inner(graph_module, example_inputs, **given)
     if not isinstance(code, CompiledFxGraph) or "cuda" not in code.device_types:
+        return code
+    if not given.get("is_inference"):
+        shared.say(TRAINING)
         return code
     why = refusal(code, graph_module, example_inputs, given)
     if unsafe is not None:
         why = f"{unsafe.target} is not safe in one"
-    if kind not in KINDS:
-        why = "training is not recorded yet"
-    if returned is None:
-        why = why or "what it returns is not told from what it saves"
     if why is not None:
-        shared.say(f"{kind} graph has no CUDA graph: {why}")
+        shared.say(f"inference graph has no CUDA graph: {why}")
         return code
-    assert returned is not None
     inputs = Inputs(
         device=next(iter(code.device_idxs)),
         integers=[i for i, x in enumerate(example_inputs) if not isinstance(x, torch.Tensor)],
@@ -128,21 +119,9 @@ def _inner_compile(
         fixed=list(given.get("static_input_idxs") or ()),
     )
     assert code.current_callable is not None
-    code.current_callable = Replayed(code.current_callable, kind, inputs, shared, returned)
+    code.current_callable = Replayed(code.current_callable, inputs, shared)
     return code
 
 
 def _is_symbolic(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not are_numbers((*value.shape, *value.stride()))
-
-
-def _returned() -> int | None:
-    """Return how many results of a forward graph leave compiled code; None if nobody says."""
-    context = torch._guards.TracingContext.try_get()  # noqa: SLF001 (its only home)
-    metadata = context.fw_metadata if context is not None else None
-    if metadata is None or metadata.tokens:
-        return None
-    kinds = metadata.subclass_fw_graph_out_meta
-    if any(type(x).__name__ == "SubclassCreationMeta" for x in kinds):
-        return None
-    return int(metadata.num_forward_returns)

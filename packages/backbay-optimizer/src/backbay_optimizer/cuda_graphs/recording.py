@@ -16,7 +16,7 @@ class Recording:
     """Compiled code, recorded for inputs of the same sizes, some of them at the same addresses."""
 
     def __init__(
-        self, code: Boxed, inputs: Sequence[Any], fixed: Sequence[int], pool: Pool, returned: int
+        self, code: Boxed, inputs: Sequence[Any], fixed: Sequence[int], pool: Pool
     ) -> None:
         """Capture the code; nothing is computed.
 
@@ -25,7 +25,6 @@ class Recording:
             inputs: its inputs.
             fixed: which of them, tensors, are read where they are; the others are copied.
             pool: where its memory is.
-            returned: as `Results` takes it.
 
         Raises:
             NotCopied: its inputs or results can't be copied.
@@ -34,7 +33,6 @@ class Recording:
         self._fixed = list(fixed)
         tensors = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
         self._addresses = [inputs[i].data_ptr() for i in self._fixed]
-        self._memory = {inputs[i].untyped_storage().data_ptr() for i in fixed}
         self._copied = [i for i in tensors if i not in set(fixed)]
         if any(overlaps(inputs[i]) for i in self._copied):
             raise NotCopied("an input overlaps itself: it is expanded")
@@ -42,34 +40,17 @@ class Recording:
         places: dict[Any, list[int]] = {}
         for place, buffer in enumerate(self._buffers):
             places.setdefault(buffer.dtype, []).append(place)
-        self._groups = [x for x in places.values() if x]
+        self._groups = list(places.values())
         given = list(inputs)
         for i, buffer in zip(self._copied, self._buffers, strict=True):
             given[i] = buffer
         boxed = list(given)  # the code clears it
         self._graph, recorded = captured(pool, lambda: code(boxed))
-        self._results = Results(recorded, given, returned)
-        self._kept = [x.untyped_storage() for x in self._results.kept]
-        self._nobodys = [_owners_of(x) for x in self._kept]
+        self._results = Results(recorded, given)
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether what is read where it is, is where it was."""
         return [inputs[i].data_ptr() for i in self._fixed] == self._addresses
-
-    def is_read(self) -> bool:
-        """Whether somebody has what an earlier replay kept."""
-        counts = zip(self._kept, self._nobodys, strict=True)
-        return any(_owners_of(x) > nobodys for x, nobodys in counts)
-
-    @property
-    def keeps(self) -> frozenset[int]:
-        """The addresses of what a replay keeps for the backward graph."""
-        return frozenset(x.data_ptr() for x in self._kept)
-
-    @property
-    def reads(self) -> frozenset[int]:
-        """The addresses of the memory that is read where it is."""
-        return frozenset(self._memory)
 
     def replay(self, inputs: list[Any]) -> list[Any]:
         """Return what the code gives for these inputs, which fit; the list is cleared."""
@@ -85,8 +66,3 @@ class Recording:
 def _like(value: torch.Tensor) -> torch.Tensor:
     """Return memory of the same layout."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-
-
-def _owners_of(storage: torch.UntypedStorage) -> int:
-    count: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 (CUDA graph trees' own)
-    return count

@@ -31,35 +31,26 @@ class Results:
     """How the results of a recording are made anew in each call.
 
     - An input that was handed through is the caller's own, and a view of one is a view of that.
-    - What is kept stays in the memory of the recording, until nobody has it any more.
     - All else is copied: each tensor, or its whole storage where several share one.
     """
 
-    def __init__(self, recorded: Sequence[Any], inputs: Inputs, returned: int) -> None:
+    def __init__(self, recorded: Sequence[Any], inputs: Inputs) -> None:
         """Find out how the results lie in memory.
 
         Args:
             recorded: what was captured.
             inputs: what it was captured with.
-            returned: how many of the results, the first, are the caller's; the others are kept,
-                unless they share memory with those.
 
         Raises:
             NotCopied: a result can't be made once more.
         """
         self._inputs = inputs
-        self._owners = {_memory(x): i for i, x in enumerate(inputs) if _has_memory(x)}
+        self._owners = {_memory(x): i for i, x in enumerate(inputs) if _memory(x)}
         self._sources: list[torch.Tensor] = []
         self._storages: dict[int, int] = {}
         """Each storage that is copied whole, to its number among what is copied."""
         self._seen: dict[int, int] = {}
-        own = [x for x in recorded if _has_memory(x) and _memory(x) not in self._owners]
-        self._shared = Counter(_memory(x) for x in {id(x): x for x in own}.values())
-        theirs = {_memory(x) for x in recorded[:returned] if _has_memory(x)}
-        keeps = [x for x in own if _memory(x) not in theirs]
-        self._kept_memory = {_memory(x) for x in keeps}
-        self.kept = list({id(x): x for x in keeps}.values())
-        """Tensors of the recording that the caller gets as they are."""
+        self._shared = Counter(_memory(x) for x in {id(x): x for x in recorded}.values())
         self._steps = [self._step(number, x) for number, x in enumerate(recorded)]
         self._inputs = ()
         by_kind: dict[Any, list[int]] = {}
@@ -76,7 +67,7 @@ class Results:
             copy_all([call.copies[x] for x in group], [self._sources[x] for x in group])
         return call.results
 
-    def _step(self, number: int, value: Any) -> _Step:  # noqa: PLR0911 (a case each)
+    def _step(self, number: int, value: Any) -> _Step:
         if not isinstance(value, torch.Tensor):
             return lambda _: value
         owned = next((i for i, x in enumerate(self._inputs) if x is value), None)
@@ -87,11 +78,10 @@ class Results:
         same = self._seen.setdefault(id(value), number)
         if same != number:
             return lambda call: call.results[same]
-        if _has_memory(value) and _memory(value) in self._owners:
-            return self._of_input(value, self._owners[_memory(value)])
-        if _has_memory(value) and _memory(value) in self._kept_memory:
-            return lambda _: value.detach()
-        if _has_memory(value) and self._shared[_memory(value)] > 1:
+        memory = _memory(value)
+        if memory in self._owners:
+            return self._of_input(value, self._owners[memory])
+        if memory and self._shared[memory] > 1:
             return self._of_storage(value)
         if overlaps(value):
             raise NotCopied("a result overlaps itself")
@@ -155,12 +145,10 @@ def copy_all(to: list[torch.Tensor], what: list[torch.Tensor]) -> None:
         torch._foreach_copy_(to, what)
 
 
-def _has_memory(value: Any) -> bool:
-    strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
-    return strided and value.untyped_storage().data_ptr() != 0
-
-
-def _memory(value: torch.Tensor) -> int:
+def _memory(value: Any) -> int:
+    """Return where the memory of a tensor begins; 0 where it has none."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return 0
     return value.untyped_storage().data_ptr()
 
 

@@ -12,8 +12,6 @@ from backbay.graph.values import value_of
 
 WAITS = ("item", "tolist", "cpu", "nonzero", "synchronize")
 """Methods that wait for the device, or copy from it."""
-NAMESPACES = {"inductor_ops": "inductor", "extern_kernels": "aten"}
-"""What Inductor's code calls them, where that is not their name."""
 SAFE: Mapping[str, re.Pattern[str]] = {
     # Triton's, cuDNN's and cuBLAS's kernels alone: they wait for nothing.
     "backbay": re.compile(r".*"),
@@ -39,7 +37,6 @@ SAFE: Mapping[str, re.Pattern[str]] = {
     "prims": re.compile(r".*"),
 }
 """By namespace, operators that were read or seen to do nothing but hand over work."""
-SPACES = {*SAFE, *NAMESPACES}
 
 
 def refusal(
@@ -79,17 +76,26 @@ def _reasons(
 
 def _unsafe(source: str) -> Iterator[str]:
     # Comments and the sources of kernels, which are text, name operators that are not called.
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    spaces = {"extern_kernels": "aten", **dict(_aliases(tree))}
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):
             continue
         *owners, name = ast.unparse(node).split(".")
         if name in WAITS:
             yield f"it waits for the device: {name}"
         if owners[:2] == ["torch", "ops"]:
-            owners = owners[2:]
-        if len(owners) == 1 and owners[0] in SPACES:
-            space = NAMESPACES.get(owners[0], owners[0])
-            if SAFE[space].fullmatch(name) is None:
-                yield f"{space}.{name} is not known to be safe in a CUDA graph"
-        elif ast.unparse(node).startswith("torch.ops.") and len(owners) == 1:
-            yield f"{owners[0]}.{name} is not known to be safe in a CUDA graph"
+            space = owners[2] if len(owners) == 3 else None  # noqa: PLR2004 (torch.ops.SPACE)
+        else:
+            space = spaces.get(".".join(owners))
+        if space is not None and not (space in SAFE and SAFE[space].fullmatch(name)):
+            yield f"{space}.{name} is not known to be safe in a CUDA graph"
+
+
+def _aliases(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield what the code calls a namespace of operators, and the namespace."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            *owners, name = ast.unparse(node.value).split(".")
+            if owners == ["torch", "ops"]:
+                yield ast.unparse(node.targets[0]), name

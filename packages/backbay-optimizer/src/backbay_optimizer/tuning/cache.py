@@ -13,8 +13,8 @@ from backbay.decisions import Store, StoreError
 from backbay_optimizer.passes.match_sites import is_site
 
 
-class SiteTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """One match site's, alone; or, of a whole graph, of its CUDA graphs."""
+class PairTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """Two ways side by side: of one match site, alone; or of a whole graph, with CUDA graphs."""
 
     ratio: float
     """Time of what the rewrite makes of it, or of a replay, by that of what Inductor does."""
@@ -65,31 +65,21 @@ def write(key: str, choice: Choice) -> None:
     _keep(key, choice)
 
 
-def read_site(key: str) -> SiteTiming | None:
-    """Return what is known of a match site."""
-    return _store().measured(SiteTiming, key)
+def read_timing(key: str) -> PairTiming | None:
+    """Return what is known of a match site, or of a graph's replay."""
+    return _store().measured(PairTiming, key)
 
 
-def write_site(key: str, found: SiteTiming) -> None:
-    """Keep what was measured of a match site, as `write` does of a graph."""
+def write_timing(key: str, found: PairTiming) -> None:
+    """Keep what was measured, as `write` does."""
     _keep(key, found)
-
-
-def read_replay(key: str) -> SiteTiming | None:
-    """Return what is known of a graph's replay."""
-    return _store().measured(SiteTiming, f"cuda_graphs {key}")
-
-
-def write_replay(key: str, found: SiteTiming) -> None:
-    """Keep what was measured of a graph's replay, as `write` does of a graph."""
-    _keep(f"cuda_graphs {key}", found)
 
 
 def _store() -> Store:
     return Store(on_problem=lambda why: _note(f"what was known is measured again: {why}"))
 
 
-def _keep(key: str, kept: Choice | SiteTiming) -> None:
+def _keep(key: str, kept: Choice | PairTiming) -> None:
     try:
         _store().keep_measured(key, kept)
     except StoreError as error:

@@ -6,7 +6,6 @@ graph, whose fusions around the site it does not see; so it only proposes what i
 """
 
 import copy
-import datetime as dt
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,10 +17,9 @@ from torch.fx import GraphModule
 from backbay.graph.values import are_numbers, value_of
 from backbay.kit.codegen import Codegen
 from backbay.kit.passes import Pass, PassContext
-from backbay.timing import stats
 from backbay_optimizer.passes.match_sites import MatchSite
 from backbay_optimizer.tuning import cache, variants
-from backbay_optimizer.tuning.cache import SiteTiming
+from backbay_optimizer.tuning.cache import PairTiming
 
 BUDGET_S = 0.5
 """Seconds for the timing of one match site."""
@@ -50,14 +48,14 @@ def slower(
 
 def _found(
     site: MatchSite, passes: Mapping[str, Pass], generate: Codegen, settings: Any
-) -> SiteTiming | None:
+) -> PairTiming | None:
     values = [value_of(x) for x in site.region.graph.find_nodes(op="placeholder")]
     if not all(map(_can_be_made, values)):
         return None
     rewrite = passes[site.rewrite]
     parts = (site.name, rewrite.uuid(), settings, variants.machine(values))
     key = hashlib.sha256(repr(parts).encode()).hexdigest()
-    known = cache.read_site(key)
+    known = cache.read_timing(key)
     if known is not None:
         return known
     try:
@@ -65,7 +63,7 @@ def _found(
     except Exception:  # noqa: BLE001 (whatever it is: the site is timed with the whole graph)
         return None
     if found is not None:
-        cache.write_site(key, found)
+        cache.write_timing(key, found)
     return found
 
 
@@ -89,7 +87,7 @@ def _made(value: torch.Tensor) -> torch.Tensor:
 
 def _measured(
     region: GraphModule, rewrite: Pass, inputs: Sequence[Any], generate: Codegen
-) -> SiteTiming | None:
+) -> PairTiming | None:
     rewritten = copy.deepcopy(region)
     if not rewrite.run(rewritten, PassContext(alone=True)):
         return None
@@ -98,7 +96,4 @@ def _measured(
         arms = {variants.ALL: generate(rewritten, inputs)}
         without = (rewrite.name,)
         arms[without] = generate(copy.deepcopy(region), inputs)
-        samples = variants.timed(arms, inputs, BUDGET_S)
-    ratio, interval = stats.ratio(samples[variants.ALL], samples[without])
-    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    return SiteTiming(ratio=ratio, interval=interval, created=now)
+        return variants.compared(arms, without, inputs, BUDGET_S)

@@ -25,7 +25,7 @@ from backbay.graph.region import described
 from backbay.graph.values import value_of
 from backbay.kit.codegen import Compiled
 from backbay.kit.passes import Pass
-from backbay_optimizer.tuning.cache import Choice
+from backbay_optimizer.tuning.cache import Choice, PairTiming
 
 BUDGET_S = 2.0
 """Seconds for the timing of one graph."""
@@ -170,6 +170,24 @@ def timed(
     return {off: [x[",".join(off)] for x in taken] for off in arms}
 
 
+def compared(
+    arms: Arms, plain: tuple[str, ...], args: Sequence[Any], budget_s: float
+) -> PairTiming:
+    """Time the variant that leaves nothing out beside another one, as `timed` does.
+
+    Args:
+        arms: both of them.
+        plain: what the other one leaves out.
+        args: their inputs.
+        budget_s: seconds for all of it.
+    """
+    from backbay.timing import stats  # noqa: PLC0415 (as above)
+
+    samples = timed(arms, args, budget_s)
+    ratio, interval = stats.ratio(samples[ALL], samples[plain])
+    return PairTiming(ratio=ratio, interval=interval, created=_now())
+
+
 def _copied(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
@@ -214,5 +232,9 @@ def chosen(samples: Mapping[tuple[str, ...], Sequence[float]], fired: Sequence[s
         gain=gain,
         interval=interval,
         milliseconds={",".join(off): x for off, x in medians.items()},
-        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        created=_now(),
     )
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

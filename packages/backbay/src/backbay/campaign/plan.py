@@ -17,7 +17,7 @@ from backbay.race.objective import Kind, parse_size
 from backbay.ranges import check_seconds, check_seed
 from backbay.registry import Registry, target
 from backbay.workloads.reference import check
-from backbay.workloads.setup import Mode, check_device, check_dtype
+from backbay.workloads.setup import Mode, check_device, check_dtype, sizes
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,8 +29,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = "infer"
     dtype: str = "float32"
     device: str
-    batch: int | None = None
-    """Rows of its inputs, where they are others than its own."""
+    batch: int | tuple[int, ...] | None = None
+    """Rows of its inputs, where they are others than its own; several are called in turn."""
     arms: tuple[str, ...]
     scopes: tuple[str, ...] = ("whole",)
     dynamic: bool | None = None
@@ -57,7 +57,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
     mode: list[Mode] | Mode | None = None
     dtype: list[str] | str | None = None
     device: list[str] | str | None = None
-    batch: list[int] | int | None = None
+    batch: list[int | tuple[int, ...]] | int | None = None
     scopes: list[str] | str | None = None
     dynamic: bool | None = None
     fullgraph: bool | None = None
@@ -142,8 +142,7 @@ def _units(document: _Document, entry: _Workload, registry: Registry) -> Iterato
         check(entry.name, size)
         check_dtype(dtype)
         check_device(device, registry)
-        if batch is not None and batch < 1:
-            raise InputError(f"a batch has at least one row, not {batch}")
+        batch = sizes(batch)  # noqa: PLW2901 (as a setup has it)
         yield Unit(
             workload=entry.name,
             size=size,

@@ -6,6 +6,7 @@ import msgspec
 
 from backbay.campaign.plan import Unit
 from backbay.race import Decision, Report, Result
+from backbay.workloads.setup import batch_words
 
 SCHEMA = "backbay.campaign/1"
 
@@ -42,7 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         if results:
             return results[0].workload
         named = f"{self.unit.workload}@{self.unit.size}" if self.unit.size else self.unit.workload
-        return f"{named}, batch {self.unit.batch}" if self.unit.batch else named
+        return f"{named}, {batch_words(self.unit.batch)}" if self.unit.batch else named
 
     @property
     def way(self) -> str:

@@ -36,6 +36,22 @@ class _Matching(click.types.StringParamType):
         return str(value)
 
 
+class _Batches(click.ParamType):  # type: ignore[type-arg] # generic in newer clicks only
+    """Numbers of rows, by commas."""
+
+    name = "batches"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        words = [x.strip() for x in value.split(",") if x.strip()]
+        wrong = [x for x in words if not re.fullmatch(r"[1-9][0-9]{0,8}", x)]
+        if wrong or not words:
+            self.fail(f"{value!r} is not numbers of rows by commas, as in 1,8,64.", param, ctx)
+        return tuple(map(int, words))
+
+
+BATCHES = _Batches()
 SECONDS = _Seconds(min=0, min_open=True, max=LONGEST_S)
 SECONDS_OR_NONE = _Seconds(min=0, max=LONGEST_S)
 SEED = click.IntRange(min=0, max=LARGEST_SEED)

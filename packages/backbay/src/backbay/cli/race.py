@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from backbay.cli import campaign
 from backbay.cli.files import check_writable
 from backbay.cli.output import write, written_anyway
-from backbay.cli.parameters import DEVICE, SECONDS, SEED
+from backbay.cli.parameters import BATCHES, DEVICE, SECONDS, SEED
 from backbay.decisions import Store
 from backbay.decisions.arm import WHOLE
 from backbay.errors import InputError, plain
@@ -30,6 +30,7 @@ Examples:
   backbay race hf:bert --arms "inductor,inductor@max-autotune,backbay{parameter_hoist: true}"
   backbay race hf:bert --backends all,tvm   every ready one, and a row that says why tvm is not
   backbay race hf:bert --objective total --calls 1000
+  backbay race hf:bert --batch 1,8,64       one compiled model for all three; decide for the mix
   backbay race train.py:model --train --dtype bfloat16 --html race.html
   backbay race campaign.toml --html campaign.html
   backbay race train.py:model --against kept.json --fail-below 0.97   for CI: exit code 1 if slower
@@ -63,7 +64,9 @@ Examples:
     "--device", type=DEVICE, help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]"
 )
 @click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
-@click.option("--batch", type=click.IntRange(min=1), help="Rows of a workload's inputs.")
+@click.option("--batch", type=BATCHES, metavar="N[,N...]",
+              help="Rows of a workload's inputs; of several, a step calls the model with each.",
+              )  # fmt: skip
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--timeout", type=SECONDS, default=Limits().backend_s, show_default=True,
               help="Seconds for one backend to compile and be proven, or be timed.")  # fmt: skip
@@ -113,7 +116,7 @@ def command(
     dtype: str,
     device: str | None,
     size: str | None,
-    batch: int | None,
+    batch: tuple[int, ...] | None,
     seed: int,
     timeout: float,
     seconds: float,

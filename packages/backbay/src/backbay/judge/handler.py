@@ -22,6 +22,7 @@ from backbay.judge.requests import (
 )
 from backbay.proof import Proof, Step, Verdict, Workload, digest, evidence, unchanged
 from backbay.proof.bank import Bank, make_bank
+from backbay.proof.sequence import labels, mixed
 from backbay.timing.device import device_name, synchronize
 from backbay.timing.memory import free_bytes, peak_bytes, reset_peak
 
@@ -59,7 +60,8 @@ class JudgeHandler:
     def _prepared(self, request: Prepare) -> Prepared:
         setup = request.setup
         device = torch.device(setup.device)
-        workload = self._workload(request)
+        given = self._workload(request)
+        workload = mixed(given)
         fingerprint = digest(workload)
         peak = _eager_peak(workload, request)  # first: a golden keeps its tensors
         bank = make_bank(workload, train=setup.train, seed=setup.seed, seeds=request.seeds)
@@ -78,6 +80,7 @@ class JudgeHandler:
             changes_state=bool(golden.eager.changed),
             state_matters=bank.state_matters,
             row=bank.row_sets,
+            calls=labels(given),
             notes=(*golden.notes, *bank.notes, *([_RANDOM] if golden.draws_random else [])),
         )
 

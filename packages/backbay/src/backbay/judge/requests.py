@@ -79,6 +79,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     """Whether the next one then gives something else."""
     row: tuple[int, ...]
     """Which sets of inputs calls in a row have that can be judged; none if they can't."""
+    calls: tuple[str, ...]
+    """What a step's calls differ by, where it has several."""
     notes: tuple[str, ...]
 
 

@@ -34,8 +34,16 @@ class Ran:
 class Runs:
     """A workload, and calls of it whose results are noted."""
 
-    def __init__(self, workload: Workload, device: torch.device, *, train: bool, seed: int) -> None:
-        self.step = Step(workload, train=train, seed=seed)
+    def __init__(
+        self,
+        workload: Workload,
+        device: torch.device,
+        *,
+        train: bool,
+        seed: int,
+        optimizes: bool = False,
+    ) -> None:
+        self.step = Step(workload, train=train, seed=seed, optimizes=optimizes)
         self._device = device
         self._own = inputs_of(workload, train=train)
         self._buffers = [(x, x.detach().clone()) for x in workload.model.buffers()]

@@ -5,13 +5,14 @@ its code, or keeps beside the model's own, is wrong in the second call.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from backbay.proof.copying import copied
-from backbay.proof.tree import mapped
+from backbay.proof.tree import leaves, mapped
+from backbay.workloads.batches import batch_of
 from backbay.workloads.workload import Workload
 
 
@@ -25,20 +26,74 @@ def in_a_row(workload: Workload, sets: Sequence[Sequence[torch.Tensor]]) -> Work
     Raises:
         ValueError: a set has another number of tensors than a call has.
     """
-    of_one = workload.loss
-
-    def loss(outputs: Any) -> torch.Tensor:
-        assert of_one is not None, "else there is none"
-        return torch.stack([of_one(x) for x in outputs]).sum()
-
     return dataclasses.replace(
         workload,
-        model=_InARow(workload.model),
+        model=InARow(workload.model),
         args=tuple(_called_with(workload, x) for x in sets),
         kwargs={},
-        loss=None if of_one is None else loss,
+        loss=_summed(workload.loss),
         reduced=None,
     )
+
+
+def mixed(workload: Workload) -> Workload:
+    """Return a workload whose one call is all of its calls, in turn; without further ones, itself.
+
+    Its one positional input for each call is a pair of positional and keyword inputs. It has the
+    workload's own model, in an `InARow`.
+    """
+    return _row(workload) if workload.further else workload
+
+
+def _row(workload: Workload) -> Workload:
+    reduced = workload.reduced
+    return dataclasses.replace(
+        workload,
+        model=InARow(workload.model),
+        args=tuple((tuple(x), dict(y)) for x, y in _calls(workload)),
+        kwargs={},
+        further=(),
+        loss=_summed(workload.loss),
+        reduced=None if reduced is None else lambda: _row(reduced()),
+    )
+
+
+def labels(workload: Workload) -> tuple[str, ...]:
+    """Return what a workload's calls differ by: the batch, or the shapes of their tensors.
+
+    There are none where it has no further calls.
+    """
+    if not workload.further:
+        return ()
+    calls = [
+        dataclasses.replace(workload, args=tuple(x), kwargs=y, further=())
+        for x, y in _calls(workload)
+    ]
+    batches = [batch_of(x) for x in calls]
+    if all(isinstance(x, int) for x in batches) and len(set(batches)) == len(batches):
+        return tuple(f"batch {x}" for x in batches)
+    shapes = [_shapes(x) for x in calls]
+    return tuple(f"call {i}, {x}" for i, x in enumerate(shapes, 1))
+
+
+def _calls(workload: Workload) -> list[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    return [(workload.args, workload.kwargs), *workload.further]
+
+
+def _shapes(workload: Workload) -> str:
+    named = leaves((workload.args, dict(workload.kwargs)), "inputs")
+    shapes = [tuple(x.shape) for _, x in named if isinstance(x, torch.Tensor)]
+    return " and ".join("x".join(map(str, x)) or "scalar" for x in shapes) or "no tensors"
+
+
+def _summed(of_one: Callable[[Any], torch.Tensor] | None) -> Callable[[Any], torch.Tensor] | None:
+    if of_one is None:
+        return None
+
+    def loss(outputs: Any) -> torch.Tensor:
+        return torch.stack([of_one(x) for x in outputs]).sum()
+
+    return loss
 
 
 def each(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,12 +106,15 @@ def each(call: Callable[..., Any]) -> Callable[..., Any]:
     return calls
 
 
-class _InARow(torch.nn.Module):
+class InARow(torch.nn.Module):
+    """A model that is called once with each set of inputs: ``model`` is what is compiled."""
+
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, *sets: Any) -> Any:
+        """Return what each call gives."""
         return each(self.model)(*sets)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backbay.proof.copying import copied
+from backbay.proof.optimizing import OnCopies
 from backbay.proof.tree import leaves, mapped
 from backbay.workloads.workload import Workload
 
@@ -29,7 +30,17 @@ class Step:
         train: bool,
         seed: int = 0,
         cotangents: Cotangents | None = None,
+        optimizes: bool = False,
     ) -> None:
+        """Get ready to run steps.
+
+        Args:
+            workload: what is called.
+            train: whether a step is forward and backward.
+            seed: of cotangents.
+            cotangents: those that backward starts from; default: they are drawn.
+            optimizes: whether the workload's optimizer, if it has one, runs after backward.
+        """
         self.workload = workload
         self.train = train
         self.loss: torch.Tensor | None = None
@@ -41,6 +52,9 @@ class Step:
         self.args, self.kwargs = mapped(leaf, (workload.args, dict(workload.kwargs)))
         self.trained = self._trained()
         """The leaves whose gradients a step makes."""
+        self._optimizer: OnCopies | None = None
+        if train and optimizes and workload.optimizer is not None:
+            self._optimizer = OnCopies(workload.model, workload.optimizer)
 
     def with_inputs(self, args: Any, kwargs: Any) -> "Step":
         """Return a step with other inputs, as they are; everything else is shared."""
@@ -63,6 +77,8 @@ class Step:
         self.clear_gradients()
         output = call(*self.args, **self.kwargs)
         self._backward(output)
+        if self._optimizer is not None:
+            self._optimizer.step()
         return output
 
     def clear_gradients(self) -> None:

@@ -41,7 +41,7 @@ from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
 from backbay.reporting import machine
 from backbay.session import Lost, NoReply, Refused, Session
-from backbay.workloads.reference import DEFAULT, check, parse
+from backbay.workloads.reference import DEFAULT, PACKAGES, check, parse
 from backbay.workloads.setup import (
     Mode,
     WorkloadSetup,
@@ -49,17 +49,11 @@ from backbay.workloads.setup import (
     check_dtype,
     model_name,
     placed,
+    sizes,
 )
 
 if TYPE_CHECKING:
     from backbay.proof import Workload
-
-_MODEL_PACKAGES = {
-    "hf": ["transformers"],
-    "diffusers": ["diffusers"],
-    "timm": ["timm", "torchvision"],
-}
-"""Distributions whose versions a result depends on, by the prefix of a workload's reference."""
 
 Backends = (
     Literal["all"]
@@ -93,7 +87,7 @@ def run(
     dtype: str = "float32",
     device: str | None = None,
     size: str | None = None,
-    batch: int | None = None,
+    batch: int | Sequence[int] | None = None,
     seed: int = 0,
     limits: Limits | None = None,
     quick: bool = False,
@@ -130,7 +124,9 @@ def run(
         device: as torch spells it; default: the accelerator if there is one. A `Workload` object
             is raced where it is.
         size: of built-in workloads: ``tiny``, ``small`` or ``base``.
-        batch: rows of a workload's inputs, in place of as many as it has; not of an object's.
+        batch: rows of a workload's inputs, in place of as many as it has; not of an object's, which
+            has `Workload.further` calls instead. Of several, a step calls the model with each in
+            turn, and the decision is for the mix.
         seed: of parameters, inputs and everything random.
         limits: how long things may take.
         quick: look for a first answer: of the backends, where none is named, Inductor and what is
@@ -168,7 +164,7 @@ def run(
             dtype=dtype,
             device=device,
             seed=seed,
-            batch=batch,
+            batch=sizes(batch),
         )
         for name in _references(workloads)
     ]
@@ -406,7 +402,8 @@ def _rebuilt(
     Raises:
         NotRebuilt: there are none.
     """
-    from backbay.race import rebuilding  # noqa: PLC0415 (torch is loaded: a model is)
+    from backbay.proof.sequence import mixed  # noqa: PLC0415 (torch is loaded: a model is)
+    from backbay.race import rebuilding  # noqa: PLC0415 (as above)
 
     rebuilding.check_named(workload)
     if registry is not default_registry:
@@ -421,7 +418,7 @@ def _rebuilt(
     except NoReply as failure:
         raise rebuilding.NotRebuilt(f"another process can't: {failure.reason}") from failure
     assert isinstance(loaded, Loaded)
-    if loaded.likeness != rebuilding.likeness(workload):
+    if loaded.likeness != rebuilding.likeness(mixed(workload)):
         raise rebuilding.NotRebuilt(f"what {workload.name} builds with this seed is another model")
     return references
 
@@ -483,5 +480,5 @@ def _report(
 def _versions(races: Sequence[WorkloadRace], registry: Registry) -> dict[str, str]:
     specs = [entrant.spec for entrant in races[0].entrants if entrant.spec is not None]
     prefixes = {race.workload.partition(":")[0] for race in races}
-    packages = [name for prefix in sorted(prefixes) for name in _MODEL_PACKAGES.get(prefix, [])]
+    packages = [name for prefix in sorted(prefixes) for name in PACKAGES.get(prefix, ())]
     return machine.versions(registry.environment, specs, packages)

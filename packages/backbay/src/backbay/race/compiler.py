@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from backbay.decisions.arm import WHOLE
+from backbay.proof.sequence import InARow, each
 from backbay.race.record import EAGER
 from backbay.race.requests import ArmSetup
 from backbay.race.scopes import InPlace, parts_of
@@ -58,6 +59,8 @@ class Compiler:
         Raises:
             InputError: it has no such parts.
         """
+        if isinstance(model, InARow):  # it calls the model, which is what is compiled
+            return each(self.applied(model.model))
         if self.scope == WHOLE:
             return self.compiled(model)
         return InPlace(model, parts_of(model, self.scope), self.compiled)

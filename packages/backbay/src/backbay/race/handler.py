@@ -15,6 +15,7 @@ from backbay.judge import process_state
 from backbay.judge.runs import Runs, state
 from backbay.proof import Workload, digest, evidence
 from backbay.proof.bank import Inputs
+from backbay.proof.sequence import mixed
 from backbay.race.caches import variables
 from backbay.race.compiler import Compiler, compiler_of, problems
 from backbay.race.rebuilding import likeness
@@ -60,7 +61,7 @@ class RaceHandler:
         backends: Mapping[str, str | CompilerFn] | None = None,
         registry: Registry = default_registry,
     ) -> None:
-        self._given = workload
+        self._given = None if workload is None else mixed(workload)
         self._backends = dict(backends or {})
         self._registry = registry
         self._built: tuple[WorkloadSetup, Workload] | None = None
@@ -144,7 +145,7 @@ class RaceHandler:
             return self._built[1]
         from backbay.workloads.loading import build  # noqa: PLC0415 (a given model needs none of it)
 
-        workload = build(setup)
+        workload = mixed(build(setup))
         self._built = (setup, workload)
         return workload
 
@@ -177,7 +178,9 @@ class RaceHandler:
         if self._runs is None:
             workload = self._same_workload(setup, request.digest)
             self._trial = None
-            self._runs = Runs(workload, self._device, train=setup.train, seed=setup.seed)
+            self._runs = Runs(
+                workload, self._device, train=setup.train, seed=setup.seed, optimizes=True
+            )
             own = tuple(x.detach().clone() for _, x in self._runs.step.inputs)
             others = [self._read(x) for x in request.inputs]
             # Where the proof was made on smaller inputs, they say no more than what may vary.
@@ -222,7 +225,7 @@ class RaceHandler:
         runs, number = self._ready, request.warmups + request.calls
         last = self._ring.steps[number - 1]
         before = state(last) if request.sample else []
-        calls = self._ring.calls(self._calls[request.backend], number)
+        calls = self._ring.calls(self._calls[request.backend], number, request.part)
         taken, output = clock.block_of(
             calls, warmups=request.warmups, device=self._device, waits=request.waits
         )

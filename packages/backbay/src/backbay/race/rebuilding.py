@@ -11,6 +11,7 @@ from backbay.errors import InputError
 from backbay.proof import Workload, digest
 from backbay.race.record import EAGER
 from backbay.registry import Registry
+from backbay.registry.bridge import given as given_of
 from backbay.registry.target import reference_of
 from backbay.workloads.function_model import FunctionModel
 from backbay.workloads.reference import check
@@ -56,7 +57,7 @@ def references(
             continue
         if callable(backend) or backend in only_here:
             function = registry.lookup_backend(backend)
-            found[name] = _importable(name, getattr(function, "func", function))
+            found[name] = _importable(name, given_of(function))
         elif name in given:
             found[name] = backend
     return found
@@ -71,6 +72,8 @@ def likeness(workload: Workload) -> str:
         called = module.function if isinstance(module, FunctionModel) else module.forward
         whole.update(_code(called))
     whole.update(b"no loss" if workload.loss is None else _code(workload.loss))
+    if workload.optimizer is not None:
+        whole.update(_code(workload.optimizer))
     return whole.hexdigest()
 
 

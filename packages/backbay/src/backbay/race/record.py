@@ -87,6 +87,17 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader must know to read the numbers rightly."""
 
 
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One of a step's calls, timed by itself."""
+
+    call: str
+    """What it differs from the others by: ``batch 8``."""
+    median_ms: float
+    ci_ms: Interval
+    ratio_to_eager: float
+    ratio_to_eager_ci: Interval
+
+
 class Trying(Measured, frozen=True, kw_only=True):
     """How one backend did on one workload, before it is timed."""
 
@@ -131,6 +142,9 @@ class Result(Trying, frozen=True, kw_only=True):
     """Eager's in the same rounds, where they are others than those of its own row: this backend was
     timed by itself, and its ratios are by way of these."""
 
+    parts: tuple[Part, ...] = ()
+    """Of a step that calls the model several times, each call; empty where it was not timed."""
+
     def __post_init__(self) -> None:
         if not self.arm:
             msgspec.structs.force_setattr(self, "arm", str(self.as_arm))
@@ -160,6 +174,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     ratio_to_eager: float | None = None
     ratio_to_eager_ci: Interval | None = None
     sentence: str
+    elsewhere: dict[str, str] = {}
+    """Where a step calls the model several times: which call has another best arm, and which."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

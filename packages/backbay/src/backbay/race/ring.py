@@ -79,9 +79,20 @@ class Ring:
             # Not through the tensor itself, whose version would say that it has other values.
             strip.memory[used - 2].copy_(_flat(last[strip.position]))
 
-    def calls(self, call: Callable[..., Any], number: int) -> list[Callable[[], Any]]:
-        """Return so many calls of a compiled model, each with inputs of its own."""
-        return [functools.partial(x, call) for x in self.steps[:number]]
+    def calls(
+        self, call: Callable[..., Any], number: int, part: int | None = None
+    ) -> list[Callable[[], Any]]:
+        """Return so many calls of a compiled model, each with inputs of its own.
+
+        Args:
+            call: the compiled model.
+            number: how many.
+            part: which call of each step, where it has several; default: all of them.
+        """
+        steps = self.steps[:number]
+        if part is not None:
+            steps = [x.with_inputs((x.args[part],), {}) for x in steps]
+        return [functools.partial(x, call) for x in steps]
 
     def _strip(self, value: torch.Tensor, position: int, size: int) -> list[torch.Tensor]:
         """Return tensors that are laid out as an input is, one behind the other."""

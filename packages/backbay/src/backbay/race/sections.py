@@ -197,7 +197,8 @@ def _slowed(result: Result) -> Iterator[str]:
     """Yield what slows an arm, and where to read more."""
     yield from result.slow
     if result.slow:
-        command = ["backbay", "explain", result.workload]
+        reference, _, _ = result.workload.partition(", batch ")  # which is none of explain's
+        command = ["backbay", "explain", reference]
         command += ["--train"] if result.mode == "train" else []
         yield f"see {shlex.join([*command, '--backend', result.backend])}"
 

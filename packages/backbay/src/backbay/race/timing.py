@@ -38,6 +38,8 @@ _ALONE_ROUNDS, _FEW_ALONE = 8, 5
 _LONG_S = 0.1
 """Of a step, from where on few rounds are enough: it scatters less, and more take too long."""
 _ALONE_S = 0.5
+_WHOLE_SHARE = 0.6
+"""Of the time, for a step that calls the model several times; the rest is for its calls alone."""
 _MOVED = 1.25
 """Eager alone may be so many times as slow after the others came as before."""
 _STRETCHED = 1.5
@@ -106,6 +108,11 @@ class Timing:
 
     objective: Objective = field(default_factory=Objective)
     """What is to be decided by."""
+
+    calls: Sequence[str] = ()
+    """Of a step that calls the model several times, what the calls differ by."""
+    parts: list[dict[str, list[float]]] = field(default_factory=list)
+    """Of each of these calls, as `groups` has it; only of those who took turns in one process."""
 
     cache_of: Callable[[str], str] = lambda _: ""
     """Returns the cache folder that an arm was compiled with before."""
@@ -213,10 +220,45 @@ class Timing:
             step_s |= self._ready(session, names[1:])
             sessions = dict.fromkeys(step_s, session)
             budget_s = _ALONE_S if rehearsal else self.limits.timing_s
+            if self.calls:
+                budget_s *= _WHOLE_SHARE
             taken = self._interleave(sessions, step_s, budget_s, judged=not rehearsal)
+            parts = [] if rehearsal else self._part_by_part(sessions, step_s)
             self._check_eager(session, step_s, before)
             if not rehearsal:
                 self._keep(taken, sessions)
+                self.parts = parts
+
+    def _part_by_part(
+        self, sessions: Mapping[str, RaceSession], step_s: Mapping[str, float]
+    ) -> list[dict[str, list[float]]]:
+        """Time each of a step's calls by itself."""
+        if not self.calls:
+            return []
+        budget_s = self.limits.timing_s * (1 - _WHOLE_SHARE) / len(self.calls)
+        each_s = {name: x / len(self.calls) for name, x in step_s.items()}
+        plan = rounds.plan(each_s, budget_s, most_calls=self._most_calls)
+
+        def timed(number: int, call: str) -> dict[str, list[float]]:
+            begun = time.monotonic()
+
+            def goes_on(done: int, of: int) -> bool:
+                self.tell(", ".join(sessions), f"timing {call}", f"round {done} of {of}")
+                self._patience_s()
+                return time.monotonic() - begun < budget_s or done < rounds.LEAST_ROUNDS
+
+            taken = measure.interleave(
+                sessions,
+                plan,
+                limit_s=self._patience_s(),
+                waits=self.objective.kind == "latency",
+                part=number,
+                on_round=goes_on,
+                before=lambda name, number, calls: self._renew(sessions[name], name, number, calls),
+            )
+            return taken.milliseconds
+
+        return [timed(number, call) for number, call in enumerate(self.calls)]
 
     def _time_apart(self) -> None:
         """Time each of those who disturb others in a process of its own, and eager in another."""

@@ -122,7 +122,7 @@ class Trial:
             )
         torch._dynamo.reset()  # noqa: SLF001
         looking = Compiler(backend=look, keywords={"dynamic": self._compiler.keywords["dynamic"]})
-        self._runs.call(looking.compiled(self._workload.model), None, fresh=False)
+        self._runs.call(looking.applied(self._workload.model), None, fresh=False)
         return Captured(graphs=tuple(dict.fromkeys(found)), place=place_on(self._device))
 
     def _warm_up(self) -> float:

@@ -24,7 +24,7 @@ from backbay.race.decide import EAGER, INDUCTOR, Deciding
 from backbay.race.field import Entrant
 from backbay.race.given import Given, InputSets
 from backbay.race.objective import Objective
-from backbay.race.record import Decision, Result, Trying, VerdictRecord
+from backbay.race.record import Decision, Part, Result, Trying, VerdictRecord
 from backbay.race.requests import (
     ArmSetup,
     Captured,
@@ -93,6 +93,8 @@ class WorkloadRace:
     captured: Captured | None = None
     """The graphs that backends are handed."""
     times: Times = field(default_factory=Times)
+    parts: dict[str, Times] = field(default_factory=dict)
+    """Of a step that calls the model several times, those of each call by itself."""
 
     busy: float = 0.0
     """Cores that other processes used while arms were timed."""
@@ -156,7 +158,7 @@ class WorkloadRace:
         known = costs(self.objective, self.times, self.tried)
         if EAGER not in known:
             return self._undecided("nothing is decided: the system does not tell eager's memory")
-        return Deciding(
+        decided = Deciding(
             workload=self.workload,
             mode=self.setup.mode,
             costs=known,
@@ -165,6 +167,25 @@ class WorkloadRace:
             busy=self.busy,
             seconds=self.limits.timing_s,
         ).decision()
+        return self._with_exceptions(decided, over)
+
+    def _with_exceptions(self, decided: Decision, over: Sequence[str]) -> Decision:
+        """Add which calls, of a step that has several, have another arm that is best for sure."""
+        if self.objective.kind == "memory" or decided.unclear:
+            return decided
+        found = {}
+        for call, times in self.parts.items():
+            if decided.winner not in times:
+                continue
+            best = decided.winner
+            for name in times:
+                low = times.ratio(best, name)[1][0]
+                if name not in over and low > 1.0:
+                    best = name
+            if best != decided.winner:
+                found[call] = best
+        said = "".join(f"; for {call} alone {name} is faster" for call, name in found.items())
+        return msgspec.structs.replace(decided, elsewhere=found, sentence=decided.sentence + said)
 
     def _trials(
         self, judge: Judge, prepared: Prepared, proving: Proving, sets: InputSets
@@ -307,10 +328,13 @@ class WorkloadRace:
             arms=self.arms,
             reveal=lambda: reveal(judge, sets),
             reveal_last=reveal_last,
+            calls=prepared.calls,
         )
         timing.run(survivors, {x: y for x, y in self.disturbing.items() if x in survivors})
         self.caches.drop()
         self.times = Times(timing.groups)
+        taken = [Times([x]) for x in timing.parts]
+        self.parts = dict(zip(prepared.calls, taken, strict=False))  # none where all were apart
         self.notes += timing.notes
         self.busy = timing.busy
         self.tried = self._compiled(timing)
@@ -357,10 +381,15 @@ class WorkloadRace:
                 tried, status="wrong", reason=verdict.why, verdict=verdict
             )
         self.times = self.times.without(name)
+        self.parts = {call: times.without(name) for call, times in self.parts.items()}
 
     def _result(self, name: str) -> Result:
         outcome, arm = self.tried[name], self.arms[name].arm
         tried = {key: getattr(outcome, key) for key in outcome.__struct_fields__}
+        times = self._times(name)
+        parts = "; ".join(_worded(x) for x in times.get("parts", ()))
+        if parts:
+            tried["notes"] = (*outcome.notes, parts)
         return Result(
             workload=self.workload,
             mode=self.setup.mode,
@@ -370,7 +399,7 @@ class WorkloadRace:
             scope=arm.scope,
             arm=name,
             **tried,
-            **self._times(name),
+            **times,
         )
 
     def _times(self, name: str) -> dict[str, Any]:
@@ -388,6 +417,7 @@ class WorkloadRace:
             if rival in self.times:
                 value, interval = self.times.ratio(rival, name)
                 times |= {f"ratio_to_{rival}": value, f"ratio_to_{rival}_ci": interval}
+        times["parts"] = tuple(_part(call, x, name) for call, x in self.parts.items() if name in x)
         return times
 
     def _without_reference(self, eager: Trying) -> Decision:
@@ -409,6 +439,26 @@ class WorkloadRace:
 
     def _say(self, backend: str, text: str, how_far: str = "") -> None:
         self.tell(self.workload, backend, text, how_far)
+
+
+def _part(call: str, times: Times, name: str) -> Part:
+    median_ms, ci_ms = stats.median(times[name])
+    value, interval = times.ratio(EAGER, name)
+    return Part(
+        call=call,
+        median_ms=median_ms,
+        ci_ms=ci_ms,
+        ratio_to_eager=value,
+        ratio_to_eager_ci=interval,
+    )
+
+
+def _worded(part: Part) -> str:
+    low, high = part.ratio_to_eager_ci
+    if low == high == 1.0:  # eager's own
+        return f"{part.call}: {part.median_ms:.3g} ms"
+    times = f"{part.ratio_to_eager:.2f}x [{low:.2f}, {high:.2f}] eager"
+    return f"{part.call}: {part.median_ms:.3g} ms, {times}"
 
 
 def _unjudged(prepared: Prepared) -> str:

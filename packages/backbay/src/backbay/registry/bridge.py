@@ -35,6 +35,9 @@ _PACKAGE = TORCH_REGISTRY.rpartition(".")[0]
 CONTRACT = ("reset", "get_compiler_config", "backend_ctx_ctor", "_dynamo_backend_init")
 """What Dynamo looks for on a backend, up to 2.15."""
 
+_GIVEN = "_backbay_given"
+"""The attribute of a stand-in that holds what it stands for."""
+
 Action = Callable[[Any], None]
 """What is done with torch's registry module."""
 
@@ -151,6 +154,12 @@ def unwrapped(compiler_fn: Any) -> Any:
             return compiler_fn
 
 
+def given(compiler_fn: CompilerFn) -> CompilerFn:
+    """Return what a stand-in stands for; anything else as it is."""
+    found: CompilerFn = getattr(compiler_fn, "__dict__", {}).get(_GIVEN, compiler_fn)
+    return found
+
+
 def module_of(compiler_fn: object) -> str | None:
     """Return the name of the module that defines a compiler function."""
     module = getattr(compiler_fn, "__module__", None)
@@ -180,6 +189,7 @@ def stand_in(compiler_fn: CompilerFn, name: str) -> CompilerFn:
     standing.__name__ = standing.__qualname__ = name
     standing.__module__ = module_of(unwrapped(compiler_fn)) or standing.__module__
     standing.__wrapped__ = compiler_fn  # type: ignore[attr-defined] # its signature is this one's
+    setattr(standing, _GIVEN, compiler_fn)
     for attribute in CONTRACT:
         if hasattr(compiler_fn, attribute):
             setattr(standing, attribute, getattr(compiler_fn, attribute))
@@ -206,7 +216,7 @@ def share(name: str, compiler_fn: CompilerFn, tags: Sequence[str]) -> None:
 
     def register(registry: Any) -> None:
         held = held_by_torch(name)
-        if held is compiler_fn or held is getattr(compiler_fn, "__wrapped__", compiler_fn):
+        if held is compiler_fn or held is given(compiler_fn):
             return
         if held is not None:
             text = f"torch has another backend {name!r}: torch.compile does not see this one"

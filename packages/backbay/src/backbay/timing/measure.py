@@ -22,6 +22,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
     """Whether what the last call gave is noted, after the clock has stopped."""
     waits: bool = False
     """Whether the device has finished each call before the next begins."""
+    part: int | None = None
+    """Which of a step's calls is timed by itself, where it has several."""
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
@@ -72,6 +74,7 @@ def interleave(
     *,
     limit_s: float,
     waits: bool = False,
+    part: int | None = None,
     on_round: Callable[[int, int], bool],
     before: Callable[[str, int, int], None] = lambda _name, _round, _calls: None,
     sampled: Mapping[str, Collection[int]] = MappingProxyType({}),
@@ -86,6 +89,7 @@ def interleave(
         chosen: how much to time.
         limit_s: seconds that the blocks of one backend may take, all together.
         waits: whether the device has finished each call before the next begins.
+        part: which of a step's calls is timed, where it has several; default: all, in turn.
         on_round: called with the number of rounds done and of all rounds; returns whether to go on.
         before: called before each block with backend, round and number of calls.
         sampled: backend to the rounds in which the result of its last call is noted.
@@ -109,6 +113,7 @@ def interleave(
             calls=chosen.calls[name],
             sample=done in sampled.get(name, ()),
             waits=waits,
+            part=part,
         )
         if several:
             session.resume()

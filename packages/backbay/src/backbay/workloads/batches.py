@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch.utils import _pytree as pytree
 from backbay.workloads.workload import Workload
 
 _PART = 4
+_SMALLEST = 2
+"""Rows: what batch norm in training needs."""
 _SHORTEST = 8
 
 
@@ -40,6 +42,18 @@ def with_batch(workload: Workload, size: int) -> Workload:
     return dataclasses.replace(workload, args=args, kwargs=kwargs, reduced=None)
 
 
+def with_batches(workload: Workload, sizes: Sequence[int]) -> Workload:
+    """Return the workload with a batch of the first size, and a further call for each other one."""
+    first, *others = (with_batch(workload, size) for size in sizes)
+    further = tuple((x.args, x.kwargs) for x in others)
+    smaller = [max(_SMALLEST, size // _PART) for size in sizes]
+    return dataclasses.replace(
+        first,
+        further=further,
+        reduced=(lambda: with_batches(workload, smaller)) if others else None,
+    )
+
+
 def with_tensors(inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a pytree with its tensors changed; one that occurs twice stays one tensor.
 
@@ -58,21 +72,25 @@ def with_tensors(inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) ->
     return pytree.tree_map(one, inputs)
 
 
-def reduced_batch(workload: Workload) -> Workload:
+def reduced_batch(workload: Workload, batch: int) -> Workload:
     """Return the workload a ``reduced`` form: a quarter of the batch, and of the tokens' length.
 
-    All tensor inputs have the batch first; those of integers and two dimensions are sequences.
+    Args:
+        workload: its inputs that have the batch first are cut; of these, integers of two dimensions
+            are sequences.
+        batch: how many rows it has.
     """
 
+    def smaller(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.ndim == 0 or tensor.shape[0] != batch:
+            return tensor
+        part = tensor[: max(1, batch // _PART)]
+        if tensor.ndim == 2 and not tensor.is_floating_point():  # noqa: PLR2004 (batch, sequence)
+            part = part[:, : max(_SHORTEST, tensor.shape[1] // _PART)]
+        return part.clone(memory_format=torch.contiguous_format)
+
     def reduced() -> Workload:
-        args, kwargs = with_tensors((workload.args, dict(workload.kwargs)), _quarter)
+        args, kwargs = with_tensors((workload.args, dict(workload.kwargs)), smaller)
         return dataclasses.replace(workload, args=args, kwargs=kwargs, reduced=None)
 
     return dataclasses.replace(workload, reduced=reduced)
-
-
-def _quarter(tensor: torch.Tensor) -> torch.Tensor:
-    smaller = tensor[: max(1, tensor.shape[0] // _PART)]
-    if tensor.ndim == 2 and not tensor.is_floating_point():  # noqa: PLR2004 (batch, sequence)
-        smaller = smaller[:, : max(_SHORTEST, tensor.shape[1] // _PART)]
-    return smaller.clone(memory_format=torch.contiguous_format)

@@ -216,7 +216,7 @@ def build_decoder(
         loss=returned_loss if train else None,
         name=reference.canonical(device.type),
     )
-    return reduced_batch(workload)
+    return reduced_batch(workload, sizes.batch)
 
 
 def returned_loss(output: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from backbay.workloads.batches import reduced_batch
 from backbay.workloads.libraries import offline, require
 from backbay.workloads.randomise import randomise
-from backbay.workloads.reference import Reference, diffusers_table
+from backbay.workloads.reference import Reference, table
 from backbay.workloads.workload import Workload
 
 _STEPS = 1000
@@ -41,7 +41,7 @@ def build_diffusers(
     Raises:
         InputError: diffusers is not installed, or does not import.
     """
-    entry = diffusers_table()[reference.name]
+    entry = table("diffusers")[reference.name]
     sizes = entry[reference.size_on(device.type)]
     name = reference.canonical(device.type)
     diffusers = require("diffusers", name)
@@ -52,7 +52,8 @@ def build_diffusers(
         randomise(model)
         model = model.to(dtype=dtype).train(train)
         args, kwargs = _INPUTS[entry["inputs"]](config, sizes, dtype)
-    return reduced_batch(Workload(model=model, args=args, kwargs=kwargs, name=name))
+    workload = Workload(model=model, args=args, kwargs=kwargs, name=name)
+    return reduced_batch(workload, sizes["batch"])
 
 
 Inputs = tuple[tuple[torch.Tensor, ...], dict[str, Any]]

@@ -8,7 +8,7 @@ import torch
 from backbay.workloads.batches import reduced_batch
 from backbay.workloads.libraries import offline, require
 from backbay.workloads.randomise import randomise
-from backbay.workloads.reference import Reference, hf_table
+from backbay.workloads.reference import Reference, table
 from backbay.workloads.workload import Workload
 
 _AUTO_CLASS = {
@@ -35,7 +35,7 @@ def build_hf(
     Raises:
         InputError: transformers is not installed, or does not import.
     """
-    entry = hf_table()[reference.name]
+    entry = table("hf")[reference.name]
     sizes = entry[reference.size_on(device.type)]
     name = reference.canonical(device.type)
     transformers = require("transformers", name)
@@ -48,7 +48,7 @@ def build_hf(
         randomise(model)
         kwargs = _INPUTS[entry["task"]](config, sizes, dtype=dtype, train=train)
     workload = Workload(model=model, kwargs=kwargs, loss=own_loss if train else None, name=name)
-    return reduced_batch(workload)
+    return reduced_batch(workload, sizes["batch"])
 
 
 def own_loss(output: Any) -> torch.Tensor:

@@ -5,13 +5,13 @@ from dataclasses import replace
 import torch
 
 from backbay.errors import WorkloadInvalid
-from backbay.workloads.batches import batch_of, with_batch
+from backbay.workloads.batches import batch_of, with_batches
 from backbay.workloads.decoder import build_decoder
 from backbay.workloads.diffusers_models import build_diffusers
 from backbay.workloads.hf_models import build_hf
 from backbay.workloads.own import build_own
 from backbay.workloads.reference import check, parse
-from backbay.workloads.setup import WorkloadSetup
+from backbay.workloads.setup import WorkloadSetup, batch_words
 from backbay.workloads.timm_models import build_timm
 from backbay.workloads.workload import Workload
 
@@ -32,7 +32,7 @@ def load(
     device: torch.device,
     train: bool,
     size: str | None = None,
-    batch: int | None = None,
+    batch: int | tuple[int, ...] | None = None,
 ) -> Workload:
     """Build a workload: the same reference, seed, dtype and device give the same bits every time.
 
@@ -46,7 +46,8 @@ def load(
         device: where the model and its inputs are.
         train: whether the model is in training mode, and is given targets and a loss.
         size: ``tiny``, ``small`` or ``base``, for a reference without one. Default: tiny on a CPU.
-        batch: rows of its inputs, in place of as many as it has.
+        batch: rows of its inputs, in place of as many as it has; of several, each but the first is
+            of a further call.
 
     Raises:
         InputError: a package that the workload needs is not installed, or does not import.
@@ -63,7 +64,9 @@ def load(
     own = batch_of(workload)
     if isinstance(own, str):
         raise WorkloadInvalid(f"{reference} can't be given another batch: {own}")
-    return replace(with_batch(workload, batch), name=f"{workload.name}, batch {batch}")
+    batches = (batch,) if isinstance(batch, int) else batch
+    name = f"{workload.name}, {batch_words(batch)}"
+    return replace(with_batches(workload, batches), name=name)
 
 
 def build(setup: WorkloadSetup) -> Workload:

@@ -106,6 +106,11 @@ def _as_workload(name: str, returned: Any) -> Workload:
             f"{name} gave {_described(returned.kwargs)} as the keyword inputs: "
             "they must be a dict from names to values"
         )
+    if any(not isinstance(x, tuple | list) or len(x) != 2 for x in returned.further):  # noqa: PLR2004
+        raise WorkloadInvalid(
+            f"{name} gave further calls that are no pairs: each is (args, kwargs), ((x,), {{}}) "
+            "where there is one input"
+        )
     return returned
 
 
@@ -124,12 +129,15 @@ def _placed(
 
     place = functools.partial(_placed, name=name, dtype=dtype, device=device, train=train)
     reduced = workload.reduced
-    args, kwargs = with_tensors((tuple(workload.args), dict(workload.kwargs)), moved)
+    own = (tuple(workload.args), dict(workload.kwargs))
+    further = tuple((tuple(x), dict(y)) for x, y in workload.further)
+    (args, kwargs), further = with_tensors((own, further), moved)
     return dataclasses.replace(
         workload,
         model=workload.model.to(device=device, dtype=dtype).train(train),
         args=args,
         kwargs=kwargs,
+        further=further,
         name=name,
         reduced=None if reduced is None else lambda: place(reduced()),
     )

@@ -3,10 +3,11 @@
 import difflib
 import functools
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from backbay.errors import WorkloadInvalid, WorkloadNotFound
 from backbay.registry import target
@@ -16,8 +17,14 @@ from backbay.workloads.libraries import require_installed
 DEFAULT = "decoder"
 SIZES = ("tiny", "small", "base")
 
-PACKAGES = {"hf": "transformers", "diffusers": "diffusers", "timm": "timm"}
-"""The library that each prefix needs."""
+PACKAGES: Mapping[str, Sequence[str]] = {
+    "hf": ("transformers",),
+    "diffusers": ("diffusers",),
+    "timm": ("timm", "torchvision"),
+}
+"""By prefix, the library that builds such models, and others that results depend on."""
+_TABLES = ("hf", "diffusers")
+"""Prefixes whose models are listed here; timm's are all that it has."""
 
 Kind = Literal["decoder", "hf", "diffusers", "timm", "own"]
 
@@ -50,8 +57,7 @@ class Reference:
 
 def known() -> list[str]:
     """Return the built-in workloads, without sizes; of timm's, none (they are hundreds)."""
-    listed = {"hf": hf_table(), "diffusers": diffusers_table()}
-    return [DEFAULT, *(f"{prefix}:{name}" for prefix, table in listed.items() for name in table)]
+    return [DEFAULT, *(f"{prefix}:{name}" for prefix in _TABLES for name in table(prefix))]
 
 
 def parse(reference: str, size: str | None = None) -> Reference:
@@ -62,15 +68,11 @@ def parse(reference: str, size: str | None = None) -> Reference:
         WorkloadInvalid: ``size`` is given for the user's own workload, which has no sizes.
     """
     name, _, written = reference.partition("@")
-    prefix, colon, rest = name.partition(":")
+    prefix, _, rest = name.partition(":")
     if name == DEFAULT:
         return Reference("decoder", name, _known_size(reference, written or size))
-    if colon and prefix == "hf" and rest in hf_table():
-        return Reference("hf", rest, _known_size(reference, written or size))
-    if colon and prefix == "diffusers" and rest in diffusers_table():
-        return Reference("diffusers", rest, _known_size(reference, written or size))
-    if colon and prefix == "timm" and rest:
-        return Reference("timm", rest, _known_size(reference, written or size))
+    if prefix in PACKAGES and rest and (prefix not in _TABLES or rest in table(prefix)):
+        return Reference(cast("Kind", prefix), rest, _known_size(reference, written or size))
     own = None if prefix in PACKAGES else target.parse(reference)
     if own is None:
         raise WorkloadNotFound(_nothing_known(reference, name))
@@ -92,7 +94,7 @@ def check(reference: str, size: str | None = None) -> None:
     """
     parsed = parse(reference, size)
     if parsed.kind in PACKAGES:
-        require_installed(PACKAGES[parsed.kind], reference)
+        require_installed(PACKAGES[parsed.kind][0], reference)
     if parsed.target is None:
         return
     try:
@@ -102,19 +104,13 @@ def check(reference: str, size: str | None = None) -> None:
 
 
 @functools.cache
-def hf_table() -> dict[str, dict[str, Any]]:
-    """Return ``hf_models.toml``: by name the task, and by size the inputs and the config."""
-    return _table("hf_models.toml")
+def table(prefix: str) -> dict[str, dict[str, Any]]:
+    """Return ``hf_models.toml``, or ``diffusers_models.toml``.
 
-
-@functools.cache
-def diffusers_table() -> dict[str, dict[str, Any]]:
-    """Return ``diffusers_models.toml``: by name the class, by size the inputs and the config."""
-    return _table("diffusers_models.toml")
-
-
-def _table(file: str) -> dict[str, dict[str, Any]]:
-    return tomllib.loads(resources.files("backbay.workloads").joinpath(file).read_text("utf-8"))
+    It has by name what to build, the task or the class, and by size the inputs and the config.
+    """
+    file = resources.files("backbay.workloads").joinpath(f"{prefix}_models.toml")
+    return tomllib.loads(file.read_text("utf-8"))
 
 
 def _known_size(reference: str, size: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """How a workload is built, and where: what travels in a model's place. No torch here."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -27,8 +28,8 @@ class WorkloadSetup(msgspec.Struct, frozen=True, kw_only=True):
     """``float32``, ``bfloat16`` or ``float16``."""
     device: str
     seed: int
-    batch: int | None = None
-    """Rows of its inputs, where they are others than its own."""
+    batch: int | tuple[int, ...] | None = None
+    """Rows of its inputs, where they are others than its own; several are called in turn."""
 
     @property
     def train(self) -> bool:
@@ -97,6 +98,26 @@ def checked_setup(
     return WorkloadSetup(
         workload=workload, size=size, mode=mode, dtype=dtype, device=device, seed=seed
     )
+
+
+def sizes(batch: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
+    """Return a batch, or several, as a setup has it.
+
+    Raises:
+        InputError: one has no row, or there is none.
+    """
+    if batch is None:
+        return None
+    found = (batch,) if isinstance(batch, int) else tuple(dict.fromkeys(batch))
+    wrong = [x for x in found if x < 1]
+    if wrong or not found:
+        raise InputError(f"a batch has at least one row, not {wrong[0] if wrong else 'none'}")
+    return found if len(found) > 1 else found[0]
+
+
+def batch_words(batch: int | tuple[int, ...]) -> str:
+    """Return what a workload with another batch is called by, behind its name."""
+    return f"batch {batch if isinstance(batch, int) else ', '.join(map(str, batch))}"
 
 
 def check_dtype(dtype: str) -> None:

@@ -19,13 +19,19 @@ _TINY_SIDE = 64
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
-    """Score logits (B, classes) against labels (B,), in float32."""
+    """Score logits (B, classes) against labels, in float32.
+
+    Of a smaller batch the first labels are taken; for a larger one they repeat, as its images do.
+    """
 
     labels: torch.Tensor
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy, a scalar."""
-        return functional.cross_entropy(logits.float(), self.labels)
+        labels = self.labels
+        if len(labels) != len(logits):
+            labels = labels[torch.arange(len(logits), device=labels.device) % len(labels)]
+        return functional.cross_entropy(logits.float(), labels)
 
 
 def build_timm(
@@ -49,7 +55,14 @@ def build_timm(
         randomise(model)
         images = torch.randn(_BATCH[size], *_image_shape(model, size, dtype), dtype=dtype)
         labels = torch.randint(model.num_classes or model.num_features, (_BATCH[size],))
-    return _workload(name, model, images, labels if train else None)
+    loss = CrossEntropy(labels) if train else None
+    workload = Workload(model=model, args=(images,), loss=loss, name=name)
+    fewer = images[: max(2, len(images) // 4)]  # batch norm cannot train on one image
+
+    def reduced() -> Workload:
+        return dataclasses.replace(workload, args=(fewer.clone(),))
+
+    return dataclasses.replace(workload, reduced=reduced)
 
 
 def _check_known(timm: Any, model: str) -> None:
@@ -58,20 +71,6 @@ def _check_known(timm: Any, model: str) -> None:
     near = difflib.get_close_matches(model, timm.list_models(), n=1)
     hint = f" Did you mean 'timm:{near[0]}'?" if near else ""
     raise WorkloadNotFound(f"timm {timm.__version__} has no model {model!r}.{hint}")
-
-
-def _workload(
-    name: str, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor | None
-) -> Workload:
-    batch = max(2, len(images) // 4)  # batch norm cannot train on one image
-
-    def reduced() -> Workload:
-        fewer = None if labels is None else labels[:batch].clone()
-        smaller = _workload(name, model, images[:batch].clone(), fewer)
-        return dataclasses.replace(smaller, reduced=None)
-
-    loss = None if labels is None else CrossEntropy(labels)
-    return Workload(model=model, args=(images,), loss=loss, name=name, reduced=reduced)
 
 
 def _image_shape(model: Any, size: str, dtype: torch.dtype) -> tuple[int, int, int]:

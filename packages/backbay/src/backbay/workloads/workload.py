@@ -26,9 +26,18 @@ class Workload:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword inputs of one call."""
 
+    further: tuple[tuple[tuple[Any, ...], Mapping[str, Any]], ...] = ()
+    """Positional and keyword inputs of further calls, for example of other shapes. A race's step
+    calls the model with its own inputs and then with each of these, in turn, so that what is
+    decided holds for the mix."""
+
     loss: Callable[[Any], torch.Tensor] | None = None
     """From the model's output to the scalar whose gradients are taken in training. Without it,
     every floating-point output is given a fixed random cotangent, so that no gradient cancels."""
+
+    optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None = None
+    """Makes an optimizer of the model's parameters. A race in training times its step with each
+    forward and backward. It runs on copies, so that each call begins from the same parameters."""
 
     grad_as_given: bool = False
     """Whether in training only the inputs that require grad are given one; else every

@@ -1,0 +1,364 @@
+"""Programs in which a replay might be told from the default mode, by what they do or who calls."""
+
+import threading
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay_optimizer.backend import backbay
+
+D = 64
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
+        self.norm = nn.LayerNorm(D)
+
+    def forward(self, x):
+        return torch.sin(x + self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return self.second(F.relu(self.norm(self.first(x)))).mean((2, 3))
+
+
+def net(kind=Net):
+    torch.manual_seed(0)
+    return kind().cuda()
+
+
+def rows(count=16, seed=1):
+    made = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(count, D, device="cuda", generator=made)
+
+
+def default(function, **options):
+    return torch.compile(function, backend=backbay, **options)
+
+
+def ours(function, **options):
+    return torch.compile(function, backend=backbay, options={"cuda_graphs": True}, **options)
+
+
+def torchs(function, **options):
+    return torch.compile(function, mode="reduce-overhead", **options)
+
+
+def same(got, wanted):
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def both(case, way):
+    """Compare what a case gives for the default mode with what it gives for another one."""
+    results = []
+    for one in (default, way):
+        torch.compiler.reset()
+        torch.manual_seed(3)
+        results.append(case(one))
+    same(results[1], results[0])
+
+
+CASES = {}
+
+
+def compared(case):
+    CASES[case.__name__] = lambda way: both(case, way)
+    return case
+
+
+def checked(case):
+    CASES[case.__name__] = case
+    return case
+
+
+@compared
+@torch.no_grad()
+def outputs_of_many_calls(way):
+    call = way(net())
+    return [call(rows(seed=x)) for x in range(6)]
+
+
+@compared
+def outputs_in_inference_mode(way):
+    call = way(net())
+    with torch.inference_mode():
+        results = [call(rows(seed=x)) for x in range(5)]
+    assert all(x.is_inference() for x in results)
+    return [x.clone() for x in results]
+
+
+@compared
+def both_modes_of_inference(way):
+    call, results = way(net()), []
+    for step in range(8):
+        with torch.inference_mode() if step % 2 else torch.no_grad():
+            results.append(call(rows(seed=step)))
+    return [x.clone() for x in results]
+
+
+@compared
+@torch.no_grad()
+def outputs_that_the_caller_writes(way):
+    call = way(net())
+    return [call(rows(seed=x)).add_(1) for x in range(6)]
+
+
+def aliases(x):
+    y = x.sin() + 1
+    return y, y[1:], y.t(), y.exp(), x.view(-1), x
+
+
+@checked
+@torch.no_grad()
+def views_and_shared_storage(way):
+    found = []
+    for one in (default, way):
+        torch.compiler.reset()
+        call, kept = one(aliases), []
+        for step in range(5):
+            x = rows(seed=step)
+            results = call(x)
+            memory = [y.untyped_storage().data_ptr() for y in (*results, x)]
+            layout = [(y.shape, y.stride(), y.storage_offset()) for y in results]
+            sizes = [y.untyped_storage().nbytes() for y in results]
+            shared = [memory.index(y) for y in memory]
+            kept.append((shared, layout, sizes, [y.clone() for y in results], results[-1] is x))
+        found.append(kept)
+    for one, other in zip(*found, strict=True):
+        assert one[:3] == other[:3]
+        same(other[3], one[3])
+        assert one[4] == other[4]
+
+
+@compared
+@torch.no_grad()
+def a_part_of_a_result(way):
+    def part(x):
+        return (x.sin() @ x.t()).unflatten(0, (4, 4))[:, -1]
+
+    call = way(part)
+    return [call(rows(seed=x)) for x in range(5)]
+
+
+@compared
+@torch.no_grad()
+def inputs_of_many_layouts(way):
+    call, results = way(lambda x, y: (x * 2 + y).sum(0)), []
+    for _ in range(4):
+        wide = torch.randn(16, 2 * D, device="cuda")
+        results.append(call(wide[:, ::2], wide[:, :D]))
+    ones = torch.ones(1, 1, device="cuda").expand(D, 16)
+    results += [call(rows(17, step)[1:].t(), ones) for step in range(4)]
+    for step in range(4):
+        flat = torch.randn(16 * D + 1, device="cuda")[1:].view(16, D)  # not on 16 bytes
+        results.append(call(flat, rows(seed=step)))
+    return results
+
+
+@compared
+@torch.no_grad()
+def empty_inputs(way):
+    call = way(net())
+    return [call(rows(0)) for _ in range(4)]
+
+
+@compared
+@torch.no_grad()
+def sizes_that_differ(way):
+    call = way(net(), dynamic=True)
+    return [call(rows(count, seed)) for seed in range(3) for count in range(3, 20)]
+
+
+@compared
+@torch.no_grad()
+def inputs_that_are_written(way):
+    def write(x):
+        x.add_(1)
+        return x * 2
+
+    call, x = way(write), rows()
+    return [*(call(x) for _ in range(5)), x]
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(D))
+
+    def forward(self, x):
+        self.count.add_(x.sum(0))
+        return self.count * 2 + x
+
+
+@compared
+@torch.no_grad()
+def buffers_that_are_written(way):
+    model = net(Counting)
+    call = way(model)
+    results = [call(rows(seed=x)) for x in range(5)]
+    model.count.zero_()
+    return [*results, call(rows(seed=9)), model.count]
+
+
+@compared
+@torch.no_grad()
+def numbers_on_the_host(way):
+    call = way(lambda x, y: x * y + 1)
+    return [call(rows(), torch.tensor(float(y))) for y in range(5)]
+
+
+@compared
+@torch.no_grad()
+def operators_that_wait(way):
+    call = way(lambda x: torch.bincount(x, minlength=8) * 2)
+    made = [torch.randint(0, 8, (100,), device="cuda") for _ in range(5)]
+    return [call(x) for x in made]
+
+
+@torch.library.custom_op("backbay_tests::waits", mutates_args=())
+def waits(x: torch.Tensor) -> torch.Tensor:
+    return x + float(x.sum().item())
+
+
+@waits.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@compared
+@torch.no_grad()
+def operators_of_others(way):
+    call = way(lambda x: waits(x.sin()) * 2)
+    return [call(rows(seed=x)) for x in range(5)]
+
+
+@compared
+@torch.no_grad()
+def a_graph_of_the_callers(way):
+    call, x = way(net()), rows()
+    for _ in range(4):
+        call(x)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(4):
+            call(x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph, results = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        result = call(x)
+    for step in range(3):
+        x.copy_(rows(seed=step))
+        graph.replay()
+        results.append(result.clone())
+    return results
+
+
+@compared
+@torch.no_grad()
+def streams(way):
+    call, results = way(net()), []
+    sides = [torch.cuda.Stream() for _ in range(3)]
+    for step in range(12):
+        x = rows(seed=step)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(sides[step % 3] if step > 3 else torch.cuda.current_stream()):
+            results.append(call(x))
+    torch.cuda.synchronize()
+    return results
+
+
+@compared
+def threads(way):
+    call, results = way(net()), {}
+    with torch.no_grad():
+        for _ in range(3):
+            call(rows())
+
+    def work(number):
+        with torch.no_grad():
+            for step in range(10):
+                results[number, step] = call(rows(seed=100 * number + step))
+
+    running = [threading.Thread(target=work, args=(x,)) for x in range(4)]
+    for one in running:
+        one.start()
+    for one in running:
+        one.join()
+    return [results[x] for x in sorted(results)]
+
+
+@compared
+@torch.no_grad()
+def parameters_elsewhere(way):
+    model, results = net(), []
+    call = way(model)
+    for step in range(4):
+        results += [call(rows(seed=step)) for _ in range(3)]
+        for one in model.parameters():
+            one.data = torch.randn_like(one) / 8
+    for step in range(3):
+        state = {name: torch.randn_like(x) / 8 for name, x in model.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+        results += [call(rows(seed=step)) for _ in range(3)]
+    return results
+
+
+@compared
+@torch.no_grad()
+def parameters_that_never_stay(way):
+    model, results = net(), []
+    call = way(model)
+    held = []  # so that no address comes back
+    for step in range(24):
+        results.append(call(rows(seed=step)))
+        for one in model.parameters():
+            held.append(one.data)
+            one.data = torch.randn_like(one) / 8
+    return results
+
+
+@compared
+@torch.no_grad()
+def random_numbers(way):
+    call = way(lambda x: torch.rand_like(x) + F.dropout(x, 0.5))
+    results = [call(rows()) for _ in range(5)]
+    state = torch.cuda.get_rng_state()
+    results += [call(rows()), torch.rand(3, device="cuda")]
+    torch.cuda.set_rng_state(state)
+    return [*results, call(rows()), torch.rand(3, device="cuda")]
+
+
+@compared
+@torch.no_grad()
+def settings_of_cudnn(way):
+    model = net(Images).eval()
+    call, results = way(model), []
+    x = torch.randn(4, 3, 16, 16, device="cuda")
+    for benchmark in (False, False, False, True, True, False):
+        with torch.backends.cudnn.flags(benchmark=benchmark, deterministic=not benchmark):
+            results.append(call(x))
+    return results
+
+
+@compared
+@torch.no_grad()
+def several_models(way):
+    torch.manual_seed(0)
+    models = [Net().cuda() for _ in range(4)]
+    calls, results = [way(x) for x in models], []
+    for step in range(5):
+        x = rows(seed=step)
+        for call in calls:
+            x = call(x)
+            results.append(x)
+    return results
