@@ -2,7 +2,8 @@
 
 import pytest
 
-from backbay.explain import advice, breaks, guards, reasons
+from backbay.explain import guards, reasons
+from backbay.reporting import breaks
 
 BREAK = """Graph break in user code at /home/me/model.py:3
 Graph Break Reason: Encountered graph break when attempting to trace CALL: a function call:
@@ -184,4 +185,4 @@ def test_of_several_versions_the_one_that_tells_what_changed_is_told():
 def test_advice_for_torchs_developers_reaches_no_user():
     kept = "Use another function."
     hints = ["Please report an issue to PyTorch.", "inject_X_TESTING_ONLY = True", kept]
-    assert advice.useful(hints) == (kept,)
+    assert breaks.useful(hints) == (kept,)

@@ -6,20 +6,14 @@ reader can follow.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from backbay.explain.record import BreakRecord
+from backbay.reporting.breaks import useful
 
-_FOR_DEVELOPERS = re.compile(
-    r"report an issue|file an issue|TESTING_ONLY|add support for it|Dynamo bug|"
-    r"may have been caused by an earlier graph break|unlikely that Dynamo will ever",
-)
-"""In hints that are of no use to who reads them: to report it, or to change torch itself."""
+_SENTENCES = re.compile(r"(?<=[.!?]) +")
 _ADDRESS = re.compile(r"<(?:function|bound method) (\S+)[^>]*>")
-LIMIT = "recompile limit exceeded"
-"""In the reason of what torch reports as a break and is none."""
-
 _KEEP_IN_TENSOR = (
     "compute with the tensor itself, without making a Python number of it",
     "to have it captured in the graph, set torch._dynamo.config.capture_scalar_outputs = True",
@@ -40,17 +34,12 @@ class Advice:
     fixes: tuple[str, ...]
 
 
-def useful(hints: Sequence[str]) -> tuple[str, ...]:
-    """Return the hints that a reader can follow."""
-    return tuple(x for x in hints if not _FOR_DEVELOPERS.search(x))
-
-
 def of(broken: BreakRecord) -> Advice:
     """Return what a break is in the user's words, and what to change."""
     for pattern, worded in _FORMS:
         if pattern.search(broken.reason):
             return worded(broken)
-    explanation = broken.explanation.split(" The branch condition involves")[0]
+    explanation = " ".join(useful(_SENTENCES.split(broken.explanation)))
     words = f"{broken.reason}: {explanation}" if explanation else broken.reason
     return Advice("BB101", words, broken.hints)
 

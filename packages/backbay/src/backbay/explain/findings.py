@@ -57,7 +57,7 @@ def findings(
         *(_broken(x) for x in breaks),
         *_nothing_compiled(graphs, calls, problem),
         *_recompiled(calls),
-        *_in_graphs([x for x in graphs if x.call == 0]),
+        *_in_graphs([x for x in graphs if x.call == 0], {x.line for x in breaks}),
         *_near_misses([x for x in graphs if x.call == 0]),
         *_fell_back(fell),
     ]
@@ -145,12 +145,12 @@ def _nothing_compiled(
 def _recompiled(calls: Sequence[CallRecord]) -> Iterator[FindingRecord]:
     """Yield a finding for each thing that changed; of a value, every change is the same finding."""
     every = [(number, one) for number, call in enumerate(calls) for one in call.recompiles]
-    changes = Counter((one.function, one.subject) for _, one in every)
+    changes = Counter((_frame(one), one.subject) for _, one in every)
     alike: dict[tuple[str, str, str], list[tuple[int, RecompileRecord]]] = {}
     for number, one in every:
         code = _RECOMPILED[one.kind]
         # A size that changes a second time was not dynamic, whatever torch meant it to be.
-        if code == "BB201" and one.dynamic and changes[one.function, one.subject] == 1:
+        if code == "BB201" and one.dynamic and changes[_frame(one), one.subject] == 1:
             code = "BB205"
         # Once dynamic is once for each function: where each begins is of no use.
         place = one.line or one.function if code != "BB205" else ""
@@ -171,6 +171,10 @@ def _recompiled(calls: Sequence[CallRecord]) -> Iterator[FindingRecord]:
         yield msgspec.structs.replace(made, count=len(found))
 
 
+def _frame(one: RecompileRecord) -> str:
+    return one.compile_id.partition("/")[0]
+
+
 def _is_modules(one: RecompileRecord) -> bool:
     """Whether what changed is a number of a module's, of which torch has a word to say."""
     return any(_ON_MODULE in x.hint for x in one.reasons)
@@ -187,7 +191,7 @@ def _at_limit(call: int, one: RecompileRecord) -> FindingRecord:
     )
 
 
-def _in_graphs(graphs: Sequence[GraphRecord]) -> Iterator[FindingRecord]:
+def _in_graphs(graphs: Sequence[GraphRecord], broken: set[str]) -> Iterator[FindingRecord]:
     for graph in graphs:
         known = {x.name: x for x in graph.nodes}
         for node in graph.nodes:
@@ -195,6 +199,8 @@ def _in_graphs(graphs: Sequence[GraphRecord]) -> Iterator[FindingRecord]:
                 continue
             inputs = [known[x] for x in node.inputs if x in known]
             for made in _of_node(node, [x for x in inputs if x.device]):
+                if made.code == "BB301" and node.line in broken:
+                    continue  # a break is there, and says so
                 yield msgspec.structs.replace(made, calls=(graph.call,))
 
 

@@ -18,6 +18,7 @@ from torch.fx import Graph, Node, Tracer
 from torch.fx.passes.utils.matcher_utils import InternalMatch, SubgraphMatcher
 
 from backbay.graph.canonical import COMMUTATIVE, canonicalise, is_number
+from backbay.graph.nearness import nearest
 from backbay.graph.values import value_of
 
 MOST_ORDERS = 256
@@ -138,7 +139,7 @@ class Found:
     near: list[NearMiss] = field(default_factory=list)
 
 
-def find(pattern: Pattern, graph: Graph) -> Found:
+def find(pattern: Pattern, graph: Graph, *, explained: bool = False) -> Found:
     """Find every place where a pattern holds in a canonical graph; places do not overlap.
 
     A node inside a match that is used outside it, too, is no match: replacing it would compute it
@@ -147,10 +148,21 @@ def find(pattern: Pattern, graph: Graph) -> Found:
     Args:
         pattern: what to find.
         graph: a torch-level graph, made canonical by `canonicalise`.
+        explained: whether places that differ from the pattern by one number or operator are near
+            misses, too.
     """
     found, taken = Found(), set[Node]()
-    if not _called(pattern.match) <= {node.target for node in graph.nodes}:
-        return found
+    if _called(pattern.match) <= {node.target for node in graph.nodes}:
+        _search(pattern, graph, found, taken)
+    if explained:
+        known = {*taken, *(x for x in graph.nodes if x.name in {y.node for y in found.near})}
+        wanted = traced(pattern.match)
+        differing = nearest(wanted, graph, known, tolerance=pattern.tolerance)
+        found.near += (NearMiss.at(node, pattern.title, words) for node, words in differing)
+    return found
+
+
+def _search(pattern: Pattern, graph: Graph, found: Found, taken: set[Node]) -> None:
     for order in orders(pattern.match):
         matcher = _Matcher(order, pattern.tolerance)
         for raw in matcher.match(graph):
@@ -164,7 +176,6 @@ def find(pattern: Pattern, graph: Graph) -> Found:
             else:
                 found.near.append(NearMiss.at(match.outputs[0], pattern.title, reason))
         found.near += (NearMiss.at(node, pattern.title, x) for node, x in matcher.leaking)
-    return found
 
 
 def is_call(node: Any, targets: Collection[Any]) -> bool:

@@ -153,15 +153,20 @@ class Rewritten:
     near: list[NearMiss] = field(default_factory=list)
 
 
-def apply(pattern: Pattern, graph_module: GraphModule) -> Rewritten:
+def apply(pattern: Pattern, graph_module: GraphModule, *, explained: bool = False) -> Rewritten:
     """Replace every match of a pattern in a torch-level graph.
 
     The graph is made canonical first. The code of the graph module is made anew where anything
     changed.
+
+    Args:
+        pattern: what to find, and what takes its place.
+        graph_module: changed in place.
+        explained: as in `match.find`.
     """
     graph = graph_module.graph
     respelled = canonicalise(graph)
-    found = find(pattern, graph)
+    found = find(pattern, graph, explained=explained)
     done = Rewritten(near=found.near)
     place = {node: number for number, node in enumerate(graph.nodes)}
     replaced: dict[Node, Node] = {}

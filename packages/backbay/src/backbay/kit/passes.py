@@ -194,6 +194,8 @@ class PassContext:
     together does not count."""
     is_hoisted: bool = False
     """Whether a later pass has what only parameters decide computed once, for all calls."""
+    is_watched: bool = False
+    """Whether somebody looks on: then it may take time to find out what nearly fits."""
     name: str = ""
     """Of the pass."""
     whole: GraphModule | None = None
@@ -521,9 +523,11 @@ def rewrite_pass(
         count = 0
         for pattern in patterns:
             if context.level in DYNAMO_GRAPHS:
-                done = apply(pattern, graph_module)
+                done = apply(pattern, graph_module, explained=context.is_watched)
             else:
-                done = apply_aten(pattern, graph_module, context.decompositions)
+                done = apply_aten(
+                    pattern, graph_module, context.decompositions, explained=context.is_watched
+                )
             context.near += done.near
             count += done.count
         return count
