@@ -29,6 +29,8 @@ Examples:
   backbay conform my_backend --fuzz 600 --repros finds/
 """
 _FILE = click.Path(dir_okay=False, path_type=Path)
+_EVERY = 25
+"""Cases after which a log says how many there were."""
 
 
 @click.command("conform", epilog=_EXAMPLES)
@@ -168,7 +170,7 @@ def _write_finds(report: "FuzzReport", json_path: Path | None, folder: Path | No
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[Result], None]]:
-    """Return a function that shows each result: live on a terminal, failures alone elsewhere."""
+    """Return a function that shows each result: live on a terminal, else failures and a count."""
     from rich.text import Text  # noqa: PLC0415 (rich is loaded to draw only)
 
     from backbay.cli.console import Screen  # noqa: PLC0415 (as above)
@@ -181,9 +183,13 @@ def _progress() -> Iterator[Callable[[Result], None]]:
         def tell(result: Result) -> None:
             nonlocal count, failed
             count, failed = count + 1, failed + result.failed
+            so_far = f"{count} cases, {failed} failed"
             if status is not None:
-                status.update(Text(f"{count} cases, {failed} failed · {plain(result.id)}"))
-            elif result.failed:
+                status.update(Text(f"{so_far} · {plain(result.id)}"))
+                return
+            if result.failed:
                 console.print(Text(f"{result.status}  {plain(result.id)}"))
+            if count % _EVERY == 0:
+                console.print(Text(so_far), style="dim")
 
         yield tell

@@ -7,8 +7,9 @@ import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.match import Pattern
+from backbay.graph.nearness import nearest
 from backbay.kit.backend import Backend
-from backbay.kit.observing import collected
+from backbay.kit.observing import Reports, collected, observed_by
 from backbay.kit.passes import rewrite_pass
 
 ROOT = math.sqrt(2 / math.pi)
@@ -60,7 +61,8 @@ def near(function, pattern=GELU, level="torch"):
     passes = (rewrite_pass(pattern, name="mine", level=level),)
     backend = type("Mine", (Backend,), {"passes": passes, "codegen": "eager"})()
     torch.compiler.reset()
-    with collected() as reports, torch.no_grad():
+    reports = Reports()
+    with observed_by(reports, nearest=nearest), torch.no_grad():
         torch.compile(function, backend=backend)(torch.ones(4, 4))
     (report,) = reports
     return report.changes, [x.reason for x in report.near]
@@ -119,13 +121,11 @@ def test_an_input_of_the_pattern_is_one_value_everywhere():
     assert not near(lambda x: x.cos() - (x + 1) ** 3, wave)[1]
 
 
-def test_it_is_looked_for_where_somebody_looks_on_only(monkeypatch):
-    asked = []
-    monkeypatch.setattr("backbay.graph.match.nearest", lambda *a, **_: asked.append(a) or ())
+def test_it_is_looked_for_where_somebody_asks_only():
     backend = type("Mine", (Backend,), {"passes": (rewrite_pass(GELU, name="mine"),)})
     backend.codegen = "eager"
     torch.compiler.reset()
-    torch.compile(cubed, backend=backend())(torch.ones(4, 4))
-    assert not asked
-    near(cubed)
-    assert asked
+    with collected() as reports:
+        torch.compile(cubed, backend=backend())(torch.ones(4, 4))
+    assert not reports[0].near
+    assert near(cubed)[1]

@@ -2,6 +2,7 @@
 
 import time
 
+import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
@@ -12,19 +13,12 @@ from backbay.errors import InputError, WorkloadInvalid
 from backbay.proof import Step
 from backbay.proof.sequence import labels, mixed
 from backbay.race import Limits, run
+from backbay.race.decide import with_exceptions
+from backbay.race.record import Decision
+from backbay.race.times import Times
 from backbay.workloads import load
 
 QUICK = Limits(backend_s=120.0, timing_s=0.5)
-REPEATS = 1000
-
-
-class Repeated(torch.nn.Module):
-    """Slow as it is: it does the same again and again."""
-
-    def forward(self, x):
-        for _ in range(REPEATS):
-            x = torch.relu(x)
-        return x
 
 
 def of_batches(model, *sizes, **given):
@@ -76,25 +70,41 @@ def test_what_is_wrong_at_one_size_alone_is_wrong():
     assert "output[1]" in both["tried"].reason
 
 
-def test_a_decision_is_for_the_mix_and_says_where_it_does_not_hold():
+def test_each_call_is_timed_by_itself():
     def uneven(graph_module, example_inputs):
         def call(*arguments):
             time.sleep(0.03 * (rows_of(arguments) == 8))
-            return (torch.relu(next(x for x in arguments if isinstance(x, torch.Tensor))),)
+            return graph_module(*arguments)
 
         return call
 
-    report, found = raced(of_batches(Repeated(), 1, 8), uneven)
-    (decision,) = report.decision
-    assert (decision.winner, decision.elsewhere) == ("eager", {"batch 1": "tried"})
-    assert decision.sentence.endswith("; for batch 1 alone tried is faster")
+    report, found = raced(of_batches(torch.nn.Tanh(), 1, 8), uneven)
+    assert report.decision[0].winner == "eager"
     small, large = found["tried"].parts
     assert (small.call, large.call) == ("batch 1", "batch 8")
-    assert small.ratio_to_eager_ci[0] > 1 > large.ratio_to_eager_ci[1]
-    assert large.median_ms >= 30
+    assert large.median_ms >= 30 > small.median_ms
+    assert large.ratio_to_eager_ci[1] < 1
     assert found["tried"].median_ms >= 30
     assert found["eager"].parts[0].ratio_to_eager == 1
-    assert "batch 1: " in found["tried"].notes[-1]
+    assert found["tried"].notes[-1].startswith("batch 1: ")
+
+
+def around(value):
+    return [value * (1 + 0.001 * n) for n in range(12)]
+
+
+def test_a_decision_says_for_which_calls_it_does_not_hold():
+    decided = Decision(workload="w", mode="infer", winner="a", abstained=False, sentence="use a")
+    alike = {"eager": around(2.0), "a": around(1.0), "b": around(1.0)}
+    other = {"eager": around(2.0), "a": around(1.0), "b": around(0.8), "c": around(0.7)}
+    parts = {"batch 1": Times([other]), "batch 8": Times([alike]), "batch 9": Times([])}
+    found = with_exceptions(decided, parts)
+    assert found.elsewhere == {"batch 1": "c"}
+    assert found.sentence == "use a; for batch 1 alone c is faster"
+    assert with_exceptions(decided, parts, excluded=["c"]).elsewhere == {"batch 1": "b"}
+    assert with_exceptions(decided, {"batch 8": Times([alike])}) == decided
+    unclear = msgspec.structs.replace(decided, unclear=True)
+    assert with_exceptions(unclear, parts) == unclear
 
 
 def test_one_call_has_no_parts():

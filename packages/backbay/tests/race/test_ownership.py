@@ -64,3 +64,11 @@ def test_a_decomposition_leaves_no_more_than_there_was():
     assert (found.operators, found.left) == (2, 2)
     nothing = ownership.left_to_torch(Counter(gelu=1), Counter())
     assert (nothing.left, nothing.most) == (0, ())
+
+
+def test_what_dlpack_asks_is_no_work():
+    tensor = torch.ones(3)
+    with counting() as seen:
+        torch.utils.dlpack.from_dlpack(tensor.__dlpack__())
+        assert not tensor.is_pinned()
+    assert not seen

@@ -9,6 +9,7 @@ import torch
 
 import backbay
 from backbay.errors import InputError
+from backbay.kit.engine import Engine
 from backbay.registry import Registry
 from backbay.verify import Limits, run
 
@@ -163,6 +164,42 @@ def test_a_backend_that_was_given_no_graph_is_called_right():
     assert report.results[0].checks[0].status == "not_compiled"
     assert "nothing was compiled" in report.sentence
     assert report.results[0].checks[0].attributed_to == "eager"  # Dynamo captures it for nobody
+
+
+def engine(*supported):
+    class Interpreted(Engine):
+        """The kit's engine, with PyTorch in the place of one."""
+
+        supports = supported
+
+        def build(self, program):
+            return lambda *tensors: program.graph_module(*tensors)
+
+    return Interpreted()
+
+
+def verified(backend):
+    torch.manual_seed(0)
+    workload = backbay.Workload(torch.nn.Tanh(), (torch.randn(4, 8),), name="model")
+    return run(workload, backends={"engine": backend}, train=False, batches=[])
+
+
+def test_an_engine_that_runs_nothing_is_called_right():
+    report = verified(engine(torch.ops.aten.sinh.default))
+    assert not report.passed
+    assert report.results[0].checks[0].status == "not_compiled"
+    assert "the backend runs no operator of the model: eager ran in its place" in report.sentence
+    assert verified(engine(torch.ops.aten.tanh.default)).passed
+
+
+def test_what_an_engine_leaves_goes_unsaid():
+    model = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.GELU())
+    workload = backbay.Workload(model, (torch.randn(4, 8),), name="model")
+    backends = {"engine": engine(torch.ops.aten.tanh.default)}
+    report = run(workload, backends=backends, train=False, batches=[])
+    assert report.passed
+    (note,) = report.results[0].notes
+    assert "eager runs" in note
 
 
 def test_a_size_made_a_constant_goes_unsaid():

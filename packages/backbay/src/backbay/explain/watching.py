@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule
 
 from backbay.errors import BackbayError, line_of
 from backbay.explain.record import NearMissRecord, NodeRecord, PassRecord
+from backbay.graph.nearness import nearest
 from backbay.graph.report import listing, rows, summary
 from backbay.graph.values import value_of
 from backbay.kit.observing import observed_by
@@ -88,7 +89,7 @@ class Watch:
         # whoever stands behind it misses that one.
         logger.handlers.insert(0, handler)
         try:
-            with observed_by(self):
+            with observed_by(self, nearest=nearest):
                 yield
         finally:
             logger.removeHandler(handler)

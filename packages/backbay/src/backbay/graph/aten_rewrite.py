@@ -21,8 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from backbay.errors import InputError
-from backbay.graph.match import MOST_ORDERS, Match, NearMiss, Pattern
-from backbay.graph.nearness import nearest
+from backbay.graph.match import MOST_ORDERS, Match, Nearest, NearMiss, Pattern
 from backbay.graph.rewrite import Rewritten
 from backbay.graph.values import CARRIED
 
@@ -44,7 +43,7 @@ def apply_aten(
     graph_module: GraphModule,
     decompositions: Mapping[Any, Any],
     *,
-    explained: bool = False,
+    nearest: Nearest | None = None,
 ) -> Rewritten:
     """Replace every match of a pattern in a functional ATen graph.
 
@@ -52,8 +51,7 @@ def apply_aten(
         pattern: what to find; it must have example inputs. Numbers must be those of the pattern.
         graph_module: changed in place, and recompiled where it was.
         decompositions: those that made the graph; the replacement is decomposed likewise.
-        explained: whether places that differ from the pattern by one number or operator are near
-            misses, too.
+        nearest: as in `match.find`.
 
     Raises:
         InputError: the pattern has no example inputs, or can't be traced with them.
@@ -61,7 +59,7 @@ def apply_aten(
     done = Rewritten()
     matcher = _Matcher.of(pattern, decompositions)
     graph = graph_module.graph
-    differing = list(nearest(matcher.graph, graph, is_tolerant=False)) if explained else []
+    differing = list(nearest(matcher.graph, graph, is_tolerant=False)) if nearest else []
     token = _now.set(_Now(done.near))
     try:
         done.count = matcher.matcher.apply(graph_module)

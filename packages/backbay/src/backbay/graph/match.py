@@ -9,7 +9,7 @@ are only close, where a pattern allows it.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,14 @@ from torch.fx import Graph, Node, Tracer
 from torch.fx.passes.utils.matcher_utils import InternalMatch, SubgraphMatcher
 
 from backbay.graph.canonical import COMMUTATIVE, canonicalise, is_number
-from backbay.graph.nearness import nearest
 from backbay.graph.values import value_of
 
 MOST_ORDERS = 256
 """Orders of commutative operands that are tried of one pattern: eight commutative operators."""
+
+Nearest = Callable[..., Iterable[tuple[Node, str]]]
+"""Finds where a pattern nearly stands in a graph, and what differs: `nearness.nearest`, which only
+those import who look on."""
 
 Condition = Callable[["Match"], str | None]
 """Returns why a match is not to be used; ``None`` where it is."""
@@ -139,7 +142,7 @@ class Found:
     near: list[NearMiss] = field(default_factory=list)
 
 
-def find(pattern: Pattern, graph: Graph, *, explained: bool = False) -> Found:
+def find(pattern: Pattern, graph: Graph, *, nearest: Nearest | None = None) -> Found:
     """Find every place where a pattern holds in a canonical graph; places do not overlap.
 
     A node inside a match that is used outside it, too, is no match: replacing it would compute it
@@ -148,13 +151,12 @@ def find(pattern: Pattern, graph: Graph, *, explained: bool = False) -> Found:
     Args:
         pattern: what to find.
         graph: a torch-level graph, made canonical by `canonicalise`.
-        explained: whether places that differ from the pattern by one number or operator are near
-            misses, too.
+        nearest: finds places that differ from the pattern by one thing, which are near misses, too.
     """
     found, taken = Found(), set[Node]()
     if _called(pattern.match) <= {node.target for node in graph.nodes}:
         _search(pattern, graph, found, taken)
-    if explained:
+    if nearest is not None:
         known = {*taken, *(x for x in graph.nodes if x.name in {y.node for y in found.near})}
         wanted = traced(pattern.match)
         differing = nearest(wanted, graph, known, tolerance=pattern.tolerance)

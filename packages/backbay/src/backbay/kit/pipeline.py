@@ -71,7 +71,7 @@ def run_passes(
             decompositions=known,
             level=one.level,
             name=one.name,
-            is_watched=watch.observer is not None,
+            nearest=watch.nearest,
             is_hoisted=any(x.hoists for x in chosen[number + 1 :]),
         )
         run = functools.partial(_run, one, graph_module, context, watch, freshness)

@@ -11,10 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _TORCHS = {"aten", "prims"}
 """Namespaces of torch's own kernels; an operator of another is its provider's own work."""
 _FREE = {
-    "alias", "clone", "copy", "detach", "empty", "empty_like", "empty_strided", "lift_fresh",
-    "new_empty", "new_empty_strided", "ones_like", "resize", "set", "zeros_like",
+    "alias", "clone", "copy", "detach", "empty", "empty_like", "empty_strided", "is_pinned",
+    "lift_fresh", "new_empty", "new_empty_strided", "ones_like", "resize", "set", "zeros_like",
 }  # fmt: skip
-"""Operators that allocate, fill or move, and compute nothing."""
+"""Operators that allocate, fill, move or ask (as ``Tensor.__dlpack__`` does), and compute nothing.
+"""
 
 
 class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no stub

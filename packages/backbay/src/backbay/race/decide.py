@@ -6,7 +6,7 @@ significantly better than Inductor, not only than eager. What is compared is the
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,12 +14,13 @@ import msgspec
 from backbay.race.costs import Costs
 from backbay.race.objective import Objective, worded
 from backbay.race.record import EAGER, Decision
+from backbay.race.times import Times
 from backbay.reporting import wording
 from backbay.reporting.machine import QUIET_CORES
 from backbay.timing.interval import Interval
 from backbay.workloads.setup import Mode
 
-__all__ = ["EAGER", "INDUCTOR", "Deciding", "decide"]
+__all__ = ["EAGER", "INDUCTOR", "Deciding", "decide", "with_exceptions"]
 
 INDUCTOR = "inductor"
 _MOST_DIGITS = 4
@@ -132,6 +133,30 @@ class Deciding:
     def _tied(self, rival: str, holder: str) -> bool:
         low, high = self.costs.ratio(holder, rival)[1]
         return low <= 1.0 <= high
+
+
+def with_exceptions(
+    decided: Decision, parts: Mapping[str, Times], excluded: Sequence[str] = ()
+) -> Decision:
+    """Return a decision that says which calls have another arm that is faster for sure.
+
+    Args:
+        decided: of a step that calls the model several times.
+        parts: the times of each call, by what it is called.
+        excluded: who may not be chosen.
+    """
+    if decided.unclear:
+        return decided
+    found = {}
+    for call, times in parts.items():
+        best = decided.winner
+        for name in times if best in times else ():
+            if name not in excluded and times.ratio(best, name)[1][0] > 1.0:
+                best = name
+        if best != decided.winner:
+            found[call] = best
+    said = "".join(f"; for {call} alone {name} is faster" for call, name in found.items())
+    return msgspec.structs.replace(decided, elsewhere=found, sentence=decided.sentence + said)
 
 
 def _times(value: float, interval: Interval) -> str:

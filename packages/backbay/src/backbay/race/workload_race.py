@@ -20,7 +20,7 @@ from backbay.judge import Judge, Prepared
 from backbay.judge.client import JudgeSession
 from backbay.race.caches import Caches
 from backbay.race.costs import costs
-from backbay.race.decide import EAGER, INDUCTOR, Deciding
+from backbay.race.decide import EAGER, INDUCTOR, Deciding, with_exceptions
 from backbay.race.field import Entrant
 from backbay.race.given import Given, InputSets
 from backbay.race.objective import Objective
@@ -167,25 +167,9 @@ class WorkloadRace:
             busy=self.busy,
             seconds=self.limits.timing_s,
         ).decision()
-        return self._with_exceptions(decided, over)
-
-    def _with_exceptions(self, decided: Decision, over: Sequence[str]) -> Decision:
-        """Add which calls, of a step that has several, have another arm that is best for sure."""
-        if self.objective.kind == "memory" or decided.unclear:
+        if self.objective.kind == "memory":
             return decided
-        found = {}
-        for call, times in self.parts.items():
-            if decided.winner not in times:
-                continue
-            best = decided.winner
-            for name in times:
-                low = times.ratio(best, name)[1][0]
-                if name not in over and low > 1.0:
-                    best = name
-            if best != decided.winner:
-                found[call] = best
-        said = "".join(f"; for {call} alone {name} is faster" for call, name in found.items())
-        return msgspec.structs.replace(decided, elsewhere=found, sentence=decided.sentence + said)
+        return with_exceptions(decided, self.parts, over)
 
     def _trials(
         self, judge: Judge, prepared: Prepared, proving: Proving, sets: InputSets

@@ -4,7 +4,7 @@ What it gives goes to files. This process, in which the backend runs, says nothi
 right.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +109,37 @@ class CompiledModel:
             outcome = self._situations.observe(self._call, situation)
         graphs = int(counters["stats"]["unique_graphs"])
         breaks = len(counter.breaks())
-        if situation == FIRST and not graphs:
-            reason = "nothing was compiled: Dynamo gave the backend no graph"
-            return Gave(status="not_compiled", reason=reason, breaks=breaks)
+        logged = compile_log.records()[noted:]
+        if situation == FIRST:
+            reason = _nothing_seen(graphs, logged)
+            if reason:
+                return Gave(status="not_compiled", reason=reason, breaks=breaks)
         evidence.write(outcome, path)
-        fell = [x for x in compile_log.records()[noted:] if x.fell_back]
         return Gave(
             graphs=graphs,
             breaks=breaks,
             hands_on_to=self._hands_on_to,
-            notes=tuple(dict.fromkeys(f"{x.ran} ran in its place: {x.why}" for x in fell)),
+            notes=tuple(dict.fromkeys(_left(logged))),
         )
+
+
+def _nothing_seen(graphs: int, logged: Sequence[compile_log.Record]) -> str:
+    """Return why nothing of the backend was seen; empty where something was."""
+    if not graphs:
+        return "nothing was compiled: Dynamo gave the backend no graph"
+    counted = [x for x in logged if x.owned is not None]
+    if counted and not any(x.owned for x in counted):
+        return f"the backend runs no operator of the model: {'; '.join(_left(counted))}"
+    return ""
+
+
+def _left(logged: Sequence[compile_log.Record]) -> Iterator[str]:
+    """Yield what the backend left to another."""
+    for record in logged:
+        if record.fell_back:
+            yield f"{record.ran} ran in its place: {record.why}"
+        elif record.owned is not None and record.owned < record.nodes:
+            yield record.why
 
 
 def _in_order(tensors: Mapping[str, torch.Tensor], device: torch.device) -> tuple[Any, ...]:
