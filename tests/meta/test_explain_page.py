@@ -13,6 +13,11 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "explain.md").read_text()
 
 
+def timeless(lines: list[str]) -> list[str]:
+    """Leave out what took how long: no two runs agree on it."""
+    return re.sub(r"\d+\.\d+ s\b", "0.1 s", "\n".join(lines)).splitlines()
+
+
 @pytest.mark.skipif(
     not torch.__version__.startswith("2.13"), reason="the page shows torch 2.13's own words"
 )
@@ -22,12 +27,12 @@ def test_the_output_on_the_page_is_that_of_the_command_above_it():
     command = [sys.executable, "-m", "backbay", *shlex.split(block[1])]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     given = [x.rstrip() for x in done.stdout.splitlines()]
-    assert given == block[2].splitlines()
+    assert timeless(given) == timeless(block[2].splitlines())
     assert "halfway" in done.stderr
 
 
 def test_every_block_of_the_page_runs_in_order(run_page, tmp_path):
     said = run_page(ROOT / "docs" / "explain.md", 2).stdout
-    assert f"Data-dependent branching at {tmp_path / 'page.py'}:8: if x.sum() > 0:" in said
-    assert "change: Use `torch.cond`" in said
+    assert f"BB103 a branch depends on the values of a tensor at {tmp_path / 'page.py'}:8" in said
+    assert "change: where one side is much work, use torch.cond" in said
     assert "count_calls made 0 changes and says {'calls': 1}" in said

@@ -18,7 +18,8 @@ def test_what_ran_ends_with_0_and_says_the_breaks_line():
     done = explain(f"{MODELS}:broken")
     assert done.exit_code == 0
     assert 'print("hello from the model")' in " ".join(done.stdout.split())
-    assert "change: Avoid calling builtin" in done.stdout
+    assert "BB101 warning: print can't be compiled" in done.stdout
+    assert "change: leave print out while it is compiled" in done.stdout
 
 
 def test_what_the_model_prints_is_not_in_the_output():
@@ -57,6 +58,34 @@ def test_what_does_not_exist_ends_with_2():
     done = explain(f"{MODELS}:gated", "--backend", "no_such_backend")
     assert done.exit_code == 2
     assert "no_such_backend" in done.stderr
+
+
+def test_fail_on_ends_with_1_where_a_code_or_its_kind_is_found():
+    assert explain(f"{MODELS}:broken", "--fail-on", "BB2,BB401").exit_code == 0
+    for codes in ("BB103", "bb1", "BB2,BB101"):
+        done = explain(f"{MODELS}:broken", "--fail-on", codes)
+        assert done.exit_code == 1, codes
+        assert "backbay: --fail-on: BB103: a branch depends" in done.stderr or codes[-1] == "1"
+
+
+def test_a_note_fails_by_its_full_code_only():
+    run = CliRunner().invoke
+    command = ["explain", f"{MODELS}:gated", "--device", "cpu", "--fail-on"]
+    assert run(main, [*command, "BB2"]).exit_code == 0
+    assert run(main, [*command, "BB205"]).exit_code == 1
+
+
+def test_a_code_that_does_not_exist_ends_with_2_before_anything_runs():
+    done = explain("hf:no_such_model", "--fail-on", "BB110")
+    assert done.exit_code == 2
+    assert "there is no finding 'BB110': did you mean BB1" in done.stderr
+
+
+def test_a_code_in_a_workloads_place_is_said():
+    done = CliRunner().invoke(main, ["explain", "BB101"])
+    assert done.exit_code == 0
+    assert done.stdout.startswith("BB101: graph break (warning)\n")
+    assert "docs/findings.md#bb101" in done.stdout
 
 
 def test_help_has_an_example():

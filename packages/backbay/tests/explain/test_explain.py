@@ -1,6 +1,7 @@
 """What an explanation says is what happened: breaks, passes, guards, recompiles, errors."""
 
 import logging
+import os
 from pathlib import Path
 
 import msgspec
@@ -241,6 +242,26 @@ def test_a_changed_python_number_is_the_reason_with_its_line_and_torchs_hint(ref
     assert [x.version for x in told.calls[3].recompiles[0].reasons] == ["0/2", "0/1", "0/0"]
 
 
+def test_what_recompiles_again_and_again_is_one_finding_with_count_and_cost(reference, line):
+    told = run(reference("counting"), device="cpu")
+    found = only(x for x in told.findings if x.code == "BB202")
+    assert (found.message, found.line) == ("self.calls was 0, and changed", line("self.calls += 1"))
+    assert found.count == sum(x.kind == "value" for c in told.calls for x in c.recompiles) == 2
+    assert found.cost_s == pytest.approx(
+        sum(x.compile_s for c in told.calls for x in c.recompiles if x.kind == "value")
+    )
+    assert found.calls == (1, 3)
+
+
+def test_a_size_that_is_never_dynamic_is_told_apart_from_one_that_becomes_so():
+    class Rows(torch.nn.Module):
+        def forward(self, x):
+            return torch.stack([row.sin() for row in x])
+
+    told = run(Workload(Rows(), (torch.ones(4, 2),)))
+    assert [(x.code, x.count) for x in told.findings] == [("BB201", 2)]
+
+
 def test_a_workload_that_takes_one_batch_only_is_not_called_with_another(reference):
     told = run(reference("fixed"), device="cpu")
     assert [x.name for x in told.calls] == ["first", "again"]
@@ -363,6 +384,31 @@ def test_dynamo_starts_empty_so_that_what_ran_before_is_compiled_anew(gated, ref
     told = [run(reference("gated"), device="cpu", again=False) for _ in range(2)]
     assert [len(x.graphs) for x in told] == [1, 1]
     assert [x.graphs[0].compile_id for x in told] == ["0/0", "0/0"]
+
+
+def test_a_plain_function_is_told_by_its_own_name_and_parameters():
+    def scaled(tokens, *, scale):
+        return (tokens * scale).sum(-1)
+
+    told = run(Workload(scaled, (torch.ones(4, 3),), {"scale": torch.ones(4, 1)}))
+    assert all(x.function.startswith("scaled (") for x in told.graphs)
+    assert "test_explain.py:" in told.graphs[0].function
+    found = only(told.findings)
+    assert found.message == "the size of tokens's dimension 0 changed from 4 to 5"
+    assert "L['scale'].size()[0]" in told.graphs[1].dynamic.values()
+    assert "L['tokens']" in {x.source for x in told.graphs[0].guards}
+
+
+def test_of_a_break_that_we_know_no_words_for_advice_for_developers_is_left_out():
+    def opens(x):
+        open(os.devnull).close()  # noqa: PTH123 (it is what breaks)
+        return x + 1
+
+    told = run(Workload(opens, (torch.ones(4, 3),)), again=False)
+    said = " ".join(y for x in told.findings for y in (x.message, *x.fixes))
+    assert "close" in said
+    assert "report" not in said
+    assert "issue" not in said
 
 
 def test_json_round_trips(reference):

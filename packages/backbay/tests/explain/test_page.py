@@ -12,7 +12,7 @@ from backbay.explain import Explanation, run
 from backbay.explain.boxes import MOST, marks, picture
 from backbay.explain.drawing import HEIGHT, ROW, layout
 from backbay.explain.page import page, write_page
-from backbay.explain.record import BreakRecord, GraphRecord, NodeRecord, Settings
+from backbay.explain.record import BreakRecord, FindingRecord, GraphRecord, NodeRecord, Settings
 from backbay.explain.text import text
 from backbay.kit.backend import Backend
 from backbay.kit.rewrites import rewrite_silu
@@ -62,6 +62,7 @@ def node(name, *inputs, op="call_function", module="", target="add", shape="4x8"
         target=target,
         shape=shape,
         dtype="float32",
+        device="cpu",
         line=f"model.py:1: {name}",
         module=module,
         inputs=inputs,
@@ -92,6 +93,7 @@ def told(*graphs, **changes):
         versions={"torch": "2.13.0"},
         settings=settings,
         sentence="one graph",
+        findings=(),
         graphs=graphs,
         breaks=(),
         calls=(),
@@ -168,8 +170,19 @@ def test_the_diff_is_on_the_page_and_in_the_terminal(gated):
 def test_near_misses_and_recompiles_are_in_both(gated):
     for where in (page(gated), shown(gated)):
         assert "int64, not floating point" in where
-        assert "size mismatch at index 0. expected 4, actual 5" in where
-        assert "utomatic dynamic shapes" in where
+        assert "the size of x's dimension 0 changed from 4 to 5" in " ".join(where.split()).replace(
+            "&#39;", "'"
+        )
+        assert "ynamic from now on: " in where
+        assert "BB501" in where
+        assert "BB205" in where
+
+
+def test_a_finding_links_to_what_its_code_means(gated):
+    html = page(gated)
+    for code in {x.code for x in gated.findings}:
+        assert f'href="#{code.lower()}"' in html
+        assert html.count(f'id="{code.lower()}"') == 1
 
 
 def test_what_comes_from_outside_can_end_no_element():
@@ -185,12 +198,24 @@ def test_what_comes_from_outside_can_end_no_element():
         skipped=True,
         calls=(0,),
     )
-    html = page(told(graph(node(HOSTILE, module=HOSTILE)), breaks=(broken,), notes=(HOSTILE,)))
+    finding = FindingRecord(
+        code="BB101",
+        severity="warning",
+        message=HOSTILE,
+        line=HOSTILE,
+        fixes=(HOSTILE,),
+        count=1,
+        cost_s=None,
+        calls=(),
+        page="",
+    )
+    hostile = {"breaks": (broken,), "findings": (finding,), "notes": (HOSTILE,)}
+    html = page(told(graph(node(HOSTILE, module=HOSTILE)), **hostile))
     reader = read(html)
     assert reader.scripts == ["application/json"]
-    assert "b" not in [x for x in reader.tags if x == "b"][1:]  # ours, of the reason, and no other
+    assert len([x for x in reader.tags if x == "b"]) == 3  # ours, of the reason and the code
     assert "javascript:" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
-    assert "\x1b" not in shown(told(notes=(HOSTILE,)))
+    assert "\x1b" not in shown(told(**hostile))
 
 
 def test_the_page_holds_the_explanation_itself(gated, tmp_path):

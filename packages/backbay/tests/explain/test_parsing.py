@@ -1,6 +1,9 @@
 """Torch's texts are taken apart; what is not of their form is kept, and never dropped."""
 
-from backbay.explain import breaks, guards
+import pytest
+
+from backbay.explain import guards, reasons
+from backbay.reporting import breaks
 
 BREAK = """Graph break in user code at /home/me/model.py:3
 Graph Break Reason: Encountered graph break when attempting to trace CALL: a function call:
@@ -127,3 +130,59 @@ def test_one_reason_and_a_list_of_reasons():
     two = guards.parse_reasons('[\n"0/1: a",\n"0/0: b"\n]')
     assert [(x.version, x.failed) for x in two] == [("0/1", "a"), ("0/0", "b")]
     assert guards.parse_reasons("[not json")[0].failed == "[not json"
+
+
+GONE = "is made anew at each call, and the one that was compiled for is gone"
+
+
+@pytest.mark.parametrize(
+    ("failed", "kind", "words"),
+    [
+        (
+            "tensor 'x' size mismatch at index 0. expected 4, actual 7",
+            "size",
+            "the size of x's dimension 0 changed from 4 to 7",
+        ),
+        ("L['x'].size()[0] == 4", "size", "the size of x's dimension 0 is not 4 any more"),
+        (
+            "L['x'].size()[1] <= 128",
+            "size",
+            "the size of x's dimension 1 is not as in x.size(1) <= 128 any more",
+        ),
+        (
+            "tensor 'x' dtype mismatch. expected Float, actual BFloat16",
+            "other",
+            "the dtype of x changed from float32 to bfloat16",
+        ),
+        (
+            "tensor 'x' rank mismatch. expected 2, actual 3",
+            "other",
+            "the number of x's dimensions changed from 2 to 3",
+        ),
+        ("self.calls == 0", "value", "self.calls was 0, and changed"),
+        ("len(self.cache) == 1", "value", "the length of self.cache was 1, and changed"),
+        ("not L['flag']", "value", "flag was false, and changed"),
+        (
+            "Cache line invalidated because L['___stack0'] got deallocated",
+            "other",
+            f"an intermediate result {GONE}",
+        ),
+        ("GLOBAL_STATE changed: grad_mode ", "other", "torch's state changed: grad mode"),
+        ("odd(L['x'], G['y'])", "other", "odd(x, y) does not hold any more"),
+    ],
+)
+def test_a_failed_guard_is_said_in_the_users_words(failed, kind, words):
+    found = reasons.reason(failed)
+    assert (found.kind, found.words) == (kind, words)
+
+
+def test_of_several_versions_the_one_that_tells_what_changed_is_told():
+    gone = "Cache line invalidated because L['f'] got deallocated"
+    assert reasons.told([gone, "L['n'] == 3"]).words == "n was 3, and changed"
+    assert reasons.told([gone, gone]).words.startswith("f is made anew at each call")
+
+
+def test_advice_for_torchs_developers_reaches_no_user():
+    kept = "Use another function."
+    hints = ["Please report an issue to PyTorch.", "inject_X_TESTING_ONLY = True", kept]
+    assert breaks.useful(hints) == (kept,)

@@ -62,6 +62,7 @@ def test_breaks_and_recompilations_are_numbers_without_a_word(here):
     broken, counting = (x for x in report.results if x.backend != "eager")
     assert broken.slow[0].startswith("1 graph break, where the model runs uncompiled: ")
     assert "graph_break" in broken.slow[0]
+    assert (broken.breaks, counting.breaks) == (1, 0)
     assert counting.slow[0].startswith("compiled forward (faulty.py:"), counting
     text = drawn(report)
     assert "1 graph break, where the model runs uncompiled" in text

@@ -55,6 +55,16 @@ def test_a_typo_gets_the_nearest_name_also_among_debug_backends(registry):
         registry.lookup_backend("aot_eagr")
 
 
+def test_nobody_is_sent_to_what_is_for_torchs_own_tests(registry):
+    with pytest.raises(BackendNotFound) as raised:
+        registry.get_backend("relu_compile_error")
+    assert "TESTING_ONLY" not in str(raised.value)
+    with pytest.raises(InputError) as refused:
+        backbay.compile(lambda x: x, backend="inductor", options={"inject_relu_bug": True})
+    assert "has no option 'inject_relu_bug'" in str(refused.value)
+    assert "TESTING_ONLY" not in str(refused.value)
+
+
 def test_a_known_absent_name_is_not_called_unknown(registry):
     with pytest.raises(BackendUnavailable, match="apache-tvm is not installed"):
         registry.lookup_backend("tvm")

@@ -5,12 +5,14 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from backbay.errors import InputError
 from backbay.kit.backend import Backend
 from backbay.kit.rewrites import rewrite_silu
-from backbay.testing import assert_compiles
+from backbay.testing import NotAsExpected, assert_compiles
 
 
 class Whole(torch.nn.Module):
@@ -79,7 +81,8 @@ def test_a_break_has_its_line_and_what_to_change():
     text = message(Printing(), (X,), backend="aot_eager")
     assert text.startswith("Printing does not compile as it is meant to:\n  1 graph break, and 0")
     assert line_of('print("in the middle")') in text
-    assert "change: Avoid calling builtin `print`" in text
+    assert "  BB101 print can't be compiled" in text
+    assert "change: leave print out while it is compiled" in text
     assert_compiles(Printing(), (X,), backend="aot_eager", breaks=1, graphs=2)
     assert_compiles(Printing(), (X,), backend="aot_eager", breaks=None)
 
@@ -94,7 +97,7 @@ def test_a_recompile_has_the_guard_that_failed():
     text = message(Counting(), (X,), backend="aot_eager")
     assert "1 recompile, and 0 allowed" in text
     assert "in the call 'again'" in text
-    assert "calls" in text
+    assert "  BB202 self.calls was 0, and changed" in text
     assert_compiles(Counting(), (X,), backend="aot_eager", recompiles=1)
 
 
@@ -102,6 +105,7 @@ def test_another_batch_is_a_recompile_where_it_is_tried():
     assert_compiles(Whole(), (X,), backend="aot_eager")
     larger = (torch.randn(5, 6),)
     text = message(Whole(), (X,), backend="aot_eager", further_args=[larger])
+    assert "  BB205 the size of x's dimension 0 changed from 4 to 5" in text
     assert "in the call 'further 1'" in text
     assert_compiles(Whole(), (X,), backend="aot_eager", recompiles=1, further_args=[larger] * 2)
 
@@ -135,6 +139,30 @@ def test_a_backend_that_raises_is_told():
     text = message(Whole(), (X,), backend=raising)
     assert "compiled: " in text
     assert "no kernel for this graph" in text
+
+
+def test_findings_are_those_of_an_explanation():
+    told = assert_compiles(Printing(), (X,), backend="aot_eager", breaks=None)
+    assert [x.code for x in told.findings] == ["BB101"]
+    with pytest.raises(NotAsExpected) as raised:
+        assert_compiles(Printing(), (X,), backend="aot_eager")
+    same = [msgspec.structs.replace(x, cost_s=None) for x in raised.value.explanation.findings]
+    assert same == list(told.findings)
+
+
+def test_findings_by_code_fail_and_are_named_once():
+    def mixed(x):
+        return x * x.double()
+
+    assert_compiles(mixed, (X,), backend="aot_eager", fail_on=["BB1", "BB2"])
+    text = message(mixed, (X,), backend="aot_eager", fail_on=["BB4"])
+    assert text.startswith("test_findings_by_code_fail_and_are_named_once.<locals>.mixed does not")
+    assert "1 finding of BB4:\n    BB401 mul mixes float32 and float64" in text
+    assert line_of("return x * x.double()") in text
+    text = message(Printing(), (X,), backend="aot_eager", fail_on=["BB1"])
+    assert text.count("BB101") == 1
+    with pytest.raises(InputError, match="did you mean BB401"):
+        assert_compiles(mixed, (X,), fail_on=["BB410"])
 
 
 def test_plain_functions_and_keywords_work():

@@ -98,12 +98,24 @@ def _faults_on_one_line() -> Iterator[None]:
         finally:
             sys.stdout.flush()  # a full disk shows here, not when Python ends
     except InputError as error:
+        known = _unfit_torchvision(error)
+        if known is not None:
+            _fail(f"{str(error).partition(': ')[0]}: {known}")
         for note in getattr(error, "__notes__", ()):
             click.echo(escaped(note), err=True)
         _fail(str(error))
     except OSError as error:
         place = f"{error.filename}: " if error.filename is not None else ""
         _fail(plain(f"{place}{error.strerror or error}"))
+
+
+def _unfit_torchvision(error: InputError) -> str | None:
+    """Return what to do about torchvision, where it is why something did not import."""
+    if not any("torchvision" in x for x in (str(error), *getattr(error, "__notes__", ()))):
+        return None
+    from backbay.registry import default_registry, torchvision  # noqa: PLC0415 (for an error)
+
+    return torchvision.problem(default_registry.environment)
 
 
 def _fail(why: str) -> NoReturn:

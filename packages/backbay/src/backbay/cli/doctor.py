@@ -11,7 +11,7 @@ from backbay.cli.entry import entry, is_here, print_json, print_table
 from backbay.cli.names import complete
 from backbay.cli.parameters import DEVICE_TYPE, SECONDS
 from backbay.errors import BackendNotFound, InputError, plain
-from backbay.registry import Registry, Resolution, default_registry
+from backbay.registry import Registry, Resolution, default_registry, torchvision
 from backbay.registry.availability import matching, of_resolution
 
 SCHEMA = "backbay.doctor/1"
@@ -139,6 +139,8 @@ def _examine(
     blocked = [name for name, x in registry.resolutions().items() if x.standing == "blocked"]
     notes = [f"note: {', '.join(blocked)}: {_STILL_FOUND}"] if blocked else []
     notes += [f"note: {x}" for x in refused]
+    unfit = torchvision.problem(here)
+    notes += [f"note: {unfit}"] if unfit is not None else []
     if as_json:
         document = {"schema": SCHEMA, "backends": entries, "unmet": unmet, "notes": notes}
         print_json({**document, "problems": list(registry.problems)})

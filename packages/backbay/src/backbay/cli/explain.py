@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from backbay.cli.files import check_writable
-from backbay.cli.names import complete
+from backbay.cli.names import complete, complete_codes
 from backbay.cli.output import write
 from backbay.cli.parameters import DEVICE, SEED
-from backbay.explain import Explanation, run
+from backbay.errors import plain
+from backbay.explain import CODES, Explanation, failing, run, selection
 from backbay.race import DTYPES
 from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT, SIZES
@@ -21,6 +22,8 @@ Examples:
   backbay explain
   backbay explain train.py:model --backend backbay_silu --html explain.html
   backbay explain hf:bert --backend my_backend.py:compile --train --json -
+  backbay explain train.py:model --fail-on BB1,BB204
+  backbay explain BB101
 """
 
 
@@ -36,6 +39,9 @@ Examples:
 @click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--once", is_flag=True, help="Call it once: look for no recompiles.")
+@click.option("--fail-on", "fail_on", multiple=True, shell_complete=complete_codes,
+              metavar="CODES", help="Exit code 1 where one of these is found: BB101, or BB1 for "
+              "all of a kind but notes; by commas.")  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Write everything as JSON; - for standard output.")  # fmt: skip
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
@@ -50,19 +56,24 @@ def command(
     size: str | None,
     seed: int,
     once: bool,
+    fail_on: tuple[str, ...],
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
     """Explain what torch.compile and a backend do with WORKLOAD.
 
-    Graphs, graph breaks with your own lines and what to change, which passes fired and which nearly
-    did, guards, and what is compiled again and why. A WORKLOAD is named as for a race: decoder
-    (built in, the default), hf:NAME, diffusers:NAME, timm:NAME,
-    file.py:function or module:function.
+    What to change, with your own lines: graph breaks, what is compiled again, copies, patterns that
+    nearly fit. Then graphs, passes, guards and calls. A WORKLOAD is named as for a race: decoder
+    (built in, the default), hf:NAME, diffusers:NAME, timm:NAME, file.py:function or
+    module:function. In place of it, the code of a finding says what that is.
 
     What the model and the backend print goes to standard error. Exit code 1: the model or the
-    backend raised; the explanation says what, and where.
+    backend raised, and the explanation says what, and where; or --fail-on names what was found.
     """
+    if workload.upper() in CODES:
+        _say(workload.upper())
+        return
+    wanted = selection(fail_on)
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     check_writable(json_path, html_path)
     with contextlib.redirect_stdout(sys.stderr):
@@ -77,8 +88,18 @@ def command(
             again=not once,
         )
     _write(explanation, json_path, html_path)
-    if explanation.problem is not None:
+    found = failing(explanation, wanted)
+    for one in found:
+        click.echo(f"backbay: --fail-on: {one.code}: {plain(one.message)}", err=True)
+    if explanation.problem is not None or found:
         sys.exit(1)
+
+
+def _say(code: str) -> None:
+    known = CODES[code]
+    click.echo(f"{code}: {known.title} ({known.severity})")
+    for text in (known.what, known.why, known.fix, f"An example: {known.page}"):
+        click.echo(f"  {text}")
 
 
 def _write(explanation: Explanation, json_path: Path | None, html_path: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Shell completion of backend names."""
+"""Shell completion of names."""
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,4 +15,18 @@ def complete(
         CompletionItem(name, help=spec.summary)
         for name, spec in specs.items()
         if name.startswith(typed)
+    ]
+
+
+def complete_codes(
+    _context: click.Context, _parameter: click.Parameter, typed: str
+) -> list[CompletionItem]:
+    """Return the codes of findings that begin as the last one typed, with what each is."""
+    from backbay.explain.codes import CODES  # noqa: PLC0415 (only a completion asks)
+
+    before, comma, last = typed.rpartition(",")
+    return [
+        CompletionItem(f"{before}{comma}{code}", help=known.title)
+        for code, known in CODES.items()
+        if code.startswith(last.upper())
     ]

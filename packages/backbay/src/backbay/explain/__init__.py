@@ -6,10 +6,13 @@ torch; `run` does.
 """
 
 from backbay.explain.api import run
+from backbay.explain.codes import CODES, Code, selection
+from backbay.explain.findings import failing
 from backbay.explain.record import (
     BreakRecord,
     CallRecord,
     Explanation,
+    FindingRecord,
     GraphRecord,
     GuardRecord,
     NearMissRecord,
@@ -22,9 +25,12 @@ from backbay.explain.record import (
 )
 
 __all__ = [
+    "CODES",
     "BreakRecord",
     "CallRecord",
+    "Code",
     "Explanation",
+    "FindingRecord",
     "GraphRecord",
     "GuardRecord",
     "NearMissRecord",
@@ -34,5 +40,7 @@ __all__ = [
     "ReasonRecord",
     "RecompileRecord",
     "StageRecord",
+    "failing",
     "run",
+    "selection",
 ]

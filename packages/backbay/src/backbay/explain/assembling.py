@@ -1,12 +1,15 @@
 """Puts together what a watch saw: one record for each thing, in words, nothing twice."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from backbay.explain import breaks, guards
+from backbay.explain import guards, reasons
+from backbay.explain.findings import findings
+from backbay.explain.functions import Function
 from backbay.explain.record import (
     BreakRecord,
     CallRecord,
@@ -21,8 +24,10 @@ from backbay.explain.record import (
 from backbay.explain.running import WatchedRun
 from backbay.explain.watching import Captured, Event
 from backbay.kit.backend import Backend
+from backbay.reporting import breaks
 from backbay.reporting.lines import Place
 from backbay.reporting.wording import counted
+from backbay.workloads.function_model import FunctionModel
 
 _RESUMED = "torch_dynamo_resume_in_"
 
@@ -45,9 +50,12 @@ def assembled(
         kit: the backend, where it is one of Backbay's kit.
     """
     watch = run.watch
-    seen = _Seen(watch.events)
+    model = run.workload.model
+    function = Function.of(model.function) if isinstance(model, FunctionModel) else None
+    events = watch.events if function is None else [function.renamed(x) for x in watch.events]
+    seen = _Seen(events, function)
     found = tuple(_graph(n, x, seen) for n, x in enumerate(watch.graphs))
-    broken = _breaks(watch.events, seen)
+    broken = _breaks(events, seen)
     known = {call: _located(x, seen, call) for call, x in run.problems.items()}
     made = tuple(
         CallRecord(
@@ -55,22 +63,24 @@ def assembled(
             graphs=sum(x.call == number for x in watch.graphs),
             recompiles=tuple(
                 _recompile(x, seen)
-                for x in watch.events
+                for x in events
                 if x.call == number and x.kind == "recompile_reasons"
             ),
             problem=known.get(number),
         )
         for number, name in enumerate(run.names)
     )
+    problem = next((known[x] for x in sorted(known)), None)
     return Explanation(
         created=created,
         versions=dict(versions),
         settings=settings,
         sentence=_sentence(found, broken, made, known),
+        findings=findings(found, broken, made, problem, run.fell),
         graphs=found,
         breaks=broken,
         calls=made,
-        problem=next((known[x] for x in sorted(known)), None),
+        problem=problem,
         notes=(*run.notes, *_notes(settings, found, made, kit)),
     )
 
@@ -78,7 +88,8 @@ def assembled(
 class _Seen:
     """Torch's events, by what they are of."""
 
-    def __init__(self, events: Iterable[Event]) -> None:
+    def __init__(self, events: Iterable[Event], function: Function | None) -> None:
+        self._model = function
         self.metrics: dict[str, dict[str, Any]] = {}
         self.trees: dict[str, str] = {}
         self.failed: list[Event] = []
@@ -100,10 +111,14 @@ class _Seen:
     def function(self, compile_id: str) -> str:
         """Name the function that was traced, and where it is."""
         metrics = self.metrics.get(compile_id, {})
+        if not metrics.get("co_name"):  # torch gave up before it noted the function
+            metrics = self.metrics.get(f"{compile_id.partition('/')[0]}/0", {})
         name, file = metrics.get("co_name"), metrics.get("co_filename")
         if not name or not file:
             return ""
         number = metrics.get("co_firstlineno")
+        if self._model is not None and self._model.is_called_in(file):
+            name, file, number = self._model.name, self._model.file, self._model.number
         if name.startswith(_RESUMED):
             original = name.removeprefix(_RESUMED).rpartition("_at_")[0]
             return f"{original}, resumed after a break ({file}:{number})"
@@ -155,21 +170,18 @@ def _breaks(events: Iterable[Event], seen: _Seen) -> tuple[BreakRecord, ...]:
     for event in events:
         if event.kind == "dynamo_graph_break_reason":
             told.add(event.compile_id)
-            function = seen.function(event.compile_id)
-            every.append(breaks.parse(event.payload, function=function, call=event.call))
+            every.append(_break(breaks.parse(event.payload), event, seen))
     for event in seen.failed:
         data = event.data
-        if event.compile_id in told or data.get("fail_type") not in {"Unsupported", "UserError"}:
+        failed = breaks.is_failure(data.get("fail_type"), data["fail_reason"])
+        if event.compile_id in told or not failed:
             continue
-        every.append(
-            breaks.parse_failure(
-                str(data["fail_reason"]),
-                data.get("fail_user_frame_filename"),
-                data.get("fail_user_frame_lineno"),
-                function=seen.function(event.compile_id),
-                call=event.call,
-            )
+        found_there = breaks.parse_failure(
+            str(data["fail_reason"]),
+            data.get("fail_user_frame_filename"),
+            data.get("fail_user_frame_lineno"),
         )
+        every.append(_break(found_there, event, seen))
     found: dict[tuple[str, str], BreakRecord] = {}
     for one in every:
         first = found.setdefault((one.reason, one.line), one)
@@ -181,15 +193,29 @@ def _breaks(events: Iterable[Event], seen: _Seen) -> tuple[BreakRecord, ...]:
     return tuple(found.values())
 
 
+def _break(broken: breaks.GraphBreak, event: Event, seen: _Seen) -> BreakRecord:
+    function = seen.function(event.compile_id)
+    return BreakRecord(**dataclasses.asdict(broken), function=function, calls=(event.call,))
+
+
 def _recompile(event: Event, seen: _Seen) -> RecompileRecord:
+    found = [
+        msgspec.structs.replace(x, line=seen.whole(x.line))
+        for x in guards.parse_reasons(event.payload)
+    ]
+    why = reasons.told([x.failed for x in found])
+    metrics = seen.metrics.get(event.compile_id, {})
     return RecompileRecord(
         compile_id=event.compile_id,
         function=seen.function(event.compile_id),
-        reasons=tuple(
-            msgspec.structs.replace(x, line=seen.whole(x.line))
-            for x in guards.parse_reasons(event.payload)
-        ),
+        reasons=tuple(found),
         dynamic=seen.newly_dynamic(event.compile_id),
+        kind=why.kind,
+        subject=why.subject,
+        says=why.words,
+        line=next((x.line for x in found if x.says == why.words), ""),
+        compile_s=metrics.get("entire_frame_compile_time_s"),
+        limit=breaks.LIMIT in str(metrics.get("fail_reason")),
     )
 
 

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 
+from backbay.explain import reasons
 from backbay.explain.record import GuardRecord, ReasonRecord
 from backbay.reporting.lines import whole
 
@@ -169,9 +170,11 @@ def _reason(text: str) -> ReasonRecord:
     failed = said[version.end() :] if version else said
     failed = _HINT.sub("", failed).partition("  # ")[0]
     line = f"{whole(place['file'])}:{place['number']}: {place['code']}" if place else ""
+    failed = " ".join(failed.split())
     return ReasonRecord(
         version=version["version"] if version else "",
-        failed=" ".join(failed.split()),
+        failed=failed,
+        says=reasons.reason(failed).words,
         line=line,
         hint=" ".join(hint["hint"].split()) if hint else "",
     )

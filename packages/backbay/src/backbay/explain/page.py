@@ -6,7 +6,9 @@ from pathlib import Path
 
 from backbay.explain import words
 from backbay.explain.boxes import marks, picture
+from backbay.explain.codes import CODES
 from backbay.explain.drawing import svg
+from backbay.explain.reasons import plainly
 from backbay.explain.record import Explanation, GraphRecord, NodeRecord
 from backbay.reporting.page import command, rendered
 
@@ -26,6 +28,8 @@ def page(explanation: Explanation) -> str:
         noun="explanation",
         sheets=_sheets(explanation.graphs),
         words=words,
+        codes=[x for x in CODES.values() if x.code in {y.code for y in explanation.findings}],
+        plainly=plainly,
         command=command(
             "explain",
             [settings.workload],

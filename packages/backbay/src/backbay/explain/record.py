@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from backbay.explain.codes import Severity
+from backbay.explain.reasons import Kind
 from backbay.workloads.setup import Mode
 
 SCHEMA = "backbay.explain/1"
@@ -23,6 +25,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     shape: str
     """``4x8``; with symbols where a size is dynamic; empty for what is no tensor."""
     dtype: str
+    device: str
+    """As torch spells it; empty for what is no tensor."""
     line: str
     module: str
     """Path of the innermost module that the node was traced in; empty outside of all."""
@@ -110,7 +114,7 @@ class BreakRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     explanation: str
     hints: tuple[str, ...]
-    """What to change, in torch's own words."""
+    """What to change, in torch's own words, without what only its developers can do."""
     context: str
     """Torch's note for developers."""
     url: str
@@ -136,6 +140,8 @@ class ReasonRecord(msgspec.Struct, frozen=True, kw_only=True):
     line: str
     hint: str
     """What torch says to do about it."""
+    says: str
+    """The same in the user's words."""
 
 
 class RecompileRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +154,18 @@ class RecompileRecord(msgspec.Struct, frozen=True, kw_only=True):
     dynamic: dict[str, str]
     """Symbol to the size that the new version takes as it comes: torch's automatic dynamic shapes;
     empty where it is static."""
+    kind: Kind
+    """What changed: a ``size``, a Python ``value``, or something ``other``."""
+    subject: str
+    """What changed, as a noun: ``the size of x's dimension 0``."""
+    says: str
+    """How it changed, in the user's words."""
+    line: str
+    """Where the compiled code depends on it."""
+    compile_s: float | None
+    """Seconds that it took; ``null`` where torch doesn't say."""
+    limit: bool
+    """Whether it was not compiled, since torch's limit of recompiles was reached."""
 
 
 class ProblemRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +191,29 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     problem: ProblemRecord | None = None
 
 
+class FindingRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to know or to change; the same wherever findings are reported."""
+
+    code: str
+    """``BB101``: it never changes its meaning."""
+    severity: Severity
+    """``error``: it does not run, or not compiled. ``warning``: it costs time at every call, or at
+    many. ``note``: it may be as it should be."""
+    message: str
+    """What it is, in the user's words."""
+    line: str
+    fixes: tuple[str, ...]
+    """What to change."""
+    count: int
+    """How often it was met."""
+    cost_s: float | None
+    """Seconds that compiling because of it took; ``null`` where that is not known."""
+    calls: tuple[int, ...]
+    """The calls in which it was met: positions in ``calls`` of the explanation."""
+    page: str
+    """Its section of the documentation."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for."""
 
@@ -195,6 +236,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     sentence: str
     """The whole in one line."""
+    findings: tuple[FindingRecord, ...]
+    """What to know and to change, the gravest first."""
     graphs: tuple[GraphRecord, ...]
     breaks: tuple[BreakRecord, ...]
     calls: tuple[CallRecord, ...]

@@ -40,6 +40,8 @@ class WatchedRun:
     problems: dict[int, ProblemRecord] = field(default_factory=dict)
     """By call; the model itself, uncompiled, is ``-1``."""
     notes: list[str] = field(default_factory=list)
+    fell: list[compile_log.Record] = field(default_factory=list)
+    """Where something else ran than the backend that was asked for."""
 
     def run(self, *, again: bool, further_args: Sequence[Sequence[Any]] | None) -> None:
         """Run the model itself, then compiled, each time from the same state."""
@@ -50,7 +52,9 @@ class WatchedRun:
             return
         with _alone(), _attributes_kept(self.workload.model), self.watch.on():
             self._compiled(again=again, further_args=further_args)
-        self.notes += (f"rewrites {x.why}" for x in compile_log.records()[known:] if x.timed)
+        seen = compile_log.records()[known:]
+        self.notes += (f"rewrites {x.why}" for x in seen if x.timed)
+        self.fell += (x for x in seen if x.fell_back)
 
     def _compiled(self, *, again: bool, further_args: Sequence[Sequence[Any]] | None) -> None:
         backend = Capturing(self.compiler_fn or _as_it_is, self.watch)

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from backbay.errors import escaped, plain
 from backbay.explain import words
+from backbay.explain.reasons import plainly
 from backbay.explain.record import (
-    BreakRecord,
     CallRecord,
     Explanation,
+    FindingRecord,
     GraphRecord,
-    NearMissRecord,
     PassRecord,
     ProblemRecord,
     StageRecord,
@@ -25,14 +25,15 @@ from backbay.explain.record import (
 from backbay.reporting.terminal import add_row, indented, line, table
 from backbay.reporting.wording import counted, short
 
+_MOST_FINDINGS = 24
 _MOST_GRAPHS = 16
-_MOST_NEAR = 8
 _MOST_GUARDS = 6
 _MOST_DIFF_LINES = 30
 _MOST_RECOMPILES = 6
 _TELLING = ("shapes", "tensors", "values")
 """Groups of guards that are listed; of the others the terminal gets the number."""
 _REST = "--json and --html have them all"
+_SEVERITIES = {"error": "red", "warning": "yellow", "note": ""}
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -46,8 +47,8 @@ def text(explanation: Explanation) -> RenderableType:
     parts: list[RenderableType] = [head, Text(plain(explanation.sentence))]
     if explanation.problem is not None:
         parts += _section("Error", _problem(explanation.problem))
+    parts += _section("Findings", _findings(explanation.findings))
     parts += _section("Graphs", _graphs(explanation.graphs))
-    parts += _section("Graph breaks", _breaks(explanation.breaks))
     parts += _section("Passes", _passes(explanation.graphs))
     parts += _section("Guards", _guards(explanation.graphs))
     parts += _section("Calls", _calls(explanation.calls))
@@ -76,7 +77,7 @@ def _graphs(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
         return
     made = table("graph", "call", "ops", "groups", "function", folded="function")
     for graph in graphs[:_MOST_GRAPHS]:
-        dynamic = "".join(f"; {k} = {v}" for k, v in graph.dynamic.items())
+        dynamic = "".join(f"; {k} = {plainly(v)}" for k, v in graph.dynamic.items())
         calls, groups = sum(graph.operators.values()), len(graph.groups)
         what = f"{short(graph.function)}{dynamic}"
         cells = (graph.number, graph.call, calls, groups, what)
@@ -88,17 +89,18 @@ def _graphs(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
             yield line(f"graph {graph.number}, {words.size_of(graph)}: {words.operators(graph)}")
 
 
-def _breaks(breaks: Sequence[BreakRecord]) -> Iterator[RenderableType]:
-    for number, one in enumerate(breaks, 1):
-        yield line(f"{number}. {one.reason}", "yellow")
-        yield indented(f"at {short(one.line)}", "bold", by=3)
-        if one.skipped:
-            yield indented(f"all of {short(one.function) or 'the function'} runs eagerly", by=3)
-        yield indented(f"why: {one.explanation}", by=3)
-        for hint in one.hints:
-            yield indented(f"change: {hint}", "green", by=3)
-        if one.url:
-            yield indented(one.url, "dim", by=3)
+def _findings(findings: Sequence[FindingRecord]) -> Iterator[RenderableType]:
+    for one in findings[:_MOST_FINDINGS]:
+        head = f"{one.code} {one.severity}: {one.message}{words.how_often(one)}"
+        yield line(head, _SEVERITIES[one.severity])
+        if one.line:
+            yield indented(f"at {short(one.line)}", "bold", by=3)
+        for fix in one.fixes:
+            yield indented(f"change: {fix}", "green", by=3)
+    yield from _more(len(findings) - _MOST_FINDINGS, "finding")
+    codes = list(dict.fromkeys(x.code for x in findings))
+    if codes:
+        yield line(f"backbay explain {codes[0]} says what it is and why it costs", "dim")
 
 
 def _passes(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
@@ -110,26 +112,12 @@ def _passes(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
         cells = (graph.number, stage.graph, one.name, one.level, words.did(one), len(one.near))
         add_row(made, cells)
     yield made
-    yield from _near_misses(shown)
     for graph, stage, one in _each(shown):
         yield from _detail(graph, stage, one)
 
 
 def _each(graphs: Iterable[GraphRecord]) -> Iterator[tuple[GraphRecord, StageRecord, PassRecord]]:
     return ((g, stage, one) for g in graphs for stage in g.stages for one in stage.passes)
-
-
-def _near_misses(graphs: Iterable[GraphRecord]) -> Iterator[RenderableType]:
-    found: dict[tuple[str, str, str], list[NearMissRecord]] = {}
-    for _, _, one in _each(graphs):
-        for miss in one.near:
-            found.setdefault((one.name, miss.pattern, miss.reason), []).append(miss)
-    for (name, pattern, reason), misses in list(found.items())[:_MOST_NEAR]:
-        nodes = ", ".join(dict.fromkeys(x.node for x in misses))
-        yield line(f"{name} nearly did: {pattern} at {nodes}: {reason}", "yellow")
-        for place in dict.fromkeys(x.line for x in misses if x.line):
-            yield indented(f"at {short(place)}", by=3)
-    yield from _more(len(found) - _MOST_NEAR, "near miss", "near misses")
 
 
 def _detail(graph: GraphRecord, stage: StageRecord, one: PassRecord) -> Iterator[RenderableType]:
@@ -170,22 +158,14 @@ def _guards(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
 
 
 def _calls(calls: Sequence[CallRecord]) -> Iterator[RenderableType]:
-    told = set[str]()
     for number, call in enumerate(calls):
         said = f"{number}. {call.name}: {counted(call.graphs, 'graph')} compiled"
         yield line(said if not call.problem else f"{said}, then {call.problem.error}")
         for one in call.recompiles[:_MOST_RECOMPILES]:
-            reason = one.reasons[0] if one.reasons else None
-            why = reason.failed if reason else "torch gives no reason"
-            yield indented(f"again {short(one.function)}: {why}", "yellow", by=3)
-            if reason is not None and reason.line:
-                yield indented(f"  at {short(reason.line)}", by=3)
-            if reason is not None and reason.hint and reason.hint not in told:
-                told.add(reason.hint)
-                yield indented(f"  {reason.hint}", "green", by=3)
+            yield indented(f"again {short(one.function)}: {one.says}", "yellow", by=3)
             if one.dynamic:
-                sizes = ", ".join(f"{v} ({k})" for k, v in one.dynamic.items())
-                yield indented(f"  automatic dynamic shapes: from now on any {sizes}", by=3)
+                sizes = ", ".join(f"{plainly(v)} ({k})" for k, v in one.dynamic.items())
+                yield indented(f"  dynamic from now on: {sizes}", by=3)
         yield from _more(len(call.recompiles) - _MOST_RECOMPILES, "recompile")
 
 

@@ -20,7 +20,9 @@ from torch.fx import Graph, GraphModule
 
 from backbay.errors import BackbayError, line_of
 from backbay.explain.record import NearMissRecord, NodeRecord, PassRecord
+from backbay.graph.nearness import nearest
 from backbay.graph.report import listing, rows, summary
+from backbay.graph.values import value_of
 from backbay.kit.observing import observed_by
 from backbay.kit.passes import Pass, PassReport
 from backbay.registry import CompilerFn
@@ -87,7 +89,7 @@ class Watch:
         # whoever stands behind it misses that one.
         logger.handlers.insert(0, handler)
         try:
-            with observed_by(self):
+            with observed_by(self, nearest=nearest):
                 yield
         finally:
             logger.removeHandler(handler)
@@ -245,6 +247,7 @@ def nodes_of(graph: Graph) -> tuple[NodeRecord, ...]:
                 target=row.target,
                 shape=row.shape,
                 dtype=row.dtype,
+                device=str(getattr(value_of(node), "device", "")),
                 line=row.line,
                 module=_ROOT.sub("", paths[-1]) if paths else "",
                 inputs=tuple(x.name for x in node.all_input_nodes),

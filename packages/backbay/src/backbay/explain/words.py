@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from backbay.explain.record import GraphRecord, GuardRecord, PassRecord, StageRecord
-from backbay.reporting.wording import counted
+from backbay.explain.record import FindingRecord, GraphRecord, GuardRecord, PassRecord, StageRecord
+from backbay.reporting.wording import counted, seconds
 
 _MOST_OPERATORS = 12
 
@@ -41,3 +41,11 @@ def by_group(guards: Sequence[GuardRecord]) -> dict[str, list[GuardRecord]]:
     for one in guards:
         parted.setdefault(one.group, []).append(one)
     return parted
+
+
+def how_often(finding: FindingRecord) -> str:
+    """Word how often something was met, and what it took to compile; empty for once, in no time."""
+    parts = [f"{finding.count} times"] if finding.count > 1 else []
+    if finding.cost_s is not None:
+        parts.append(f"{seconds(finding.cost_s)} to compile")
+    return f" ({', '.join(parts)})" if parts else ""

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from backbay.errors import InputError
-from backbay.graph.match import MOST_ORDERS, Match, NearMiss, Pattern
+from backbay.graph.match import MOST_ORDERS, Match, Nearest, NearMiss, Pattern
 from backbay.graph.rewrite import Rewritten
 from backbay.graph.values import CARRIED
 
@@ -39,7 +39,11 @@ class _Now:
 
 
 def apply_aten(
-    pattern: Pattern, graph_module: GraphModule, decompositions: Mapping[Any, Any]
+    pattern: Pattern,
+    graph_module: GraphModule,
+    decompositions: Mapping[Any, Any],
+    *,
+    nearest: Nearest | None = None,
 ) -> Rewritten:
     """Replace every match of a pattern in a functional ATen graph.
 
@@ -47,16 +51,22 @@ def apply_aten(
         pattern: what to find; it must have example inputs. Numbers must be those of the pattern.
         graph_module: changed in place, and recompiled where it was.
         decompositions: those that made the graph; the replacement is decomposed likewise.
+        nearest: as in `match.find`.
 
     Raises:
         InputError: the pattern has no example inputs, or can't be traced with them.
     """
     done = Rewritten()
+    matcher = _Matcher.of(pattern, decompositions)
+    graph = graph_module.graph
+    differing = list(nearest(matcher.graph, graph, is_tolerant=False)) if nearest else []
     token = _now.set(_Now(done.near))
     try:
-        done.count = _Matcher.of(pattern, decompositions).matcher.apply(graph_module)
+        done.count = matcher.matcher.apply(graph_module)
     finally:
         _now.reset(token)
+    left = {*graph.nodes}
+    done.near += (NearMiss.at(x, pattern.title, why) for x, why in differing if x in left)
     if done.count:
         graph_module.recompile()
     return done
@@ -76,7 +86,9 @@ class _Matcher:
         # Compiling is what we are called from: none of its state may leak into the pattern.
         with torch._guards.tracing(None), unset_fake_temporarily(), FakeTensorMode():  # noqa: SLF001
             inputs = _example(pattern)
-            count = len(_swappable(self._traced(pattern.match, inputs)))
+            traced = self._traced(pattern.match, inputs)
+            self.graph = traced.graph
+            count = len(_swappable(traced))
             for order in _orders(count, pattern):
                 register_replacement(
                     pattern.match,

@@ -9,7 +9,7 @@ are only close, where a pattern allows it.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,10 @@ from backbay.graph.values import value_of
 
 MOST_ORDERS = 256
 """Orders of commutative operands that are tried of one pattern: eight commutative operators."""
+
+Nearest = Callable[..., Iterable[tuple[Node, str]]]
+"""Finds where a pattern nearly stands in a graph, and what differs: `nearness.nearest`, which only
+those import who look on."""
 
 Condition = Callable[["Match"], str | None]
 """Returns why a match is not to be used; ``None`` where it is."""
@@ -138,7 +142,7 @@ class Found:
     near: list[NearMiss] = field(default_factory=list)
 
 
-def find(pattern: Pattern, graph: Graph) -> Found:
+def find(pattern: Pattern, graph: Graph, *, nearest: Nearest | None = None) -> Found:
     """Find every place where a pattern holds in a canonical graph; places do not overlap.
 
     A node inside a match that is used outside it, too, is no match: replacing it would compute it
@@ -147,10 +151,20 @@ def find(pattern: Pattern, graph: Graph) -> Found:
     Args:
         pattern: what to find.
         graph: a torch-level graph, made canonical by `canonicalise`.
+        nearest: finds places that differ from the pattern by one thing, which are near misses, too.
     """
     found, taken = Found(), set[Node]()
-    if not _called(pattern.match) <= {node.target for node in graph.nodes}:
-        return found
+    if _called(pattern.match) <= {node.target for node in graph.nodes}:
+        _search(pattern, graph, found, taken)
+    if nearest is not None:
+        known = {*taken, *(x for x in graph.nodes if x.name in {y.node for y in found.near})}
+        wanted = traced(pattern.match)
+        differing = nearest(wanted, graph, known, tolerance=pattern.tolerance)
+        found.near += (NearMiss.at(node, pattern.title, words) for node, words in differing)
+    return found
+
+
+def _search(pattern: Pattern, graph: Graph, found: Found, taken: set[Node]) -> None:
     for order in orders(pattern.match):
         matcher = _Matcher(order, pattern.tolerance)
         for raw in matcher.match(graph):
@@ -164,7 +178,6 @@ def find(pattern: Pattern, graph: Graph) -> Found:
             else:
                 found.near.append(NearMiss.at(match.outputs[0], pattern.title, reason))
         found.near += (NearMiss.at(node, pattern.title, x) for node, x in matcher.leaking)
-    return found
 
 
 def is_call(node: Any, targets: Collection[Any]) -> bool:

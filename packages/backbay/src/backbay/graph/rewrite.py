@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from backbay.graph.canonical import canonicalise
 from backbay.graph.effects import changes_state, is_pure, mutates
-from backbay.graph.match import Match, NearMiss, Pattern, find, traced
+from backbay.graph.match import Match, Nearest, NearMiss, Pattern, find, traced
 from backbay.graph.values import carry, propagate, refresh, value_of
 
 Target = Callable[..., Any]
@@ -153,15 +153,22 @@ class Rewritten:
     near: list[NearMiss] = field(default_factory=list)
 
 
-def apply(pattern: Pattern, graph_module: GraphModule) -> Rewritten:
+def apply(
+    pattern: Pattern, graph_module: GraphModule, *, nearest: Nearest | None = None
+) -> Rewritten:
     """Replace every match of a pattern in a torch-level graph.
 
     The graph is made canonical first. The code of the graph module is made anew where anything
     changed.
+
+    Args:
+        pattern: what to find, and what takes its place.
+        graph_module: changed in place.
+        nearest: as in `match.find`.
     """
     graph = graph_module.graph
     respelled = canonicalise(graph)
-    found = find(pattern, graph)
+    found = find(pattern, graph, nearest=nearest)
     done = Rewritten(near=found.near)
     place = {node: number for number, node in enumerate(graph.nodes)}
     replaced: dict[Node, Node] = {}

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from torch.fx import GraphModule
 
 from backbay.errors import BackbayError
+from backbay.graph.match import Nearest
 from backbay.kit.passes import Pass, PassReport
 
 
@@ -33,6 +34,7 @@ class Watch(NamedTuple):
     """What is done beside running passes, in this context."""
 
     observer: Observer | None = None
+    nearest: Nearest | None = None
     verifying: bool = os.environ.get("BACKBAY_VERIFY_PASSES", "0") not in {"", "0"}
 
 
@@ -45,9 +47,15 @@ def current_watch() -> Watch:
 
 
 @contextlib.contextmanager
-def observed_by(observer: Observer) -> Iterator[None]:
-    """Call an observer for every pass of what is compiled in the block."""
-    with _watching(_watch.get()._replace(observer=observer)):
+def observed_by(observer: Observer, *, nearest: Nearest | None = None) -> Iterator[None]:
+    """Call an observer for every pass of what is compiled in the block.
+
+    Args:
+        observer: who is told.
+        nearest: `backbay.graph.nearness.nearest`, to have the places among near misses that differ
+            from a pattern by one number or operator. It takes time.
+    """
+    with _watching(_watch.get()._replace(observer=observer, nearest=nearest)):
         yield
 
 
@@ -86,7 +94,7 @@ def collected() -> Iterator[Reports]:
 @contextlib.contextmanager
 def unobserved() -> Iterator[None]:
     """Call no observer in the block: what is compiled there is a trial."""
-    with _watching(_watch.get()._replace(observer=None)):
+    with _watching(_watch.get()._replace(observer=None, nearest=None)):
         yield
 
 

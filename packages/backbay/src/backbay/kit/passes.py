@@ -38,7 +38,7 @@ import backbay
 from backbay.errors import InputError
 from backbay.graph.aten_rewrite import apply_aten
 from backbay.graph.checkpoints import with_bodies
-from backbay.graph.match import NearMiss, Pattern, is_call
+from backbay.graph.match import Nearest, NearMiss, Pattern, is_call
 from backbay.graph.rewrite import apply, bound, erase_dead, layout, replace_node, revocable
 from backbay.graph.values import is_ordinary, value_of
 
@@ -194,6 +194,8 @@ class PassContext:
     together does not count."""
     is_hoisted: bool = False
     """Whether a later pass has what only parameters decide computed once, for all calls."""
+    nearest: Nearest | None = None
+    """Finds what nearly fits a pattern, where somebody looks on and wants to know."""
     name: str = ""
     """Of the pass."""
     whole: GraphModule | None = None
@@ -521,9 +523,11 @@ def rewrite_pass(
         count = 0
         for pattern in patterns:
             if context.level in DYNAMO_GRAPHS:
-                done = apply(pattern, graph_module)
+                done = apply(pattern, graph_module, nearest=context.nearest)
             else:
-                done = apply_aten(pattern, graph_module, context.decompositions)
+                done = apply_aten(
+                    pattern, graph_module, context.decompositions, nearest=context.nearest
+                )
             context.near += done.near
             count += done.count
         return count

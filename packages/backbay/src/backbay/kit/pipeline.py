@@ -71,6 +71,7 @@ def run_passes(
             decompositions=known,
             level=one.level,
             name=one.name,
+            nearest=watch.nearest,
             is_hoisted=any(x.hoists for x in chosen[number + 1 :]),
         )
         run = functools.partial(_run, one, graph_module, context, watch, freshness)

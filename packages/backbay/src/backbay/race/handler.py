@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import torch
 
 from backbay.causes import one_line
@@ -16,6 +17,7 @@ from backbay.judge.runs import Runs, state
 from backbay.proof import Workload, digest, evidence
 from backbay.proof.bank import Inputs
 from backbay.proof.sequence import mixed
+from backbay.race import slowness
 from backbay.race.caches import variables
 from backbay.race.compiler import Compiler, compiler_of, problems
 from backbay.race.rebuilding import likeness
@@ -24,10 +26,12 @@ from backbay.race.requests import (
     Call,
     CallRow,
     Capture,
+    Captured,
     Check,
     Checked,
     Done,
     Finish,
+    Finished,
     Hand,
     Load,
     Loaded,
@@ -83,9 +87,7 @@ class RaceHandler:
                 self._trial = self._tried(request)
                 return Done()
             case Finish() | Capture():
-                assert self._trial is not None, "a trial is finished after Try"
-                finish = isinstance(request, Finish)
-                return self._trial.finished() if finish else self._trial.captured()
+                return self._seen(request)
             case Hand():
                 (self._trial or self._ready).hand(Path(request.path), request.picked)
                 return Done()
@@ -93,6 +95,13 @@ class RaceHandler:
                 return self._renew(request)
         with _room_for_all():
             return self._compiled_answer(request)
+
+    def _seen(self, request: Finish | Capture) -> Finished | Captured:
+        assert self._trial is not None, "a trial is finished after Try"
+        if isinstance(request, Capture):
+            return self._trial.captured()
+        # Counted as explain and verify count, which torch's own counter does not.
+        return msgspec.structs.replace(self._trial.finished(), breaks=slowness.breaks())
 
     def _compiled_answer(self, request: Check | WarmUp | Call | CallRow | Open | Block) -> Reply:
         match request:

@@ -76,7 +76,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     graphs: int | None = None
     """Graphs handed to the backend."""
     breaks: int | None = None
-    """Graph breaks as Dynamo counts them: one that it meets while inlining can count twice."""
+    """Graph breaks: lines of the model, each for one reason, as ``backbay explain`` has them."""
     left_to_torch: LeftToTorch | None = None
     """``null`` where torch does not let it be counted."""
     slow: tuple[str, ...] = ()

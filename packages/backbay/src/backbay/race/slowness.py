@@ -1,11 +1,13 @@
 """Why compiled code may be slow, in words: what was compiled again, and what was not compiled."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from torch._dynamo import utils
 
 from backbay.reporting import wording
+from backbay.reporting.breaks import BreakCounter
 
 _MOST = 2
 """Reasons that are told; the rest is a number."""
@@ -13,10 +15,23 @@ _LIMIT = 8
 """Torch's own: a function that was compiled so often runs uncompiled from then on."""
 
 
+_watching = contextlib.ExitStack()
+_counter = BreakCounter()
+
+
 def forget() -> None:
-    """Begin to watch."""
+    """Begin to watch, for as long as the process lives or until it is called again."""
+    global _counter  # noqa: PLW0603 (a process watches one arm)
     utils.clear_compilation_metrics()
     utils.counters.clear()
+    _watching.close()
+    _counter = BreakCounter()
+    _watching.enter_context(_counter.on())
+
+
+def breaks() -> int:
+    """Return how many graph breaks there have been since `forget`, as explain and verify count."""
+    return len(_counter.breaks())
 
 
 def reasons() -> Iterator[str]:
@@ -41,12 +56,11 @@ def _recompiled() -> Iterator[str]:
 
 
 def _broken() -> Iterator[str]:
-    breaks = utils.counters["graph_break"]
-    if not breaks:
+    found = _counter.breaks()
+    if not found:
         return
-    count = wording.counted(sum(breaks.values()), "graph break")
-    ((why, _),) = breaks.most_common(1)
-    yield f"{count}, where the model runs uncompiled: {_first_line(why)}"
+    count = wording.counted(len(found), "graph break")
+    yield f"{count}, where the model runs uncompiled: {_first_line(found[0].reason)}"
 
 
 def _first_line(text: object) -> str:

@@ -81,7 +81,12 @@ def _is_found(name: str) -> bool:
 
 def torch_build() -> dict[str, str | None]:
     """Read the constants of ``torch/version.py`` without running or importing torch."""
-    spec = _spec("torch")
+    return build_of("torch")
+
+
+def build_of(package: str) -> dict[str, str | None]:
+    """Read the constants of a package's ``version.py``; none where there is no such file."""
+    spec = _spec(package)
     if spec is None or spec.origin is None:
         return {}
     try:

@@ -10,7 +10,7 @@ from backbay.registry.availability import Availability, of_resolution
 from backbay.registry.environment import Environment
 from backbay.registry.policy import Policy, active, standing_policy
 from backbay.registry.resolution import Resolution, resolve
-from backbay.registry.spec import BackendSpec, Origin
+from backbay.registry.spec import FOR_TESTS, BackendSpec, Origin
 
 if TYPE_CHECKING:
     from backbay.registry.registration import Registrations
@@ -197,7 +197,8 @@ class KnownBackends:
         """Return the known name that is most like another one; nothing where none is like it."""
         from difflib import get_close_matches  # noqa: PLC0415 (only a mistake needs it)
 
-        return next(iter(get_close_matches(name.lower(), self.resolutions(), n=1)), None)
+        known = [x for x in self.resolutions() if FOR_TESTS not in x]
+        return next(iter(get_close_matches(name.lower(), known, n=1)), None)
 
     def _not_found(self, name: str) -> Exception:
         close = self.nearest(name)

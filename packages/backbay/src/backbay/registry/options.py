@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from backbay.registry.spec import OPTION_TYPES, BackendSpec, CompilerFn, Option
+from backbay.registry.spec import FOR_TESTS, OPTION_TYPES, BackendSpec, CompilerFn, Option
 
 
 def configuration_problems(
@@ -155,5 +155,5 @@ def _inductor_problems(
 
 
 def _near(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
-    close = get_close_matches(name, list(known), n=1)
+    close = get_close_matches(name, [x for x in known if FOR_TESTS not in x], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

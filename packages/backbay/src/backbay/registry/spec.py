@@ -34,6 +34,9 @@ _WRITTEN_TOGETHER = (
 )
 """Scripts of one text: Unicode TS 39, "highly restrictive"."""
 
+FOR_TESTS = "TESTING_ONLY"
+"""In names of torch's that are of no use to anybody else: they are suggested to nobody."""
+
 OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
     "bool": (bool,),
     "int": (int,),

@@ -3,6 +3,6 @@
 Importing this package imports no torch; an assertion does.
 """
 
-from backbay.testing.compiles import assert_compiles
+from backbay.testing.compiles import NotAsExpected, assert_compiles
 
-__all__ = ["assert_compiles"]
+__all__ = ["NotAsExpected", "assert_compiles"]

@@ -1,6 +1,7 @@
 """Asserts how a model compiles: what `backbay.explain` sees, and what `backbay.race` measures."""
 
 import difflib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +15,24 @@ from backbay.reporting.wording import counted, ratio, short
 if TYPE_CHECKING:
     import torch
 
-    from backbay.explain import Explanation
+    from backbay.explain import Explanation, FindingRecord
     from backbay.proof import Workload
 
-AssertCompiles = Callable[..., None]
+AssertCompiles = Callable[..., "Explanation"]
 
 _EAGER = "eager"
+_BREAKS = {"BB101", "BB102", "BB103", "BB104", "BB105"}
 _GIVEN = "the compiler function"
 _MOST = 6
 """Lines that a failure has of one kind."""
+
+
+class NotAsExpected(AssertionError):  # noqa: N818 (reads as the mistake that it names)
+    """A model does not compile as it is meant to; ``explanation`` has all that was seen."""
+
+    def __init__(self, message: str, explanation: "Explanation") -> None:
+        super().__init__(message)
+        self.explanation = explanation
 
 
 def assert_compiles(
@@ -39,9 +49,10 @@ def assert_compiles(
     recompiles: int | None = 0,
     further_args: Sequence[Sequence[Any]] = (),
     fired: Mapping[str, int] | None = None,
+    fail_on: Sequence[str] = (),
     faster_than: tuple[str, float] | None = None,
     seconds: float = 10.0,
-) -> None:
+) -> "Explanation":
     """Assert that a model compiles as it is meant to.
 
     The model is called uncompiled, then compiled: twice with the same inputs, and once with each of
@@ -62,21 +73,31 @@ def assert_compiles(
         recompiles: how many functions are compiled again at most, over all calls.
         further_args: positional inputs of further calls, for example of another batch size.
         fired: pass to how often it changed something in the graphs of the first call: exactly.
+        fail_on: codes of findings that may not be there, as ``backbay explain --fail-on`` takes
+            them: ``"BB401"``, or ``"BB3"`` for all of a kind but notes.
         faster_than: another backend, or ``"eager"``, and how many times as fast as it the model has
             to be: the whole 95 % interval. Both are proven right first; it takes
             ``seconds`` and what they take to compile. Without a name by which a child process can
             build the model, they are raced in this process.
         seconds: of timing.
 
+    Returns:
+        What was seen; its ``findings`` have the codes that the message of a failure has.
+
     Raises:
-        AssertionError: it does not; the message has the line that is to blame, and what to change.
+        NotAsExpected: it does not; the message has the line that is to blame, and what to change.
         InputError: what was asked for does not exist or cannot run here.
     """
     __tracebackhide__ = True
-    from backbay import explain  # noqa: PLC0415 (as late as can be)
-    from backbay.proof import Workload  # noqa: PLC0415 (torch)
+    import torch  # noqa: PLC0415 (as late as can be)
 
-    workload = Workload(model=_module(model), args=tuple(args), kwargs=dict(kwargs or {}))
+    from backbay import explain  # noqa: PLC0415 (likewise)
+    from backbay.proof import Workload  # noqa: PLC0415 (torch)
+    from backbay.workloads.function_model import FunctionModel, name_of  # noqa: PLC0415 (likewise)
+
+    chosen = explain.selection(fail_on)
+    module = model if isinstance(model, torch.nn.Module) else FunctionModel(model)
+    workload = Workload(model=module, args=tuple(args), kwargs=dict(kwargs or {}))
     explanation = explain.run(
         workload,
         backend=backend,
@@ -85,30 +106,20 @@ def assert_compiles(
         train=train,
         further_args=further_args,
     )
-    expected = _Expected(graphs=graphs, breaks=breaks, recompiles=recompiles, fired=fired or {})
+    expected = _Expected(
+        graphs=graphs, breaks=breaks, recompiles=recompiles, fired=fired or {}, fail_on=chosen
+    )
     problems = list(expected.problems(explanation))
     if not problems and faster_than is not None:
         problems = list(
             _slower(workload, backend, mode, options, faster_than, train=train, seconds=seconds)
         )
     if not problems:
-        return
+        return explanation
     lines = "\n".join(f"  {line}" for line in problems)
-    name = type(model).__name__ if workload.model is model else getattr(model, "__name__", "it")
-    raise AssertionError(f"{name} does not compile as it is meant to:\n{lines}")
-
-
-def _module(model: "torch.nn.Module | Callable[..., Any]") -> "torch.nn.Module":
-    import torch  # noqa: PLC0415 (as late as can be)
-
-    if isinstance(model, torch.nn.Module):
-        return model
-
-    class Called(torch.nn.Module):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return model(*args, **kwargs)
-
-    return Called()
+    raise NotAsExpected(
+        f"{name_of(module)} does not compile as it is meant to:\n{lines}", explanation
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +130,7 @@ class _Expected:
     breaks: int | None
     recompiles: int | None
     fired: Mapping[str, int]
+    fail_on: tuple[str, ...]
 
     def problems(self, found: "Explanation") -> Iterator[str]:
         """Yield what is not as expected, each with its lines and what to change."""
@@ -127,19 +139,16 @@ class _Expected:
             yield f"{who}: {plain(found.problem.error)}"
             yield from (_at(x) for x in (found.problem.line, found.problem.raised_at) if x)
             return
-        yield from self._breaks(found)
-        yield from self._graphs(found)
-        yield from self._recompiles(found)
+        told = [*self._breaks(found), *self._graphs(found), *self._recompiles(found)]
+        yield from told
+        yield from self._chosen(found, told)
         yield from self._fired(found)
 
     def _breaks(self, found: "Explanation") -> Iterator[str]:
         if self.breaks is None or len(found.breaks) <= self.breaks:
             return
         yield f"{counted(len(found.breaks), 'graph break')}, and {self.breaks} allowed:"
-        for one in found.breaks[:_MOST]:
-            yield f"  {plain(one.reason)}"
-            yield _at(one.line or one.function)
-            yield from (f"    change: {plain(hint)}" for hint in one.hints)
+        yield from _findings(found, lambda x: x.code in _BREAKS)
 
     def _graphs(self, found: "Explanation") -> Iterator[str]:
         first = [graph for graph in found.graphs if graph.call == 0]
@@ -151,17 +160,21 @@ class _Expected:
             yield "  nothing was compiled: is there a tensor operation in it, or is it disabled?"
 
     def _recompiles(self, found: "Explanation") -> Iterator[str]:
-        recompiled = [(call, one) for call in found.calls for one in call.recompiles]
-        if self.recompiles is None or len(recompiled) <= self.recompiles:
+        recompiled = sum(len(call.recompiles) for call in found.calls)
+        if self.recompiles is None or recompiled <= self.recompiles:
             return
-        yield f"{counted(len(recompiled), 'recompile')}, and {self.recompiles} allowed:"
-        for call, one in recompiled[:_MOST]:
-            reason = one.reasons[0] if one.reasons else None
-            failed = plain(reason.failed) if reason is not None else "torch gives no reason"
-            yield f"  in the call {call.name!r}: {failed}"
-            yield _at(one.function if reason is None or not reason.line else reason.line)
-            if reason is not None and reason.hint:
-                yield f"    change: {plain(reason.hint)}"
+        yield f"{counted(recompiled, 'recompile')}, and {self.recompiles} allowed:"
+        yield from _findings(found, lambda x: x.code.startswith("BB2"))
+
+    def _chosen(self, found: "Explanation", told: Sequence[str]) -> Iterator[str]:
+        """Yield findings that are not allowed, and that no other assertion has named."""
+        from backbay.explain import failing  # noqa: PLC0415 (as late as can be)
+
+        named = {x.split()[0] for x in told}
+        left = [x for x in failing(found, self.fail_on) if x.code not in named]
+        if left:
+            yield f"{counted(len(left), 'finding')} of {', '.join(self.fail_on)}:"
+            yield from _findings(found, lambda x: x in left)
 
     def _fired(self, found: "Explanation") -> Iterator[str]:
         ran = [
@@ -192,6 +205,19 @@ def _nearest(name: str, known: Mapping[str, int]) -> str:
     if near:
         return f": did you mean {near[0]!r}?"
     return f"; those that did: {', '.join(known)}" if known else "; the backend reports none"
+
+
+def _findings(
+    explanation: "Explanation", wanted: "Callable[[FindingRecord], bool]"
+) -> Iterator[str]:
+    """Yield findings as a failure has them: code, what it is, the line, what to change."""
+    for one in itertools.islice(filter(wanted, explanation.findings), _MOST):
+        yield f"  {one.code} {plain(one.message)}"
+        yield _at(one.line)
+        if any(one.calls):
+            names = [repr(explanation.calls[x].name) for x in one.calls]
+            yield f"    in the call {', '.join(names)}"
+        yield from (f"    change: {plain(fix)}" for fix in one.fixes)
 
 
 def _at(line: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import clear_compilation_metrics, counters
 
 from backbay import compile_log
 from backbay.causes import one_line
@@ -17,6 +17,7 @@ from backbay.judge import process_state
 from backbay.judge.runs import Runs
 from backbay.proof import Step, evidence
 from backbay.registry import CompilerFn
+from backbay.reporting.breaks import BreakCounter
 from backbay.verify.requests import Again, Finished, Gave, Situation, Trained
 from backbay.verify.situations import FIRST, Situations, kept, room, train
 
@@ -101,10 +102,13 @@ class CompiledModel:
         if fresh and situation != FIRST:
             self._situations.observe(self._call, FIRST)  # it has to be compiled for that one first
         counters.clear()
+        clear_compilation_metrics()
         noted = len(compile_log.records())
-        outcome = self._situations.observe(self._call, situation)
+        counter = BreakCounter()
+        with counter.on():
+            outcome = self._situations.observe(self._call, situation)
         graphs = int(counters["stats"]["unique_graphs"])
-        breaks = sum(counters["graph_break"].values())
+        breaks = len(counter.breaks())
         logged = compile_log.records()[noted:]
         if situation == FIRST:
             reason = _nothing_seen(graphs, logged)

@@ -1,0 +1,131 @@
+"""A pattern that does not fire says which number or operator of the model differs."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay.graph.match import Pattern
+from backbay.graph.nearness import nearest
+from backbay.kit.backend import Backend
+from backbay.kit.observing import Reports, collected, observed_by
+from backbay.kit.passes import rewrite_pass
+
+ROOT = math.sqrt(2 / math.pi)
+OTHER_NUMBER = "the number is 0.7978845612587234 here, and 0.7978845608028654 in the pattern"
+
+
+def gelu(x):
+    return 0.5 * x * (1 + torch.tanh(ROOT * (x + 0.044715 * torch.pow(x, 3))))
+
+
+def rounded_pi(x):
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / 3.14159265) * (x + 0.044715 * torch.pow(x, 3))))
+
+
+def one_by_one(x):
+    return 0.5 * x * (1 + torch.tanh(ROOT * (x + 0.044715 * x * x * x)))
+
+
+def cubed(x):
+    return 0.5 * x * (1 + torch.tanh(ROOT * (x + 0.044715 * (x * x * x))))
+
+
+def sigmoid(x):
+    return 0.5 * x * (1 + torch.sigmoid(ROOT * (x + 0.044715 * torch.pow(x, 3))))
+
+
+def unlike(x):
+    return 0.5 * torch.relu(x @ x.T) * (1 + x.sum())
+
+
+def other_input(x):
+    return 0.5 * x.sin() * (1 + torch.tanh(ROOT * (x + 0.044715 * (x * x * x))))
+
+
+def cosine_less_another_cube(x):
+    y = x.sin()
+    return x.cos() - y * y * y
+
+
+GELU = Pattern(
+    match=gelu,
+    replacement=lambda x: F.gelu(x, approximate="tanh"),
+    example=lambda: (torch.empty(3, 4),),
+)
+
+
+def near(function, pattern=GELU, level="torch"):
+    """Return the reasons of one pattern's near misses; the pass never fires."""
+    passes = (rewrite_pass(pattern, name="mine", level=level),)
+    backend = type("Mine", (Backend,), {"passes": passes, "codegen": "eager"})()
+    torch.compiler.reset()
+    reports = Reports()
+    with observed_by(reports, nearest=nearest), torch.no_grad():
+        torch.compile(function, backend=backend)(torch.ones(4, 4))
+    (report,) = reports
+    return report.changes, [x.reason for x in report.near]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (
+            rounded_pi,
+            f"{OTHER_NUMBER}: give the pattern a tolerance above 6e-10",
+        ),
+        (one_by_one, "the product is written with mul here, and with mul, pow in the pattern"),
+        (cubed, "the power 3 is written with mul here, and with pow in the pattern"),
+        (sigmoid, "it calls sigmoid where the pattern calls tanh"),
+    ],
+)
+def test_the_number_or_the_operator_that_differs_is_named(function, reason):
+    assert near(function) == (0, [reason])
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (rounded_pi, OTHER_NUMBER),
+        (cubed, "the power 3 is written with aten.mul.Tensor here, and with aten.pow.Tensor_Sc"),
+        (sigmoid, "it calls aten.sigmoid.default where the pattern calls aten.tanh.default"),
+    ],
+)
+def test_on_aten_graphs_too_where_no_pattern_has_a_tolerance(function, reason):
+    changes, (found,) = near(function, level="aten")
+    assert changes == 0
+    assert found.startswith(reason)
+    assert "tolerance" not in found
+
+
+def test_a_pattern_of_one_operator_is_near_its_other_spelling_and_nothing_else():
+    cube = Pattern(match=lambda x: torch.pow(x, 3), replacement=lambda x: x * x * x)
+    found = ["the power 3 is written with mul here, and with pow in the pattern"]
+    assert near(lambda x: x * x * x + 1, cube) == (0, found)
+    assert near(lambda x: x * x + 1, cube) == (0, [])
+    assert near(lambda x: torch.pow(x, 2), cube) == (0, [])
+
+
+def test_what_is_unlike_is_no_near_miss_nor_is_what_fires():
+    assert near(unlike) == (0, [])
+    assert near(other_input) == (0, [])
+    assert near(gelu) == (1, [])
+    assert near(gelu, level="aten") == (1, [])
+
+
+def test_an_input_of_the_pattern_is_one_value_everywhere():
+    wave = Pattern(match=lambda x: x.cos() - torch.pow(x, 3), replacement=lambda x: x.cos() - x)
+    assert near(lambda x: x.cos() - x * x * x, wave)[1]
+    assert not near(cosine_less_another_cube, wave)[1]
+    assert not near(lambda x: x.cos() - (x + 1) ** 3, wave)[1]
+
+
+def test_it_is_looked_for_where_somebody_asks_only():
+    backend = type("Mine", (Backend,), {"passes": (rewrite_pass(GELU, name="mine"),)})
+    backend.codegen = "eager"
+    torch.compiler.reset()
+    with collected() as reports:
+        torch.compile(cubed, backend=backend())(torch.ones(4, 4))
+    assert not reports[0].near
+    assert near(cubed)[1]
