@@ -47,7 +47,7 @@ class Program:
     options: Mapping[str, Any]
     """The backend's own, with their defaults."""
     made_by: str
-    """The engine, its version, and the source of its adapter: all that decides what is built."""
+    """The engine, its version, its adapter's source, and the CPU: what decides what is built."""
 
     @cached_property
     def exported(self) -> torch.export.ExportedProgram:
@@ -75,9 +75,10 @@ class Program:
     def kept(self, make: Callable[[], bytes], what: str = "") -> bytes:
         """Return what ``make`` gives, from disk where a process has made it before.
 
-        The key is the graph, its constants, dtypes, shapes, options, torch, and the engine with its
-        version. What others may have written is not read; what can't be written is not kept. Where
-        more than `MOST_KEPT_BYTES_IN_ALL` would lie there, what was used longest ago is removed.
+        The key is the graph, its constants, dtypes, shapes, options, torch, the engine with its
+        version, the sources of the adapter's package, and the CPU. What others may have written is
+        not read; what can't be written is not kept. Where more than `MOST_KEPT_BYTES_IN_ALL` would
+        lie there, what was used longest ago is removed.
 
         Args:
             make: compiles, or converts.
