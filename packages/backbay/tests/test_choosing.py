@@ -77,6 +77,36 @@ def test_a_model_is_raced_in_each_process_though_it_was_decided(no_race):
         torch.testing.assert_close(second.model(x), model(x))
 
 
+def test_a_mix_of_calls_is_decided_as_one_of_them(no_race):
+    model, x, y = Wasteful().eval(), torch.randn(512, 256), torch.randn(256, 256)
+    given = {"arms": ["aot_eager"], "limits": QUICK}
+    first = backbay.choose(model, (x,), further=[((y,), {})], **given)
+    assert first.arm == Arm(backend="aot_eager"), first.why
+    (row,) = (r for r in first.report.results if r.arm == "aot_eager")
+    assert [part.call for part in row.parts] == ["batch 512", "batch 256"]
+    with torch.no_grad():
+        torch.testing.assert_close(first.model(y), model(y))
+    no_race()
+    again = backbay.choose(model, (x,), further=[((y,), {})], **given)
+    assert (again.report, again.kept) == (None, first.kept)
+
+
+def test_an_optimizer_is_left_out_of_what_is_timed():
+    made = []
+
+    def optimizer(parameters):
+        made.append(len(parameters))
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    model, x = Wasteful(8), torch.randn(4, 8)
+    before = model.linear.weight.detach().clone()
+    backbay.choose(
+        *(model, (x,)), arms=["aot_eager"], train=True, optimizer=optimizer, limits=QUICK
+    )
+    assert 2 in made
+    assert torch.equal(model.linear.weight, before)
+
+
 @pytest.mark.parametrize(
     "change",
     [

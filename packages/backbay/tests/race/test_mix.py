@@ -89,6 +89,23 @@ def test_each_call_is_timed_by_itself():
     assert found["tried"].notes[-1].startswith("batch 1: ")
 
 
+def test_who_is_wrong_while_timed_has_no_times_of_its_calls():
+    calls = []
+
+    def tires(graph_module, example_inputs):
+        def call(*arguments):
+            calls.append(None)
+            (result,) = graph_module(*arguments)
+            return (result * (1.01 if len(calls) > 60 else 1),)
+
+        return call
+
+    report, found = raced(of_batches(torch.nn.Tanh(), 1, 8), tires)
+    assert found["tried"].status == "wrong"
+    assert found["tried"].parts == ()
+    assert report.decision[0].elsewhere == {}
+
+
 def around(value):
     return [value * (1 + 0.001 * n) for n in range(12)]
 
@@ -146,6 +163,22 @@ def test_further_calls_of_ones_own_are_checked(tmp_path):
     options = {"seed": 0, "dtype": torch.float32, "device": torch.device("cpu"), "train": False}
     with pytest.raises(WorkloadInvalid, match="each is \\(args, kwargs\\)"):
         load(f"{path}:model", **options)
+
+
+def test_further_calls_of_ones_own_stay_as_they_were_given(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import backbay, torch\n"
+        "def model():\n"
+        "    x = torch.ones(2, 2)\n"
+        "    further = (((torch.ones(3, 2),), {}), ((x,), {}))\n"
+        "    return backbay.Workload(torch.nn.Linear(2, 2), (x,), further=further)\n"
+    )
+    options = {"seed": 0, "dtype": torch.bfloat16, "device": torch.device("cpu"), "train": False}
+    workload = load(f"{path}:model", **options)
+    ((x,), _), ((same,), _) = workload.further
+    assert (x.dtype, tuple(x.shape)) == (torch.bfloat16, (3, 2))
+    assert same is workload.args[0]  # one tensor stays one
 
 
 class Slow(torch.optim.SGD):

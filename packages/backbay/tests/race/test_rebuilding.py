@@ -1,5 +1,6 @@
 """A model object that another process builds alike is raced there; any other is raced here."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ def test_what_is_built_twice_is_alike_and_what_was_changed_is_not():
         workload = built()
         change(workload.model)
         assert likeness(workload) != likeness(built()), what
+    optimized = dataclasses.replace(built(), optimizer=torch.optim.SGD)
+    assert likeness(optimized) != likeness(built())
 
 
 def test_a_name_that_is_no_reference_says_nothing():

@@ -93,6 +93,13 @@ def test_no_line_is_wider_than_the_terminal(report, width):
     assert not too_wide
 
 
+def test_what_to_look_at_next_has_no_batch():
+    slow = msgspec.structs.replace(
+        timed("inductor", slow=("compiled again",)), workload="decoder@tiny, batch 1, 8"
+    )
+    assert "see backbay explain decoder@tiny --backend inductor" in drawn(reported(slow), 140)
+
+
 def test_a_verdict_about_a_busy_machine_stands_last(report):
     sentence = "cannot tell: the machine is busy (2.1 cores by others); run again when idle"
     vague = Decision(

@@ -73,7 +73,9 @@ def likeness(workload: Workload) -> str:
         whole.update(_code(called))
     whole.update(b"no loss" if workload.loss is None else _code(workload.loss))
     if workload.optimizer is not None:
-        whole.update(_code(workload.optimizer))
+        made_by: Any = workload.optimizer
+        whole.update(getattr(made_by, "__qualname__", type(made_by).__qualname__).encode())
+        whole.update(_code(made_by))
     return whole.hexdigest()
 
 
