@@ -283,7 +283,7 @@ def described(
     # Of its class, as Python asks: what a compiler function says of itself.
     say = getattr(type(compiler_fn), "__backbay_details__", None)
     details = {**(say(compiler_fn) if say is not None else {}), **details}
-    origin = Origin(kind="process", location=bridge.location_of(bridge.unwrapped(compiler_fn)))
+    origin = Origin(kind="process", location=bridge.location_of(compiler_fn))
     spec = BackendSpec(name=name, origin=origin, loading="object", tags=tags)
     return replace(spec, **details, declared_by=origin.location) if details else spec
 
