@@ -49,6 +49,11 @@ def cosine_less_another_cube(x):
     return x.cos() - y * y * y
 
 
+def product_inside_out(x):
+    y = x.sin()
+    return y * x * y * y
+
+
 GELU = Pattern(
     match=gelu,
     replacement=lambda x: F.gelu(x, approximate="tanh"),
@@ -119,6 +124,33 @@ def test_an_input_of_the_pattern_is_one_value_everywhere():
     assert near(lambda x: x.cos() - x * x * x, wave)[1]
     assert not near(cosine_less_another_cube, wave)[1]
     assert not near(lambda x: x.cos() - (x + 1) ** 3, wave)[1]
+
+
+def test_what_a_pattern_uses_twice_is_compared_once():
+    def twice(factor):
+        return lambda x: (x * factor) * (x * factor).sigmoid()
+
+    def shared(factor):
+        def silu(x):
+            h = x * factor
+            return h * h.sigmoid()
+
+        return silu
+
+    half = Pattern(match=shared(0.5), replacement=lambda x: F.silu(x))
+    number = "the number is 0.5000001 here, and 0.5 in the pattern"
+    changes, (found,) = near(shared(0.5000001), half)
+    assert changes == 0
+    assert found.startswith(number)
+    words = "the product is put together in another way here than in the pattern"
+    assert near(twice(0.5), half) == (0, [words])  # of two values, where the pattern has one
+
+
+def test_factors_may_stand_in_any_order():
+    product = Pattern(match=lambda x, y: x * torch.pow(y, 3), replacement=lambda x, y: x - y)
+    found = ["the product is written with mul here, and with mul, pow in the pattern"]
+    assert near(lambda x: x.sin() * x * x.sin() * x.sin() + 1, product)[1] == []
+    assert near(product_inside_out, product)[1] == found
 
 
 def test_it_is_looked_for_where_somebody_asks_only():

@@ -1,13 +1,12 @@
 """Puts together what a watch saw: one record for each thing, in words, nothing twice."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from backbay.explain import guards, reasons
+from backbay.explain import guards
 from backbay.explain.findings import findings
 from backbay.explain.functions import Function
 from backbay.explain.record import (
@@ -24,7 +23,7 @@ from backbay.explain.record import (
 from backbay.explain.running import WatchedRun
 from backbay.explain.watching import Captured, Event
 from backbay.kit.backend import Backend
-from backbay.reporting import breaks
+from backbay.reporting import breaks, reasons
 from backbay.reporting.lines import Place
 from backbay.reporting.wording import counted
 from backbay.workloads.function_model import FunctionModel
@@ -52,7 +51,7 @@ def assembled(
     watch = run.watch
     model = run.workload.model
     function = Function.of(model.function) if isinstance(model, FunctionModel) else None
-    events = watch.events if function is None else [function.renamed(x) for x in watch.events]
+    events = watch.events if function is None else function.renamed(watch.events)
     seen = _Seen(events, function)
     found = tuple(_graph(n, x, seen) for n, x in enumerate(watch.graphs))
     broken = _breaks(events, seen)
@@ -195,7 +194,8 @@ def _breaks(events: Iterable[Event], seen: _Seen) -> tuple[BreakRecord, ...]:
 
 def _break(broken: breaks.GraphBreak, event: Event, seen: _Seen) -> BreakRecord:
     function = seen.function(event.compile_id)
-    return BreakRecord(**dataclasses.asdict(broken), function=function, calls=(event.call,))
+    known = msgspec.structs.asdict(broken)
+    return BreakRecord(**known, function=function, calls=(event.call,))
 
 
 def _recompile(event: Event, seen: _Seen) -> RecompileRecord:
