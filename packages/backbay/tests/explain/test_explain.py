@@ -2,6 +2,7 @@
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -156,6 +157,12 @@ def test_a_pass_that_never_ran_is_not_passed_over_in_silence(reference):
 
     told = run(reference("gated"), backend=Never(), device="cpu", again=False)
     assert any("aten_only, of level aten, did not run" in x for x in told.notes)
+
+
+def test_a_pass_that_is_off_is_no_pass_that_never_ran(reference):
+    off = type("Off", (Backend,), {"passes": (replace(rewrite_silu, enabled=False),)})()
+    told = run(reference("gated"), backend=off, device="cpu", again=False)
+    assert not any("did not run" in x for x in told.notes)
 
 
 def test_what_a_pass_has_to_say_beside_arrives(reference):

@@ -38,6 +38,7 @@ def assembled(
     created: str,
     versions: Mapping[str, str],
     kit: Backend | None,
+    options: Mapping[str, Any],
 ) -> Explanation:
     """Return the explanation.
 
@@ -47,6 +48,7 @@ def assembled(
         created: UTC, ISO 8601.
         versions: distribution to version.
         kit: the backend, where it is one of Backbay's kit.
+        options: of the backend.
     """
     watch = run.watch
     model = run.workload.model
@@ -80,7 +82,7 @@ def assembled(
         breaks=broken,
         calls=made,
         problem=problem,
-        notes=(*run.notes, *_notes(settings, found, made, kit)),
+        notes=(*run.notes, *_notes(settings, found, made, kit, options)),
     )
 
 
@@ -262,6 +264,7 @@ def _notes(
     graphs: Sequence[GraphRecord],
     calls: Sequence[CallRecord],
     kit: Backend | None,
+    options: Mapping[str, Any],
 ) -> Iterator[str]:
     if not calls:
         return
@@ -277,5 +280,5 @@ def _notes(
     elif kit is not None and not kit.passes and not ran:
         yield f"{settings.backend} has no passes"
     for one in kit.passes if kit is not None and graphs else ():
-        if (one.name, one.level) not in ran:
+        if one.configured(options).enabled and (one.name, one.level) not in ran:
             yield f"pass {one.name}, of level {one.level}, did not run: there was no such graph"

@@ -104,7 +104,7 @@ def _compared(so_far: _Comparison, wanted: Any, given: Any, at: Node | None = No
         so_far.fits &= so_far.bound.setdefault(wanted, given) is given
         return so_far
     so_far.bound[wanted] = given
-    if not isinstance(given, Node):
+    if not isinstance(given, Node) or not _is_call(given):
         return _differs(so_far, at, f"{given} stands where the pattern calls {_name(wanted)}")
     if wanted.target != given.target or len(wanted.args) != len(given.args):
         return _of_other_calls(so_far, wanted, given)
