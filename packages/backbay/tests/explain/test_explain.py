@@ -433,6 +433,11 @@ def test_what_a_function_takes_as_a_rest_is_told_by_its_place():
     assert sources == {"L['x']", "L['more'][1]"}
 
 
+def test_the_gravest_finding_is_first_wherever_it_was_met():
+    told = run(Workload(lambda x: x * x.double(), (torch.ones(4, 3),)))
+    assert [x.code for x in told.findings] == ["BB401", "BB205"]
+
+
 def test_an_assertion_on_values_is_called_one():
     def positive(x):
         assert x.sum() > 0, f"of shape {x.shape}"
