@@ -1,11 +1,17 @@
 """Explain, race and verify count the same graph breaks."""
 
+import logging
+import threading
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch._dynamo import utils
 
 from backbay import explain, race, verify
 from backbay.proof import Workload
 from backbay.race import slowness
+from backbay.reporting.breaks import BreakCounter
 
 
 def helper(x):
@@ -73,6 +79,67 @@ def test_a_function_that_torch_gives_up_on_has_no_break():
             call(torch.ones(3), number + 0.5)
     assert slowness.breaks() == 0
     torch.compiler.reset()
+
+
+LOGGER = logging.getLogger("torch._dynamo.symbolic_convert.__graph_breaks")
+TEXT = "Graph break in user code at /home/me/model.py:3\nGraph Break Reason: odd\n"
+
+
+def test_breaks_of_other_threads_are_not_counted():
+    counter = BreakCounter()
+    with counter.on():
+        other = threading.Thread(target=LOGGER.debug, args=(TEXT,))
+        other.start()
+        other.join()
+        assert not counter.breaks()
+        LOGGER.debug(TEXT)
+        LOGGER.debug("something else")
+    assert [x.reason for x in counter.breaks()] == ["odd"]
+
+
+def test_what_is_counted_is_shown_to_nobody_who_did_not_ask():
+    shown: list[str] = []
+
+    class Shows(logging.Handler):
+        def emit(self, record):
+            shown.append(record.getMessage())
+
+    parent, handler = LOGGER.parent, Shows()
+    before = LOGGER.level, LOGGER.propagate, LOGGER.handlers[:]
+    parent.addHandler(handler)
+    try:
+        with BreakCounter().on():
+            LOGGER.debug(TEXT)
+        assert not shown
+        assert (LOGGER.level, LOGGER.propagate, LOGGER.handlers) == before
+    finally:
+        parent.removeHandler(handler)
+
+
+def test_a_line_that_has_been_told_once_is_counted_the_next_time_too():
+    torch.compiler.reset()
+    call = torch.compile(inlined, backend="eager", dynamic=False)
+    for rows in (4, 5):
+        counter = BreakCounter()
+        with counter.on():
+            call(torch.rand(rows, 6))
+        assert len(counter.breaks()) == 1
+
+
+def test_a_break_that_torch_logs_and_has_in_its_metrics_is_one(monkeypatch):
+    failed = SimpleNamespace(
+        compile_id=None,
+        fail_type="Unsupported",
+        fail_reason="odd, other words",
+        fail_user_frame_filename="/home/me/model.py",
+        fail_user_frame_lineno=9,
+    )
+    monkeypatch.setattr(utils, "get_compilation_metrics", lambda: [failed])
+    counter = BreakCounter()
+    assert [x.line for x in counter.breaks()] == ["/home/me/model.py:9"]
+    with counter.on():
+        LOGGER.debug(TEXT)
+    assert [x.reason for x in counter.breaks()] == ["odd"]
 
 
 def test_a_race_and_a_verification_say_the_number_that_an_explanation_has():

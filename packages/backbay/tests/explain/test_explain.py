@@ -2,6 +2,7 @@
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -156,6 +157,12 @@ def test_a_pass_that_never_ran_is_not_passed_over_in_silence(reference):
 
     told = run(reference("gated"), backend=Never(), device="cpu", again=False)
     assert any("aten_only, of level aten, did not run" in x for x in told.notes)
+
+
+def test_a_pass_that_is_off_is_no_pass_that_never_ran(reference):
+    off = type("Off", (Backend,), {"passes": (replace(rewrite_silu, enabled=False),)})()
+    told = run(reference("gated"), backend=off, device="cpu", again=False)
+    assert not any("did not run" in x for x in told.notes)
 
 
 def test_what_a_pass_has_to_say_beside_arrives(reference):
@@ -397,6 +404,51 @@ def test_a_plain_function_is_told_by_its_own_name_and_parameters():
     assert found.message == "the size of tokens's dimension 0 changed from 4 to 5"
     assert "L['scale'].size()[0]" in told.graphs[1].dynamic.values()
     assert "L['tokens']" in {x.source for x in told.graphs[0].guards}
+
+
+def helper(*args):
+    torch._dynamo.graph_break()
+    return args[0] * args[1]
+
+
+def test_what_else_has_args_keeps_its_own():
+    def swapped(a, b):
+        return helper(b, a) + 1
+
+    x = torch.ones(4, 3)
+    told = run(Workload(swapped, (x, x + 1)))
+    sizes = {x.function.partition(" (")[0]: x.dynamic for x in told.graphs if x.call}
+    assert "L['args'][0].size()[0]" in sizes["helper, resumed after a break"].values()
+    messages = " ".join(x.message for x in told.findings)
+    assert "the size of a's dimension 0 changed" in messages
+    assert "the size of args[0]'s dimension 0 changed" in messages
+
+
+def test_what_a_function_takes_as_a_rest_is_told_by_its_place():
+    def first(x, *more):
+        return more[1] - x.sum() if len(more) > 1 else x
+
+    told = run(Workload(first, (torch.ones(()), torch.ones(4, 3), torch.ones(5, 3))), again=False)
+    sources = {x.source for x in told.graphs[0].guards if x.group == "tensors"}
+    assert sources == {"L['x']", "L['more'][1]"}
+
+
+def test_the_gravest_finding_is_first_wherever_it_was_met():
+    told = run(Workload(lambda x: x * x.double(), (torch.ones(4, 3),)))
+    assert [x.code for x in told.findings] == ["BB401", "BB205"]
+
+
+def test_an_assertion_on_values_is_called_one():
+    def positive(x):
+        assert x.sum() > 0, f"of shape {x.shape}"
+        return x * 2
+
+    found = only(run(Workload(positive, (torch.ones(4, 3),)), again=False).findings)
+    assert (found.code, found.message) == (
+        "BB103",
+        "an assertion depends on the values of a tensor",
+    )
+    assert "torch._assert" in found.fixes[0]
 
 
 def test_of_a_break_that_we_know_no_words_for_advice_for_developers_is_left_out():

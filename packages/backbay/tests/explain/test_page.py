@@ -4,6 +4,7 @@ import io
 import re
 from html.parser import HTMLParser
 
+import browser
 import msgspec
 import pytest
 from rich.console import Console
@@ -224,6 +225,17 @@ def test_the_page_holds_the_explanation_itself(gated, tmp_path):
     data = re.search(r'id="explanation">(.*?)</script>', path.read_text(), re.DOTALL)
     assert data is not None
     assert msgspec.json.decode(data[1], type=Explanation) == gated
+
+
+@browser.needs_browser
+def test_no_text_of_the_page_is_clipped_or_covered(gated, tmp_path):
+    chain = [node("x", op="placeholder")]
+    for number in range(60):
+        name = f"a_rather_long_name_of_an_operator_{number}"
+        chain.append(node(name, chain[-1].name, module=f"layers.{number}"))
+    graphs = (*gated.graphs, graph(*chain, number=2))
+    wide = msgspec.structs.replace(gated, graphs=graphs, notes=("a_word" * 30,))
+    browser.check_layout(page(wide), tmp_path)
 
 
 def test_in_a_graph_of_some_size_a_parameter_is_drawn_with_the_node_that_uses_it():

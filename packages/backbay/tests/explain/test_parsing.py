@@ -2,8 +2,8 @@
 
 import pytest
 
-from backbay.explain import guards, reasons
-from backbay.reporting import breaks
+from backbay.explain import guards
+from backbay.reporting import breaks, reasons
 
 BREAK = """Graph break in user code at /home/me/model.py:3
 Graph Break Reason: Encountered graph break when attempting to trace CALL: a function call:
@@ -78,6 +78,7 @@ def test_a_failure_that_only_the_metrics_tell_has_its_place():
                                  "/home/me/model.py", 7)  # fmt: skip
     assert (found.reason, found.hints, found.line) == ("Odd", ("H",), "/home/me/model.py:7")
     assert found.skipped
+    assert breaks.parse_failure("Odd", __file__, 1).line.startswith(f'{__file__}:1: """Torch')
 
 
 def test_each_guard_has_its_source_from_where_it_stands_in_the_tree():
@@ -167,6 +168,13 @@ GONE = "is made anew at each call, and the one that was compiled for is gone"
             "other",
             f"an intermediate result {GONE}",
         ),
+        ("L['x'] is L['y']", "value", "x was y, and changed"),
+        (
+            "2*L['x'].size()[0] == 8",
+            "size",
+            "the size of x's dimension 0 is not as in 2*x.size(0) == 8 any more",
+        ),
+        ("Unable to find recompilation reasons", "other", "torch does not say what changed"),
         ("GLOBAL_STATE changed: grad_mode ", "other", "torch's state changed: grad mode"),
         ("odd(L['x'], G['y'])", "other", "odd(x, y) does not hold any more"),
     ],
@@ -174,6 +182,11 @@ GONE = "is made anew at each call, and the one that was compiled for is gone"
 def test_a_failed_guard_is_said_in_the_users_words(failed, kind, words):
     found = reasons.reason(failed)
     assert (found.kind, found.words) == (kind, words)
+
+
+def test_an_intermediate_result_reads_as_one():
+    assert reasons.plainly("L['___stack0']") == "an intermediate result"
+    assert reasons.plainly("L['___stack0'].size()[1]") == "(an intermediate result).size(1)"
 
 
 def test_of_several_versions_the_one_that_tells_what_changed_is_told():

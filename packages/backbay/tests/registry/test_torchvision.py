@@ -61,10 +61,16 @@ def test_one_for_another_cuda_says_both(beside):
         ("0.28.0+cpu", "2.13.0+cu126", "12.6"),
         ("0.28.0+cu128", "2.13.0+cu126", "12.6"),
         ("0.28.0", "2.13.0", None),
+        ("0.28.0", "2.13.0.dev20260101", None),
     ],
 )
 def test_what_fits_is_no_problem(beside, vision, torch, cuda):
-    assert beside(vision, "torch (==2.13.0)", torch, cuda) is None
+    wanted = "torch (>=2.12)" if "dev" in torch else "torch (==2.13.0)"
+    assert beside(vision, wanted, torch, cuda) is None
+
+
+def test_what_else_it_needs_does_not_matter(beside):
+    assert beside("0.28.0", "torchdata (==0.1)", "2.13.0") is None
 
 
 def test_without_torchvision_there_is_no_problem(monkeypatch, tmp_path):

@@ -18,10 +18,14 @@ _MEASURE = """
 onload = () => {
   const frame = document.querySelector("iframe"), page = frame.contentDocument;
   const view = frame.contentWindow, width = page.documentElement.clientWidth;
-  const scrolled = x => {
-    const box = x.closest(".scroll");
-    return box && view.getComputedStyle(box).overflowX === "auto";
+  const scrolling = x => {
+    const box = x.closest(".scroll, pre");
+    return box && view.getComputedStyle(box).overflowX === "auto" ? box : null;
   };
+  const shown = (a, b) => ({  // the part that is not scrolled out of sight
+    left: Math.max(a.left, b.left), right: Math.min(a.right, b.right),
+    top: Math.max(a.top, b.top), bottom: Math.min(a.bottom, b.bottom),
+  });
   const texts = [], clipped = [], outside = [], overlapping = [];
   const walker = page.createTreeWalker(page.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
@@ -29,10 +33,12 @@ onload = () => {
     if (!text || parent.closest("script, style") || !parent.checkVisibility()) continue;
     const range = page.createRange();
     range.selectNodeContents(node);
-    for (const box of range.getClientRects()) {
-      if (box.width < 1 || box.height < 1) continue;
+    const pane = scrolling(parent)?.getBoundingClientRect();
+    for (const whole of range.getClientRects()) {
+      const box = pane ? shown(whole, pane) : whole;
+      if (box.right - box.left < 1 || box.bottom - box.top < 1) continue;
       texts.push({ text, box, parent });
-      if ((box.right > width + 1 || box.left < -1) && !scrolled(parent)) outside.push(text);
+      if (box.right > width + 1 || box.left < -1) outside.push(text);
     }
   }
   for (const one of page.querySelectorAll("body *")) {

@@ -18,6 +18,10 @@ _KEEP_IN_TENSOR = (
     "compute with the tensor itself, without making a Python number of it",
     "to have it captured in the graph, set torch._dynamo.config.capture_scalar_outputs = True",
 )
+_ASSERTION = (
+    "use torch._assert(condition, message), with a message that is a plain string",
+    "leave it out while it is compiled: if not torch.compiler.is_compiling():",
+)
 _REORDER = "add it to torch._dynamo.config.reorderable_logging_functions"
 _CAPTURE_SIZES = (
     "to have it captured in the graph, set "
@@ -107,7 +111,11 @@ def _operator_value(_: BreakRecord) -> Advice:
     return Advice("BB102", words, _KEEP_IN_TENSOR)
 
 
-def _branch(_: BreakRecord) -> Advice:
+def _branch(broken: BreakRecord) -> Advice:
+    if broken.reason.startswith("Data-dependent assertion") or re.search(
+        r":\d+: assert\b", broken.line
+    ):
+        return Advice("BB103", "an assertion depends on the values of a tensor", _ASSERTION)
     return Advice(
         "BB103",
         "a branch depends on the values of a tensor",

@@ -103,6 +103,7 @@ def run(
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         versions=versions(registry.environment, specs),
         kit=made_by if isinstance(made_by, Backend) else None,
+        options=options or {},
     )
 
 

@@ -1,13 +1,12 @@
 """Puts together what a watch saw: one record for each thing, in words, nothing twice."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from backbay.explain import guards, reasons
+from backbay.explain import guards
 from backbay.explain.findings import findings
 from backbay.explain.functions import Function
 from backbay.explain.record import (
@@ -24,7 +23,7 @@ from backbay.explain.record import (
 from backbay.explain.running import WatchedRun
 from backbay.explain.watching import Captured, Event
 from backbay.kit.backend import Backend
-from backbay.reporting import breaks
+from backbay.reporting import breaks, reasons
 from backbay.reporting.lines import Place
 from backbay.reporting.wording import counted
 from backbay.workloads.function_model import FunctionModel
@@ -39,6 +38,7 @@ def assembled(
     created: str,
     versions: Mapping[str, str],
     kit: Backend | None,
+    options: Mapping[str, Any],
 ) -> Explanation:
     """Return the explanation.
 
@@ -48,11 +48,12 @@ def assembled(
         created: UTC, ISO 8601.
         versions: distribution to version.
         kit: the backend, where it is one of Backbay's kit.
+        options: of the backend.
     """
     watch = run.watch
     model = run.workload.model
     function = Function.of(model.function) if isinstance(model, FunctionModel) else None
-    events = watch.events if function is None else [function.renamed(x) for x in watch.events]
+    events = watch.events if function is None else function.renamed(watch.events)
     seen = _Seen(events, function)
     found = tuple(_graph(n, x, seen) for n, x in enumerate(watch.graphs))
     broken = _breaks(events, seen)
@@ -81,7 +82,7 @@ def assembled(
         breaks=broken,
         calls=made,
         problem=problem,
-        notes=(*run.notes, *_notes(settings, found, made, kit)),
+        notes=(*run.notes, *_notes(settings, found, made, kit, options)),
     )
 
 
@@ -195,7 +196,8 @@ def _breaks(events: Iterable[Event], seen: _Seen) -> tuple[BreakRecord, ...]:
 
 def _break(broken: breaks.GraphBreak, event: Event, seen: _Seen) -> BreakRecord:
     function = seen.function(event.compile_id)
-    return BreakRecord(**dataclasses.asdict(broken), function=function, calls=(event.call,))
+    known = msgspec.structs.asdict(broken)
+    return BreakRecord(**known, function=function, calls=(event.call,))
 
 
 def _recompile(event: Event, seen: _Seen) -> RecompileRecord:
@@ -262,6 +264,7 @@ def _notes(
     graphs: Sequence[GraphRecord],
     calls: Sequence[CallRecord],
     kit: Backend | None,
+    options: Mapping[str, Any],
 ) -> Iterator[str]:
     if not calls:
         return
@@ -277,5 +280,5 @@ def _notes(
     elif kit is not None and not kit.passes and not ran:
         yield f"{settings.backend} has no passes"
     for one in kit.passes if kit is not None and graphs else ():
-        if (one.name, one.level) not in ran:
+        if one.configured(options).enabled and (one.name, one.level) not in ran:
             yield f"pass {one.name}, of level {one.level}, did not run: there was no such graph"

@@ -63,7 +63,7 @@ _TABLE = (
         code="BB103",
         title="graph break at a branch on values",
         severity="warning",
-        what="An if or a while depends on the values of a tensor.",
+        what="An if, a while or an assert depends on the values of a tensor.",
         why="The graph ends at the branch, and the host waits for the value on a GPU.",
         fix="Compute both sides and choose with torch.where, or use torch.cond.",
     ),

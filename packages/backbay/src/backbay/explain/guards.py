@@ -8,8 +8,8 @@ import json
 import re
 from collections.abc import Iterator
 
-from backbay.explain import reasons
 from backbay.explain.record import GuardRecord, ReasonRecord
+from backbay.reporting import reasons
 from backbay.reporting.lines import whole
 
 _NODE = re.compile(r"^(?P<depth>(?:\| )*)\+- (?P<kind>\w+)(?:: (?P<rest>.*))?$")
@@ -23,9 +23,6 @@ _TENSOR = re.compile(
 _TYPE = re.compile(r"^___check_type_id\(.*\), type=<class '(?P<type>.*)'>")
 _IDENTITY = re.compile(r"^___check_obj_id\(.*?, \d+\), type=(?:<class '(.*)'>|(.*))$")
 """With the object's type; up to 2.12 with the object itself, where that is no class."""
-_VERSION = re.compile(r"^(?P<version>\d+/\d+): ")
-_HINT = re.compile(r"\(HINT: (?P<hint>.*?)\)(?=\s*$|\n)", re.DOTALL)
-_PLACE = re.compile(r"#\s+(?P<code>.*?)\s*#\s+(?P<file>\S+):(?P<number>\d+) in (?P<function>\S+)")
 _MARK = re.compile(r"^hasattr\(.*, '_dynamo_(?P<mark>\w+)_indices'\) == False")
 _NAMED = re.compile(r"\b[LG]\[[^]]*\](?:\.\w+(?![\w(])|\[[^]]*\])*")
 
@@ -164,17 +161,11 @@ def parse_reasons(payload: str) -> tuple[ReasonRecord, ...]:
 
 
 def _reason(text: str) -> ReasonRecord:
-    said = text.partition("\nUser stack trace")[0].strip()
-    version = _VERSION.match(said)
-    hint, place = _HINT.search(said), _PLACE.search(said)
-    failed = said[version.end() :] if version else said
-    failed = _HINT.sub("", failed).partition("  # ")[0]
-    line = f"{whole(place['file'])}:{place['number']}: {place['code']}" if place else ""
-    failed = " ".join(failed.split())
+    found = reasons.parse(text)
     return ReasonRecord(
-        version=version["version"] if version else "",
-        failed=failed,
-        says=reasons.reason(failed).words,
-        line=line,
-        hint=" ".join(hint["hint"].split()) if hint else "",
+        version=found.version,
+        failed=found.guard,
+        says=reasons.reason(found.guard).words,
+        line=found.line,
+        hint=found.hint,
     )

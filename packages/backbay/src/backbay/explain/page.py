@@ -8,9 +8,9 @@ from backbay.explain import words
 from backbay.explain.boxes import marks, picture
 from backbay.explain.codes import CODES
 from backbay.explain.drawing import svg
-from backbay.explain.reasons import plainly
 from backbay.explain.record import Explanation, GraphRecord, NodeRecord
 from backbay.reporting.page import command, rendered
+from backbay.reporting.reasons import plainly
 
 
 def write_page(explanation: Explanation, path: str | Path) -> None:

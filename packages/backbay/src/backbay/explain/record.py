@@ -9,7 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from backbay.explain.codes import Severity
-from backbay.explain.reasons import Kind
+from backbay.reporting.breaks import GraphBreak
+from backbay.reporting.reasons import Kind
 from backbay.workloads.setup import Mode
 
 SCHEMA = "backbay.explain/1"
@@ -108,24 +109,11 @@ class GraphRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the backend's passes did; empty where it has none."""
 
 
-class BreakRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One place where Dynamo could not go on."""
+class BreakRecord(GraphBreak, frozen=True, kw_only=True):
+    """One place where Dynamo could not go on, in which function, and in which calls."""
 
-    reason: str
-    explanation: str
-    hints: tuple[str, ...]
-    """What to change, in torch's own words, without what only its developers can do."""
-    context: str
-    """Torch's note for developers."""
-    url: str
-    """Torch's page on this kind of break."""
-    line: str
-    stack: tuple[str, ...]
-    """The user's lines that led there, the outermost first."""
     function: str
     """The function that was traced, and where it is defined."""
-    skipped: bool
-    """Whether that whole function runs eagerly: it could not be resumed after the break."""
     calls: tuple[int, ...]
     """The calls in which it happened: positions in ``calls``."""
 

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from backbay.errors import escaped, plain
 from backbay.explain import words
-from backbay.explain.reasons import plainly
 from backbay.explain.record import (
     CallRecord,
     Explanation,
@@ -22,6 +21,7 @@ from backbay.explain.record import (
     ProblemRecord,
     StageRecord,
 )
+from backbay.reporting.reasons import plainly
 from backbay.reporting.terminal import add_row, indented, line, table
 from backbay.reporting.wording import counted, short
 

@@ -82,9 +82,9 @@ class _Comparison:
     differences: list[tuple[Node, str, bool]] = field(default_factory=list)
     """Where, what, and whether the same was meant."""
     bound: dict[Node, Any] = field(default_factory=dict)
-    """Inputs of the pattern to what they are here."""
+    """Nodes of the pattern to what they are here; one that is used twice is compared once."""
     fits: bool = True
-    """Whether each input of the pattern is one value everywhere."""
+    """Whether each node of the pattern is one value everywhere."""
 
     def copied(self) -> "_Comparison":
         """Return another, to be tried."""
@@ -100,15 +100,17 @@ def _compared(so_far: _Comparison, wanted: Any, given: Any, at: Node | None = No
     """Go on with a comparison, at one node or number of the pattern and of the graph."""
     if not isinstance(wanted, Node):
         return _of_literals(so_far, wanted, given, at)
-    if wanted.op == "placeholder":
+    if wanted in so_far.bound or wanted.op == "placeholder":
         so_far.fits &= so_far.bound.setdefault(wanted, given) is given
         return so_far
-    if not isinstance(given, Node):
+    so_far.bound[wanted] = given
+    if not isinstance(given, Node) or not _is_call(given):
         return _differs(so_far, at, f"{given} stands where the pattern calls {_name(wanted)}")
     if wanted.target != given.target or len(wanted.args) != len(given.args):
         return _of_other_calls(so_far, wanted, given)
     found = _of_calls(so_far.copied(), wanted, given)
-    if found.fits and len(found.differences) - len(so_far.differences) <= 1:
+    new = found.differences[len(so_far.differences) :]
+    if found.fits and len(new) <= 1 and all(x[2] for x in new):
         return found
     return _of_products(so_far, wanted, given) or found
 
@@ -152,10 +154,13 @@ def _of_calls(so_far: _Comparison, wanted: Node, given: Node) -> _Comparison:
 def _of_products(so_far: _Comparison, wanted: Node, given: Node) -> _Comparison | None:
     """Compare two products by their factors, in any order: ``c * x * x * x`` and ``c * x ** 3``."""
     mine, here = _product(wanted), _product(given)
-    if mine is None or here is None or [*mine.powers.values()] != [*here.powers.values()]:
+    if mine is None or here is None:
+        return None
+    bases, others = (sorted(x.powers, key=lambda y: x.powers[y]) for x in (mine, here))
+    if [mine.powers[x] for x in bases] != [here.powers[x] for x in others]:
         return None
     found = so_far.copied()
-    for base, other in zip(mine.powers, here.powers, strict=True):
+    for base, other in zip(bases, others, strict=True):
         found = _compared(found, base, other, given)
     if len(found.differences) > len(so_far.differences) or not found.fits:
         return None
@@ -165,7 +170,7 @@ def _of_products(so_far: _Comparison, wanted: Node, given: Node) -> _Comparison 
     own, wanteds = (", ".join(sorted(x.operators)) for x in (here, mine))
     words = f"the product is written with {own} here, and with {wanteds} in the pattern"
     if own == wanteds:
-        words = "the product has its factors in another order here than in the pattern"
+        words = "the product is put together in another way here than in the pattern"
     return _differs(found, given, words, meant=True)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
 import torch
 
 from backbay.causes import one_line
@@ -17,7 +16,6 @@ from backbay.judge.runs import Runs, state
 from backbay.proof import Workload, digest, evidence
 from backbay.proof.bank import Inputs
 from backbay.proof.sequence import mixed
-from backbay.race import slowness
 from backbay.race.caches import variables
 from backbay.race.compiler import Compiler, compiler_of, problems
 from backbay.race.rebuilding import likeness
@@ -100,8 +98,7 @@ class RaceHandler:
         assert self._trial is not None, "a trial is finished after Try"
         if isinstance(request, Capture):
             return self._trial.captured()
-        # Counted as explain and verify count, which torch's own counter does not.
-        return msgspec.structs.replace(self._trial.finished(), breaks=slowness.breaks())
+        return self._trial.finished()
 
     def _compiled_answer(self, request: Check | WarmUp | Call | CallRow | Open | Block) -> Reply:
         match request:

@@ -8,6 +8,7 @@ from torch._dynamo import utils
 
 from backbay.reporting import wording
 from backbay.reporting.breaks import BreakCounter
+from backbay.reporting.reasons import parse, reason
 
 _MOST = 2
 """Reasons that are told; the rest is a number."""
@@ -44,7 +45,7 @@ def _recompiled() -> Iterator[str]:
     found = [x for x in utils.get_compilation_metrics() if getattr(x, "recompile_reason", None)]
     for metrics in found[:_MOST]:
         where = f"{Path(metrics.co_filename or '').name}:{metrics.co_firstlineno}"
-        why = _first_line(metrics.recompile_reason)
+        why = reason(parse(str(metrics.recompile_reason)).guard).words
         yield f"compiled {metrics.co_name} ({where}) again: {why}"
     if len(found) > _MOST:
         yield f"compiled again {len(found)} times in all"
@@ -60,8 +61,4 @@ def _broken() -> Iterator[str]:
     if not found:
         return
     count = wording.counted(len(found), "graph break")
-    yield f"{count}, where the model runs uncompiled: {_first_line(found[0].reason)}"
-
-
-def _first_line(text: object) -> str:
-    return next(iter(str(text).splitlines()), "")
+    yield f"{count}, where the model runs uncompiled: {found[0].reason}"

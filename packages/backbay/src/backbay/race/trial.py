@@ -54,7 +54,7 @@ class Trial:
         self._train = train
         self._call: Callable[..., Any] | None = None
         self._measured: list[Ran] = []
-        self._graphs: list[tuple[int, int]] = []
+        self._graphs: list[int] = []
         self._warmup_s = self._warm_up()
         self._runs = Runs(workload, device, train=train, seed=seed)
 
@@ -81,9 +81,9 @@ class Trial:
 
     def finished(self) -> Finished:
         """Return what was measured, and what only this process can see."""
-        slow = tuple(slowness.reasons())
+        slow, breaks = tuple(slowness.reasons()), slowness.breaks()
         first, second = self._measured
-        (graphs, breaks), (again, _) = self._graphs
+        graphs, again = self._graphs
         notes = []
         if again > graphs:
             notes.append(f"compiled {again - graphs} more graph(s) on the second call")
@@ -137,7 +137,7 @@ class Trial:
         if not self._measured:
             slowness.forget()
         self._measured.append(self._runs.call(self._compiled(), inputs, fresh=fresh))
-        self._graphs.append(_counted())
+        self._graphs.append(int(counters["stats"]["unique_graphs"]))
 
     def _get_ready_apart(self) -> None:
         """Have another form compiled, of other random draws or shapes than what is timed.
@@ -189,7 +189,7 @@ class Trial:
         yield from dict.fromkeys(f"{x.ran} ran in its place: {x.why}" for x in fell)
 
     def _fault(self, overwritten: str | None, changes: Sequence[str]) -> str:
-        if self._graphs[0][0] == 0:
+        if self._graphs[0] == 0:
             return ""
         if overwritten is not None:
             return (
@@ -224,8 +224,3 @@ class _Watched:
 
 def _operators(graph_module: GraphModule) -> list[Any]:
     return [(n.op, n.target) for n in graph_module.graph.nodes if n.op.startswith("call")]
-
-
-def _counted() -> tuple[int, int]:
-    graphs = int(counters["stats"]["unique_graphs"])
-    return graphs, sum(counters["graph_break"].values())

@@ -12,10 +12,11 @@ import logging
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from backbay.reporting.lines import innermost, own, places
+import msgspec
+
+from backbay.reporting.lines import Place, innermost, own, places
 
 _FORM = re.compile(
     r"(?:^|\n)(?P<reason>[^\n]+)\n(?:  Higher Order Operator: [^\n]*\n)?"
@@ -41,8 +42,7 @@ _LOGGER = "torch._dynamo.symbolic_convert.__graph_breaks"
 _RAISED = re.compile(r"^torch\._dynamo\.exc\.\w+: ", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphBreak:
+class GraphBreak(msgspec.Struct, frozen=True, kw_only=True):
     """One place where Dynamo could not go on."""
 
     reason: str
@@ -77,7 +77,7 @@ def parse(text: str) -> GraphBreak:
 
 def parse_failure(reason: str, file: str | None, number: int | None) -> GraphBreak:
     """Return a break of which torch tells only in its metrics: a function that runs eagerly."""
-    line = f"{file}:{number}" if file else ""
+    line = str(Place(file, number or 0, "")) if file else ""
     return _broken(reason, line=line, stack=(line,) if line else (), skipped=True)
 
 

@@ -7,11 +7,16 @@ we do not know the form of is kept, with torch's names for things taken out of i
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from backbay.reporting.lines import whole
 
 Kind = Literal["size", "value", "other"]
 """What changed: a size, a Python value, or anything else."""
 
+_VERSION = re.compile(r"^(?P<version>\d+/\d+): ")
+_HINT = re.compile(r"\(HINT: (?P<hint>.*?)\)(?=\s*$|\n)", re.DOTALL)
+_PLACE = re.compile(r"#\s+(?P<code>.*?)\s*#\s+(?P<file>\S+):(?P<number>\d+) in (?P<function>\S+)")
 _LEFT_OVER = re.compile(r"\b___stack(\d+)\b")
 _ROOT = re.compile(r"\b[LG]\['(\w+)'\]")
 _SELF = re.compile(r"\bself\._modules\['(\w+)'\]")
@@ -44,13 +49,40 @@ class Reason:
     """What changed: of two reasons of one subject, one is told."""
 
 
+class FailedGuard(NamedTuple):
+    """One of torch's reasons to compile again, taken apart; what it does not have is empty."""
+
+    version: str
+    """The compile id of the version that did not fit."""
+    guard: str
+    line: str
+    """Where the compiled code depends on it."""
+    hint: str
+
+
+def parse(text: str) -> FailedGuard:
+    """Take one of torch's reasons apart."""
+    said = text.partition("\nUser stack trace")[0].strip()
+    version = _VERSION.match(said)
+    hint, place = _HINT.search(said), _PLACE.search(said)
+    guard = said[version.end() :] if version else said
+    guard = _HINT.sub("", guard).partition("  # ")[0]
+    return FailedGuard(
+        version=version["version"] if version else "",
+        guard=" ".join(guard.split()),
+        line=f"{whole(place['file'])}:{place['number']}: {place['code']}" if place else "",
+        hint=" ".join(hint["hint"].split()) if hint else "",
+    )
+
+
 def plainly(expression: str) -> str:
     """Return an expression of torch's guards as the user would write it."""
     text = _SELF.sub(r"self.\1", _ROOT.sub(r"\1", expression))
     text = _ENTRY.sub(r".\1", text)
     text = _SIZE.sub(r"\g<name>.size(\g<number>)", text)
     text = _STRIDE.sub(r"\g<name>.stride(\g<number>)", text)
-    return _LEFT_OVER.sub("an intermediate result", text)
+    text = re.sub(r"^___stack\d+$", "an intermediate result", text)
+    return _LEFT_OVER.sub("(an intermediate result)", text)
 
 
 def told(failed: Sequence[str]) -> Reason:
@@ -72,86 +104,86 @@ def reason(failed: str) -> Reason:
     return Reason("other", f"{text} does not hold any more", text)
 
 
-def _named(name: str) -> str:
-    return plainly(name)
+def _unknown(_: re.Match[str]) -> Reason:
+    return Reason("other", "torch does not say what changed", "unknown")
 
 
 def _size(found: re.Match[str]) -> Reason:
-    name, number = _named(found["name"]), found["number"]
+    name, number = plainly(found["name"]), found["number"]
     subject = f"the size of {name}'s dimension {number}"
     return Reason("size", f"{subject} changed from {found['old']} to {found['new']}", subject)
 
 
 def _stride(found: re.Match[str]) -> Reason:
-    name, number = _named(found["name"]), found["number"]
+    name, number = plainly(found["name"]), found["number"]
     subject = f"the stride of {name}'s dimension {number}"
     return Reason("other", f"{subject} changed from {found['old']} to {found['new']}", subject)
 
 
 def _rank(found: re.Match[str]) -> Reason:
-    name = _named(found["name"])
+    name = plainly(found["name"])
     subject = f"the number of {name}'s dimensions"
     return Reason("other", f"{subject} changed from {found['old']} to {found['new']}", subject)
 
 
 def _dtype(found: re.Match[str]) -> Reason:
     old, new = (_DTYPES.get(found[x], found[x]) for x in ("old", "new"))
-    subject = f"the dtype of {_named(found['name'])}"
+    subject = f"the dtype of {plainly(found['name'])}"
     return Reason("other", f"{subject} changed from {old} to {new}", subject)
 
 
 def _gradient(found: re.Match[str]) -> Reason:
-    name = _named(found["name"])
+    name = plainly(found["name"])
     words = "does not require a gradient any more" if found["old"] == "1" else "requires a gradient"
     return Reason("other", f"{name} {words}, other than when it was compiled", f"grad: {name}")
 
 
 def _dispatch(found: re.Match[str]) -> Reason:
-    name = _named(found["name"])
+    name = plainly(found["name"])
     words = "is on another device, of another kind of tensor, or in another gradient mode"
     return Reason("other", f"{name} {words} than when it was compiled", f"keys: {name}")
 
 
 def _gone(found: re.Match[str]) -> Reason:
-    name = _named(found["name"])
+    name = plainly(found["name"])
     words = "is made anew at each call, and the one that was compiled for is gone"
     return Reason("other", f"{name} {words}", f"gone: {name}")
 
 
 def _fixed_size(found: re.Match[str]) -> Reason:
-    subject = f"the size of {_named(found['name'])}'s dimension {found['number']}"
+    subject = f"the size of {plainly(found['name'])}'s dimension {found['number']}"
     return Reason("size", f"{subject} is not {found['old']} any more", subject)
 
 
 def _bounded(found: re.Match[str]) -> Reason:
-    sizes = [f"{_named(x['name'])}'s dimension {x['number']}" for x in _SIZE.finditer(found[0])]
+    sizes = [f"{plainly(x['name'])}'s dimension {x['number']}" for x in _SIZE.finditer(found[0])]
     subject = f"the size of {' and of '.join(dict.fromkeys(sizes))}"
     return Reason("size", f"{subject} is not as in {plainly(found[0])} any more", subject)
 
 
 def _length(found: re.Match[str]) -> Reason:
-    subject = f"the length of {_named(found['name'])}"
+    subject = f"the length of {plainly(found['name'])}"
     return Reason("value", f"{subject} was {found['old']}, and changed", subject)
 
 
 def _value(found: re.Match[str]) -> Reason:
-    subject = _named(found["name"])
-    return Reason("value", f"{subject} was {found['old']}, and changed", subject)
+    subject, old = plainly(found["name"]), plainly(found["old"])
+    return Reason("value", f"{subject} was {old}, and changed", subject)
 
 
 def _truth(found: re.Match[str]) -> Reason:
-    subject = _named(found["name"])
+    subject = plainly(found["name"])
     was = "false" if found["negated"] else "true"
     return Reason("value", f"{subject} was {was}, and changed", subject)
 
 
 def _type(found: re.Match[str]) -> Reason:
-    subject = f"the type of {_named(found['name'])}"
+    subject = f"the type of {plainly(found['name'])}"
     return Reason("other", f"{subject} changed from {found['old'].split('.')[-1]}", subject)
 
 
 def _identity(found: re.Match[str]) -> Reason:
-    name = _named(found["name"])
+    name = plainly(found["name"])
     return Reason("other", f"{name} is another object than when it was compiled", f"id: {name}")
 
 
@@ -172,8 +204,9 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Reason]], ...] = 
         (_MISMATCH.format("dtype") + _CHANGE.format(""), _dtype),
         (_MISMATCH.format("requires_grad") + r"\. expected requires_grad=(?P<old>\d)", _gradient),
         (_MISMATCH.format("dispatch key set"), _dispatch),
+        (r"^Unable to find recompilation reasons", _unknown),
         (r"^Cache line invalidated because (?P<name>.+) got deallocated", _gone),
-        (r"^(?P<name>\S+)\.size\(\)\[(?P<number>\d+)\] == (?P<old>\d+)$", _fixed_size),
+        (r"^(?P<name>[\w.\[\]']+)\.size\(\)\[(?P<number>\d+)\] == (?P<old>\d+)$", _fixed_size),
         (r"^.*\.size\(\)\[\d+\].*$", _bounded),
         (r"^len\((?P<name>.+)\) == (?P<old>\d+)$", _length),
         (r"^___check_type_id\((?P<name>.+?), \d+\), type=<class '(?P<old>.*)'>", _type),
