@@ -146,9 +146,9 @@ class _Plan:
             else:
                 sources.append(("engine", computed.setdefault(result, len(computed))))
         output.args = (tuple(computed),)
+        graph.eliminate_dead_code()
         for node in (x for x in placeholders if not x.users):
             graph.erase_node(node)
-        graph.eliminate_dead_code()
         graph_module.recompile()
         layouts = [(x.dtype, x.shape, x.stride()) for x in map(value_of, computed)]
         read = graph.find_nodes(op="placeholder")
@@ -239,8 +239,6 @@ def _culprit(engine: "Engine", program: Program) -> tuple[Node, Exception] | Non
         if node.op != "call_function" or node.target is operator.getitem:
             continue
         alone = taken_out([node, *(x for x in node.users if x.target is operator.getitem)])
-        for given in alone.graph.find_nodes(op="placeholder"):
-            given.meta.setdefault("val", program.constants.get(given.name))
         known = digest(alone.graph)
         if known in seen:
             continue

@@ -93,3 +93,18 @@ def test_an_operator_with_several_results_is_built_without_what_reads_them():
     with pytest.raises(Exception, match=r"numpy can't compile aten.split_with_sizes.default in"):
         call(torch.ones(3))
     assert results == [[(1,), (2,)]] * 2
+
+
+def test_what_reads_one_of_several_results_is_tried_by_itself():
+    class Small(Numpy):
+        supports = None
+
+        def build(self, program):
+            run = super().build(program)  # checks that inputs are tensors
+            if len(program.graph_module.graph.find_nodes(op="call_function", target=EXP)) == 2:
+                raise RuntimeError("too large")
+            return run
+
+    call = torch.compile(lambda x: [y.exp() for y in x.split([1, 2])], backend=Small())
+    with pytest.raises(Exception, match="numpy can't compile this inference graph: RuntimeError"):
+        call(torch.ones(3))

@@ -5,10 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from numpy_engine import Net, Numpy, assert_as_eager, engine
+from numpy_engine import EXP, Net, Numpy, assert_as_eager, engine
+from torch.fx import Graph, GraphModule
 
 from backbay import compile_log
 from backbay.errors import InputError
+from backbay.kit.engine_region import Region
 
 aten = torch.ops.aten
 
@@ -48,16 +50,44 @@ def test_the_backward_graph_alone_can_be_left():
     assert {x.kind for x in backend.programs} == {"forward"}
 
 
-def test_gradients_that_nobody_wants_are_none():
-    model = torch.nn.Linear(6, 3)
-    model.bias.requires_grad_(requires_grad=False)
-    x = torch.randn(4, 6)
-    backend = engine()
+@pytest.mark.parametrize("unwanted", ["weight", "bias"])
+def test_gradients_that_nobody_wants_are_none(unwanted):
+    model, x, backend = torch.nn.Linear(6, 3), torch.randn(4, 6), engine()
+    getattr(model, unwanted).requires_grad_(requires_grad=False)
     torch.compile(model, backend=backend)(x).sum().backward()
-    expected = torch.autograd.grad(model(x).sum(), model.weight)[0]
-    torch.testing.assert_close(model.weight.grad, expected)
-    assert model.bias.grad is None
-    assert {x.kind for x in backend.programs} >= {"backward"}
+    for name, parameter in model.named_parameters():
+        if name == unwanted:
+            assert parameter.grad is None
+        else:
+            expected = torch.autograd.grad(model(x).sum(), parameter)[0]
+            torch.testing.assert_close(parameter.grad, expected)
+    assert {x.kind for x in backend.programs} >= {"forward"}
+
+
+def test_a_program_has_only_tensors_that_it_reads_and_computes():
+    graph = Graph()
+    a, b = (graph.placeholder(x) for x in "ab")
+    held = graph.get_attr("held")
+    doubled = graph.call_function(aten.mul.Tensor, (a, 2))
+    graph.call_function(EXP, (b,))
+    graph.output((None, b, held, 3, doubled, doubled))
+    for node in graph.nodes:
+        node.meta["val"] = torch.ones(3)
+    module = torch.nn.Module()
+    module.register_buffer("held", torch.ones(3))
+    backend, given = engine(), [torch.ones(3), torch.zeros(3)]
+    region = Region(backend, GraphModule(module, graph), "inference", {})
+    none, passed, constant, number, *twice = region.built(given)(*given)
+    assert (none, number) == (None, 3)
+    assert passed is given[1]
+    assert constant.data_ptr() == module.held.data_ptr()
+    assert [x.tolist() for x in twice] == [[2.0] * 3] * 2
+    (program,) = backend.programs
+    assert [x.target for x in program.graph_module.graph.nodes] == [
+        "a",
+        aten.mul.Tensor,
+        "output",
+    ]
 
 
 def test_frozen_weights_are_constants_of_the_region_that_reads_them():
