@@ -37,8 +37,9 @@ def test_what_was_compiled_is_kept_for_the_next_process_until_anything_changes(m
     assert compiled(lambda x: x * 2) == 1
     assert compiled(lambda x: x * 3) == 2
     assert compiled(lambda x: x * 2, size=4) == 3
+    assert compiled(lambda x: x * 2, freeze=True) == 4
     monkeypatch.setattr("importlib.metadata.version", lambda _: "0.0")
-    assert compiled(lambda x: x * 2) == 4
+    assert compiled(lambda x: x * 2) == 5
 
 
 def test_what_others_may_have_written_is_compiled_anew(monkeypatch, tmp_path):
