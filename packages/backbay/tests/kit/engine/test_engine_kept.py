@@ -5,8 +5,10 @@ import os
 import pytest
 import torch
 from numpy_engine import Numpy
+from torch.fx import Graph, GraphModule
 
 from backbay.cache import keep_newest
+from backbay.kit.program import Program
 
 
 class Kept(Numpy):
@@ -172,3 +174,23 @@ def test_different_constants_are_kept_apart(monkeypatch):
             call = torch.compile(torch.nn.Linear(6, 2), backend=Kept(), options={"freeze": True})
             call(torch.ones(1, 6))
     assert Kept.made == 2
+
+
+def test_constants_of_another_shape_or_dtype_another_torch_or_name_are_kept_as_one(monkeypatch):
+    made = []
+
+    def kept(held, what=""):
+        graph, module = Graph(), torch.nn.Module()
+        module.register_buffer("held", held)
+        graph.output((graph.get_attr("held"),))
+        program = Program(GraphModule(module, graph), "inference", {}, "an engine")
+        program.kept(lambda: made.append(what) or b"compiled", what)
+        return len(made)
+
+    zeros = torch.zeros(2, 3)
+    assert kept(zeros) == kept(zeros) == 1
+    assert kept(torch.zeros(3, 2)) == 2
+    assert kept(zeros.int()) == 3
+    assert kept(zeros, "weights") == 4
+    monkeypatch.setattr(torch, "__version__", "0.0")
+    assert kept(zeros) == 5
