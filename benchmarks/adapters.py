@@ -141,8 +141,8 @@ def in_child(workload: str, engine: str, mode: str, limit_s: float) -> Row:
                 command, capture_output=True, timeout=limit_s, check=False, env=environment
             )
         except subprocess.TimeoutExpired:
-            row = Row(workload=workload, engine=engine, mode=mode, status="timeout")
-            row = msgspec.structs.replace(row, reason=f"not done within {limit_s:g} s")
+            reason = f"not done within {limit_s:g} s"
+            row = Row(workload=workload, engine=engine, mode=mode, status="timeout", reason=reason)
         else:
             row = _row(workload, engine, mode, ended)
     return msgspec.structs.replace(row, seconds=round(time.monotonic() - began, 1))
@@ -241,11 +241,7 @@ def _reasons(rows: Sequence[Row]) -> Iterator[str]:
         said = (
             f"- `{row.workload}`, {ENGINES[row.engine][0]}, {row.mode}: {row.status}: {row.reason}"
         )
-        yield _wrapped(said)
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 100, subsequent_indent="  ", break_long_words=False)
+        yield textwrap.fill(said, 100, subsequent_indent="  ", break_long_words=False)
 
 
 if __name__ == "__main__":

@@ -143,6 +143,7 @@ SMALL = {
     "pooling": lambda x: F.avg_pool1d(x, 4, 3, ceil_mode=True),
     "largest": lambda x: F.max_pool1d(x, 4, 3, ceil_mode=True),
     "padding": lambda x: F.pad(x, (-1, 2)),
+    "no padding": lambda x: F.pad(x, ()) + 1,
     "roll": lambda x: x.roll(2, 0) + F.gelu(x, approximate="tanh"),
 }
 
@@ -156,6 +157,17 @@ def test_small_functions_that_an_engine_had_wrong_are_right(backend, name):
     for one in made if isinstance(made, tuple) else ():
         one.zero_()
     assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("more", [0, -6])
+def test_padding_by_a_size_that_changes_is_right(backend, more):
+    def padded(x):
+        return F.pad(x, (0, x.shape[0] + more)) * 2
+
+    call = torch.compile(padded, backend=backend, dynamic=True)
+    for rows in (4, 7):
+        x = torch.randn(rows, 6)
+        torch.testing.assert_close(call(x), padded(x))
 
 
 @pytest.mark.parametrize("name", ENGINES)

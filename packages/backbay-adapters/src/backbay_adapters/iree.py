@@ -17,6 +17,11 @@ _SCATTERS = (aten.as_strided_scatter, aten.diagonal_scatter)
 _OTHERS = (aten.copysign, aten.fmod, aten.log10, aten.permute_copy, aten.signbit)
 
 
+def _may_take_off(node: Node) -> bool:
+    sizes: Any = node.args[1]
+    return any(isinstance(x, Node) or x < 0 for x in sizes)
+
+
 class IREE(Engine):
     """IREE on CPUs, for inference and training."""
 
@@ -25,7 +30,7 @@ class IREE(Engine):
     # Its own gelu with tanh is an approximation; batch norm in inference it has not.
     decompositions: ClassVar = {**core_aten(aten.gelu), **BATCH_NORM}
     refuses: ClassVar = {
-        aten.constant_pad_nd: (lambda x: min(x.args[1]) < 0, "IREE's padding takes nothing off"),
+        aten.constant_pad_nd: (_may_take_off, "IREE's padding takes nothing off"),
         aten.pow: (makes_integers, "IREE has powers of floats only"),
         **dict.fromkeys((*_SCATTERS, *_OTHERS), "IREE has no code for it"),
     }

@@ -34,6 +34,7 @@ class TVM(Engine):
     engine = "apache-tvm"
     decompositions = core_aten(*NORMS, aten.elu)  # of which Relax reads one factor of three
     refuses: ClassVar = {
+        aten.constant_pad_nd: (lambda x: not x.args[1], "Relax wants to pad something"),
         aten.as_strided: "Relax's importer takes it for a view of all elements",
         aten.index_put: (_has_gaps, "Relax wants an index for each dimension"),
         aten.max_pool2d_with_indices: _POOLING,

@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -215,6 +217,26 @@ def test_two_runs_are_in_one_folder_or_a_run_that_is_over_keeps_others_out(
         run(["openvino"], Plan(folder=tmp_path / "other", torch="2.13.0"), registry=registry)
     run(["openvino"], Plan(folder=plan.folder, torch="2.13.0", again=True), registry=registry)
     assert "venv" in commands.started
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+def test_a_run_that_was_killed_keeps_others_out(plan, registry):
+    (engine,) = selection.chosen(registry, ["openvino"], plan.torch)
+    environment = plan.environment(engine)
+    program = f"""
+import os
+import signal
+from pathlib import Path
+
+from backbay.engines.environment import EngineEnvironment
+
+with EngineEnvironment(folder=Path({str(environment.folder)!r}), torch='', constraints=()).alone():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", program], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    with environment.alone():
+        pass
 
 
 def test_pip_fails_and_the_others_are_not_tried(commands, plan, registry):

@@ -116,7 +116,7 @@ def changes_state(node: Node) -> bool:
 def is_random(node: Node) -> bool:
     """Return whether a node draws from a generator, and so moves it on."""
     if isinstance(node.target, OpOverload):
-        return _draws(node.target)
+        return _draws(node.target) and _dropout_within(node) != 0
     if isinstance(node.target, OpOverloadPacket):
         return any(map(_draws, _overloads(node.target)))
     name = str(node.target) if node.op == "call_method" else _base_name(node)
@@ -217,6 +217,15 @@ def _writes(overload: OpOverload) -> bool:
 
 def _draws(overload: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in overload.tags
+
+
+def _dropout_within(node: Node) -> Any:
+    """Return the probability with which attention drops its weights; None for another operator."""
+    for number, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr] # noqa: SLF001 (as above)
+        if argument.name == "dropout_p":
+            given = dict(enumerate(node.args)).get(number, argument.default_value)
+            return node.kwargs.get(argument.name, given)
+    return None
 
 
 @functools.cache

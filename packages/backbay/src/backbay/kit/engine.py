@@ -131,9 +131,7 @@ class Engine(Backend):
         """What decides how a graph is built: the engine's version, the adapter, and the CPU."""
         version = metadata.version(self.engine) if self.engine else ""
         adapter = source_digest([x for x in type(self).__mro__ if x not in Engine.__mro__])
-        # Machine code of one CPU may end the process on another, and a cache may be shared.
-        cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-        return f"{self.engine} {version} {adapter} {cpu}"
+        return f"{self.engine} {version} {adapter} {_instructions()}"
 
     def _partition(self, own: Mapping[str, Any]) -> "Partition":
         from backbay.kit.partition import Partition  # noqa: PLC0415 (as in Backend)
@@ -153,7 +151,10 @@ class Engine(Backend):
         )
 
     def _decompositions(self) -> Mapping[Any, Any]:
-        return core_aten() if self.decompositions is None else self.decompositions
+        found = core_aten() if self.decompositions is None else self.decompositions
+        if self.decomposes_attention:
+            return found
+        return {k: x for k, x in found.items() if "scaled_dot_product" not in str(k)}
 
     def _freezes(self, own: Mapping[str, Any]) -> bool:
         return self.freeze or bool(own.get(FREEZE.name))
@@ -245,6 +246,16 @@ class Engine(Backend):
 def makes_integers(node: Node) -> bool:
     """Whether a node's results are integers or booleans: a condition for `Engine.refuses`."""
     return not any(x.is_floating_point() for x in tensors_in(value_of(node)))
+
+
+def _instructions() -> str:
+    """Return what this CPU understands: another's machine code may end the process.
+
+    A cache may be shared. Compilers use more than the levels of AVX that torch tells apart.
+    """
+    capabilities = getattr(torch.cpu, "get_capabilities", dict[str, Any])()  # older torch has none
+    able = sorted(name for name, has in capabilities.items() if has is True)
+    return " ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *able])
 
 
 def _named(value: torch.dtype | torch.layout) -> str:

@@ -27,7 +27,7 @@ from backbay.graph.specialisation import specialised
 from backbay.graph.values import is_symbolic, value_of
 from backbay.kit.aot import GraphKind
 from backbay.kit.codegen import Compiled, aten_level
-from backbay.kit.exchange import as_tensor, laid_out
+from backbay.kit.exchange import as_tensor, laid_out, overlapping
 from backbay.kit.program import Program
 
 if TYPE_CHECKING:
@@ -146,9 +146,9 @@ class _Plan:
             else:
                 sources.append(("engine", computed.setdefault(result, len(computed))))
         output.args = (tuple(computed),)
+        graph.eliminate_dead_code()
         for node in (x for x in placeholders if not x.users):
             graph.erase_node(node)
-        graph.eliminate_dead_code()
         graph_module.recompile()
         layouts = [(x.dtype, x.shape, x.stride()) for x in map(value_of, computed)]
         read = graph.find_nodes(op="placeholder")
@@ -171,12 +171,11 @@ class _Plan:
                 f"the engine gave {len(made)} results where the graph has {len(self.layouts)}"
             )
         tensors = list(map(_laid_out, made, self.layouts))
-        # An engine may hand out an input for what only copies it, or one buffer twice.
-        used = {given[x].data_ptr() for x in self.tensors}
+        # An engine may hand out (a part of) an input for what only copies it, or one buffer twice.
+        shared = overlapping([given[x] for x in self.tensors], tensors)
         for number, (tensor, value) in enumerate(zip(tensors, made, strict=True)):
-            if tensor.data_ptr() in used or (copied and _same_memory(tensor, value)):
+            if number in shared or (copied and _same_memory(tensor, value)):
                 tensors[number] = tensor.clone()
-            used.add(tensors[number].data_ptr())
         places = {"engine": tensors, "input": given}
         return [x if place == "as it is" else places[place][x] for place, x in self.sources]
 
@@ -216,7 +215,8 @@ def _outside_of_tracing() -> Iterator[None]:
 
 def _failed(engine: "Engine", program: Program, error: Exception) -> BackbayError:
     name, place = engine.engine or engine.__name__, first_line(program.graph_module.graph)
-    found = _culprit(engine, program)
+    # What is not installed fails with any operator.
+    found = None if isinstance(error, ImportError) else _culprit(engine, program)
     if found is None:
         return BackbayError(
             f"{name} can't compile this {program.kind} graph: {one_line(error)} "
@@ -239,8 +239,6 @@ def _culprit(engine: "Engine", program: Program) -> tuple[Node, Exception] | Non
         if node.op != "call_function" or node.target is operator.getitem:
             continue
         alone = taken_out([node, *(x for x in node.users if x.target is operator.getitem)])
-        for given in alone.graph.find_nodes(op="placeholder"):
-            given.meta.setdefault("val", program.constants.get(given.name))
         known = digest(alone.graph)
         if known in seen:
             continue

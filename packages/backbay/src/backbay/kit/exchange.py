@@ -1,5 +1,6 @@
 """Tensors to and from what other runtimes hold, without copies where there can be none."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,3 +62,30 @@ def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
         base = base.narrow(dim, 0, 1)
     made = torch.empty_strided(base.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return made.copy_(base).expand(tensor.shape)
+
+
+def overlapping(given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> set[int]:
+    """Return the numbers of results that lie where an input does, or a result before them."""
+    taken: list[tuple[int, int]] = []
+    for first, end in sorted(map(_extent, given)):
+        if taken and first < taken[-1][1]:
+            taken[-1] = taken[-1][0], max(end, taken[-1][1])
+        else:
+            taken.append((first, end))
+    found = set()
+    for number, (first, end) in enumerate(map(_extent, made)):
+        place = bisect_left(taken, (end,))
+        if place and first < taken[place - 1][1]:
+            found.add(number)
+        else:
+            taken.insert(place, (first, end))
+    return found
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses of a tensor's first byte, and of that behind its last."""
+    first = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return first, first + tensor.nbytes
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (last + 1) * tensor.element_size()

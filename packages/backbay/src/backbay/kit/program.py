@@ -122,5 +122,6 @@ class Program:
         key.update(digest(self.graph_module.graph).encode())
         for constant in self.constants.values():
             key.update(repr((constant.dtype, constant.shape, constant.stride())).encode())
-            key.update(constant.detach().contiguous().view(torch.uint8).numpy().tobytes())
+            flat = constant.detach().cpu().reshape(-1)  # a number has no bytes to be viewed
+            key.update(flat.view(torch.uint8).numpy().tobytes())
         return cache_folder() / "engines" / f"{key.hexdigest()}.bin"

@@ -43,7 +43,14 @@ def test_a_change_in_any_file_of_an_adapter_is_not_seen(changed, tmp_path, monke
 
 
 def test_what_another_cpu_compiled_is_read(monkeypatch):
+    able = {"avx2": True, "amx_tile": False, "num_logical_cores": 2}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
     before = Engine().made_by
+    able["num_logical_cores"] = 4
+    assert Engine().made_by == before
+    able["amx_tile"] = True
+    assert Engine().made_by != before
+    del able["amx_tile"]
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
     assert Engine().made_by != before
 
