@@ -17,13 +17,16 @@ def found(block: str, path: Path) -> set[str]:
     """Return the codes that the model of a block has; it is a file, as a user's is."""
     path.write_text(block)
     names: dict = {}
-    with torch._dynamo.config.patch():  # what a block sets is its own
+    before = torch._dynamo.config.get_config_copy()
+    try:
         exec(compile(block, str(path), "exec"), names)
         told = backbay.explain.run(
             backbay.Workload(names["model"], names["args"]),
             backend=names.get("backend"),
             further_args=names.get("further_args", ()),
         )
+    finally:
+        torch._dynamo.config.load_config(before)  # what a block sets is its own
     return {x.code for x in told.findings}
 
 
