@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -123,15 +124,25 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start no child processes for races and verifications: each would import torch for 5 s.
 
-    Nothing is isolated, and nothing ends what takes too long.
+    Nothing is isolated, and nothing ends what takes too long. One request is answered at a time:
+    the default dtype, which a reference sets to float64, is one for all threads.
     """
     import torch
+
+    one_at_a_time = threading.RLock()
 
     def started(
         service: Service[Any, Any], environment: Mapping[str, str], _path: object = None
     ) -> LocalClient[Any, Any]:
         module, _, attribute = service.handler.partition(":")
         handler = getattr(importlib.import_module(module), attribute)()
+        answer = handler.answer
+
+        def locked(request: Any) -> Any:
+            with one_at_a_time:
+                return answer(request)
+
+        handler.answer = locked
         return LocalClient(service, handler, environment)
 
     monkeypatch.setattr(Service, "start", started)
