@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from backbay.decisions import Arm
 from backbay.race.given import InputSets
 from backbay.race.requests import ArmSetup, Done, Open, Opened, Renew
@@ -208,3 +210,26 @@ def test_whoever_has_no_times_when_all_took_too_long_says_so():
     assert groups(timing) == [("eager", "a")]
     timing, _ = timed("eager", "a", whole_s=-1.0)
     assert set(timing.lost) == {"eager", "a"}
+
+
+@pytest.mark.parametrize("fewest", [1, 2, 6, 12])
+@pytest.mark.parametrize("files", [0, 1, 2, 4])
+def test_what_is_judged_while_the_clock_runs_is_of_one_set_of_inputs(fewest, files):
+    sets = files + 1
+    timing = Timing(
+        setup=SETUP,
+        arms={},
+        digest="",
+        open_session=lambda: pytest.fail("nothing is asked"),
+        limits=Limits(),
+        tell=lambda *_: None,
+        folder=Path(),
+        sets=InputSets(files=tuple(Path(f"inputs-{x}") for x in range(files))),
+    )
+    drawn = [timing._sampled(["eager", "one"], fewest, 60) for _ in range(50)]
+    for rounds in (set(x["one"]) for x in drawn):
+        early = [x for x in rounds if x < fewest]
+        assert len(early) == min(3, fewest)
+        assert len({x % sets for x in early}) == min(3, fewest, sets)
+    assert all("eager" not in x for x in drawn)
+    assert len({tuple(sorted(x["one"])) for x in drawn}) > 1  # nobody can know them
