@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ import backbay
 from backbay import choosing
 from backbay.decisions import Arm, Store
 from backbay.race import Limits, Objective
+from backbay.race.decide import Deciding
 
 FAULTY = Path(__file__).parent / "race" / "faulty.py"
 QUICK = Limits(backend_s=120.0, timing_s=0.3)
@@ -75,6 +77,51 @@ def test_a_model_is_raced_in_each_process_though_it_was_decided(no_race):
     assert "1" in second.why
     with torch.no_grad():
         torch.testing.assert_close(second.model(x), model(x))
+
+
+def test_what_a_race_could_not_tell_is_raced_again_or_never(no_race, monkeypatch):
+    def abstains(deciding):
+        return deciding._made("eager", "no significant difference; keep eager", abstained=True)
+
+    monkeypatch.setattr(Deciding, "decision", abstains)
+    model, x = torch.nn.Linear(64, 64).eval(), torch.randn(64, 64)
+    given = {"arms": [HONEST], "limits": QUICK}
+    first = backbay.choose(model, (x,), **given)
+    assert first.report.decision[0].abstained
+    assert (first.arm, first.kept.abstained) == (Arm(backend="eager"), True)
+    with monkeypatch.context() as patched:
+        patched.setattr(choosing, "run", None)
+        second = backbay.choose(model, (x,), **given)
+    assert (second.arm, second.report, second.kept) == (first.arm, None, first.kept)
+    assert second.model is model
+    assert first.kept.created[:10] in second.why
+    assert "anew=True" in second.why
+    no_race()
+    with pytest.raises(AssertionError, match="races again"):
+        backbay.choose(model, (x,), **given, anew=True)
+
+
+@pytest.mark.parametrize(
+    ("later", "applied"),
+    [
+        ({}, "aot_eager"),
+        ({"abstained": True}, "eager"),
+        ({"abstained": True, "unclear": True}, "aot_eager"),
+        ({"abstained": True, "raced": ("eager", "aot_eager", "backbay_silu")}, "aot_eager"),
+    ],
+)
+def test_times_that_scattered_hide_what_was_told_or_a_clear_race_does_not(no_race, later, applied):
+    model, x = Wasteful().eval(), torch.randn(512, 256)
+    given = {"arms": ["aot_eager"], "limits": QUICK}
+    kept = backbay.choose(model, (x,), **given).kept
+    assert kept.arm == Arm(backend="aot_eager")
+    if later:
+        versions = {**kept.place.versions, "backbay": "0"}  # only a raced backend's own matters
+        place = msgspec.structs.replace(kept.place, versions=versions)
+        eager = {"arm": Arm(backend="eager"), "created": "2999-01-01T00:00:00+00:00"}
+        Store().keep(msgspec.structs.replace(kept, place=place, **eager, **later))
+    no_race()
+    assert str(backbay.choose(model, (x,), **given).arm) == applied
 
 
 def test_a_mix_of_calls_is_decided_as_one_of_them(no_race):

@@ -42,7 +42,7 @@ class Chosen:
     why: str
     """What decided it; one line."""
     kept: Decision | None = None
-    """What the store has; ``None`` where the race could not tell, or it can't be kept."""
+    """What the store has; ``None`` where it can't be kept."""
     report: Report | None = None
     """The race; ``None`` where the decision was in the store."""
 
@@ -113,7 +113,8 @@ def choose(
     with _unchanged(workload.model):
         known = None if anew else asked.known(store, objective, raced)
     if known is not None:
-        why = f"{known.arm}, {known.why}"
+        again = "; anew=True races again" if known.abstained else ""
+        why = f"{known.arm}, {known.why}{again}"
         return Chosen(model=asked.applied(known.arm), arm=known.arm, why=why, kept=known)
     with _unchanged(workload.model):
         report = run(
@@ -128,8 +129,7 @@ def choose(
             store=store,
             registry=registry,
         )
-        abstained = report.decision[0].abstained
-        kept = None if abstained else asked.known(store, objective, raced)
+        kept = asked.known(store, objective, raced)
     (decided,) = report.decision
     arm = next((x.as_arm for x in report.results if x.arm == decided.winner), Arm(backend=EAGER))
     return Chosen(model=asked.applied(arm), arm=arm, why=decided.sentence, kept=kept, report=report)
@@ -153,17 +153,24 @@ class _Asked:
         return torch.device(placed(self.workload)[0])
 
     def known(self, store: Store, objective: Objective, raced: Sequence[str]) -> Decision | None:
-        """Return what was decided before, among these arms at least, if it holds here."""
+        """Return what was decided before, among these arms at least, if it holds here.
+
+        The newest counts; but where times scattered, an earlier one that they did not.
+        """
         graphs = self._graphs()
         place = place_on(self.device).key
         found = [{x.name: x for x in store.decided(graph, place)} for graph in graphs]
         common = set[str].intersection(*map(set, found)) if found else set()
-        for decision in (found[0][name] for name in sorted(common)):
-            same = decision.step == ("train" if self.train else "infer")
-            same &= decision.objective == str(objective) and {*raced} <= {*decision.raced}
-            if same and why_not(decision, self.device.type, self.registry) is None:
-                return decision
-        return None
+        step = "train" if self.train else "infer"
+        holding = [
+            x
+            for name, x in (found[0] if found else {}).items()
+            if name in common
+            and (x.step, x.objective) == (step, str(objective))
+            and {*raced} <= {*x.raced}
+            and why_not(x, self.device.type, self.registry) is None
+        ]
+        return min(holding, key=lambda x: x.unclear, default=None)
 
     def _graphs(self) -> list[str]:
         """Return the digests of the graphs that Dynamo captures; nothing is compiled."""

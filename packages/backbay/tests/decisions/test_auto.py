@@ -78,6 +78,18 @@ def test_where_nothing_was_decided_inductor_compiles(decided):
         assert "nothing was decided" in record.why
 
 
+def test_what_a_race_could_not_tell_is_applied_or_hides_what_another_told(decided):
+    x = torch.randn(5)
+    told = {"abstained": True, "over_eager": None, "interval": None}
+    decided(x, Arm(backend="eager"), **told)
+    record = ran(x)
+    assert (record.ran, record.fell_back) == ("inductor", False)
+    assert "no arm could be told from eager" in record.why
+    torch.compiler.reset()
+    decided(x, Arm(backend="aot_eager"), created="2026-11-24T00:00:00+00:00")
+    assert ran(x).ran == "aot_eager"
+
+
 def test_recording_gradients_is_another_decision(decided):
     decided(torch.randn(5), Arm(backend="aot_eager"))
     assert ran(torch.randn(5, requires_grad=True)).ran == "inductor"

@@ -34,7 +34,7 @@ def test_what_was_decided_is_listed_and_shown(decision):
     assert all(x in listed for x in (kept.name, "model-0", "infer", "inductor@reduce-overhead"))
     (row,) = json.loads(run("list", "--json").output)["decisions"]
     shown = json.loads(run("show", kept.name, "--json").output)
-    assert shown == {"schema": "backbay.decisions/1", **row}
+    assert shown == {"schema": "backbay.decisions/2", **row}
     assert row["use"] == "inductor@reduce-overhead"
     assert (row["over_eager"], row["interval"]) == (1.5, [1.4, 1.6])
     assert row["versions"] == {"torch": "2.13.0"}
@@ -87,7 +87,7 @@ def test_what_one_exports_another_imports(decision, monkeypatch, tmp_path):
         b"",
         b"\xff\xfe",
         b"[]",
-        b'{"schema": "backbay.decisions/1"}',
+        b'{"schema": "backbay.decisions/2"}',
         b'{"schema": "backbay.decisions/99", "decisions": []}',
         b'{"decisions": [{"workload": 1}]}',
         b"[" * 100_000,

@@ -69,6 +69,7 @@ def ended(place, **changes):
             Entrant(arm=Arm(backend="mine.py:fast")),
         ],
         captured=Captured(graphs=("graph",), place=place),
+        times={"eager": (1.0,)},
         decision=msgspec.structs.replace(decided, **changes),
     )
 
@@ -87,15 +88,44 @@ def test_the_winner_is_kept_with_the_version_of_who_provides_it(file, here):
     assert "for 1,000 calls and a cold compilation: 2.00x" in kept.why
 
 
-@pytest.mark.parametrize("why", ["it abstained", "its winner has no name", "no graph is known"])
+@pytest.mark.parametrize(
+    "why", ["nothing was timed", "its winner has no name", "no graph is known"]
+)
 def test_a_race_is_kept_though_nobody_could_apply_it(why, file, here):
     race = ended(here, winner="mine.py:fast") if why == "its winner has no name" else ended(here)
-    if why == "it abstained":
+    if why == "nothing was timed":
         race = ended(here, winner="eager", abstained=True)
+        race.times = {}
     if why == "no graph is known":
         race.captured = None
     assert list(keep([race], Store())) == []
     assert Store().decisions() == ()
+
+
+@pytest.mark.parametrize("unclear", [False, True])
+def test_that_a_race_could_not_tell_is_forgotten_or_kept_without_versions(file, here, unclear):
+    none = {"ratio_to_eager": None, "ratio_to_eager_ci": None}
+    race = ended(here, winner="eager", abstained=True, unclear=unclear, **none)
+    (note,) = keep([race], Store())
+    (kept,) = Store().decisions()
+    assert (kept.arm, kept.abstained, kept.unclear) == (Arm(backend="eager"), True, unclear)
+    assert kept.place.versions == {**here.versions, "backbay": "1.0"}
+    assert ("times scattered" in kept.why) == unclear
+    assert "no arm could be told from eager" in kept.why
+    assert (kept.name in note, "backbay.auto" in note) == (True, False)
+
+
+def test_that_a_race_could_not_tell_takes_the_place_of_a_decision_or_of_another_question(
+    file, here
+):
+    list(keep([ended(here)], Store()))
+    told = ended(here, winner="eager", abstained=True)
+    list(keep([told], Store()))
+    list(keep([told], Store()))
+    assert sorted(x.abstained for x in Store().decisions()) == [False, True]
+    told.objective = Objective()
+    list(keep([told], Store()))
+    assert sorted(x.abstained for x in Store().decisions()) == [False, True, True]
 
 
 def raced(file: Path, store: Store | None):

@@ -50,6 +50,26 @@ def test_who_times_is_alone(first, second, together):
     assert enters_while(getattr(one, first)(), getattr(other, second)()) is together
 
 
+def test_who_waits_to_time_is_overtaken_by_who_is_about_to_work():
+    order = []
+
+    def enter(name, wanted):
+        with wanted:
+            order.append(name)
+
+    with SharedDevice("cpu").working():
+        timing = threading.Thread(target=enter, args=("timing", SharedDevice("cpu").timing()))
+        timing.start()
+        time.sleep(0.3)
+        working = threading.Thread(target=enter, args=("working", SharedDevice("cpu").working()))
+        working.start()
+        working.join(0.3)
+        assert order == []
+    timing.join(10)
+    working.join(10)
+    assert order == ["timing", "working"]
+
+
 def test_other_devices_and_races_without_turns_wait_for_nobody():
     assert enters_while(SharedDevice("cuda 0").timing(), SharedDevice("cuda 1").timing())
     assert enters_while(Turns().timing(), Turns().timing())
@@ -101,3 +121,4 @@ def test_a_race_works_and_times_in_its_turns(here, tmp_path):
     assert {now for now, text in turns.seen if "reference" in text} == {"working"}
     assert {now for now, text in turns.seen if "proving" in text} == {"working"}
     assert {now for now, text in turns.seen if "timing" in text} == {"timing"}
+    assert {now for now, text in turns.seen if "compiling again" in text} == {"working"}

@@ -32,11 +32,13 @@ class Auto(Delegating):
                 "name the backend that they are for"
             )
         store = Store(on_problem=_note)
-        found = store.decided(
+        known = store.decided(
             captured_digest(asked.graph_module), place_of(asked.example_inputs).key
         )
+        found = [x for x in known if not x.abstained]
         if not found:
-            return Choice(backend=FALLBACK, why="nothing was decided for this graph here")
+            why = f"; {known[0].why}" if known else ""
+            return Choice(backend=FALLBACK, why=f"nothing was decided for this graph here{why}")
         arms = {str(x.arm): x for x in found}
         if len(arms) > 1:
             why = f"decisions differ for this graph: {', '.join(sorted(arms))}"

@@ -14,7 +14,7 @@ from backbay.errors import InputError, escaped, plain
 if TYPE_CHECKING:
     from backbay.decisions import Decision, Store
 
-SCHEMA = "backbay.decisions/1"
+SCHEMA = "backbay.decisions/2"
 
 _EXAMPLES = """
 \b
@@ -131,6 +131,8 @@ def _document(decision: "Decision") -> dict[str, Any]:
         "step": decision.step,
         "dtype": decision.dtype,
         "use": str(decision.arm),
+        "abstained": decision.abstained,
+        "unclear": decision.unclear,
         "backend": decision.arm.backend,
         "mode": decision.arm.mode,
         "options": decision.arm.options,

@@ -29,7 +29,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The arm that was the fastest right one on a workload, or eager where none was faster."""
+    """The arm that was the fastest right one on a workload, or eager where none was faster.
+
+    Where a race could not tell, that is kept, too: eager is the arm then.
+    """
 
     workload: str
     step: Literal["infer", "train"]
@@ -41,6 +44,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Of that ratio, 95 %."""
     objective: str = ""
     """What it was decided by, where that is not the time of a call."""
+    abstained: bool = False
+    """Whether the race could not tell any arm from eager."""
+    unclear: bool = False
+    """Whether it could not because times scattered: another race may tell."""
     raced: tuple[str, ...] = ()
     """The arms that took part, as one writes them."""
     graphs: tuple[str, ...]
@@ -51,14 +58,21 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Eight letters and digits: a later decision on the same model and place has the same."""
-        whole = repr((self.workload, self.step, sorted(self.graphs), self.place.key))
+        """Eight letters and digits: a later decision on the same model and place has the same.
+
+        That one race could not tell takes no other race's place, unless it asked the same.
+        """
+        asked = (sorted(self.raced), self.objective) if self.abstained else ()
+        whole = repr((self.workload, self.step, sorted(self.graphs), self.place.key, *asked))
         return hashlib.sha256(whole.encode()).hexdigest()[:8]
 
     @property
     def why(self) -> str:
         """Return in one line what was measured."""
         when = self.created[:10] + (f" for {self.objective}" if self.objective else "")
+        if self.abstained:
+            scattered = ": times scattered too much" if self.unclear else ""
+            return f"raced on {when}: no arm could be told from {self.arm}{scattered}"
         if self.over_eager is None or self.interval is None:
             return f"raced on {when}: no arm was faster than {self.arm}"
         low, high = self.interval

@@ -8,7 +8,7 @@ from backbay.causes import one_line
 from backbay.decisions.decision import Decision
 from backbay.errors import InputError
 
-SCHEMA = "backbay.decisions/1"
+SCHEMA = "backbay.decisions/2"
 LARGEST = 64 << 20  # bytes
 
 

@@ -20,7 +20,7 @@ from backbay.decisions.decision import Decision
 from backbay.errors import InputError
 
 FILE = "decisions.sqlite"
-VERSION = 2
+VERSION = 3
 """Of the tables; in the file as ``user_version``."""
 LARGEST = 64 << 20
 """Bytes of the file."""

@@ -35,9 +35,10 @@ from backbay.race.requests import (
 )
 from backbay.race.timing import Limits
 from backbay.race.turns import Turns
+from backbay.race.waiting import with_waits
 from backbay.race.workload_race import OnRow, Sessions, Tell, WorkloadRace
 from backbay.ranges import check_seconds, check_seed
-from backbay.registry import CompilerFn, Registry, default_registry
+from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
 from backbay.reporting import machine
 from backbay.session import Lost, NoReply, Refused, Session
@@ -469,12 +470,22 @@ def _report(
         isolation="in_process" if same_process else "process",
         decision=tuple(decision for decision in decisions if decision is not None),
         results=tuple(
-            with_remedy(result, specs[result.arm], registry.environment)
+            with_waits(
+                with_remedy(result, specs[result.arm], registry.environment),
+                _spec(result.backend, registry),
+            )
             for race in races
             for result in race.results
         ),
         notes=(*notes, *noted),
     )
+
+
+def _spec(backend: str, registry: Registry) -> BackendSpec | None:
+    """Return what is known of a backend, its options too; nothing of a function in a file."""
+    with contextlib.suppress(InputError):
+        return registry.spec(backend)
+    return None
 
 
 def _versions(races: Sequence[WorkloadRace], registry: Registry) -> dict[str, str]:

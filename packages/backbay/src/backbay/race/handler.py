@@ -40,11 +40,13 @@ from backbay.race.requests import (
     Request,
     Try,
     WarmUp,
+    Watch,
+    Watched,
 )
 from backbay.race.ring import Ring, fitting
 from backbay.race.trial import Trial
 from backbay.registry import CompilerFn, Registry, default_registry
-from backbay.timing import clock
+from backbay.timing import clock, kernels
 from backbay.timing.measure import Block, Timed
 from backbay.timing.rounds import WARMUPS
 from backbay.workloads.setup import WorkloadSetup, not_alike
@@ -100,7 +102,9 @@ class RaceHandler:
             return self._trial.captured()
         return self._trial.finished()
 
-    def _compiled_answer(self, request: Check | WarmUp | Call | CallRow | Open | Block) -> Reply:
+    def _compiled_answer(
+        self, request: Check | WarmUp | Call | CallRow | Open | Watch | Block
+    ) -> Reply:
         match request:
             case Check():
                 return self._checked(request)
@@ -118,6 +122,9 @@ class RaceHandler:
                 return Done()
             case Open():
                 return self._open(request)
+            case Watch():
+                step, call = self._ready.step, self._calls[request.arm]
+                return Watched(work=kernels.gpu_work(lambda: step(call), self._device))
             case Block():
                 return self._block(request)
 

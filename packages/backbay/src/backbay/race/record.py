@@ -15,6 +15,7 @@ from backbay.judge import Judged, Judgement
 from backbay.race.comparison import Comparison
 from backbay.race.objective import Objective
 from backbay.reporting.machine import Machine
+from backbay.timing.gpu_work import GpuWork
 from backbay.timing.interval import Interval
 from backbay.workloads.setup import Mode
 
@@ -141,6 +142,12 @@ class Result(Trying, frozen=True, kw_only=True):
     eager_samples_ms: tuple[float, ...] = ()
     """Eager's in the same rounds, where they are others than those of its own row: this backend was
     timed by itself, and its ratios are by way of these."""
+
+    gpu_work: GpuWork | None = None
+    """What the GPU does during a step, by a short profile after the timing; ``null`` on a CPU."""
+    waits: tuple[str, ...] = ()
+    """Where the GPU waits for the host, or copies take long: how much, and what to try; one line
+    each."""
 
     parts: tuple[Part, ...] = ()
     """Of a step that calls the model several times, each call; empty where it was not timed."""

@@ -10,6 +10,7 @@ import msgspec
 from backbay.decisions import Arm, Place
 from backbay.race.record import Measured
 from backbay.session import Service
+from backbay.timing.gpu_work import GpuWork
 from backbay.timing.measure import Block, Timed
 from backbay.workloads.setup import WorkloadSetup
 
@@ -130,8 +131,26 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
     calls: int
 
 
+class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
+    """Look at what the device does during a step of an arm that is ready to be timed."""
+
+    arm: str
+
+
 Request = (
-    Load | Check | WarmUp | Try | Call | CallRow | Hand | Finish | Capture | Open | Renew | Block
+    Load
+    | Check
+    | WarmUp
+    | Try
+    | Call
+    | CallRow
+    | Hand
+    | Finish
+    | Capture
+    | Open
+    | Renew
+    | Watch
+    | Block
 )
 
 
@@ -184,7 +203,14 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """That a block may have: each has inputs of its own."""
 
 
-Reply = Loaded | Checked | Done | Finished | Captured | Opened | Timed
+class Watched(msgspec.Struct, frozen=True, kw_only=True, tag="watched"):
+    """What the device did."""
+
+    work: GpuWork | None
+    """``null`` where nobody can tell."""
+
+
+Reply = Loaded | Checked | Done | Finished | Captured | Opened | Watched | Timed
 
 SERVICE = Service[Request, Reply](
     "backbay.race.handler:RaceHandler",
@@ -200,6 +226,7 @@ SERVICE = Service[Request, Reply](
         Capture: Captured,
         Open: Opened,
         Renew: Done,
+        Watch: Watched,
         Block: Timed,
     },
 )

@@ -195,6 +195,7 @@ def _judged(result: Result) -> str:
 
 def _slowed(result: Result) -> Iterator[str]:
     """Yield what slows an arm, and where to read more."""
+    yield from result.waits
     yield from result.slow
     if result.slow:
         reference, _, _ = result.workload.partition(", batch ")  # which is none of explain's

@@ -6,9 +6,10 @@ whose times are void, or that died, has nothing in it that is used. So the numbe
 not depend on who else was raced.
 """
 
+import contextlib
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,11 +21,24 @@ from backbay.race.estimate import clock
 from backbay.race.given import Given, InputSets
 from backbay.race.objective import Objective
 from backbay.race.record import EAGER
-from backbay.race.requests import ArmSetup, Call, Hand, Open, Opened, Renew, Reply, Request
+from backbay.race.requests import (
+    ArmSetup,
+    Call,
+    Hand,
+    Open,
+    Opened,
+    Renew,
+    Reply,
+    Request,
+    Watch,
+    Watched,
+)
 from backbay.race.times import Times
+from backbay.race.turns import Turns
 from backbay.reporting.machine import Load
 from backbay.session import Failure, NoReply, Session
 from backbay.timing import measure, rounds, stats
+from backbay.timing.gpu_work import GpuWork
 from backbay.workloads.setup import WorkloadSetup
 
 RaceSession = Session[Request, Reply]
@@ -106,6 +120,9 @@ class Timing:
     """Writes the files of all sets but the last."""
     reveal_last: Callable[[], None] = lambda: None
 
+    turns: Turns = field(default_factory=Turns)
+    """Who else works on the device waits while the clock runs, and not while arms compile."""
+
     objective: Objective = field(default_factory=Objective)
     """What is to be decided by."""
 
@@ -133,6 +150,8 @@ class Timing:
     """Who was timed by itself beside eager, and why."""
     given: dict[str, list[Given]] = field(default_factory=dict)
     """What each gave while the clock ran, and afterwards."""
+    gpu_work: dict[str, GpuWork] = field(default_factory=dict)
+    """What a GPU does during a step of each."""
     notes: list[str] = field(default_factory=list)
     _most_calls: int | None = None
     _deadline: float = 0.0
@@ -214,20 +233,37 @@ class Timing:
             BlockLost, _VoidError: the times can't be used.
         """
         with self.open_session() as session:
-            step_s = self._ready(session, [EAGER])
+            with self._preparing():
+                step_s = self._ready(session, [EAGER])
             alone = _ALONE_ROUNDS if step_s[EAGER] < _LONG_S else _FEW_ALONE
-            before = self._alone(session, step_s, alone)
-            step_s |= self._ready(session, names[1:])
+            with self._turn(self.turns.timing()):
+                before = self._alone(session, step_s, alone)
+            with self._preparing():
+                step_s |= self._ready(session, names[1:])
             sessions = dict.fromkeys(step_s, session)
             budget_s = _ALONE_S if rehearsal else self.limits.timing_s
             if self.calls:
                 budget_s *= _WHOLE_SHARE
-            taken = self._interleave(sessions, step_s, budget_s, judged=not rehearsal)
-            parts = [] if rehearsal else self._part_by_part(sessions, step_s)
-            self._check_eager(session, step_s, before)
-            if not rehearsal:
-                self._keep(taken, sessions)
-                self.parts = parts
+            with self._turn(self.turns.timing()):
+                taken = self._interleave(sessions, step_s, budget_s, judged=not rehearsal)
+                parts = [] if rehearsal else self._part_by_part(sessions, step_s)
+                self._check_eager(session, step_s, before)
+                if not rehearsal:
+                    self._keep(taken, sessions)
+                    self.parts = parts
+
+    def _preparing(self) -> contextlib.AbstractContextManager[None]:
+        """Wait for a turn to compile; where that is measured, no other race works meanwhile."""
+        warm = self.objective.warm
+        return self._turn(self.turns.timing() if warm else self.turns.working())
+
+    @contextlib.contextmanager
+    def _turn(self, turn: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+        """Wait for a turn; to wait takes no time from anybody."""
+        start = time.monotonic()
+        with turn:
+            self._deadline += time.monotonic() - start
+            yield
 
     def _part_by_part(
         self, sessions: Mapping[str, RaceSession], step_s: Mapping[str, float]
@@ -266,15 +302,18 @@ class Timing:
         for name in names:
             with self.open_session() as eager, self.open_session() as other:
                 try:
-                    step_s = self._ready(eager, [EAGER])
-                    eager.stop()
-                    step_s |= self._ready(other, [name])
+                    with self._preparing():
+                        step_s = self._ready(eager, [EAGER])
+                        eager.stop()
+                        step_s |= self._ready(other, [name])
                     if name in self.lost:
                         continue
                     other.stop()
                     sessions = {EAGER: eager, name: other}
                     budget_s = self.limits.timing_s / len(names)
-                    self._keep(self._interleave(sessions, step_s, budget_s), sessions)
+                    with self._turn(self.turns.timing()):
+                        taken = self._interleave(sessions, step_s, budget_s)
+                        self._keep(taken, sessions)
                 except _TROUBLE as trouble:
                     self.lost[name] = (trouble.status, trouble.reason)
 
@@ -283,6 +322,23 @@ class Timing:
         self.groups.append(taken.samples)
         for name, given in [*taken.given.items(), *afterwards.items()]:
             self.given.setdefault(name, []).extend(given)
+        self._watch(sessions)
+
+    def _watch(self, sessions: Mapping[str, RaceSession]) -> None:
+        """Look at what a GPU does, when all that counts is known: a profiler may break anything."""
+        if not self.setup.device.startswith("cuda"):
+            return
+        several = len(set(map(id, sessions.values()))) > 1
+        for name, session in sessions.items():
+            if several:
+                session.resume()
+            with contextlib.suppress(NoReply):
+                watched = session.ask(Watch(arm=name), timeout_s=self._patience_s())
+                assert isinstance(watched, Watched)
+                if watched.work is not None:
+                    self.gpu_work[name] = watched.work
+            if several:
+                session.stop()
 
     def _ready(self, session: RaceSession, names: Sequence[str]) -> dict[str, float]:
         """Compile these, and return the time of one step of each that got ready."""

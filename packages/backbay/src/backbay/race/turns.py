@@ -1,4 +1,8 @@
-"""Races on one device take turns: while one times its arms, no other one works there."""
+"""Races on one device take turns: while one times its arms, no other one works there.
+
+Who waits to time goes before who is about to work: so those that compile side by side are then
+timed one after the other, and nobody compiles alone in between.
+"""
 
 import contextlib
 import hashlib
@@ -33,17 +37,21 @@ class SharedDevice(Turns):
         """Name the device, as all who share it do."""
         digest = hashlib.sha256(device.encode()).hexdigest()[:16]
         self._path = cache_folder() / f"timing-{digest}.lock"
+        self._waiting = self._path.with_suffix(".waiting")
+        """Shared by all who wait to time, or do; to begin to work it must be free."""
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
         """Wait until nobody times; others may work meanwhile."""
-        with _locked(self._path, exclusive=False):
+        with contextlib.ExitStack() as held:
+            with _locked(self._waiting, exclusive=True):
+                held.enter_context(_locked(self._path, exclusive=False))
             yield
 
     @contextlib.contextmanager
     def timing(self) -> Iterator[None]:
         """Wait until nobody else works or times."""
-        with _locked(self._path, exclusive=True):
+        with _locked(self._waiting, exclusive=False), _locked(self._path, exclusive=True):
             yield
 
 

@@ -38,6 +38,7 @@ from backbay.race.turns import Turns
 from backbay.reporting.machine import cores
 from backbay.session import NoReply, Refused
 from backbay.timing import stats
+from backbay.timing.gpu_work import GpuWork
 from backbay.workloads.setup import WorkloadSetup
 
 _CORES_EACH = 2
@@ -96,6 +97,8 @@ class WorkloadRace:
     parts: dict[str, Times] = field(default_factory=dict)
     """Of a step that calls the model several times, those of each call by itself."""
 
+    gpu_work: dict[str, GpuWork] = field(default_factory=dict)
+    """What a GPU does during a step of each."""
     busy: float = 0.0
     """Cores that other processes used while arms were timed."""
     decision: Decision | None = None
@@ -149,8 +152,7 @@ class WorkloadRace:
         self.captured, self.disturbing = trials.captured, trials.disturbing
         self.tried = {x.name: self.tried[x.name] for x in self.entrants}
         over = self._over_limit()
-        with self.turns.timing():
-            self._time(judge, prepared, sets, over)
+        self._time(judge, prepared, sets, over)
         for name in self.tried:
             self.on_row(self._result(name))
         if EAGER not in self.times:
@@ -304,6 +306,7 @@ class WorkloadRace:
             open_session=lambda: self.sessions.backends(self.caches.environment(EAGER)),
             limits=self.limits,
             objective=self.objective,
+            turns=self.turns,
             cache_of=lambda name: str(self.caches.folder(name)),
             cost_of=lambda times: costs(self.objective, times, self._compiled(timing)),
             tell=self._say,
@@ -321,6 +324,7 @@ class WorkloadRace:
         self.parts = dict(zip(prepared.calls, taken, strict=False))  # none where all were apart
         self.notes += timing.notes
         self.busy = timing.busy
+        self.gpu_work = timing.gpu_work
         self.tried = self._compiled(timing)
         for name, why in timing.left_early.items():
             tried = self.tried[name]
@@ -382,6 +386,7 @@ class WorkloadRace:
             options=arm.options,
             scope=arm.scope,
             arm=name,
+            gpu_work=self.gpu_work.get(name),
             **tried,
             **times,
         )

@@ -1,0 +1,317 @@
+"""Whether `backbay.choose` chooses well: decided by a race, applied and timed anew afterwards.
+
+    python benchmarks/choose.py CAMPAIGN.toml --state FOLDER [--at-once 1] [--seconds 6]
+        [--until SECONDS] [--only PATTERN ...] [--out FILE]
+
+Each workload of the campaign (``benchmarks/campaigns`` has one for a CPU and one for a GPU) is
+raced, and its decision is kept. Then a new process builds it, asks `backbay.choose` for it, which
+applies what was decided and races nothing, and times what came back beside every arm that was
+right, in turns. What is in the state folder is not done again: a run that was stopped goes on where
+it was. With ``--at-once`` several workloads compile side by side; while one is timed, the others
+wait. The table is of everything in the folder; it is printed, and written to --out, with a JSON.
+The exit code is 1 if what was chosen is worse than the best arm in a row, or in the mean no better
+than Inductor's default.
+"""
+
+import argparse
+import datetime as dt
+import fnmatch
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backbay.campaign.here import device_name, raced
+from backbay.campaign.plan import Unit, read
+from backbay.campaign.results import Results, digest
+from backbay.decisions import Store
+from backbay.errors import InputError
+from backbay.race import Report
+from backbay.race.turns import SharedDevice
+from backbay.registry import default_registry
+from backbay.reporting.machine import Load
+from speed import chosen
+from speed.chosen import CHOSEN, Anew
+from speed.command import write
+
+WARM = 6
+"""Steps before anything is timed: what is replayed is recorded by then."""
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child process is to do with one workload."""
+
+    unit: Unit
+    device_name: str
+    state: str
+    seconds: float
+    anew: bool
+    """Whether it is to be timed anew; else it is raced."""
+
+
+class Folder:
+    """What was done."""
+
+    def __init__(self, state: Path, device: str) -> None:
+        self._races = Results(state / "races", default_registry.environment)
+        self._device = device
+        self._anew = state / "anew"
+
+    def race(self, unit: Unit) -> tuple[str, Report] | None:
+        """Return the name of a race's file, and the race."""
+        return self._races.find(digest(unit, self._device))
+
+    def keep_race(self, unit: Unit, report: Report) -> None:
+        """Keep a race."""
+        self._races.keep(unit, digest(unit, self._device), report)
+
+    def anew(self, unit: Unit) -> Anew | None:
+        """Return what was timed after a race."""
+        path = self._path(unit)
+        if path is None or not path.exists():
+            return None
+        return msgspec.json.decode(path.read_bytes(), type=Anew)
+
+    def keep_anew(self, unit: Unit, anew: Anew) -> None:
+        """Keep what was timed after a race."""
+        path = self._path(unit)
+        assert path is not None, "it was raced before"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_bytes(msgspec.json.encode(anew))
+        part.replace(path)
+
+    def _path(self, unit: Unit) -> Path | None:
+        race = self.race(unit)
+        return None if race is None else self._anew / race[0]
+
+
+def main() -> int:
+    """Do what is missing, and write the table."""
+    given = parsed()
+    state = given.state.resolve()
+    state.mkdir(parents=True, exist_ok=True)
+    os.environ["BACKBAY_CACHE"] = str(state / "cache")  # the store, and what races wait for
+    units = read(given.campaign, default_registry).units
+    names = {x: device_name(x) for x in {unit.device for unit in units}}
+    folders = {x: Folder(state, name) for x, name in names.items()}
+    begun = time.monotonic()
+
+    def run(group: Sequence[Unit], *, anew: bool) -> None:
+        def one(unit: Unit) -> None:
+            name = names[unit.device]
+            child(
+                Task(unit=unit, device_name=name, state=str(state), seconds=given.seconds, anew=anew)
+            )
+
+        if time.monotonic() - begun > given.until:
+            return
+        with ThreadPoolExecutor(max(1, len(group))) as pool:
+            list(pool.map(one, group))
+
+    chosen_units = [x for x in units if any(fnmatch.fnmatch(x.workload, y) for y in given.only)]
+    todo = [x for x in chosen_units if folders[x.device].anew(x) is None]
+    for group in batched(todo, given.at_once):
+        run([x for x in group if folders[x.device].race(x) is None], anew=False)
+        run([x for x in group if folders[x.device].race(x) is not None], anew=True)
+    found = [x for unit in units if (x := folders[unit.device].anew(unit)) is not None]
+    races = [x[1] for unit in units if (x := folders[unit.device].race(unit)) is not None]
+    reports = {x.workload: race for race in races for x in race.decision}
+    command = f"python benchmarks/choose.py {given.campaign}"
+    write(given.out, chosen.text(found, reports, command), chosen.document(found))
+    if len(found) < len(units):
+        print(f"{len(found)} of {len(units)} workloads are done: call again to go on")
+    mean = chosen.mean(found)
+    better = mean is not None and mean.interval[0] > 1.0
+    return 0 if better and all(chosen.row(x).holds for x in found) else 1
+
+
+def parsed() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("campaign", type=Path)
+    parser.add_argument("--state", type=Path, required=True, help="folder of what was done")
+    parser.add_argument("--at-once", type=int, default=1, help="workloads that compile at once")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of timing a workload anew")
+    parser.add_argument("--until", type=float, default=float("inf"), help="begin nothing later")
+    parser.add_argument("--only", nargs="+", default=["*"], help="workloads, with * and ?")
+    parser.add_argument("--out", type=Path, help="file for the table; its JSON goes beside it")
+    return parser.parse_args()
+
+
+def batched(units: Sequence[Unit], size: int) -> Iterator[tuple[Unit, ...]]:
+    """Yield units in groups of a size."""
+    rest = iter(units)
+    while group := tuple(itertools.islice(rest, size)):
+        yield group
+
+
+def child(task: Task) -> None:
+    """Do a task in a process of its own, with compiler caches of its own."""
+    what = f"{'anew' if task.anew else 'race'} {task.unit.workload}, {task.unit.mode}"
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="backbay-choose-") as folder:
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": folder,
+            "TRITON_CACHE_DIR": f"{folder}/triton",
+        }
+        done = subprocess.run(
+            [sys.executable, __file__, "--child"],
+            input=msgspec.json.encode(task),
+            env={**os.environ, **caches, "TOKENIZERS_PARALLELISM": "false"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    said = done.stdout.decode(errors="replace").strip().splitlines()
+    took = time.monotonic() - begun
+    print(f"{what}: {'done' if not done.returncode else 'FAILED'}, {took:.0f} s", flush=True)
+    if said:
+        print("\n".join(f"  {x}" for x in said[-6 if done.returncode else -1 :]), flush=True)
+
+
+def serve() -> None:
+    """Do the task that is read from standard input."""
+    task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    folder = Folder(Path(task.state), task.device_name)
+    device = SharedDevice(task.device_name)
+    if not task.anew:
+        report = raced(task.unit, Store(), lambda *_: None, default_registry, device)
+        folder.keep_race(task.unit, report)
+        print("; ".join(x.sentence for x in report.decision))
+        return
+    race = folder.race(task.unit)
+    assert race is not None, "it was raced before"
+    anew = timed_anew(task, race[1], device)
+    folder.keep_anew(task.unit, anew)
+    row = chosen.row(anew)
+    print(f"{row.decided}: {row.over_best} of {row.best}; inductor / chosen {row.over_inductor}")
+
+
+def timed_anew(task: Task, report: Report, turns: SharedDevice) -> Anew:
+    """Apply what was decided, and time it beside every arm that was right."""
+    import torch  # noqa: PLC0415 (who starts children needs none of it)
+
+    import backbay  # noqa: PLC0415
+    from backbay.proof import Step  # noqa: PLC0415
+    from backbay.race.compiler import compiler_of  # noqa: PLC0415
+    from backbay.race.requests import ArmSetup  # noqa: PLC0415
+    from backbay.race.ring import Ring, fitting  # noqa: PLC0415
+    from backbay.timing import clock, kernels, rounds  # noqa: PLC0415
+    from backbay.workloads.loading import load  # noqa: PLC0415
+
+    unit, device = task.unit, torch.device(task.unit.device)
+    train = unit.mode == "train"
+
+    def built() -> Any:
+        return load(
+            unit.workload,
+            seed=unit.seed,
+            dtype=getattr(torch, unit.dtype),
+            device=device,
+            train=train,
+            size=unit.size,
+            batch=unit.batch,
+        )
+
+    torch._dynamo.config.recompile_limit = 256  # noqa: SLF001 (all arms compile the same code)
+    with turns.working():
+        own, shared = built(), built()  # parts that are compiled in place stay so
+        begun = time.monotonic()
+        made = backbay.choose(
+            own.model,
+            own.args,
+            own.kwargs,
+            arms=unit.arms,
+            scopes=unit.scopes,
+            objective=unit.objective,
+            train=train,
+            loss=own.loss,
+            optimizer=own.optimizer,
+            further=own.further,
+            dynamic=unit.dynamic,
+            fullgraph=unit.fullgraph,
+        )
+        choose_s = time.monotonic() - begun
+        calls: dict[str, tuple[Step, Callable[..., Any]]] = {}
+        failed: dict[str, str] = {}
+        for result in (x for x in report.results if x.status == "ok"):
+            setup = ArmSetup(arm=result.as_arm, dynamic=unit.dynamic, fullgraph=unit.fullgraph)
+            call = compiler_of(setup, {}, default_registry).applied(shared.model)
+            calls[result.arm] = Step(shared, train=train, seed=unit.seed), call
+        calls[CHOSEN] = Step(own, train=train, seed=unit.seed), made.model
+        for name, (step, call) in list(calls.items()):
+            try:
+                for _ in range(WARM):
+                    step(call)
+            except Exception as error:  # noqa: BLE001 (a backend may raise anything)
+                failed[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
+                del calls[name]
+    with turns.timing():
+        load_of_others = Load()
+        step_s = {
+            name: clock.seconds(lambda s=step, c=call: s(c), 2, device) / 2  # type: ignore[misc]
+            for name, (step, call) in calls.items()
+        }
+        most = fitting(next(iter(calls.values()))[0])
+        plan = rounds.plan(step_s, task.seconds, most_calls=max(1, most - rounds.WARMUPS))
+        size = max(plan.block_calls(name) for name in calls)
+        rings = {
+            id(step): Ring(step, [False] * len(step.inputs), size)
+            for step in (calls[CHOSEN][0], calls["eager"][0])
+        }
+        ring_of = {
+            name: rings[id((calls[CHOSEN] if name == CHOSEN else calls["eager"])[0])]
+            for name in calls
+        }
+
+        def block(name: str) -> float:
+            number, warm = plan.block_calls(name), plan.warmups[name]
+            steps = ring_of[name].calls(calls[name][1], number)
+            return clock.block_of(steps, warmups=warm, device=device)[0]
+
+        for name in calls:
+            block(name)
+        taken = list(rounds.in_turns(calls, plan, block))
+        busy = load_of_others.others()
+        work = {
+            name: found
+            for name, (step, call) in calls.items()
+            if (found := kernels.gpu_work(lambda s=step, c=call: s(c), device)) is not None  # type: ignore[misc]
+        }
+    return Anew(
+        workload=report.results[0].workload,
+        mode=unit.mode,
+        dtype=unit.dtype,
+        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        machine=report.machine,
+        versions=report.versions,
+        decided=str(made.arm),
+        why=made.why,
+        raced=made.report is not None,
+        choose_s=choose_s,
+        samples_ms={name: [x[name] for x in taken] for name in calls},
+        gpu_work=work,
+        failed=failed,
+        busy=busy,
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--child"]:
+        try:
+            serve()
+        except InputError as error:
+            sys.exit(str(error))
+    else:
+        sys.exit(main())

@@ -1,0 +1,53 @@
+"""What a GPU does during a step: how long it works, and what it copies from and to the host."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from backbay.timing.gpu_work import GpuWork
+
+_CALLS = 3
+"""That are watched; the first one after a pause is not."""
+_BETWEEN = ("HtoD", "DtoH", "PtoP")
+"""In the name of a copy: from the host, to it, and from one GPU to another."""
+
+
+def gpu_work(step: Callable[[], Any], device: torch.device) -> GpuWork | None:
+    """Return what a GPU does during a step, by torch's profiler; ``None`` where it saw nothing.
+
+    Kernels take as long as without it, and the host takes longer.
+    """
+    if device.type != "cuda":
+        return None
+    step()
+    torch.cuda.synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(_CALLS):
+            step()
+        torch.cuda.synchronize(device)
+    found = [
+        (x.time_range.start, x.time_range.end, x.name)
+        for x in profiled.events() or ()
+        if x.device_type == DeviceType.CUDA and not x.is_user_annotation
+    ]
+    if not found:
+        return None
+    copies = [(start, end) for start, end, name in found if any(x in name for x in _BETWEEN)]
+    return GpuWork(
+        busy_ms=sum(end - start for start, end in _joined(found)) / 1e3 / _CALLS,
+        launches=len(found) // _CALLS,
+        copied_ms=sum(end - start for start, end in copies) / 1e3 / _CALLS,
+        copies=len(copies) // _CALLS,
+    )
+
+
+def _joined(spans: list[tuple[float, float, str]]) -> Iterator[tuple[float, float]]:
+    """Yield the times that spans cover, each once: streams may run beside each other."""
+    ends = float("-inf")
+    for start, end, _ in sorted(spans):
+        if end > ends:
+            yield max(start, ends), end
+            ends = end
