@@ -8,26 +8,28 @@ raced, and its decision is kept. Then a new process builds it, asks `backbay.cho
 applies what was decided and races nothing, and times what came back beside every arm that was
 right, in turns. What is in the state folder is not done again: a run that was stopped goes on where
 it was. With ``--at-once`` several workloads compile side by side; while one is timed, the others
-wait. The table is of everything in the folder; it is printed, and written to --out, with a JSON.
+are stopped, and what races say of compile times holds nothing. The table is of everything in the folder; it is printed, and written to --out, with a JSON.
 The exit code is 1 if what was chosen is worse than the best arm in a row, or in the mean no better
 than Inductor's default.
 """
 
 import argparse
+import contextlib
 import datetime as dt
 import fnmatch
-import itertools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from backbay.campaign.here import device_name, raced
 from backbay.campaign.plan import Unit, read
@@ -42,8 +44,14 @@ from speed import chosen
 from speed.chosen import CHOSEN, Anew
 from speed.command import write
 
+_TRIED = 5
+"""Steps of which the fastest says how many there are in a block."""
 WARM = 6
 """Steps before anything is timed: what is replayed is recorded by then."""
+
+
+_SETTLE_S = 0.3
+"""Until what the stopped ones had handed to the device is done."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +63,41 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     anew: bool
     """Whether it is to be timed anew; else it is raced."""
+    driver: int
+    """Who started this process and all others."""
+
+
+class Alone(SharedDevice):
+    """Turns of a process that stops all others of this benchmark while it times."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task.device_name)
+        self._driver = psutil.Process(task.driver)
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Work at any time: who times stops this process."""
+        yield
+
+    @contextlib.contextmanager
+    def timing(self) -> Iterator[None]:
+        """Wait until nobody else times, and stop whoever works."""
+        with super().timing():
+            own = {os.getpid(), *(x.pid for x in psutil.Process().children(recursive=True))}
+            others = [x for x in self._driver.children(recursive=True) if x.pid not in own]
+            try:
+                tell(others, signal.SIGSTOP)
+                time.sleep(_SETTLE_S if others else 0.0)
+                yield
+            finally:
+                tell(others, signal.SIGCONT)
+
+
+def tell(processes: list[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to all that are still there."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
 
 
 class Folder:
@@ -105,23 +148,26 @@ def main() -> int:
     folders = {x: Folder(state, name) for x, name in names.items()}
     begun = time.monotonic()
 
-    def run(group: Sequence[Unit], *, anew: bool) -> None:
-        def one(unit: Unit) -> None:
-            name = names[unit.device]
+    def one(unit: Unit) -> None:
+        folder = folders[unit.device]
+        for anew in (False, True):
+            done = folder.anew(unit) if anew else folder.race(unit)
+            if done is not None or time.monotonic() - begun > given.until:
+                continue
             child(
-                Task(unit=unit, device_name=name, state=str(state), seconds=given.seconds, anew=anew)
+                Task(
+                    unit=unit,
+                    device_name=names[unit.device],
+                    state=str(state),
+                    seconds=given.seconds,
+                    anew=anew,
+                    driver=os.getpid(),
+                )
             )
 
-        if time.monotonic() - begun > given.until:
-            return
-        with ThreadPoolExecutor(max(1, len(group))) as pool:
-            list(pool.map(one, group))
-
-    chosen_units = [x for x in units if any(fnmatch.fnmatch(x.workload, y) for y in given.only)]
-    todo = [x for x in chosen_units if folders[x.device].anew(x) is None]
-    for group in batched(todo, given.at_once):
-        run([x for x in group if folders[x.device].race(x) is None], anew=False)
-        run([x for x in group if folders[x.device].race(x) is not None], anew=True)
+    asked = [x for x in units if any(fnmatch.fnmatch(x.workload, y) for y in given.only)]
+    with ThreadPoolExecutor(given.at_once) as pool:
+        list(pool.map(one, asked))
     found = [x for unit in units if (x := folders[unit.device].anew(unit)) is not None]
     races = [x[1] for unit in units if (x := folders[unit.device].race(unit)) is not None]
     reports = {x.workload: race for race in races for x in race.decision}
@@ -147,13 +193,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=["*"], help="workloads, with * and ?")
     parser.add_argument("--out", type=Path, help="file for the table; its JSON goes beside it")
     return parser.parse_args()
-
-
-def batched(units: Sequence[Unit], size: int) -> Iterator[tuple[Unit, ...]]:
-    """Yield units in groups of a size."""
-    rest = iter(units)
-    while group := tuple(itertools.islice(rest, size)):
-        yield group
 
 
 def child(task: Task) -> None:
@@ -184,7 +223,7 @@ def serve() -> None:
     """Do the task that is read from standard input."""
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
     folder = Folder(Path(task.state), task.device_name)
-    device = SharedDevice(task.device_name)
+    device = Alone(task)
     if not task.anew:
         report = raced(task.unit, Store(), lambda *_: None, default_registry, device)
         folder.keep_race(task.unit, report)
@@ -198,11 +237,12 @@ def serve() -> None:
     print(f"{row.decided}: {row.over_best} of {row.best}; inductor / chosen {row.over_inductor}")
 
 
-def timed_anew(task: Task, report: Report, turns: SharedDevice) -> Anew:
+def timed_anew(task: Task, report: Report, turns: Alone) -> Anew:
     """Apply what was decided, and time it beside every arm that was right."""
     import torch  # noqa: PLC0415 (who starts children needs none of it)
 
     import backbay  # noqa: PLC0415
+    from backbay import compile_log  # noqa: PLC0415
     from backbay.proof import Step  # noqa: PLC0415
     from backbay.race.compiler import compiler_of  # noqa: PLC0415
     from backbay.race.requests import ArmSetup  # noqa: PLC0415
@@ -260,9 +300,11 @@ def timed_anew(task: Task, report: Report, turns: SharedDevice) -> Anew:
     with turns.timing():
         load_of_others = Load()
         step_s = {
-            name: clock.seconds(lambda s=step, c=call: s(c), 2, device) / 2  # type: ignore[misc]
+            name: min(clock.seconds(lambda s=step, c=call: s(c), 1, device) for _ in range(_TRIED))  # type: ignore[misc]
             for name, (step, call) in calls.items()
         }
+        if str(made.arm) in step_s and CHOSEN in step_s:  # as many calls for the same code
+            step_s[CHOSEN] = step_s[str(made.arm)]
         most = fitting(next(iter(calls.values()))[0])
         plan = rounds.plan(step_s, task.seconds, most_calls=max(1, most - rounds.WARMUPS))
         size = max(plan.block_calls(name) for name in calls)
@@ -284,6 +326,7 @@ def timed_anew(task: Task, report: Report, turns: SharedDevice) -> Anew:
             block(name)
         taken = list(rounds.in_turns(calls, plan, block))
         busy = load_of_others.others()
+        said = dict.fromkeys(f"{x.asked}: {x.why}" for x in compile_log.records())
         work = {
             name: found
             for name, (step, call) in calls.items()
@@ -303,6 +346,7 @@ def timed_anew(task: Task, report: Report, turns: SharedDevice) -> Anew:
         samples_ms={name: [x[name] for x in taken] for name in calls},
         gpu_work=work,
         failed=failed,
+        said=tuple(said),
         busy=busy,
     )
 

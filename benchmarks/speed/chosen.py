@@ -42,6 +42,8 @@ class Anew(msgspec.Struct, frozen=True, kw_only=True):
     """What the GPU does during a step of each; empty on a CPU."""
     failed: dict[str, str] = {}
     """Arms that were right in the race and could not be timed anew, and why."""
+    said: tuple[str, ...] = ()
+    """What backends said in the compile log."""
     busy: float
     """Cores that other processes used meanwhile."""
 

@@ -15,7 +15,12 @@ COPIES = 0.05
 """Of a step that copies between devices take, from where on they are a reason."""
 _GRAPHED_MODES = {"reduce-overhead", "max-autotune"}
 _GRAPHED_OPTIONS = {"cuda_graphs", "triton.cudagraphs"}
-_REPLAYING = "reduce-overhead"
+_WITH_GRAPHS = {
+    None: "reduce-overhead",
+    "default": "reduce-overhead",
+    "max-autotune-no-cudagraphs": "max-autotune",
+}
+"""Mode of torch.compile to the one that is the same with CUDA graphs."""
 
 
 def with_waits(result: Result, spec: BackendSpec | None) -> Result:
@@ -45,7 +50,7 @@ def _waits(result: Result, spec: BackendSpec | None) -> Iterator[str]:
 def _remedy(arm: Arm, spec: BackendSpec | None) -> str:
     """Word what to do about a step that is bound by the host; nothing where nothing is known."""
     if arm.mode in _GRAPHED_MODES or any(arm.options.get(x) for x in _GRAPHED_OPTIONS):
-        return ", with CUDA graphs"
+        return ", though CUDA graphs were asked for"
     other = _graphed(arm, spec)
     return f": CUDA graphs launch all of them at once, try {other}" if other is not None else ""
 
@@ -53,12 +58,12 @@ def _remedy(arm: Arm, spec: BackendSpec | None) -> str:
 def _graphed(arm: Arm, spec: BackendSpec | None) -> Arm | None:
     """Return the arm that is this one with CUDA graphs."""
     if arm.backend == EAGER:
-        return Arm(backend="inductor", mode=_REPLAYING)
+        return Arm(backend="inductor", mode=_WITH_GRAPHS[None])
     if spec is None:
         return None
     own = spec.options if isinstance(spec.options, tuple) else ()
     if any(x.name == "cuda_graphs" for x in own):
         return msgspec.structs.replace(arm, options={**arm.options, "cuda_graphs": True})
-    if "inductor" in {spec.options, spec.further_options} and arm.mode is None:
-        return msgspec.structs.replace(arm, mode=_REPLAYING)
+    if "inductor" in {spec.options, spec.further_options} and arm.mode in _WITH_GRAPHS:
+        return msgspec.structs.replace(arm, mode=_WITH_GRAPHS[arm.mode])
     return None
