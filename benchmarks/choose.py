@@ -8,9 +8,11 @@ raced, and its decision is kept. Then a new process builds it, asks `backbay.cho
 applies what was decided and races nothing, and times what came back beside every arm that was
 right, in turns. What is in the state folder is not done again: a run that was stopped goes on where
 it was. With ``--at-once`` several workloads compile side by side; while one is timed, the others
-are stopped, and what races say of compile times holds nothing. The table is of everything in the folder; it is printed, and written to --out, with a JSON.
-The exit code is 1 if what was chosen is worse than the best arm in a row, or in the mean no better
-than Inductor's default.
+are stopped, and what races say of compile times holds nothing.
+
+The table is of everything in the folder; it is printed, and written to --out, with a JSON. The exit
+code is 1 if what was chosen is worse than the best arm in a row, or in the mean no better than
+Inductor's default.
 """
 
 import argparse
@@ -168,9 +170,9 @@ def main() -> int:
     asked = [x for x in units if any(fnmatch.fnmatch(x.workload, y) for y in given.only)]
     with ThreadPoolExecutor(given.at_once) as pool:
         list(pool.map(one, asked))
-    found = [x for unit in units if (x := folders[unit.device].anew(unit)) is not None]
-    races = [x[1] for unit in units if (x := folders[unit.device].race(unit)) is not None]
-    reports = {x.workload: race for race in races for x in race.decision}
+    found = [y for x in units if (y := folders[x.device].anew(x)) is not None]
+    races = [y[1] for x in units if (y := folders[x.device].race(x)) is not None]
+    reports = {(x.workload, x.mode): race for race in races for x in race.decision}
     command = f"python benchmarks/choose.py {given.campaign}"
     write(given.out, chosen.text(found, reports, command), chosen.document(found))
     if len(found) < len(units):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from backbay.race import Report
 from backbay.reporting.machine import Machine
@@ -17,6 +18,7 @@ INDUCTOR = "inductor"
 WORSE = 0.03
 """By which what was chosen may be worse than the best arm."""
 _RESAMPLES = 4000
+Logarithms = npt.NDArray[np.float64]
 
 
 class Anew(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,10 +118,11 @@ def mean(found: Sequence[Anew]) -> Ratio | None:
 
 
 def _log_ratio(
-    samples: Mapping[str, Sequence[float]], rounds: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    samples: Mapping[str, Sequence[float]], rounds: npt.NDArray[np.int64]
+) -> Logarithms:
     above, below = np.asarray(samples[INDUCTOR]), np.asarray(samples[CHOSEN])
-    return np.log(np.median(above[rounds], axis=1) / np.median(below[rounds], axis=1))
+    found: Logarithms = np.log(np.median(above[rounds], axis=1) / np.median(below[rounds], axis=1))
+    return found
 
 
 def document(found: Sequence[Anew]) -> bytes:
@@ -128,12 +131,12 @@ def document(found: Sequence[Anew]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
 
 
-def text(found: Sequence[Anew], reports: Mapping[str, Report], command: str) -> str:
+def text(found: Sequence[Anew], reports: Mapping[tuple[str, str], Report], command: str) -> str:
     """Return the table as markdown.
 
     Args:
         found: what was timed anew.
-        reports: by workload, the race before.
+        reports: by workload and step, the race before.
         command: that made it.
     """
     if not found:
@@ -158,7 +161,8 @@ def _head(found: Sequence[Anew], command: str) -> Iterator[str]:
         f"holds where it is not above {1 + WORSE:g} for sure."
     )
     yield ""
-    yield f"- not worse than the best arm by more than 3 %: {sum(x.holds for x in rows)} of {len(rows)}"
+    held = sum(x.holds for x in rows)
+    yield f"- not worse than the best arm by more than 3 %: {held} of {len(rows)}"
     if over is not None:
         yield f"- Inductor's default over what was chosen, geometric mean: **{over}**"
     again = [x.workload for x in found if x.raced]
@@ -176,7 +180,7 @@ def _rows(found: Sequence[Anew]) -> Iterator[str]:
     for anew in found:
         one = row(anew)
         cells = [
-            anew.workload,
+            _name(anew.workload),
             f"{anew.mode}, {anew.dtype}",
             one.decided,
             _time(anew, CHOSEN),
@@ -189,7 +193,7 @@ def _rows(found: Sequence[Anew]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def _arms(found: Sequence[Anew], reports: Mapping[str, Report]) -> Iterator[str]:
+def _arms(found: Sequence[Anew], reports: Mapping[tuple[str, str], Report]) -> Iterator[str]:
     names = dict.fromkeys(name for x in found for name in x.samples_ms if name != CHOSEN)
     others = dict.fromkeys(r.arm for x in reports.values() for r in x.results)
     names |= others
@@ -198,8 +202,13 @@ def _arms(found: Sequence[Anew], reports: Mapping[str, Report]) -> Iterator[str]
     yield f"| workload | {' | '.join(names)} | cores by others |"
     yield f"|---|{'---|' * len(names)}---|"
     for anew in found:
-        cells = [_cell(anew, reports.get(anew.workload), name) for name in names]
-        yield f"| {anew.workload}, {anew.mode} | {' | '.join(cells)} | {anew.busy:.1f} |"
+        cells = [_cell(anew, reports.get((anew.workload, anew.mode)), name) for name in names]
+        yield f"| {_name(anew.workload)}, {anew.mode} | {' | '.join(cells)} | {anew.busy:.1f} |"
+
+
+def _name(workload: str) -> str:
+    """Return a workload's name without the file that it is built in."""
+    return workload.rpartition(".py:")[2]
 
 
 def _cell(anew: Anew, report: Report | None, name: str) -> str:

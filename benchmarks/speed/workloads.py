@@ -15,7 +15,7 @@ from backbay.workloads.randomise import randomise
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # it is loaded by its path
 
-from speed.model_cases import CASES, Case, built  # noqa: E402
+from speed.model_cases import CASES, Case, built
 
 _PROMPTS = 8
 

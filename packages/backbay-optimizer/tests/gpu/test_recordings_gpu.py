@@ -62,9 +62,6 @@ def test_memory_is_not_bounded(replays):
     assert any("recordings would hold" in x for x in reasons())
 
 
-@pytest.mark.xfail(
-    reason="with training, more was reserved afterwards on an H100", raises=AssertionError
-)
 @torch.no_grad()
 def test_memory_is_not_given_back():
     def used():

@@ -112,13 +112,8 @@ class RaceHandler:
                 device = torch.device(request.setup.device)
                 self._compiler(request.arm).warm_up(device, train=request.setup.train)
                 return Done()
-            case Call():
+            case Call() | CallRow():
                 self._call(request)
-                return Done()
-            case CallRow():
-                assert self._trial is not None, "calls in a row come after Try"
-                sets = [None if x is None else self._read(x) for x in request.inputs]
-                self._trial.call_in_a_row(sets)
                 return Done()
             case Open():
                 return self._open(request)
@@ -179,7 +174,12 @@ class RaceHandler:
             seed=setup.seed,
         )
 
-    def _call(self, request: Call) -> None:
+    def _call(self, request: Call | CallRow) -> None:
+        if isinstance(request, CallRow):
+            assert self._trial is not None, "calls in a row come after Try"
+            sets = [None if x is None else self._read(x) for x in request.inputs]
+            self._trial.call_in_a_row(sets)
+            return
         inputs = None if request.inputs is None else self._read(request.inputs)
         if self._trial is not None:
             self._trial.call(inputs, fresh=request.fresh)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined] # it is there
 from torch.profiler import ProfilerActivity, profile
 
 from backbay.timing.gpu_work import GpuWork
