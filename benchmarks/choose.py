@@ -87,12 +87,19 @@ class Alone(SharedDevice):
         with super().timing():
             own = {os.getpid(), *(x.pid for x in psutil.Process().children(recursive=True))}
             others = [x for x in self._driver.children(recursive=True) if x.pid not in own]
-            try:
-                tell(others, signal.SIGSTOP)
-                time.sleep(_SETTLE_S if others else 0.0)
+            with stopped(others):
                 yield
-            finally:
-                tell(others, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def stopped(processes: list[psutil.Process]) -> Iterator[None]:
+    """Stop processes meanwhile."""
+    try:
+        tell(processes, signal.SIGSTOP)
+        time.sleep(_SETTLE_S if processes else 0.0)
+        yield
+    finally:
+        tell(processes, signal.SIGCONT)
 
 
 def tell(processes: list[psutil.Process], number: signal.Signals) -> None:

@@ -117,9 +117,7 @@ def mean(found: Sequence[Anew]) -> Ratio | None:
     return Ratio(value=float(np.exp(np.mean(logarithms))), interval=(float(low), float(high)))
 
 
-def _log_ratio(
-    samples: Mapping[str, Sequence[float]], rounds: npt.NDArray[np.int64]
-) -> Logarithms:
+def _log_ratio(samples: Mapping[str, Sequence[float]], rounds: npt.NDArray[np.int64]) -> Logarithms:
     above, below = np.asarray(samples[INDUCTOR]), np.asarray(samples[CHOSEN])
     found: Logarithms = np.log(np.median(above[rounds], axis=1) / np.median(below[rounds], axis=1))
     return found
