@@ -27,7 +27,7 @@ def test_sums_of_integers_and_booleans_are_taken_in_the_dtype_of_their_result():
         whole = near.to(torch.int32)
         return near.cumsum(1), near.sum(0, dtype=torch.int32), whole.sum(1), near.sum(), x.sum()
 
-    backend, x = engine(supports=None), torch.randn(4, 6)
+    backend, x = engine(supports=None, computes_integers=True), torch.randn(4, 6)
     torch.testing.assert_close(torch.compile(counted, backend=backend)(x), counted(x))
     (program,) = backend.programs
     sums = [n for n in program.graph_module.graph.nodes if n.target in SUMS]
@@ -114,7 +114,9 @@ def test_products_of_integers_and_squeezes_come_as_any_engine_has_them():
         return whole.prod(), whole.prod(1), whole.cumprod(1), x.sum((0, 1)).sqrt()
 
     found = []
-    backend = engine(supports=lambda _, node: found.append(node) or "here for its nodes")
+    backend = engine(
+        supports=lambda _, node: found.append(node) or "here for its nodes", computes_integers=True
+    )
     x = torch.randn(3, 4).abs()
     torch.testing.assert_close(torch.compile(function, backend=backend)(x), function(x))
     products = [n for n in found if "prod" in n.name]
