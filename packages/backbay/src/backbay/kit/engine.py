@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch.fx import GraphModule, Node
 
-from backbay.errors import InputError
+from backbay.errors import BackendUnavailable, InputError
 from backbay.graph.aliases import returned_views
 from backbay.graph.effects import is_random, mutates
 from backbay.graph.partition import RETURNED_VIEW, supports_operators
@@ -212,6 +212,7 @@ class Engine(Backend):
         generate = super()._aten_codegen(own, kind)
 
         def checked(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+            self._check_installed()
             self._check_dtypes(graph_module)
             _drop_aliases(graph_module)
             for node in returned_views(graph_module.graph):
@@ -219,6 +220,15 @@ class Engine(Backend):
             return generate(graph_module, example_inputs)
 
         return checked if kind in self.graph_kinds else generate
+
+    def _check_installed(self) -> None:
+        try:
+            self.made_by  # noqa: B018 (it asks for the version)
+        except metadata.PackageNotFoundError as error:
+            raise BackendUnavailable(
+                f"{self.__name__} needs {self.engine}, which is not installed: see `backbay doctor "
+                f"{self.__name__}`"
+            ) from error
 
     def _check_dtypes(self, graph_module: GraphModule) -> None:
         """Refuse a graph that would be left whole because it computes in another dtype."""
