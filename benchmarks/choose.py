@@ -178,8 +178,10 @@ def main() -> int:
     with ThreadPoolExecutor(given.at_once) as pool:
         list(pool.map(one, asked))
     found = [y for x in units if (y := folders[x.device].anew(x)) is not None]
-    races = [y[1] for x in units if (y := folders[x.device].race(x)) is not None]
-    reports = {(x.workload, x.mode): race for race in races for x in race.decision}
+    races = [race[1] for x in units if (race := folders[x.device].race(x)) is not None]
+    reports: dict[tuple[str, str], Report] = {
+        (x.workload, x.mode): report for report in races for x in report.decision
+    }
     command = f"python benchmarks/choose.py {given.campaign}"
     write(given.out, chosen.text(found, reports, command), chosen.document(found))
     if len(found) < len(units):

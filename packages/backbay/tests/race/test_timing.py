@@ -3,13 +3,15 @@
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from backbay.decisions import Arm
 from backbay.race.given import InputSets
-from backbay.race.requests import ArmSetup, Done, Open, Opened, Renew
+from backbay.race.requests import ArmSetup, Done, Open, Opened, Renew, Watch, Watched
 from backbay.race.timing import Limits, Timing
 from backbay.session import Lost, Refused, Session
+from backbay.timing.gpu_work import GpuWork
 from backbay.timing.measure import Block, Timed
 from backbay.workloads.setup import WorkloadSetup
 
@@ -67,10 +69,10 @@ class WithoutEager(Client):
         return super().ask(request, timeout_s=timeout_s)
 
 
-def timed(*names, apart=(), client=Client, **limits):
+def timed(*names, apart=(), client=Client, setup=SETUP, **limits):
     opened = []
     timing = Timing(
-        setup=SETUP,
+        setup=setup,
         arms={x: ArmSetup(arm=Arm(backend=x)) for x in names},
         digest="",
         open_session=lambda: Session(lambda: client(opened)),
@@ -86,6 +88,18 @@ def timed(*names, apart=(), client=Client, **limits):
     return timing, [x.ready for x in opened]
 
 
+class Watching(Client):
+    """Tells what the GPU does; of a backend called "a" it can't."""
+
+    def ask(self, request, *, timeout_s):
+        if not isinstance(request, Watch):
+            return super().ask(request, timeout_s=timeout_s)
+        assert self.running
+        if request.arm == "a":
+            raise Refused("the profiler broke")
+        return Watched(work=GpuWork(busy_ms=1.0, launches=len(request.arm)))
+
+
 def groups(timing):
     return [tuple(x) for x in timing.groups]
 
@@ -95,6 +109,16 @@ def test_all_who_leave_each_other_alone_are_timed_in_one_process():
     assert opened == [("eager", "a", "b")]
     assert groups(timing) == [("eager", "a", "b")]
     assert (timing.lost, timing.apart, timing.notes) == ({}, {}, [])
+
+
+def test_what_a_gpu_does_is_not_asked_for_or_costs_anybody_its_times():
+    on_a_gpu = msgspec.structs.replace(SETUP, device="cuda:1")
+    for apart in ((), ("a", "b")):
+        timing, _ = timed("eager", "a", "b", apart=apart, client=Watching, setup=on_a_gpu)
+        assert {name: x.launches for name, x in timing.gpu_work.items()} == {"eager": 5, "b": 1}
+        assert {name for group in timing.groups for name in group} == {"eager", "a", "b"}
+        assert timing.lost == {}
+    assert timed("eager", "b", client=Watching)[0].gpu_work == {}
 
 
 def test_after_a_loss_the_others_are_timed_together_as_if_it_had_not_been_there():
