@@ -9,6 +9,7 @@ import importlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -16,7 +17,7 @@ import click
 
 import backbay
 from backbay.cli.interrupts import SIGINT_CODE, SIGTERM_CODE, Terminated, terminable
-from backbay.errors import InputError, escaped, plain
+from backbay.errors import ExperimentalBackendWarning, InputError, escaped, plain
 
 _COMMANDS = {
     "list": "backbay.cli.listing",
@@ -81,7 +82,7 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with _faults_on_one_line():
             try:
-                with terminable():
+                with terminable(), _warned_on_one_line():
                     return super().invoke(ctx)
             except KeyboardInterrupt as stopped:
                 click.echo("backbay: interrupted", err=True)
@@ -107,6 +108,24 @@ def _faults_on_one_line() -> Iterator[None]:
     except OSError as error:
         place = f"{error.filename}: " if error.filename is not None else ""
         _fail(plain(f"{place}{error.strerror or error}"))
+
+
+@contextlib.contextmanager
+def _warned_on_one_line() -> Iterator[None]:
+    """Print what Backbay warns of on one line; of all other warnings Python says where they are."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **given: Any) -> None:
+        if issubclass(category, ExperimentalBackendWarning):
+            click.echo(f"backbay: {plain(str(message))}", err=True)
+        else:
+            shown(message, category, *where, **given)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
 
 
 def _unfit_torchvision(error: InputError) -> str | None:

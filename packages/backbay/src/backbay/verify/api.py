@@ -95,6 +95,8 @@ def run(
     compilers = backends if isinstance(backends, Mapping) else {}
     given = None if isinstance(workload, str) else workload
     specs = _specs(registry, wanted, compilers, setup.device, same_process=given is not None)
+    for name in wanted:
+        registry.warn_if_experimental(compilers.get(name, name))
     settings = Settings(
         workload=setup.workload,
         backends=tuple(wanted),
