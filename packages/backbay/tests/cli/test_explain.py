@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from backbay.cli import main
@@ -78,11 +79,28 @@ def test_a_note_fails_by_its_full_code_only():
 def test_a_code_that_does_not_exist_ends_with_2_before_anything_runs():
     done = explain("hf:no_such_model", "--fail-on", "BB110")
     assert done.exit_code == 2
-    assert "there is no finding 'BB110': did you mean BB1" in done.stderr
+    assert "there is no finding 'BB110': did you mean BB106?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        ("BB110", "did you mean BB106?"),
+        ("bb1", "did you mean BB101?"),
+        ("BB204000", "did you mean BB205?"),
+        ("BB999", "they are listed in docs/findings.md"),
+    ],
+)
+def test_a_code_that_does_not_exist_is_no_unknown_workload(code, hint):
+    done = CliRunner().invoke(main, ["explain", code])
+    assert done.exit_code == 2
+    assert done.stderr == f"backbay: there is no finding {code.upper()!r}: {hint}\n"
+    done = CliRunner().invoke(main, ["explain", "BBx"])
+    assert "no workload named 'BBx'" in done.stderr
 
 
 def test_a_code_in_a_workloads_place_is_said():
-    done = CliRunner().invoke(main, ["explain", "BB101"])
+    done = CliRunner().invoke(main, ["explain", "bb101"])
     assert done.exit_code == 0
     assert done.stdout.startswith("BB101: graph break (warning)\n")
     assert "docs/findings.md#bb101" in done.stdout

@@ -34,6 +34,27 @@ def test_all_shows_debug_backends_and_the_table_holds_what_json_holds():
     assert all(row["name"] in table for row in rows)
 
 
+def test_a_tag_shows_who_carries_it_though_lists_hide_them(monkeypatch, registry):
+    def compiler(graph_module, _):
+        return graph_module.forward
+
+    registry.register_backend(compiler, "ours", tags=["vendor", "experimental"])
+    monkeypatch.setattr("backbay.cli.listing.default_registry", registry)
+
+    def names(*arguments):
+        document = json.loads(backbay("list", "--json", *arguments).stdout)
+        return {row["name"] for row in document["backends"]}
+
+    assert names("--tag", "vendor") == {"ours"}
+    assert names("--tag", "experimental") == {"ours", "openxla_eval"}
+    assert names("--tag", "experimental", "--all") > {"ours", "openxla_eval", "qnn"}
+    assert "ours" not in names()
+    done = backbay("list", "--json", "--tag", "vendr")
+    assert done.exit_code == 2
+    assert "did you mean: 'vendor'" in done.stderr
+    assert not done.stdout
+
+
 def test_info_answers_for_one_device():
     document = json.loads(backbay("info", "cudagraphs", "--device", "cpu", "--json").stdout)
     assert document["state"] == "no_device"

@@ -1,7 +1,7 @@
 """A backend as the commands print it: one dictionary, the same keys everywhere."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -27,11 +27,9 @@ def entry(resolution: Resolution, availability: Availability) -> dict[str, Any]:
     }
 
 
-def is_here(resolution: Resolution, asked_tag: str | None = None) -> bool:
-    """Whether a list shows a backend unasked: it is provided here, and not a hidden one."""
-    if resolution.standing == "absent":
-        return False
-    return not (set(HIDDEN_TAGS) - {asked_tag}).intersection(resolution.spec.tags)
+def is_here(resolution: Resolution, hidden: Iterable[str] = HIDDEN_TAGS) -> bool:
+    """Whether a list shows a backend unasked: it is provided here, and carries no hidden tag."""
+    return resolution.standing != "absent" and not set(hidden).intersection(resolution.spec.tags)
 
 
 def sources(registry: Registry) -> list[str]:

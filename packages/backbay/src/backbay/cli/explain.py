@@ -11,7 +11,7 @@ from backbay.cli.names import complete, complete_codes
 from backbay.cli.output import write
 from backbay.cli.parameters import DEVICE, SEED
 from backbay.errors import plain
-from backbay.explain import CODES, Explanation, failing, run, selection
+from backbay.explain import Code, Explanation, failing, named, run, selection
 from backbay.race import DTYPES
 from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT, SIZES
@@ -70,8 +70,9 @@ def command(
     What the model and the backend print goes to standard error. Exit code 1: the model or the
     backend raised, and the explanation says what, and where; or --fail-on names what was found.
     """
-    if workload.upper() in CODES:
-        _say(workload.upper())
+    code = named(workload)
+    if code is not None:
+        _say(code)
         return
     wanted = selection(fail_on)
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
@@ -95,10 +96,9 @@ def command(
         sys.exit(1)
 
 
-def _say(code: str) -> None:
-    known = CODES[code]
-    click.echo(f"{code}: {known.title} ({known.severity})")
-    for text in (known.what, known.why, known.fix, f"An example: {known.page}"):
+def _say(code: Code) -> None:
+    click.echo(f"{code.code}: {code.title} ({code.severity})")
+    for text in (code.what, code.why, code.fix, f"An example: {code.page}"):
         click.echo(f"  {text}")
 
 

@@ -18,6 +18,15 @@ def complete(
     ]
 
 
+def complete_tags(
+    _context: click.Context, _parameter: click.Parameter, typed: str
+) -> list[CompletionItem]:
+    """Return the tags of known backends that begin as typed."""
+    from backbay.registry import default_registry  # noqa: PLC0415 (only a completion asks)
+
+    return [CompletionItem(x) for x in sorted(default_registry.tags()) if x.startswith(typed)]
+
+
 def complete_codes(
     _context: click.Context, _parameter: click.Parameter, typed: str
 ) -> list[CompletionItem]:
