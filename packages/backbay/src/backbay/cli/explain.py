@@ -3,13 +3,14 @@
 import contextlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from backbay.cli.files import check_writable
 from backbay.cli.names import complete, complete_codes
 from backbay.cli.output import write
-from backbay.cli.parameters import DEVICE, SEED
+from backbay.cli.parameters import DEVICE, SEED, compiled_as, configured
 from backbay.errors import plain
 from backbay.explain import Code, Explanation, failing, named, run, selection
 from backbay.race import DTYPES
@@ -22,6 +23,7 @@ Examples:
   backbay explain
   backbay explain train.py:model --backend backbay_silu --html explain.html
   backbay explain hf:bert --backend my_backend.py:compile --train --json -
+  backbay explain train.py:model --backend inductor --mode reduce-overhead --dynamic
   backbay explain train.py:model --fail-on BB1,BB204
   backbay explain BB101
 """
@@ -31,6 +33,8 @@ Examples:
 @click.argument("workload", default=DEFAULT)
 @click.option("--backend", shell_complete=complete,
               help="A name, module:function or file.py:function.")  # fmt: skip
+@configured
+@compiled_as
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option(
@@ -50,6 +54,10 @@ def command(
     *,
     workload: str,
     backend: str | None,
+    mode: str | None,
+    options: dict[str, Any] | None,
+    dynamic: bool | None,
+    fullgraph: bool,
     train: bool,
     dtype: str,
     device: str | None,
@@ -81,6 +89,10 @@ def command(
         explanation = run(
             workload,
             backend=None if backend is None else PluginName(backend),
+            mode=mode,
+            options=options,
+            dynamic=dynamic,
+            fullgraph=fullgraph,
             train=train,
             dtype=dtype,
             device=device,

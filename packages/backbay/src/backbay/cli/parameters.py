@@ -2,10 +2,12 @@
 
 import math
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
+from backbay.errors import InputError
 from backbay.ranges import LARGEST_SEED, LONGEST_S
 
 
@@ -51,7 +53,24 @@ class _Batches(click.ParamType):  # type: ignore[type-arg] # generic in newer cl
         return tuple(map(int, words))
 
 
+class _Options(click.ParamType):  # type: ignore[type-arg] # as above
+    """Options of a backend, as an arm has them."""
+
+    name = "options"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        from backbay.decisions import parse_options  # noqa: PLC0415 (SQLite, for few commands)
+
+        try:
+            return parse_options(value)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+
 BATCHES = _Batches()
+OPTIONS = _Options()
 SECONDS = _Seconds(min=0, min_open=True, max=LONGEST_S)
 SECONDS_OR_NONE = _Seconds(min=0, max=LONGEST_S)
 SEED = click.IntRange(min=0, max=LARGEST_SEED)
@@ -59,3 +78,26 @@ DEVICE = _Matching(
     "text", r"[a-z][a-z0-9_]*(:(0|[1-9][0-9]{0,2}))?", "a device such as cpu, cuda or cuda:1"
 )
 DEVICE_TYPE = _Matching("text", r"[a-z][a-z0-9_]*", "a device type such as cpu or cuda")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def compiled_as(command: Command) -> Command:
+    """Add what torch.compile is asked for beside a backend, mode and options."""
+    dynamic = click.option(
+        "--dynamic/--no-dynamic", default=None, help="As torch.compile(dynamic=...)."
+    )
+    fullgraph = click.option("--fullgraph", is_flag=True, help="As torch.compile(fullgraph=True).")
+    return dynamic(fullgraph(command))
+
+
+def configured(command: Command) -> Command:
+    """Add mode and options of a backend; both may be given, unlike to torch.compile."""
+    mode = click.option("--mode", help="As torch.compile(mode=...).")
+    options = click.option(
+        "--options",
+        type=OPTIONS,
+        metavar="{NAME: VALUE, ...}",
+        help="As torch.compile(options=...), written as in an arm of a race.",
+    )
+    return mode(options(command))

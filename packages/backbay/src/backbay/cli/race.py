@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from backbay.cli import campaign
 from backbay.cli.files import check_writable
 from backbay.cli.output import write, written_anyway
-from backbay.cli.parameters import BATCHES, DEVICE, SECONDS, SEED
+from backbay.cli.parameters import BATCHES, DEVICE, SECONDS, SEED, compiled_as
 from backbay.decisions import Store
 from backbay.decisions.arm import WHOLE
 from backbay.errors import InputError, plain
@@ -55,8 +55,7 @@ Examples:
 @click.option("--warm", is_flag=True, help="Of the total: compilation finds a warm cache.")
 @click.option("--memory-limit", metavar="SIZE",
               help="Choose no arm whose step needs more, as in 8GiB.")  # fmt: skip
-@click.option("--dynamic/--no-dynamic", default=None, help="As torch.compile(dynamic=...).")
-@click.option("--fullgraph", is_flag=True, help="As torch.compile(fullgraph=True).")
+@compiled_as
 @click.option("--require-all", is_flag=True, help="Refuse to race unless each named one is ready.")
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)

@@ -3,13 +3,21 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from backbay.cli.files import check_writable
 from backbay.cli.names import complete
 from backbay.cli.output import write, written_anyway
-from backbay.cli.parameters import DEVICE, SECONDS, SECONDS_OR_NONE, SEED
+from backbay.cli.parameters import (
+    DEVICE,
+    SECONDS,
+    SECONDS_OR_NONE,
+    SEED,
+    compiled_as,
+    configured,
+)
 from backbay.errors import InputError
 from backbay.race import DTYPES
 from backbay.registry.names import PluginName
@@ -23,6 +31,7 @@ _EXAMPLES = """
 Examples:
   backbay verify
   backbay verify hf:bert --backends inductor,aot_eager
+  backbay verify hf:bert --mode max-autotune --options "{epilogue_fusion: true}" --dynamic
   backbay verify train.py:model --backend my_backend.py:compile --train --dtype bfloat16
 """
 
@@ -32,6 +41,8 @@ Examples:
 @click.option("--backend", "--backends", "backends", default=DEFAULT_BACKEND, show_default=True,
               shell_complete=complete,
               help="Names, module:function or file.py:function, by commas.")  # fmt: skip
+@configured
+@compiled_as
 @click.option("--train/--infer", default=None,
               help="With gradients, in training mode, or without, in eval mode.  [default: both]",
               )  # fmt: skip
@@ -54,6 +65,10 @@ def command(
     *,
     workload: str,
     backends: str,
+    mode: str | None,
+    options: dict[str, Any] | None,
+    dynamic: bool | None,
+    fullgraph: bool,
     train: bool | None,
     dtype: str,
     device: str | None,
@@ -83,6 +98,10 @@ def command(
         report = run(
             workload,
             backends=[PluginName(name.strip()) for name in backends.split(",") if name.strip()],
+            mode=mode,
+            options=options,
+            dynamic=dynamic,
+            fullgraph=fullgraph,
             train=train,
             dtype=dtype,
             device=device,
