@@ -195,7 +195,27 @@ def _ignored() -> Iterator[tuple[str, str]]:
     yield from plugins.refused()
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+_FIRST_STEPS = """\
+Find, prove and race the backends of torch.compile. What to do first:
+
+  backbay doctor                  which backends run here, and what to do about the others
+  backbay explain train.py:model  where torch.compile stops or compiles again, at your lines
+  backbay verify train.py:model   is what it computes right
+  backbay race train.py:model     which backend is fastest
+
+train.py:model is a function of yours that returns a model and its inputs, (model, args); left out,
+it is a small decoder. All commands: backbay --help. Of one, with examples: backbay race --help.
+"""
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
 @click.version_option(backbay.__version__, prog_name="backbay")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Find, prove and race the backends of torch.compile."""
+    if context.invoked_subcommand is None:
+        click.echo(_FIRST_STEPS, nl=False)

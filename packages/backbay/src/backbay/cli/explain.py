@@ -1,21 +1,29 @@
 """``backbay explain``: what torch.compile and a backend do with a model."""
 
 import contextlib
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from backbay.cli.completion import (
+    complete_backend,
+    complete_codes,
+    complete_workload_or_code,
+)
+from backbay.cli.document import written
 from backbay.cli.files import check_writable
-from backbay.cli.names import complete, complete_codes
 from backbay.cli.output import write
-from backbay.cli.parameters import DEVICE, SEED, compiled_as, configured
+from backbay.cli.parameters import DEVICE, SEED, compiled_as, configured, json_option
 from backbay.errors import plain
 from backbay.explain import Code, Explanation, failing, named, run, selection
 from backbay.race import DTYPES
 from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT, SIZES
+
+FINDING = "backbay.finding/1"
 
 _EXAMPLES = """
 \b
@@ -30,8 +38,8 @@ Examples:
 
 
 @click.command("explain", epilog=_EXAMPLES)
-@click.argument("workload", default=DEFAULT)
-@click.option("--backend", shell_complete=complete,
+@click.argument("workload", default=DEFAULT, shell_complete=complete_workload_or_code)
+@click.option("--backend", shell_complete=complete_backend,
               help="A name, module:function or file.py:function.")  # fmt: skip
 @configured
 @compiled_as
@@ -46,8 +54,7 @@ Examples:
 @click.option("--fail-on", "fail_on", multiple=True, shell_complete=complete_codes,
               metavar="CODES", help="Exit code 1 where one of these is found: BB101, or BB1 for "
               "all of a kind but notes; by commas.")  # fmt: skip
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
-              help="Write everything as JSON; - for standard output.")  # fmt: skip
+@json_option
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Write one self-contained HTML page, with the graphs drawn.")  # fmt: skip
 def command(
@@ -80,7 +87,7 @@ def command(
     """
     code = named(workload)
     if code is not None:
-        _say(code)
+        _say(code, json_path)
         return
     wanted = selection(fail_on)
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
@@ -108,7 +115,10 @@ def command(
         sys.exit(1)
 
 
-def _say(code: Code) -> None:
+def _say(code: Code, json_path: Path | None) -> None:
+    document = {"schema": FINDING, **dataclasses.asdict(code), "page": code.page}
+    if written(document, json_path):
+        return
     click.echo(f"{code.code}: {code.title} ({code.severity})")
     for text in (code.what, code.why, code.fix, f"An example: {code.page}"):
         click.echo(f"  {text}")

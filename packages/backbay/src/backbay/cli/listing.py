@@ -1,12 +1,14 @@
 """``backbay list``: which backends exist, and which run here."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from backbay.cli.entry import entry, is_here, print_json, print_table, sources
-from backbay.cli.names import complete_tags
-from backbay.cli.parameters import DEVICE_TYPE
+from backbay.cli.completion import complete_tags
+from backbay.cli.document import written
+from backbay.cli.entry import entry, is_here, print_table, sources
+from backbay.cli.parameters import DEVICE_TYPE, json_option
 from backbay.errors import plain
 from backbay.registry import HIDDEN_TAGS, Resolution, default_registry
 from backbay.registry.availability import of_resolution
@@ -35,9 +37,9 @@ Examples:
 @click.option("--tag", shell_complete=complete_tags,
               help="Only what carries this tag; then also where that is debug or experimental.",
               )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+@json_option
 def command(
-    *, all_: bool, available: bool, device: str | None, tag: str | None, as_json: bool
+    *, all_: bool, available: bool, device: str | None, tag: str | None, json_path: Path | None
 ) -> None:
     """List backends, where each comes from, and whether it runs here.
 
@@ -55,9 +57,8 @@ def command(
     answers = [(x, of_resolution(x, registry.environment, device)) for x in shown]
     entries = [entry(x, answer) for x, answer in answers if answer.ready or not available]
     problems = list(registry.problems)
-    if as_json:
-        document = {"schema": SCHEMA, "backends": entries, "problems": problems}
-        print_json({**document, "policy": sources(registry)})
+    document = {"schema": SCHEMA, "backends": entries, "problems": problems}
+    if written({**document, "policy": sources(registry)}, json_path):
         return
     print_table(entries, _explanation)
     for source in sources(registry):

@@ -1,8 +1,10 @@
 """Types of options that several commands have."""
 
 import math
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -69,6 +71,28 @@ class _Options(click.ParamType):  # type: ignore[type-arg] # as above
             self.fail(str(error), param, ctx)
 
 
+class _JsonFile(click.Path):
+    """A file for JSON; what is more likely another argument, after ``--json`` alone, is refused."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        name = Path(value).name
+        if value != "-" and (":" in name or ("." not in name and os.sep not in str(value))):
+            self.fail(
+                f"{str(value)!r} looks like no file: write --json last, or name a FILE.json.",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 BATCHES = _Batches()
 OPTIONS = _Options()
 SECONDS = _Seconds(min=0, min_open=True, max=LONGEST_S)
@@ -80,6 +104,24 @@ DEVICE = _Matching(
 DEVICE_TYPE = _Matching("text", r"[a-z][a-z0-9_]*", "a device type such as cpu or cuda")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def json_option(command: Command) -> Command:
+    """Add ``--json [FILE]``: everything as JSON, alone on standard output if no file is named.
+
+    Messages, and what a command would draw, go to standard error then; exit codes are the same.
+    """
+    option = click.option(
+        "--json",
+        "json_path",
+        type=_JsonFile(),
+        is_flag=False,
+        flag_value="-",
+        default=None,
+        metavar="[FILE]",
+        help="Write everything as JSON: to FILE, else to standard output.",
+    )
+    return option(command)
 
 
 def compiled_as(command: Command) -> Command:

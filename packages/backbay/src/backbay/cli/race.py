@@ -8,9 +8,10 @@ import click
 from msgspec.structs import replace
 
 from backbay.cli import campaign
+from backbay.cli.completion import complete_backends, complete_workload
 from backbay.cli.files import check_writable
 from backbay.cli.output import write, written_anyway
-from backbay.cli.parameters import BATCHES, DEVICE, SECONDS, SEED, compiled_as
+from backbay.cli.parameters import BATCHES, DEVICE, SECONDS, SEED, compiled_as, json_option
 from backbay.decisions import Store
 from backbay.decisions.arm import WHOLE
 from backbay.errors import InputError, plain
@@ -38,13 +39,13 @@ Examples:
 
 
 @click.command("race", epilog=_EXAMPLES)
-@click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
-@click.option("--backends",
+@click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...", shell_complete=complete_workload)
+@click.option("--backends", shell_complete=complete_backends,
               help="Names, module:function or file.py:function, by commas; all: every ready one.  "
                    "[default: all, or none beside --arms]")  # fmt: skip
-@click.option("--arms", help="Backends with mode and options, by commas: "
-                             "inductor@reduce-overhead,backbay{parameter_hoist: true}.",
-              )  # fmt: skip
+@click.option("--arms", shell_complete=complete_backends,
+              help="Backends with mode and options, by commas: "
+                   "inductor@reduce-overhead,backbay{parameter_hoist: true}.")  # fmt: skip
 @click.option("--scope", "scopes", default=WHOLE, show_default=True,
               help="What is compiled: whole, blocks (repeated layers, in place), or a submodule's "
                    "name; several by commas, each a row.")  # fmt: skip
@@ -94,8 +95,7 @@ Examples:
 @click.option("--anew", is_flag=True, help="Of a campaign: race again what is done.")
 @click.option("--keep/--no-keep", default=True, show_default=True,
               help="Keep the decision: backend='backbay.auto' applies it.")  # fmt: skip
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
-              help="Write everything as JSON; - for standard output.")  # fmt: skip
+@json_option
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Write one self-contained HTML page.")  # fmt: skip
 def command(

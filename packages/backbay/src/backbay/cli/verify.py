@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from backbay.cli.completion import complete_backends, complete_workload
 from backbay.cli.files import check_writable
-from backbay.cli.names import complete
 from backbay.cli.output import write, written_anyway
 from backbay.cli.parameters import (
     DEVICE,
@@ -17,6 +17,7 @@ from backbay.cli.parameters import (
     SEED,
     compiled_as,
     configured,
+    json_option,
 )
 from backbay.errors import InputError
 from backbay.race import DTYPES
@@ -37,9 +38,9 @@ Examples:
 
 
 @click.command("verify", epilog=_EXAMPLES)
-@click.argument("workload", default=DEFAULT)
+@click.argument("workload", default=DEFAULT, shell_complete=complete_workload)
 @click.option("--backend", "--backends", "backends", default=DEFAULT_BACKEND, show_default=True,
-              shell_complete=complete,
+              shell_complete=complete_backends,
               help="Names, module:function or file.py:function, by commas.")  # fmt: skip
 @configured
 @compiled_as
@@ -59,8 +60,7 @@ Examples:
               help="Seconds for one check, with what it compiles.")  # fmt: skip
 @click.option("--blame", type=SECONDS_OR_NONE, default=Limits().blame_s, show_default=True,
               help="Seconds to look for the first module that is wrong; 0: don't.")  # fmt: skip
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
-              help="Write everything as JSON; - for standard output.")  # fmt: skip
+@json_option
 def command(
     *,
     workload: str,
