@@ -5,7 +5,6 @@ import itertools
 import pytest
 
 from backbay.decisions import Arm
-from backbay.decisions import Arm
 from backbay.session import Lost
 from backbay.verify import blaming
 from backbay.verify.requests import Alone, AlonePrepared, Call, Course, Situation
