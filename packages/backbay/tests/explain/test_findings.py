@@ -260,7 +260,7 @@ def test_a_code_is_named_in_either_case_and_what_is_no_code_is_nothing():
     for wrong, near in nearest.items():
         with pytest.raises(InputError, match=rf"finding '{wrong.upper()}': did you mean {near}\?"):
             named(wrong)
-    with pytest.raises(InputError, match="listed in docs/findings.md$"):
+    with pytest.raises(InputError, match=r"listed in docs/findings\.md$"):
         named("BB999")
     with pytest.raises(InputError, match=r"did you mean BB101\?"):
         selection(["BBB101"])
