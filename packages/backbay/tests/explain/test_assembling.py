@@ -111,7 +111,7 @@ def test_a_graph_has_its_function_guards_symbols_and_passes():
         event("dynamo_cpp_guards_str", "0/0", payload=tree),
         symbol("0/0", "s0", "L['x'].size()[0]"),
         symbol("1/0", "s1", "L['y'].size()[0]"),
-        graphs=[captured(passes=[fired("p", 1)]), captured("1/0", call=1)],
+        graphs=[captured(passes=[fired("p", 1)], after=()), captured("1/0", call=1)],
     )
     first, second = found.graphs
     assert (first.number, first.compile_id, first.call) == (0, "0/0", 0)
@@ -129,7 +129,7 @@ def test_a_graph_has_its_function_guards_symbols_and_passes():
         "dynamo",
         (fired("p", 1),),
         (),
-        None,
+        (),
     )
 
 
@@ -139,6 +139,8 @@ def test_a_function_is_named_by_the_first_version_where_torch_gave_up_early():
     nameless.data["co_filename"] = None
     found = told(metrics("0/0"), metrics("0/1", name=None), nameless, graphs=graphs)
     assert [x.function for x in found.graphs] == [f"forward ({FILE}:1)", "", ""]
+    own = told(metrics("0/0"), metrics("0/1", name="other"), graphs=graphs[:1])
+    assert own.graphs[0].function == f"other ({FILE}:1)"
 
 
 def test_a_resumed_function_is_called_by_its_own_name():
@@ -169,6 +171,9 @@ def test_the_end_of_a_path_is_completed_where_one_file_only_has_it():
     other.data["co_filename"] = "/elsewhere/me/model.py"
     (graph,) = told(metrics(), other, guarded, graphs=[captured()]).graphs
     assert graph.guards[0].line == "me/model.py:6: if n > 2:"
+    away = event("dynamo_cpp_guards_str", payload=tree.replace("me/model.py", "me/other.py"))
+    (graph,) = told(metrics(), away, graphs=[captured()]).graphs
+    assert graph.guards[0].line == "me/other.py:6: if n > 2:"
 
 
 def test_a_break_is_one_however_often_it_is_met():
@@ -253,6 +258,8 @@ def test_a_version_that_is_not_compiled_for_the_limit_says_so():
     limit = metrics("0/8", fail_reason="recompile limit exceeded: 8")
     one = told(limit, again("0/8", call=0)).calls[0].recompiles[0]
     assert (one.limit, one.compile_s) == (True, None)
+    attempt = symbol("0/0_1", "s1", "x"), symbol("0/0", "s0", "x"), again("0/0_1", call=0)
+    assert told(*attempt).calls[0].recompiles[0].dynamic == {"s1": "x"}
     unknown = told(again("x/y", call=0)).calls[0].recompiles[0]
     assert (unknown.function, unknown.dynamic, unknown.limit) == ("", {}, False)
 
@@ -268,6 +275,7 @@ def test_a_problem_has_the_line_of_the_function_that_was_being_compiled():
         metrics("1/0", call=1, name="outer", number=2, **failed),
         metrics("2/0", call=1, name="inner", number=5, **failed),
         metrics("3/0", call=1, name="fine"),
+        metrics("4/0", call=2, name="later", number=7, **failed),
     ]
     names = ["first", "second"]
     found = told(*events, names=names, problems={1: problem()})
@@ -315,7 +323,9 @@ def test_notes_say_what_was_not_seen():
     assert told().notes == (empty, unseen)
     assert told(graphs=ran).notes == ()
     (listed,) = told(graphs=graphs, backend=None).notes
-    assert listed.startswith("no backend was named: graphs are shown")
+    assert listed == (
+        "no backend was named: graphs are shown as Dynamo hands them over, and ran eagerly"
+    )
     assert told(graphs=graphs, kit=Bare()).notes == ("mine has no passes",)
     assert told(graphs=ran, kit=Bare()).notes == ()
     one, other = told(graphs=graphs, kit=Silus()).notes
