@@ -114,10 +114,13 @@ def test_settings_say_what_was_asked_for(command, here):
     done = run(
         command, "--backend", "own.py:takes", "--mode", "fast", "--options", "a: 1", "--dynamic"
     )
-    settings = json.loads(done.stdout)["settings"]
+    document = json.loads(done.stdout)
+    settings = document["settings"]
     assert settings["compile_mode"] == "fast"
     assert settings["options"] == {"a": 1}
     assert "own.py:takes@fast{a: 1}" in done.stderr
+    if command == "verify":
+        assert document["sentence"].startswith("own.py:takes@fast{a: 1} is right on ")
 
 
 @pytest.mark.parametrize("command", QUICK)
