@@ -86,6 +86,53 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments):
     assert "did you mean" in done.stderr.lower()
 
 
+@pytest.mark.parametrize("command", [("list", "--all"), ("doctor",), ("info", "inductor")])
+def test_columns_says_how_wide_what_is_piped_is_and_no_column_is_lost(command):
+    def printed(columns):
+        return CliRunner(env={"COLUMNS": columns}).invoke(main, list(command)).stdout.splitlines()
+
+    for columns in (80, 120):
+        lines = printed(str(columns))
+        assert columns - 20 < max(len(x.rstrip()) for x in lines) <= columns
+        assert not any("…" in x for x in lines)
+    if command[0] == "info":
+        return
+    assert {"backend", "state", "origin"} <= set(printed("80")[0].split())
+    assert any("not_installed" in x.split() or "ready" in x.split() for x in printed("80"))
+    usual = printed("")  # a line for each, whoever reads it
+    assert max(map(len, usual)) > 120
+    assert printed("0") == printed("wide") == usual
+
+
+def test_a_list_of_decisions_is_as_wide_as_columns_says(monkeypatch, tmp_path):
+    from backbay.decisions import Arm, Decision, Place, Store
+
+    monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
+    kept = Decision(
+        workload="a model of a long name " * 4,
+        step="infer",
+        arm=Arm(backend="inductor"),
+        place=Place(device="cpu"),
+        graphs=("a",),
+        created="2026-01-02T03:04:05Z",
+    )
+    Store().keep(kept)
+    for columns, widest in (("90", 90), ("", 240)):
+        done = CliRunner(env={"COLUMNS": columns}).invoke(main, ["decisions", "list"])
+        assert max(map(len, done.stdout.splitlines())) <= widest
+        assert ("a model of a long name " * 4).strip() in done.stdout or columns
+
+
+def test_without_a_command_it_says_what_to_do_first():
+    done = backbay()
+    assert done.exit_code == 0
+    steps = [x.split()[:2] for x in done.stdout.splitlines() if x.startswith("  backbay ")]
+    assert steps == [["backbay", x] for x in ("doctor", "explain", "verify", "race")]
+    assert "All commands: backbay --help" in done.stdout
+    assert done.stdout.count("\n") <= 10
+    assert all(x in main.list_commands(None) for _, x in steps)
+
+
 def test_help_names_every_command():
     text = backbay("--help").stdout
     assert all(name in text for name in ("list", "info", "race"))
