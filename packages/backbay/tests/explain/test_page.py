@@ -328,7 +328,7 @@ def test_what_torch_compile_was_asked_for_is_in_the_head_and_in_the_command():
     asked = 'mine@fast{a: 1, b: "two words"}'
     several = msgspec.structs.replace(settings, dynamic=False, fullgraph=True)
     made = html.unescape(page(msgspec.structs.replace(one, settings=several)))
-    assert f"{asked}  dynamic=False  fullgraph" in made
+    assert f"{asked} dynamic=False fullgraph" in made
     wanted = (
         "--backend mine --mode fast --options '{a: 1, b: \"two words\"}' --no-dynamic --fullgraph"
     )
@@ -338,7 +338,7 @@ def test_what_torch_compile_was_asked_for_is_in_the_head_and_in_the_command():
     assert not any(x in plain for x in ("--dynamic", "--no-dynamic", "--fullgraph"))
     dynamic = msgspec.structs.replace(one.settings, backend=None, dynamic=True)
     made = page(msgspec.structs.replace(one, settings=dynamic))
-    assert "no backend  dynamic=True" in made
+    assert "no backend dynamic=True" in made
     assert "--dynamic" in made
     assert "--backend" not in made
     assert "--mode" not in made

@@ -230,7 +230,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         else:
             arm = str(Arm(backend=self.backend, mode=self.compile_mode, options=self.options))
         dynamic = "" if self.dynamic is None else f"dynamic={self.dynamic}"
-        return "  ".join(filter(None, (arm, dynamic, "fullgraph" if self.fullgraph else "")))
+        return " ".join(filter(None, (arm, dynamic, "fullgraph" if self.fullgraph else "")))
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
