@@ -188,6 +188,23 @@ def test_json_takes_no_other_argument_for_its_file(taken, run):
     assert not Path(taken).exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments", "made"),
+    [
+        ("new", "acme-fast --directory made", "made"),
+        ("stubs", "--out made", "made"),
+        ("lock", "--file made", "made"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_found_out_before_anything_is_made(
+    command, arguments, made, run
+):
+    done = run(command, arguments, "--json", "absent/x.json")
+    assert done.exit_code == 2
+    assert "absent/x.json can't be written" in done.stderr
+    assert not Path(made).exists()
+
+
 def test_a_code_of_a_finding_is_a_document(run):
     document = json.loads(run("explain", "BB101", "--json").stdout)
     assert document["schema"] == "backbay.finding/1"

@@ -95,6 +95,7 @@ def test_columns_says_how_wide_what_is_piped_is_and_no_column_is_lost(command):
         lines = printed(str(columns))
         assert columns - 20 < max(len(x.rstrip()) for x in lines) <= columns
         assert not any("…" in x for x in lines)
+    assert any("inductor" in x for x in printed("0"))
     if command[0] == "info":
         return
     assert {"backend", "state", "origin"} <= set(printed("80")[0].split())
