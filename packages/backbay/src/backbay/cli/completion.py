@@ -23,6 +23,7 @@ def completing(known: Known, *, several: bool = False, own: bool = False) -> Com
     def complete(
         _context: click.Context, _parameter: click.Parameter, typed: str
     ) -> list[CompletionItem]:
+        """Return what may stand in place of what was typed, with what each is."""
         before, comma, last = typed.rpartition(",") if several else ("", "", typed)
         found = [
             CompletionItem(f"{before}{comma}{name}", help=summary)
