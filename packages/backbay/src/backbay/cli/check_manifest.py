@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from backbay.cli.entry import print_json
+from backbay.cli.document import written
+from backbay.cli.parameters import json_option
 from backbay.errors import plain
 from backbay.registry import BackendSpec, Origin
 from backbay.registry._catalog import SPECS
@@ -26,22 +27,21 @@ Examples:
 @click.command("check-manifest", epilog=_EXAMPLES)
 @click.argument("path", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--schema", is_flag=True, help="Print the manifest's JSON schema instead.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def command(*, path: Path | None, schema: bool, as_json: bool) -> None:
+@json_option
+def command(*, path: Path | None, schema: bool, json_path: Path | None) -> None:
     """Check the manifest at PATH, which describes a distribution's backends as data.
 
     Exit code 1: something in it is not understood.
     """
     if schema:
-        print_json(json_schema())
+        written(json_schema(), json_path or Path("-"))
         return
     if path is None:
         raise click.UsageError("give the manifest's path, or --schema")
     manifest = check(path)
     names = [spec.name for spec in manifest.specs]
-    if as_json:
-        print_json({"schema": SCHEMA, "backends": names, "problems": manifest.problems})
-    else:
+    document = {"schema": SCHEMA, "backends": names, "problems": manifest.problems}
+    if not written(document, json_path):
         for problem in manifest.problems:
             click.echo(plain(problem))
         count = len(manifest.problems)
