@@ -24,30 +24,37 @@ Examples:
 
 
 @click.command("check-manifest", epilog=_EXAMPLES)
-@click.argument("path", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("paths", nargs=-1, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--schema", is_flag=True, help="Print the manifest's JSON schema instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def command(*, path: Path | None, schema: bool, as_json: bool) -> None:
-    """Check the manifest at PATH, which describes a distribution's backends as data.
+def command(*, paths: tuple[Path, ...], schema: bool, as_json: bool) -> None:
+    """Check the manifests at PATHS, which describe a distribution's backends as data.
 
-    Exit code 1: something in it is not understood.
+    Exit code 1: something in one of them is not understood.
     """
     if schema:
         print_json(json_schema())
         return
-    if path is None:
+    if not paths:
         raise click.UsageError("give the manifest's path, or --schema")
-    manifest = check(path)
-    names = [spec.name for spec in manifest.specs]
+    manifests = [(path, check(path)) for path in paths]
+    problems = [problem for _, manifest in manifests for problem in manifest.problems]
     if as_json:
-        print_json({"schema": SCHEMA, "backends": names, "problems": manifest.problems})
+        names = [spec.name for _, manifest in manifests for spec in manifest.specs]
+        print_json({"schema": SCHEMA, "backends": names, "problems": problems})
     else:
-        for problem in manifest.problems:
-            click.echo(plain(problem))
-        count = len(manifest.problems)
-        found = f"{count} problem{'' if count == 1 else 's'}" if count else "understood"
-        click.echo(f"{path}: {', '.join(names) or 'no backends'}: {found}")
-    sys.exit(1 if manifest.problems else 0)
+        for path, manifest in manifests:
+            _print(path, manifest)
+    sys.exit(1 if problems else 0)
+
+
+def _print(path: Path, manifest: Manifest) -> None:
+    for problem in manifest.problems:
+        click.echo(plain(problem))
+    count = len(manifest.problems)
+    found = f"{count} problem{'' if count == 1 else 's'}" if count else "understood"
+    names = ", ".join(spec.name for spec in manifest.specs)
+    click.echo(f"{path}: {names or 'no backends'}: {found}")
 
 
 def check(path: Path) -> Manifest:
