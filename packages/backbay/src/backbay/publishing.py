@@ -1,6 +1,7 @@
 """What a package that publishes a backend should say, read from its folder; nothing is imported."""
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,10 +54,14 @@ class Package:
         lines = self.table("entry-points").get(group)
         return {x: str(y) for x, y in lines.items()} if isinstance(lines, dict) else {}
 
+    def names(self) -> set[str]:
+        """Return every name that a manifest describes, aliases included."""
+        return {spec.name for manifest in self.manifests.values() for spec in manifest.specs}
+
     def specs(self) -> Iterator[BackendSpec]:
-        """Yield every backend that a manifest describes."""
+        """Yield every backend that a manifest describes, once."""
         for manifest in self.manifests.values():
-            yield from manifest.specs
+            yield from (spec for spec in manifest.specs if spec.alias_of is None)
 
     def module(self, name: str) -> Path | None:
         """Return a module's source file, or None."""
@@ -171,7 +176,7 @@ def _manifest(package: Package) -> Iterator[tuple[str, str]]:
 
 def _names(package: Package) -> Iterator[tuple[str, str]]:
     published = set(package.entry_points(TORCH_GROUP))
-    described = {x for spec in package.specs() for x in (spec.name, *spec.aliases)}
+    described = package.names()
     if not package.manifests:
         return
     for name in sorted(published - described):
@@ -270,8 +275,8 @@ def _options(package: Package) -> Iterator[tuple[str, str]]:
             where = f"option {option.name} of {spec.name}"
             if not option.help:
                 yield f"{where} has no help", "say in one line what it does"
-            if option.name not in text:
-                yield f"{where} is not in the README", "describe it there, with its default"
+            if not re.search(rf"[`\"']{re.escape(option.name)}\b", text):  # as code
+                yield f"{where} is not in the README", f"describe `{option.name}` there"
 
 
 def _tests(package: Package) -> Iterator[tuple[str, str]]:
