@@ -18,9 +18,9 @@ OTHERS = {
     "backbay-conformance": {
         "backbay",
         "backbay.causes",
+        "backbay.cli.completion",
         "backbay.cli.console",
         "backbay.cli.files",
-        "backbay.cli.names",
         "backbay.cli.output",
         "backbay.cli.parameters",
         "backbay.cluster",

@@ -86,7 +86,7 @@ def assert_understood(arguments: list[str]) -> None:
     assert [x for x in arguments[1:] if x.startswith("--") and x not in known] == []
 
 
-@pytest.mark.parametrize("mistake", [["lsit"], ["list", "--al"]])
+@pytest.mark.parametrize("mistake", [["absent"], ["list", "--absent"]])
 def test_a_mistaken_command_is_understood(mistake):
     with pytest.raises((AssertionError, click.ClickException)):
         assert_understood(mistake)

@@ -1,13 +1,16 @@
 """Level load: what is declared must be so, and who has no name is not asked for one."""
 
+import warnings
+
 import pytest
 import torch
 
-from backbay.errors import CompilationFailed
+from backbay.errors import CompilationFailed, ExperimentalBackendWarning
 from backbay.registry import Option, Registry, Traits, default_registry
 from backbay.session import NoReply
 from backbay_conformance import conform
 from backbay_conformance.asking import asked
+from backbay_conformance.fuzz import run as fuzzing
 from backbay_conformance.handler import CaseHandler
 from backbay_conformance.levels import load
 from backbay_conformance.requests import Ready, Run, SuiteSetup
@@ -85,6 +88,23 @@ def test_who_declares_nothing_is_asked(case):
 def test_an_object_is_asked_for_its_name():
     statement = conform(eager, device="cpu", levels=["load"], only=["load/metadata/*"])
     assert {x.status for x in statement.results} == {"not_runnable"}
+
+
+def test_an_experimental_backend_is_warned_of_once_and_so_it_is_before_programs(monkeypatch):
+    monkeypatch.setattr("backbay.errors._warned", set())
+    monkeypatch.setattr("backbay.errors._silent", False)
+    for step in ("programs", "minimise"):
+        monkeypatch.setattr(fuzzing._Run, step, lambda *_: None)
+    options = {"device": "cpu", "levels": ["load"], "only": ["load/metadata/origin_is_unknown"]}
+    with default_registry.registered(eager, "tried", experimental=True):
+        with pytest.warns(ExperimentalBackendWarning, match="'tried'"):
+            conform(eager, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ExperimentalBackendWarning)
+            conform(eager, **options)
+        monkeypatch.setattr("backbay.errors._warned", set())
+        with pytest.warns(ExperimentalBackendWarning, match="'tried'"):
+            fuzzing.fuzz("tried", seconds=1)
 
 
 def test_a_backend_that_was_refused_breaks_every_later_reset():

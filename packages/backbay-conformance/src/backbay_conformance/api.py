@@ -84,6 +84,7 @@ def conform(
         only=tuple(only),
         all_samples=all_samples,
     )
+    registry.warn_if_experimental(backend)
     is_new = collect and expectations is not None and not expectations.exists()
     file = None if is_new else expectations
     expected = Expected.of(file, backend=name, device=setup.device, registry=registry)

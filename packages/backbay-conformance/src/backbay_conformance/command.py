@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from backbay.cli.completion import complete_backend, completing
 from backbay.cli.files import check_writable
-from backbay.cli.names import complete
 from backbay.cli.output import write, written_anyway
-from backbay.cli.parameters import DEVICE, SECONDS, SEED
+from backbay.cli.parameters import DEVICE, SECONDS, SEED, json_option
 from backbay.dependencies import check_installed
 from backbay.errors import escaped, plain
 from backbay_conformance import Profile, Result, Statement, conform
+from backbay_conformance.record import LEVELS
 
 if TYPE_CHECKING:
     from backbay_conformance.fuzz.report import FuzzReport
@@ -33,11 +34,21 @@ _EVERY = 25
 """Cases after which a log says how many there were."""
 
 
+def _levels() -> dict[str, str]:
+    return {name: f"level {number}" for number, name in enumerate(LEVELS)}
+
+
 @click.command("conform", epilog=_EXAMPLES)
-@click.argument("backend", required=False, shell_complete=complete)
+@click.argument("backend", required=False, shell_complete=complete_backend)
 @click.option("--profile", type=click.Choice(get_args(Profile)), default="quick",
               show_default=True, help="A share of each level, or all of it.")  # fmt: skip
-@click.option("--level", "levels", multiple=True, help="Name, number, or 0-3; may be repeated.")
+@click.option(
+    "--level",
+    "levels",
+    multiple=True,
+    shell_complete=completing(_levels),
+    help="Name, number, or 0-3; may be repeated.",
+)
 @click.option("--case", "only", multiple=True, metavar="PATTERN",
               help="Cases by id, as in a shell; may be repeated.")  # fmt: skip
 @click.option("--all-samples", is_flag=True, help="Every sample input of each operator.")
@@ -52,8 +63,7 @@ _EVERY = 25
                    "one that runs here or is started here.")  # fmt: skip
 @click.option("--expectations", type=_FILE, help="The failures that are known, and why.")
 @click.option("--collect", is_flag=True, help="Write the expectations file anew.")
-@click.option("--json", "json_path", type=_FILE,
-              help="Write the statement as JSON; - for standard output.")  # fmt: skip
+@json_option
 @click.option("--html", "html_path", type=_FILE, help="Write one self-contained HTML page.")
 @click.option("--beside", type=_FILE, multiple=True,
               help="A statement's JSON, to stand on the page too; may be repeated.")  # fmt: skip

@@ -12,6 +12,7 @@ _HOME_OF = {
     "Availability": "backbay.registry",
     "BackbayError": "backbay.errors",
     "BackendSpec": "backbay.registry",
+    "ExperimentalBackendWarning": "backbay.errors",
     "Option": "backbay.registry",
     "Registry": "backbay.registry",
     "Requirements": "backbay.registry",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from backbay.choosing import choose as choose
     from backbay.compiling import compile as compile
     from backbay.errors import BackbayError as BackbayError
+    from backbay.errors import ExperimentalBackendWarning as ExperimentalBackendWarning
     from backbay.kit.compose import compose as compose
     from backbay.proof import Workload as Workload
     from backbay.proof import compare as compare

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from backbay.causes import one_line
 from backbay.dependencies import check_installed
-from backbay.errors import BackbayError, InputError
+from backbay.errors import BackbayError, InputError, keep_silent
 from backbay.registry import default_registry
 from backbay.reporting import machine
 
@@ -70,6 +70,7 @@ class Surroundings(NamedTuple):
         if self.threads is not None:
             os.environ["OMP_NUM_THREADS"] = self.threads
         sys.path.extend(x for x in self.path if x not in sys.path)
+        keep_silent()  # what a worker prints is shown where it is asked
 
 
 def connect(address: str, what: str) -> None:

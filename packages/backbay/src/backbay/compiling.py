@@ -232,7 +232,7 @@ def _default(request: _Request) -> str | CompilerFn:
 def _found(backend: str | CompilerFn, request: _Request) -> tuple[BackendSpec, str | CompilerFn]:
     registry = request.registry
     if not isinstance(backend, str):
-        return _spec_of(backend, registry), backend
+        return _spec_of(backend, registry), registry.lookup_backend(backend)
     if parse(backend) is not None:
         compiler_fn = registry.lookup_backend(backend)
         return described(compiler_fn, backend, (), {}), compiler_fn
@@ -246,10 +246,7 @@ def _found(backend: str | CompilerFn, request: _Request) -> tuple[BackendSpec, s
 
 
 def _spec_of(compiler_fn: CompilerFn, registry: Registry) -> BackendSpec:
-    known = (
-        x for x in registry.registered_specs() if registry.lookup_backend(x.name) is compiler_fn
-    )
-    return next(known, None) or described(
+    return registry.spec_of(compiler_fn) or described(
         compiler_fn, getattr(compiler_fn, "__name__", type(compiler_fn).__name__), (), {}
     )
 

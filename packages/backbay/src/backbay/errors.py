@@ -1,4 +1,4 @@
-"""Every error that Backbay raises on purpose, and how text from outside is shown in one.
+"""Every error that Backbay raises on purpose, its warning, and how they show text from outside.
 
 ::
 
@@ -31,11 +31,16 @@
     ├── ProofImpossible         no reference exists to prove a result against
     └── SkippedGuardFailed      a guard that a filter left out does not hold any more
 
+    ExperimentalBackendWarning  a backend was chosen whose author makes no promises
+
 Each message says what happened, where, and what to do next, on one line; a preflight's has a line
 for each reason.
 """
 
 import re
+import sys
+import warnings
+from types import FrameType
 from typing import Any
 
 # What `str.isprintable` lets through and no terminal shows: fillers, joiners, variation selectors.
@@ -255,3 +260,61 @@ def missing(what: str, modules: list[str]) -> MissingDependency:
         f"{what} needs {', '.join(modules)}, which {verb} not installed: "
         f"pip install 'backbay[{','.join(extras)}]'"
     )
+
+
+class ExperimentalBackendWarning(UserWarning):
+    """A backend was chosen whose author calls it experimental."""
+
+
+_BETWEEN = frozenset(
+    {"backbay", "backbay_adapters", "backbay_conformance", "backbay_optimizer", "contextlib",
+     "torch"}
+)  # fmt: skip
+"""Packages whose frames lie between the user's line and the choice of a backend."""
+_warned: set[tuple[str, str]] = set()
+_silent = False
+
+
+def keep_silent() -> None:
+    """Warn of nothing in this process from now on: it answers another's requests, which did."""
+    global _silent  # noqa: PLW0603 (a process is such a one, or it is not)
+    _silent = True
+
+
+def warn_of_experimental(name: str, origin: str) -> None:
+    """Warn of a backend that was chosen, at the user's line that led to it; once a process.
+
+    Args:
+        name: of the backend.
+        origin: who provides it.
+    """
+    chosen = name, origin
+    if _silent or chosen in _warned:
+        return
+    _warned.add(chosen)
+    frame = _users_frame()
+    try:
+        warnings.warn_explicit(
+            f"backend {name!r} of {origin} is experimental: its author makes no promises. "
+            f"`backbay verify --backend {name}` proves it on a model",
+            ExperimentalBackendWarning,
+            frame.f_code.co_filename,
+            frame.f_lineno,
+            module=frame.f_globals.get("__name__", "<unknown>"),
+            registry=frame.f_globals.setdefault("__warningregistry__", {}),
+        )
+    except ExperimentalBackendWarning:  # a filter makes it an error: so it is every time
+        _warned.discard(chosen)
+        raise
+
+
+def _users_frame() -> FrameType:
+    """Return the innermost frame of other code than ours and torch's; else the outermost."""
+    frame = sys._getframe(1)  # noqa: SLF001 (as the warnings module does)
+    while frame.f_back is not None and _package(frame) in _BETWEEN:
+        frame = frame.f_back
+    return frame
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]

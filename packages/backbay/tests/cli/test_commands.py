@@ -1,4 +1,4 @@
-"""doctor, lock, check-manifest, completion, and the filters of list."""
+"""doctor, lock, check-manifest, and the filters of list."""
 
 import json
 import re
@@ -7,8 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 from backbay.cli import main
-from backbay.cli import names as completion
-from backbay.cli.names import complete
 from backbay.errors import BackendLoadError
 from backbay.registry.policy import Layer, Policy
 
@@ -186,16 +184,6 @@ def test_check_manifest_stops_at_the_first_of_several_files(tmp_path):
     both = json.loads(backbay("check-manifest", str(good), str(bad), "--json").stdout)
     assert both["backends"] == ["mine", "other"]
     assert len(both["problems"]) == 1
-
-
-def test_names_complete_in_a_shell():
-    found = {item.value: item.help for item in complete(None, None, "aot_eager")}
-    assert {"aot_eager", "aot_eager_decomp_partition"} <= set(found)
-    assert all(found.values())
-    assert not complete(None, None, "zzz")
-    assert completion.click
-    done = CliRunner(env={"_BACKBAY_COMPLETE": "bash_source"}).invoke(main, prog_name="backbay")
-    assert "complete" in done.stdout
 
 
 def test_every_command_has_help_with_an_example():

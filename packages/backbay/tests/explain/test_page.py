@@ -1,5 +1,6 @@
 """The page and the terminal show what the explanation has; the page needs nothing else."""
 
+import html
 import io
 import re
 from html.parser import HTMLParser
@@ -317,3 +318,27 @@ def test_the_terminal_is_cut_with_a_word_and_the_page_is_not():
     many = told(*(graph(node("x"), number=n) for n in range(40)))
     assert "and 24 more graphs" in shown(many)
     assert page(many).count('<h2 id="graph-') == 40
+
+
+def test_what_torch_compile_was_asked_for_is_in_the_head_and_in_the_command():
+    one = told()
+    settings = msgspec.structs.replace(
+        one.settings, backend="mine", compile_mode="fast", options={"b": "two words", "a": 1}
+    )
+    asked = 'mine@fast{a: 1, b: "two words"}'
+    several = msgspec.structs.replace(settings, dynamic=False, fullgraph=True)
+    made = html.unescape(page(msgspec.structs.replace(one, settings=several)))
+    assert f"{asked} dynamic=False fullgraph" in made
+    wanted = (
+        "--backend mine --mode fast --options '{a: 1, b: \"two words\"}' --no-dynamic --fullgraph"
+    )
+    assert wanted in made
+    plain = html.unescape(page(msgspec.structs.replace(one, settings=settings)))
+    assert f"{asked}</span>" in plain
+    assert not any(x in plain for x in ("--dynamic", "--no-dynamic", "--fullgraph"))
+    dynamic = msgspec.structs.replace(one.settings, backend=None, dynamic=True)
+    made = page(msgspec.structs.replace(one, settings=dynamic))
+    assert "no backend dynamic=True" in made
+    assert "--dynamic" in made
+    assert "--backend" not in made
+    assert "--mode" not in made

@@ -48,6 +48,24 @@ def test_listing_hides_debug_and_experimental_as_torch_does(registry):
     assert everything == registry.list_backends(exclude_tags=None)
 
 
+def test_tags_that_are_asked_for_are_listed_also_where_the_backend_is_hidden(registry):
+    registry.register_backend(compiler, "both", tags=["vendor", "experimental"])
+    registry.register_backend(compiler, "one", tags=["vendor"])
+    assert registry.list_backends(tags=["vendor"]) == ["both", "one"]
+    assert registry.list_backends(("experimental",), tags=["vendor"]) == ["one"]
+    assert registry.list_backends(tags=["experimental"]) == ["both", "openxla_eval"]
+    assert set(registry.list_backends(tags=["vendor", "debug"])) > {"both", "one", "eager"}
+    assert registry.list_backends(tags=[]) == []
+    assert "both" not in registry.list_backends()
+
+
+def test_a_tag_that_nobody_carries_gets_the_nearest(registry):
+    with pytest.raises(InputError, match=r"tag 'Experimentl', did you mean: 'experimental'\?"):
+        registry.list_backends(tags=["debug", "Experimentl"])
+    with pytest.raises(InputError, match=r"carries the tag 'zzz'\. There are alias, debug, "):
+        registry.check_tags(["zzz"])
+
+
 def test_a_typo_gets_the_nearest_name_also_among_debug_backends(registry):
     with pytest.raises(BackendNotFound, match="did you mean: 'inductor'"):
         registry.lookup_backend("indcutor")

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from typing import ClassVar
 
 import msgspec
 
-from backbay.errors import InputError
+from backbay.errors import InputError, warn_of_experimental
 from backbay.session import Service
 
 
@@ -51,6 +52,12 @@ class Doer:
         error = InputError("there is no such thing")
         error.add_note("line 1\nline 2")
         raise error
+
+    def chooses_an_experimental_backend(self, request):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            warn_of_experimental("quick", "quick 1.0")
+        return str(len(told))
 
     def segfaults(self, request):
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -54,6 +54,10 @@ def test_what_is_printed_is_taken_for_a_reply(session):
     assert asked(session, "count").number == 2
 
 
+def test_a_child_warns_of_experimental_backends_again(session):
+    assert asked(session, "chooses_an_experimental_backend").text == "0"
+
+
 def test_a_crash_is_the_end_of_the_session(session):
     asked(session, "count")
     with pytest.raises(

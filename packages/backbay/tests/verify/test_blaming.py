@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from backbay.decisions import Arm
 from backbay.session import Lost
 from backbay.verify import blaming
 from backbay.verify.requests import Alone, AlonePrepared, Call, Course, Situation
@@ -53,7 +54,7 @@ def search(monkeypatch):
             session=session,
             judge=KnowingJudge(),
             course=Course(setup=SETUP, folder=""),
-            backend="hangs",
+            arm=Arm(backend="hangs"),
             situation=Situation(),
             check="forward",
             tell=lambda text: None,

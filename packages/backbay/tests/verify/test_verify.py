@@ -141,9 +141,9 @@ def test_reference_backends_are_blamed_for_what_is_the_backends_own():
 def test_a_fault_of_a_reference_is_attributed_to_the_backend(monkeypatch):
     """Here aot_eager itself is broken: whoever stands above it shares the fault."""
     registry = Registry()
-    look_up = registry.lookup_backend
-    registry.lookup_backend = lambda name: (  # type: ignore[method-assign]
-        faulty.wrong_tanh if name in {"aot_eager", "inductor"} else look_up(name)
+    resolve = registry.resolve
+    registry.resolve = lambda name: (  # type: ignore[method-assign]
+        faulty.wrong_tanh if name in {"aot_eager", "inductor"} else resolve(name)
     )
     model, args = faulty.model()
     workload = backbay.Workload(model, args, name="model")

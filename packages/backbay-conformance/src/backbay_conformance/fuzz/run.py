@@ -78,6 +78,7 @@ def fuzz(
         profile="full",
         only=("programs/fuzz/0",),
     )
+    registry.warn_if_experimental(backend)
     run = _Run(setup=setup, numbers=itertools.count(seed), tell=tell)
     run.known = knowing.shipped() if known is None else tuple(known)
     run.torch = str(registry.environment.torch_build["__version__"])

@@ -9,6 +9,7 @@ import importlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -16,7 +17,7 @@ import click
 
 import backbay
 from backbay.cli.interrupts import SIGINT_CODE, SIGTERM_CODE, Terminated, terminable
-from backbay.errors import InputError, escaped, plain
+from backbay.errors import ExperimentalBackendWarning, InputError, escaped, plain
 
 _COMMANDS = {
     "list": "backbay.cli.listing",
@@ -82,7 +83,7 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with _faults_on_one_line():
             try:
-                with terminable():
+                with terminable(), _warned_on_one_line():
                     return super().invoke(ctx)
             except KeyboardInterrupt as stopped:
                 click.echo("backbay: interrupted", err=True)
@@ -108,6 +109,24 @@ def _faults_on_one_line() -> Iterator[None]:
     except OSError as error:
         place = f"{error.filename}: " if error.filename is not None else ""
         _fail(plain(f"{place}{error.strerror or error}"))
+
+
+@contextlib.contextmanager
+def _warned_on_one_line() -> Iterator[None]:
+    """Print what Backbay warns of on one line; of all other warnings Python says where they are."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **given: Any) -> None:
+        if issubclass(category, ExperimentalBackendWarning):
+            click.echo(f"backbay: {plain(str(message))}", err=True)
+        else:
+            shown(message, category, *where, **given)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
 
 
 def _unfit_torchvision(error: InputError) -> str | None:
@@ -177,7 +196,27 @@ def _ignored() -> Iterator[tuple[str, str]]:
     yield from plugins.refused()
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+_FIRST_STEPS = """\
+Find, prove and race the backends of torch.compile. What to do first:
+
+  backbay doctor                  which backends run here, and what to do about the others
+  backbay explain train.py:model  where torch.compile stops or compiles again, at your lines
+  backbay verify train.py:model   is what it computes right
+  backbay race train.py:model     which backend is fastest
+
+train.py:model is a function of yours that returns a model and its inputs, (model, args); left out,
+it is a small decoder. All commands: backbay --help. Of one, with examples: backbay race --help.
+"""
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
 @click.version_option(backbay.__version__, prog_name="backbay")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Find, prove and race the backends of torch.compile."""
+    if context.invoked_subcommand is None:
+        click.echo(_FIRST_STEPS, nl=False)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from backbay.cli.entry import print_json
+from backbay.cli.document import written
+from backbay.cli.parameters import json_option
 from backbay.errors import plain
 from backbay.registry.manifest import Manifest, json_schema
 from backbay.registry.manifest_check import check
@@ -23,23 +24,22 @@ Examples:
 @click.command("check-manifest", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--schema", is_flag=True, help="Print the manifest's JSON schema instead.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def command(*, paths: tuple[Path, ...], schema: bool, as_json: bool) -> None:
+@json_option
+def command(*, paths: tuple[Path, ...], schema: bool, json_path: Path | None) -> None:
     """Check the manifests at PATHS, which describe a distribution's backends as data.
 
     Exit code 1: something in one of them is not understood.
     """
     if schema:
-        print_json(json_schema())
+        written(json_schema(), json_path or Path("-"))
         return
     if not paths:
         raise click.UsageError("give the manifest's path, or --schema")
     manifests = [(path, check(path)) for path in paths]
+    names = [spec.name for _, manifest in manifests for spec in manifest.specs]
     problems = [problem for _, manifest in manifests for problem in manifest.problems]
-    if as_json:
-        names = [spec.name for _, manifest in manifests for spec in manifest.specs]
-        print_json({"schema": SCHEMA, "backends": names, "problems": problems})
-    else:
+    document = {"schema": SCHEMA, "backends": names, "problems": problems}
+    if not written(document, json_path):
         for path, manifest in manifests:
             _print(path, manifest)
     sys.exit(1 if problems else 0)

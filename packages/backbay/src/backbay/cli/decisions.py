@@ -1,14 +1,14 @@
 """``backbay decisions``: what was decided for models, and ``backend="backbay.auto"`` applies."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from backbay.cli.entry import PIPE_WIDTH, print_json
+from backbay.cli.document import written
 from backbay.cli.files import whole
+from backbay.cli.parameters import json_option
 from backbay.errors import InputError, escaped, plain
 
 if TYPE_CHECKING:
@@ -37,14 +37,13 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def list_command(*, as_json: bool) -> None:
+@json_option
+def list_command(*, json_path: Path | None) -> None:
     """List every decision, the newest first."""
     store = _store()
     found = store.decisions()
-    if as_json:
-        rows = [_document(x) for x in found]
-        print_json({"schema": SCHEMA, "file": str(store.path), "decisions": rows})
+    rows = [_document(x) for x in found]
+    if written({"schema": SCHEMA, "file": str(store.path), "decisions": rows}, json_path):
         return
     if not found:
         click.echo(f"nothing was decided yet: backbay race decides ({plain(str(store.path))})")
@@ -54,13 +53,12 @@ def list_command(*, as_json: bool) -> None:
 
 @command.command("show")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def show_command(*, name: str, as_json: bool) -> None:
+@json_option
+def show_command(*, name: str, json_path: Path | None) -> None:
     """Show all that is known of decision NAME."""
     decision = _named(_store(), name)
     document = _document(decision)
-    if as_json:
-        print_json({"schema": SCHEMA, **document})
+    if written({"schema": SCHEMA, **document}, json_path):
         return
     width = max(map(len, document))
     for key, value in document.items():
@@ -159,7 +157,7 @@ def _print_table(decisions: Sequence["Decision"]) -> None:
     from rich.table import Table  # noqa: PLC0415 (rich only where something is drawn)
     from rich.text import Text  # noqa: PLC0415
 
-    from backbay.cli.console import Screen  # noqa: PLC0415
+    from backbay.cli.console import LISTING, Screen  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("name", "workload", "step", "dtype", "use", "device", "why"):
@@ -167,4 +165,4 @@ def _print_table(decisions: Sequence["Decision"]) -> None:
     for x in decisions:
         row = (x.name, x.workload, x.step, x.dtype, str(x.arm), x.place.device, x.why)
         table.add_row(*(Text(plain(cell)) for cell in row))
-    Screen(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+    Screen(piped=LISTING).print(table)

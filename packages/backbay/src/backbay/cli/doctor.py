@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 
 import click
 
-from backbay.cli.entry import entry, is_here, print_json, print_table
-from backbay.cli.names import complete
-from backbay.cli.parameters import DEVICE_TYPE, SECONDS
+from backbay.cli.completion import complete_backend
+from backbay.cli.document import written
+from backbay.cli.entry import entry, is_here, print_table
+from backbay.cli.parameters import DEVICE_TYPE, SECONDS, json_option
 from backbay.errors import BackendNotFound, InputError, plain
 from backbay.registry import Registry, Resolution, default_registry, torchvision
 from backbay.registry.availability import matching, of_resolution
@@ -30,7 +31,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 @click.command("doctor", epilog=_EXAMPLES)
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_backend)
 @click.option(
     "--device", type=DEVICE_TYPE, help="Ask for this device type; default: any that is here."
 )
@@ -38,7 +39,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 @click.option("--probe", is_flag=True, help="Load and try each, in a child process; measure it.")
 @click.option("--fresh", is_flag=True, help="Try again what was tried before.")
 @click.option("--seconds", type=SECONDS, default=120.0, show_default=True, help="For one probe.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+@json_option
 @click.option("--fresh-venvs", is_flag=True,
               help="Install the engine of each in an environment of its own; try and race it.",
               )  # fmt: skip
@@ -58,7 +59,7 @@ def command(
     probe: bool,
     fresh: bool,
     seconds: float,
-    as_json: bool,
+    json_path: Path | None,
     fresh_venvs: bool,
     torch: str | None,
     constraints: Path | None,
@@ -93,7 +94,7 @@ def command(
                 again=fresh,
                 seconds=seconds,
                 markdown_path=markdown,
-                as_json=as_json,
+                json_path=json_path,
             )
         )
     if torch or constraints or conformance or where or markdown:
@@ -101,7 +102,13 @@ def command(
             "--torch, --constraints, --conformance, --where and --markdown go with --fresh-venvs"
         )
     _examine(
-        names, device=device, all_=all_, probe=probe, fresh=fresh, seconds=seconds, as_json=as_json
+        names,
+        device=device,
+        all_=all_,
+        probe=probe,
+        fresh=fresh,
+        seconds=seconds,
+        json_path=json_path,
     )
 
 
@@ -113,7 +120,7 @@ def _examine(
     probe: bool,
     fresh: bool,
     seconds: float,
-    as_json: bool,
+    json_path: Path | None,
 ) -> NoReturn:
     """Show whether backends run here, and exit."""
     if probe:
@@ -141,10 +148,8 @@ def _examine(
     notes += [f"note: {x}" for x in refused]
     unfit = torchvision.problem(here)
     notes += [f"note: {unfit}"] if unfit is not None else []
-    if as_json:
-        document = {"schema": SCHEMA, "backends": entries, "unmet": unmet, "notes": notes}
-        print_json({**document, "problems": list(registry.problems)})
-    else:
+    document = {"schema": SCHEMA, "backends": entries, "unmet": unmet, "notes": notes}
+    if not written({**document, "problems": list(registry.problems)}, json_path):
         print_table(entries, _explanation, probed=probe)
         for line in [*notes, *(f"unreadable: {x}" for x in registry.problems), *unmet]:
             click.echo(plain(line), err=True)

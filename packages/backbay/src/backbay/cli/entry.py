@@ -1,15 +1,10 @@
 """A backend as the commands print it: one dictionary, the same keys everywhere."""
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
-
-import click
 
 from backbay.errors import plain
 from backbay.registry import HIDDEN_TAGS, Availability, Registry, Resolution
-
-PIPE_WIDTH = 240
 
 
 def entry(resolution: Resolution, availability: Availability) -> dict[str, Any]:
@@ -27,23 +22,14 @@ def entry(resolution: Resolution, availability: Availability) -> dict[str, Any]:
     }
 
 
-def is_here(resolution: Resolution, asked_tag: str | None = None) -> bool:
-    """Whether a list shows a backend unasked: it is provided here, and not a hidden one."""
-    if resolution.standing == "absent":
-        return False
-    return not (set(HIDDEN_TAGS) - {asked_tag}).intersection(resolution.spec.tags)
+def is_here(resolution: Resolution, hidden: Iterable[str] = HIDDEN_TAGS) -> bool:
+    """Whether a list shows a backend unasked: it is provided here, and carries no hidden tag."""
+    return resolution.standing != "absent" and not set(hidden).intersection(resolution.spec.tags)
 
 
 def sources(registry: Registry) -> list[str]:
     """Return where the policy that holds here is from: files, variables, a parent process."""
     return list(dict.fromkeys(layer.source for layer in registry.policy.layers))
-
-
-def print_json(document: dict[str, Any]) -> None:
-    """Print a document for machines."""
-    import json  # noqa: PLC0415 (only where asked for)
-
-    click.echo(json.dumps(document, indent=2, default=str))
 
 
 def print_table(
@@ -62,11 +48,12 @@ def print_table(
     from rich.table import Table  # noqa: PLC0415 (rich only where something is drawn)
     from rich.text import Text  # noqa: PLC0415
 
-    from backbay.cli.console import Screen  # noqa: PLC0415
+    from backbay.cli.console import LISTING, Screen  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("backend", "state", "origin"):
-        table.add_column(title, no_wrap=True)
+    table.add_column("backend", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    table.add_column("origin", overflow="fold")
     if probed:
         table.add_column("import ms", justify="right", no_wrap=True)
     table.add_column("why, and what to do", overflow="fold", min_width=20)
@@ -78,5 +65,4 @@ def print_table(
         texts = (row["name"], row["origin"], explanation(row))
         name, origin, why = (Text(plain(x)) for x in texts)
         table.add_row(name, state, origin, *cost, why)
-    # A pipe has no width: whoever reads it wants a line a backend.
-    Screen(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+    Screen(piped=LISTING).print(table)

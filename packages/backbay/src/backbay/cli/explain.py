@@ -1,20 +1,29 @@
 """``backbay explain``: what torch.compile and a backend do with a model."""
 
 import contextlib
+import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from backbay.cli.completion import (
+    complete_backend,
+    complete_codes,
+    complete_workload_or_code,
+)
+from backbay.cli.document import written
 from backbay.cli.files import check_writable
-from backbay.cli.names import complete, complete_codes
 from backbay.cli.output import write
-from backbay.cli.parameters import DEVICE, SEED
+from backbay.cli.parameters import DEVICE, SEED, compiled_as, configured, json_option
 from backbay.errors import plain
-from backbay.explain import CODES, Explanation, failing, run, selection
+from backbay.explain import Code, Explanation, failing, named, run, selection
 from backbay.race import DTYPES
 from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT, SIZES
+
+FINDING = "backbay.finding/1"
 
 _EXAMPLES = """
 \b
@@ -22,15 +31,18 @@ Examples:
   backbay explain
   backbay explain train.py:model --backend backbay_silu --html explain.html
   backbay explain hf:bert --backend my_backend.py:compile --train --json -
+  backbay explain train.py:model --backend inductor --mode reduce-overhead --dynamic
   backbay explain train.py:model --fail-on BB1,BB204
   backbay explain BB101
 """
 
 
 @click.command("explain", epilog=_EXAMPLES)
-@click.argument("workload", default=DEFAULT)
-@click.option("--backend", shell_complete=complete,
+@click.argument("workload", default=DEFAULT, shell_complete=complete_workload_or_code)
+@click.option("--backend", shell_complete=complete_backend,
               help="A name, module:function or file.py:function.")  # fmt: skip
+@configured
+@compiled_as
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option(
@@ -42,14 +54,17 @@ Examples:
 @click.option("--fail-on", "fail_on", multiple=True, shell_complete=complete_codes,
               metavar="CODES", help="Exit code 1 where one of these is found: BB101, or BB1 for "
               "all of a kind but notes; by commas.")  # fmt: skip
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
-              help="Write everything as JSON; - for standard output.")  # fmt: skip
+@json_option
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Write one self-contained HTML page, with the graphs drawn.")  # fmt: skip
 def command(
     *,
     workload: str,
     backend: str | None,
+    mode: str | None,
+    options: dict[str, Any] | None,
+    dynamic: bool | None,
+    fullgraph: bool,
     train: bool,
     dtype: str,
     device: str | None,
@@ -70,8 +85,9 @@ def command(
     What the model and the backend print goes to standard error. Exit code 1: the model or the
     backend raised, and the explanation says what, and where; or --fail-on names what was found.
     """
-    if workload.upper() in CODES:
-        _say(workload.upper())
+    code = named(workload)
+    if code is not None:
+        _say(code, json_path)
         return
     wanted = selection(fail_on)
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
@@ -80,6 +96,10 @@ def command(
         explanation = run(
             workload,
             backend=None if backend is None else PluginName(backend),
+            mode=mode,
+            options=options,
+            dynamic=dynamic,
+            fullgraph=fullgraph,
             train=train,
             dtype=dtype,
             device=device,
@@ -95,10 +115,12 @@ def command(
         sys.exit(1)
 
 
-def _say(code: str) -> None:
-    known = CODES[code]
-    click.echo(f"{code}: {known.title} ({known.severity})")
-    for text in (known.what, known.why, known.fix, f"An example: {known.page}"):
+def _say(code: Code, json_path: Path | None) -> None:
+    document = {"schema": FINDING, **dataclasses.asdict(code), "page": code.page}
+    if written(document, json_path):
+        return
+    click.echo(f"{code.code}: {code.title} ({code.severity})")
+    for text in (code.what, code.why, code.fix, f"An example: {code.page}"):
         click.echo(f"  {text}")
 
 

@@ -25,17 +25,17 @@ def try_engines(
     again: bool,
     seconds: float,
     markdown_path: Path | None,
-    as_json: bool,
+    json_path: Path | None,
 ) -> int:
     """Try the engines, write what came of it, interrupted or not, and return the exit code."""
 
     def write_it(report: Report) -> None:
-        write(report, table(report), Path("-") if as_json else None, None)
+        write(report, table(report), json_path, None)
         if markdown_path is not None:
             with whole(markdown_path) as file:
                 file.write_text(markdown(report), encoding="utf-8")
 
-    check_writable(markdown_path)
+    check_writable(json_path, markdown_path)
     here = default_registry.environment.torch_build.get("__version__") or ""
     plan = Plan(
         folder=where or cache_folder() / "fresh-venvs",

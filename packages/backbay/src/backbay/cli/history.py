@@ -6,6 +6,7 @@ import click
 
 from backbay.cli.files import check_writable
 from backbay.cli.output import write
+from backbay.cli.parameters import json_option
 from backbay.history import METRICS, History, Metric, traced
 from backbay.race.reading import read
 
@@ -22,8 +23,7 @@ Examples:
     "files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path)
 )
 @click.option("--metric", type=click.Choice(METRICS), default=METRICS[0], show_default=True)
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
-              help="Write everything as JSON; - for standard output.")  # fmt: skip
+@json_option
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Write one self-contained HTML page.")  # fmt: skip
 def command(

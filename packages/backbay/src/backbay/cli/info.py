@@ -1,12 +1,14 @@
 """``backbay info``: everything that is known of one backend."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from backbay.cli.entry import entry, print_json, sources
-from backbay.cli.names import complete
-from backbay.cli.parameters import DEVICE_TYPE
+from backbay.cli.completion import complete_backend
+from backbay.cli.document import written
+from backbay.cli.entry import entry, sources
+from backbay.cli.parameters import DEVICE_TYPE, json_option
 from backbay.errors import escaped
 from backbay.registry import BackendSpec, KnownFault, Option, Resolution, default_registry
 from backbay.registry.availability import matching
@@ -24,12 +26,12 @@ Examples:
 
 
 @click.command("info", epilog=_EXAMPLES)
-@click.argument("name", shell_complete=complete)
+@click.argument("name", shell_complete=complete_backend)
 @click.option(
     "--device", type=DEVICE_TYPE, help="Ask for this device type; default: any that is here."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def command(*, name: str, device: str | None, as_json: bool) -> None:
+@json_option
+def command(*, name: str, device: str | None, json_path: Path | None) -> None:
     """Show what is known of backend NAME, without importing it.
 
     Every candidate for the name is shown: which one wins and by which rule, what it shadows, and
@@ -37,10 +39,8 @@ def command(*, name: str, device: str | None, as_json: bool) -> None:
     """
     resolution = default_registry.resolution(name)
     document = _document(resolution, device)
-    if as_json:
-        print_json({"schema": SCHEMA, **document})
-        return
-    _print(document, resolution.spec)
+    if not written({"schema": SCHEMA, **document}, json_path):
+        _print(document, resolution.spec)
 
 
 def _document(resolution: Resolution, device: str | None) -> dict[str, Any]:

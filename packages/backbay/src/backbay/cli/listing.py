@@ -1,13 +1,16 @@
 """``backbay list``: which backends exist, and which run here."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from backbay.cli.entry import entry, is_here, print_json, print_table, sources
-from backbay.cli.parameters import DEVICE_TYPE
+from backbay.cli.completion import complete_tags
+from backbay.cli.document import written
+from backbay.cli.entry import entry, is_here, print_table, sources
+from backbay.cli.parameters import DEVICE_TYPE, json_option
 from backbay.errors import plain
-from backbay.registry import Resolution, default_registry
+from backbay.registry import HIDDEN_TAGS, Resolution, default_registry
 from backbay.registry.availability import of_resolution
 
 SCHEMA = "backbay.list/1"
@@ -18,6 +21,7 @@ Examples:
   backbay list                      what torch.compile(backend=...) finds here
   backbay list --available          what also runs here
   backbay list --all                debug and experimental ones too, and every known absent one
+  backbay list --tag experimental   experimental ones
   backbay list --all --device cuda --json
 """
 
@@ -30,27 +34,31 @@ Examples:
     type=DEVICE_TYPE,
     help="Only what compiles for this device type; say whether it can here.",
 )
-@click.option("--tag", help="Only what carries this tag.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+@click.option("--tag", shell_complete=complete_tags,
+              help="Only what carries this tag; then also where that is debug or experimental.",
+              )  # fmt: skip
+@json_option
 def command(
-    *, all_: bool, available: bool, device: str | None, tag: str | None, as_json: bool
+    *, all_: bool, available: bool, device: str | None, tag: str | None, json_path: Path | None
 ) -> None:
     """List backends, where each comes from, and whether it runs here.
 
     Nothing is imported: neither torch nor any backend.
     """
     registry = default_registry
+    if tag is not None:
+        registry.check_tags([tag])
     shown = [
         x
         for x in registry.resolutions().values()
-        if (all_ or is_here(x, tag)) and _concerns(x, device, tag)
+        if (all_ or is_here(x, hidden=HIDDEN_TAGS if tag is None else ()))
+        and _concerns(x, device, tag)
     ]
     answers = [(x, of_resolution(x, registry.environment, device)) for x in shown]
     entries = [entry(x, answer) for x, answer in answers if answer.ready or not available]
     problems = list(registry.problems)
-    if as_json:
-        document = {"schema": SCHEMA, "backends": entries, "problems": problems}
-        print_json({**document, "policy": sources(registry)})
+    document = {"schema": SCHEMA, "backends": entries, "problems": problems}
+    if written({**document, "policy": sources(registry)}, json_path):
         return
     print_table(entries, _explanation)
     for source in sources(registry):

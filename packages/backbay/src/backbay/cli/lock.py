@@ -5,8 +5,9 @@ from pathlib import Path
 
 import click
 
-from backbay.cli.entry import print_json
-from backbay.cli.files import whole
+from backbay.cli.document import written
+from backbay.cli.files import check_writable, whole
+from backbay.cli.parameters import json_option
 from backbay.errors import plain
 from backbay.registry import default_registry
 from backbay.registry.lock import FILE, drift, lock_text
@@ -25,20 +26,20 @@ Examples:
 @click.option("--check", is_flag=True, help="Compare with the file; write nothing.")
 @click.option("--file", "path", type=click.Path(dir_okay=False, path_type=Path), default=FILE,
               show_default=True)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def command(*, check: bool, path: Path, as_json: bool) -> None:
+@json_option
+def command(*, check: bool, path: Path, json_path: Path | None) -> None:
     """Lock each backend to its distribution, version, manifest and range of torch.
 
     Nothing is imported: neither torch nor any backend.
     """
+    check_writable(json_path)
     problems = drift(default_registry, path) if check else []
     if not check:
         text = lock_text(default_registry)
         with whole(path) as file:
             file.write_text(text, "utf-8")
-    if as_json:
-        print_json({"schema": SCHEMA, "file": str(path), "ok": not problems, "drift": problems})
-    else:
+    document = {"schema": SCHEMA, "file": str(path), "ok": not problems, "drift": problems}
+    if not written(document, json_path):
         done = "what is installed is what was locked" if check else "written"
         click.echo("\n".join(map(plain, problems)) or f"{path}: {done}")
     sys.exit(1 if problems else 0)

@@ -1,11 +1,15 @@
 """Types of options that several commands have."""
 
 import math
+import os
 import re
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
+from backbay.errors import InputError
 from backbay.ranges import LARGEST_SEED, LONGEST_S
 
 
@@ -51,7 +55,46 @@ class _Batches(click.ParamType):  # type: ignore[type-arg] # generic in newer cl
         return tuple(map(int, words))
 
 
+class _Options(click.ParamType):  # type: ignore[type-arg] # as above
+    """Options of a backend, as an arm has them."""
+
+    name = "options"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        from backbay.decisions import parse_options  # noqa: PLC0415 (SQLite, for few commands)
+
+        try:
+            return parse_options(value)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _JsonFile(click.Path):
+    """A file for JSON; what is more likely another argument, after ``--json`` alone, is refused."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        name = Path(value).name
+        if value != "-" and (":" in name or ("." not in name and os.sep not in str(value))):
+            self.fail(
+                f"{str(value)!r} looks like no file: write --json last, or name a FILE.json.",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 BATCHES = _Batches()
+OPTIONS = _Options()
 SECONDS = _Seconds(min=0, min_open=True, max=LONGEST_S)
 SECONDS_OR_NONE = _Seconds(min=0, max=LONGEST_S)
 SEED = click.IntRange(min=0, max=LARGEST_SEED)
@@ -59,3 +102,44 @@ DEVICE = _Matching(
     "text", r"[a-z][a-z0-9_]*(:(0|[1-9][0-9]{0,2}))?", "a device such as cpu, cuda or cuda:1"
 )
 DEVICE_TYPE = _Matching("text", r"[a-z][a-z0-9_]*", "a device type such as cpu or cuda")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def json_option(command: Command) -> Command:
+    """Add ``--json [FILE]``: everything as JSON, alone on standard output if no file is named.
+
+    Messages, and what a command would draw, go to standard error then; exit codes are the same.
+    """
+    option = click.option(
+        "--json",
+        "json_path",
+        type=_JsonFile(),
+        is_flag=False,
+        flag_value="-",
+        default=None,
+        metavar="[FILE]",
+        help="Write everything as JSON: to FILE, else to standard output.",
+    )
+    return option(command)
+
+
+def compiled_as(command: Command) -> Command:
+    """Add what torch.compile is asked for beside a backend, mode and options."""
+    dynamic = click.option(
+        "--dynamic/--no-dynamic", default=None, help="As torch.compile(dynamic=...)."
+    )
+    fullgraph = click.option("--fullgraph", is_flag=True, help="As torch.compile(fullgraph=True).")
+    return dynamic(fullgraph(command))
+
+
+def configured(command: Command) -> Command:
+    """Add mode and options of a backend; both may be given, unlike to torch.compile."""
+    mode = click.option("--mode", help="As torch.compile(mode=...).")
+    options = click.option(
+        "--options",
+        type=OPTIONS,
+        metavar="{NAME: VALUE, ...}",
+        help="As torch.compile(options=...), written as in an arm of a race.",
+    )
+    return mode(options(command))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from backbay.cli.entry import print_json
+from backbay.cli.document import written
+from backbay.cli.parameters import json_option
 from backbay.errors import plain
 from backbay.publishing import CHECKS, findings, opened
 
@@ -23,8 +24,8 @@ Examples:
 @click.command("publish-check", epilog=_EXAMPLES)
 @click.argument("folder", metavar="[DIR]", default=".",
                 type=click.Path(file_okay=False, path_type=Path))  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def command(*, folder: Path, as_json: bool) -> None:
+@json_option
+def command(*, folder: Path, json_path: Path | None) -> None:
     """Check what a package that publishes a backend says, before it is published.
 
     DIR is the folder of its pyproject.toml. Files are read, and none of its code is run: its
@@ -34,10 +35,9 @@ def command(*, folder: Path, as_json: bool) -> None:
     """
     package = opened(folder)
     found = findings(package)
-    if as_json:
-        rows = [asdict(x) for x in found]
-        print_json({"schema": SCHEMA, "checks": list(CHECKS), "findings": rows})
-    else:
+    rows = [asdict(x) for x in found]
+    document = {"schema": SCHEMA, "checks": list(CHECKS), "findings": rows}
+    if not written(document, json_path):
         for name in CHECKS:
             mine = [x for x in found if x.check == name]
             click.echo(f"{'wrong' if mine else 'ok':5}  {name}")

@@ -8,9 +8,10 @@ import click
 from msgspec.structs import replace
 
 from backbay.cli import campaign
+from backbay.cli.completion import complete_backends, complete_workload
 from backbay.cli.files import check_writable
 from backbay.cli.output import write, written_anyway
-from backbay.cli.parameters import BATCHES, DEVICE, SECONDS, SEED
+from backbay.cli.parameters import BATCHES, DEVICE, SECONDS, SEED, compiled_as, json_option
 from backbay.decisions import Store
 from backbay.decisions.arm import WHOLE
 from backbay.errors import InputError, plain
@@ -38,13 +39,13 @@ Examples:
 
 
 @click.command("race", epilog=_EXAMPLES)
-@click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
-@click.option("--backends",
+@click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...", shell_complete=complete_workload)
+@click.option("--backends", shell_complete=complete_backends,
               help="Names, module:function or file.py:function, by commas; all: every ready one.  "
                    "[default: all, or none beside --arms]")  # fmt: skip
-@click.option("--arms", help="Backends with mode and options, by commas: "
-                             "inductor@reduce-overhead,backbay{parameter_hoist: true}.",
-              )  # fmt: skip
+@click.option("--arms", shell_complete=complete_backends,
+              help="Backends with mode and options, by commas: "
+                   "inductor@reduce-overhead,backbay{parameter_hoist: true}.")  # fmt: skip
 @click.option("--scope", "scopes", default=WHOLE, show_default=True,
               help="What is compiled: whole, blocks (repeated layers, in place), or a submodule's "
                    "name; several by commas, each a row.")  # fmt: skip
@@ -55,8 +56,7 @@ Examples:
 @click.option("--warm", is_flag=True, help="Of the total: compilation finds a warm cache.")
 @click.option("--memory-limit", metavar="SIZE",
               help="Choose no arm whose step needs more, as in 8GiB.")  # fmt: skip
-@click.option("--dynamic/--no-dynamic", default=None, help="As torch.compile(dynamic=...).")
-@click.option("--fullgraph", is_flag=True, help="As torch.compile(fullgraph=True).")
+@compiled_as
 @click.option("--require-all", is_flag=True, help="Refuse to race unless each named one is ready.")
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
@@ -95,8 +95,7 @@ Examples:
 @click.option("--anew", is_flag=True, help="Of a campaign: race again what is done.")
 @click.option("--keep/--no-keep", default=True, show_default=True,
               help="Keep the decision: backend='backbay.auto' applies it.")  # fmt: skip
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
-              help="Write everything as JSON; - for standard output.")  # fmt: skip
+@json_option
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Write one self-contained HTML page.")  # fmt: skip
 def command(

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import click
 
-from backbay.cli.entry import print_json
+from backbay.cli.document import written
+from backbay.cli.files import check_writable
+from backbay.cli.parameters import json_option
 from backbay.registry import default_registry
 from backbay.registry.stubs import names_here, write_stubs
 
@@ -21,15 +23,14 @@ Examples:
 @click.command("stubs", epilog=_EXAMPLES)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help="Write there.  [default: beside this interpreter's packages]")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def command(*, out: Path | None, as_json: bool) -> None:
+@json_option
+def command(*, out: Path | None, json_path: Path | None) -> None:
     """Write stubs from which type checkers and editors know the names of the installed backends.
 
     They are of the backends that are installed now: write them again when that changes.
     """
+    check_writable(json_path)
     names = names_here(default_registry)
     package = write_stubs(default_registry, out)
-    if as_json:
-        print_json({"schema": SCHEMA, "path": str(package), "names": names})
-        return
-    click.echo(f"{package}: {len(names)} names")
+    if not written({"schema": SCHEMA, "path": str(package), "names": names}, json_path):
+        click.echo(f"{package}: {len(names)} names")

@@ -3,13 +3,22 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from backbay.cli.completion import complete_backends, complete_workload
 from backbay.cli.files import check_writable
-from backbay.cli.names import complete
 from backbay.cli.output import write, written_anyway
-from backbay.cli.parameters import DEVICE, SECONDS, SECONDS_OR_NONE, SEED
+from backbay.cli.parameters import (
+    DEVICE,
+    SECONDS,
+    SECONDS_OR_NONE,
+    SEED,
+    compiled_as,
+    configured,
+    json_option,
+)
 from backbay.errors import InputError
 from backbay.race import DTYPES
 from backbay.registry.names import PluginName
@@ -23,15 +32,18 @@ _EXAMPLES = """
 Examples:
   backbay verify
   backbay verify hf:bert --backends inductor,aot_eager
+  backbay verify hf:bert --mode max-autotune --options "{epilogue_fusion: true}" --dynamic
   backbay verify train.py:model --backend my_backend.py:compile --train --dtype bfloat16
 """
 
 
 @click.command("verify", epilog=_EXAMPLES)
-@click.argument("workload", default=DEFAULT)
+@click.argument("workload", default=DEFAULT, shell_complete=complete_workload)
 @click.option("--backend", "--backends", "backends", default=DEFAULT_BACKEND, show_default=True,
-              shell_complete=complete,
+              shell_complete=complete_backends,
               help="Names, module:function or file.py:function, by commas.")  # fmt: skip
+@configured
+@compiled_as
 @click.option("--train/--infer", default=None,
               help="With gradients, in training mode, or without, in eval mode.  [default: both]",
               )  # fmt: skip
@@ -48,12 +60,15 @@ Examples:
               help="Seconds for one check, with what it compiles.")  # fmt: skip
 @click.option("--blame", type=SECONDS_OR_NONE, default=Limits().blame_s, show_default=True,
               help="Seconds to look for the first module that is wrong; 0: don't.")  # fmt: skip
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
-              help="Write everything as JSON; - for standard output.")  # fmt: skip
+@json_option
 def command(
     *,
     workload: str,
     backends: str,
+    mode: str | None,
+    options: dict[str, Any] | None,
+    dynamic: bool | None,
+    fullgraph: bool,
     train: bool | None,
     dtype: str,
     device: str | None,
@@ -83,6 +98,10 @@ def command(
         report = run(
             workload,
             backends=[PluginName(name.strip()) for name in backends.split(",") if name.strip()],
+            mode=mode,
+            options=options,
+            dynamic=dynamic,
+            fullgraph=fullgraph,
             train=train,
             dtype=dtype,
             device=device,

@@ -8,7 +8,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -65,10 +65,29 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __str__(self) -> str:
         """Return it as it is written on a command line; `parse_arm` reads it."""
-        given = ", ".join(f"{name}: {_written(x)}" for name, x in sorted(self.options.items()))
         mode = f"@{self.mode}" if self.mode else ""
         scope = "" if self.scope == WHOLE else f" on {self.scope}"
-        return f"{self.backend}{mode}" + (f"{{{given}}}" if given else "") + scope
+        return f"{self.backend}{mode}{options_text(self.options)}{scope}"
+
+
+def options_text(options: Mapping[str, Any]) -> str:
+    """Return options as an arm has them, in braces; empty where there are none."""
+    given = ", ".join(f"{name}: {_written(x)}" for name, x in sorted(options.items()))
+    return f"{{{given}}}" if given else ""
+
+
+def parse_options(text: str) -> dict[str, Any]:
+    """Read options as an arm has them; the braces may be left out.
+
+    Raises:
+        InputError: they can't be read; the message says where.
+    """
+    text = text.strip()
+    if not text.startswith("{"):
+        text = f"{{{text}}}"
+    if not text.endswith("}"):
+        raise _mistake(text, len(text), "the options are not closed by '}'")
+    return dict(_options(text, 1))
 
 
 def parse_arms(text: str) -> list[Arm]:
@@ -179,4 +198,5 @@ def _written(value: Any) -> str:
 
 
 def _mistake(text: str, at: int, what: str) -> InputError:
-    return InputError(f"arm {text!r}, character {at + 1}: {what}")
+    noun = "options" if text.startswith("{") else "arm"  # no arm begins with a brace
+    return InputError(f"{noun} {text!r}, character {at + 1}: {what}")

@@ -6,7 +6,7 @@ torch; `run` does.
 """
 
 from backbay.explain.api import run
-from backbay.explain.codes import CODES, Code, selection
+from backbay.explain.codes import CODES, Code, named, selection
 from backbay.explain.findings import failing
 from backbay.explain.record import (
     BreakRecord,
@@ -41,6 +41,7 @@ __all__ = [
     "RecompileRecord",
     "StageRecord",
     "failing",
+    "named",
     "run",
     "selection",
 ]

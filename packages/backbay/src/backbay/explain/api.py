@@ -4,11 +4,15 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from backbay.decisions import Arm
 from backbay.dependencies import check_installed
 from backbay.errors import InputError
 from backbay.explain.record import Explanation, Settings
 from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
+from backbay.registry.requested import Requested
 from backbay.registry.target import parse
 from backbay.reporting.machine import versions
 from backbay.workloads.reference import DEFAULT
@@ -24,6 +28,8 @@ def run(
     backend: BackendName | CompilerFn | None = None,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
     train: bool = False,
     dtype: str = "float32",
     device: str | None = None,
@@ -48,6 +54,8 @@ def run(
             function. Default: graphs are listed and run as they are; nothing is compiled.
         mode: as in torch.compile.
         options: as in torch.compile.
+        dynamic: as in torch.compile.
+        fullgraph: as in torch.compile; a graph break then raises.
         train: a step is forward and backward; else forward without gradients.
         dtype: ``float32``, ``bfloat16`` or ``float16``; a `Workload` object keeps the one that it
             has.
@@ -78,6 +86,9 @@ def run(
     specs: list[BackendSpec] = []
     if isinstance(backend, str) and parse(backend) is None:
         specs = [registry.require(backend, setup.device.partition(":")[0])]
+    # What JSON has: of another value, such as a pass, its repr.
+    plain = msgspec.to_builtins(dict(options or {}), enc_hook=repr)
+    Arm(backend="", options=plain)  # an option's name that can't be written is refused
     compiler_fn = _compiler_fn(backend, mode, options, registry)
     from backbay.explain.assembling import assembled  # noqa: PLC0415 (as late as can be: torch)
     from backbay.explain.running import WatchedRun  # noqa: PLC0415 (likewise)
@@ -86,7 +97,14 @@ def run(
 
     built = build(setup) if isinstance(workload, str) else workload
     made_by = registry.lookup_backend(backend) if backend is not None else None
-    watched = WatchedRun(workload=built, compiler_fn=compiler_fn, train=train, seed=seed)
+    watched = WatchedRun(
+        workload=built,
+        compiler_fn=compiler_fn,
+        dynamic=dynamic,
+        fullgraph=fullgraph,
+        train=train,
+        seed=seed,
+    )
     watched.run(again=again, further_args=further_args)
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", None)
     settings = Settings(
@@ -96,6 +114,10 @@ def run(
         dtype=setup.dtype,
         device=setup.device,
         seed=seed,
+        compile_mode=mode,
+        options=plain,
+        dynamic=dynamic,
+        fullgraph=fullgraph,
     )
     return assembled(
         watched,
@@ -118,6 +140,12 @@ def _compiler_fn(
             raise InputError("mode and options are a backend's: name one")
         return None
     if isinstance(backend, str):
+        asked = Requested(
+            backend=backend, name=backend, mode=mode, options=options or {}, registry=registry
+        )
+        problems = asked.problems() if mode or options else ()
+        if problems:
+            raise InputError("; ".join(problems))
         return registry.get_backend(backend, mode=mode, options=options)
     if mode is None and options is None:
         return backend

@@ -16,6 +16,7 @@ from backbay.errors import InputError
 Severity = Literal["error", "warning", "note"]
 
 PAGE = "docs/findings.md"
+_NAME = re.compile(r"BB[0-9]+")
 _SHAPE = re.compile(r"BB(\d{3})?|BB\d{1,2}")
 
 
@@ -210,6 +211,20 @@ _TABLE = (
 CODES = {x.code: x for x in _TABLE}
 
 
+def named(text: str) -> Code | None:
+    """Return the code that a text names; ``None`` where it is of no code's form.
+
+    Raises:
+        InputError: it is, and there is no such code.
+    """
+    word = text.upper()
+    if _NAME.fullmatch(word) is None:
+        return None
+    if word not in CODES:
+        raise _unknown(word)
+    return CODES[word]
+
+
 def selection(texts: Iterable[str]) -> tuple[str, ...]:
     """Return codes, and beginnings of codes, from what somebody typed: by commas or one by one.
 
@@ -220,10 +235,22 @@ def selection(texts: Iterable[str]) -> tuple[str, ...]:
     for word in words:
         if _SHAPE.fullmatch(word) and any(x.startswith(word) for x in CODES):
             continue
-        near = difflib.get_close_matches(word, CODES, n=1)
-        hint = f": did you mean {near[0]}?" if near else f": they are listed in {PAGE}"
-        raise InputError(f"there is no finding {word!r}{hint}")
+        raise _unknown(word)
     return tuple(dict.fromkeys(words))
+
+
+def _unknown(word: str) -> InputError:
+    near = _nearest(word)
+    hint = f": did you mean {near}?" if near else f": they are listed in {PAGE}"
+    return InputError(f"there is no finding {word!r}{hint}")
+
+
+def _nearest(word: str) -> str | None:
+    """Return the code of the same group whose number is nearest, else the one most like a word."""
+    group = [x for x in CODES if x.startswith(word[:3])] if _NAME.fullmatch(word) else []
+    if group:
+        return min(group, key=lambda x: abs(int(x[2:]) - int(word[2:])))
+    return next(iter(difflib.get_close_matches(word, CODES, n=1)), None)
 
 
 def selects(chosen: Iterable[str], code: str) -> bool:

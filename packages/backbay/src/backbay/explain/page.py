@@ -1,15 +1,16 @@
 """An explanation as one HTML file, without a script."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from backbay.decisions import options_text
 from backbay.explain import words
 from backbay.explain.boxes import marks, picture
 from backbay.explain.codes import CODES
 from backbay.explain.drawing import svg
-from backbay.explain.record import Explanation, GraphRecord, NodeRecord
-from backbay.reporting.page import command, rendered
+from backbay.explain.record import Explanation, GraphRecord, NodeRecord, Settings
+from backbay.reporting.page import command, compiled_as, rendered
 from backbay.reporting.reasons import plainly
 
 
@@ -21,7 +22,6 @@ def write_page(explanation: Explanation, path: str | Path) -> None:
 def page(explanation: Explanation) -> str:
     """Return an explanation's page; the same explanation always gives the same text."""
     settings = explanation.settings
-    chosen = () if settings.backend is None else ("--backend", settings.backend)
     return rendered(
         "backbay.explain",
         explanation,
@@ -33,13 +33,23 @@ def page(explanation: Explanation) -> str:
         command=command(
             "explain",
             [settings.workload],
-            chosen,
+            _chosen(settings),
             mode=settings.mode,
             dtype=settings.dtype,
             device=settings.device,
             seed=settings.seed,
         ),
     )
+
+
+def _chosen(settings: Settings) -> Iterator[str]:
+    if settings.backend is not None:
+        yield from ("--backend", settings.backend)
+    if settings.compile_mode is not None:
+        yield from ("--mode", settings.compile_mode)
+    if settings.options:
+        yield from ("--options", options_text(settings.options))
+    yield from compiled_as(settings.dynamic, fullgraph=settings.fullgraph)
 
 
 @dataclass(frozen=True, kw_only=True)

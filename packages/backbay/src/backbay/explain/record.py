@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from backbay.decisions import Arm
 from backbay.explain.codes import Severity
 from backbay.reporting.breaks import GraphBreak
 from backbay.reporting.reasons import Kind
@@ -212,6 +213,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     seed: int
+    compile_mode: str | None = None
+    """As torch.compile takes it."""
+    options: dict[str, Any] = {}
+    """Likewise."""
+    dynamic: bool | None = None
+    """Likewise."""
+    fullgraph: bool = False
+    """Likewise."""
+
+    @property
+    def asked(self) -> str:
+        """How the workload is compiled, in words."""
+        if self.backend is None:
+            arm = "no backend"
+        else:
+            arm = str(Arm(backend=self.backend, mode=self.compile_mode, options=self.options))
+        dynamic = "" if self.dynamic is None else f"dynamic={self.dynamic}"
+        return " ".join(filter(None, (arm, dynamic, "fullgraph" if self.fullgraph else "")))
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,10 @@ class WatchedRun:
     workload: Workload
     compiler_fn: CompilerFn | None
     """``None``: graphs are run as they are."""
+    dynamic: bool | None
+    """As torch.compile takes it."""
+    fullgraph: bool
+    """Likewise."""
     train: bool
     seed: int
     watch: Watch = field(default_factory=Watch)
@@ -58,7 +62,9 @@ class WatchedRun:
 
     def _compiled(self, *, again: bool, further_args: Sequence[Sequence[Any]] | None) -> None:
         backend = Capturing(self.compiler_fn or _as_it_is, self.watch)
-        call = torch.compile(self.workload.model, backend=backend)
+        call = torch.compile(
+            self.workload.model, backend=backend, dynamic=self.dynamic, fullgraph=self.fullgraph
+        )
         if not self._call("first", call, self.workload) or not again:
             return
         if not self._call("again", call, self.workload):

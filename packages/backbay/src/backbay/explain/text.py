@@ -41,9 +41,7 @@ def text(explanation: Explanation) -> RenderableType:
     """Lay an explanation out for the terminal."""
     settings = explanation.settings
     head = Text(plain(settings.workload), style="bold")
-    head.append(
-        f"  {settings.mode}  {plain(settings.backend or 'no backend')}", style="not bold dim"
-    )
+    head.append(f"  {settings.mode}  {plain(settings.asked)}", style="not bold dim")
     parts: list[RenderableType] = [head, Text(plain(explanation.sentence))]
     if explanation.problem is not None:
         parts += _section("Error", _problem(explanation.problem))

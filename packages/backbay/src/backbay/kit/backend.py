@@ -126,6 +126,7 @@ class Backend:
         name: str | None = None,
     ) -> Compiled:
         """Compile one of Dynamo's graphs; torch.compile calls this."""
+        self._registry.warn_if_experimental(self)  # torch, which may have it by name, does not
         return self.compile_graph(
             graph_module, example_inputs, mode=mode, options=options, name=name
         ).run

@@ -14,7 +14,7 @@ import msgspec
 from backbay.decisions import Arm, Store, parse_arm, parse_arms
 from backbay.decisions.arm import WHOLE
 from backbay.dependencies import check_installed
-from backbay.errors import InputError, Interrupted, WorkloadInvalid
+from backbay.errors import InputError, Interrupted, WorkloadInvalid, warn_of_experimental
 from backbay.judge.requests import SERVICE as JUDGE
 from backbay.race import field
 from backbay.race.caches import Caches
@@ -37,7 +37,7 @@ from backbay.race.timing import Limits
 from backbay.race.turns import Turns
 from backbay.race.workload_race import OnRow, Sessions, Tell, WorkloadRace
 from backbay.ranges import check_seconds, check_seed
-from backbay.registry import CompilerFn, Registry, default_registry
+from backbay.registry import BackendSpec, CompilerFn, Registry, default_registry
 from backbay.registry.names import BackendName
 from backbay.reporting import machine
 from backbay.session import Lost, NoReply, Refused, Session
@@ -175,6 +175,7 @@ def run(
     if quick and backends is None and not arms:
         entrants = field.quick(registry, entrants)
     entrants = field.scoped(entrants, scopes)
+    _warn(entrants)
     sessions, notes, references = _sessions(workloads, backends, setups, registry, entrants)
     same_process = references is None
     compiled = {
@@ -268,6 +269,13 @@ def _race_all(
             race.run()
 
 
+def _warn(entrants: Sequence[field.Entrant]) -> None:
+    """Warn of who is experimental; their processes keep silent."""
+    for entrant in entrants:
+        if entrant.experimental and entrant.spec is not None:
+            warn_of_experimental(entrant.spec.name, str(entrant.spec.origin))
+
+
 def _references(workloads: "str | Sequence[str] | Workload") -> list[str]:
     if isinstance(workloads, str):
         return [workloads]
@@ -304,8 +312,9 @@ def _entrants(
     require_all: bool,
 ) -> list[field.Entrant]:
     if isinstance(backends, Mapping):
-        named = [field.Entrant(arm=Arm(backend=name)) for name in backends if name != EAGER]
-        given = [field.Entrant(arm=x) for x in arms if x.backend in backends]
+        known = {name: _spec_of(backend, registry) for name, backend in backends.items()}
+        named = [field.Entrant(arm=Arm(backend=x), spec=known[x]) for x in backends if x != EAGER]
+        given = [field.Entrant(arm=x, spec=known[x.backend]) for x in arms if x.backend in known]
         arms = [x for x in arms if x.backend not in backends]
     else:
         if backends is None:
@@ -321,6 +330,13 @@ def _entrants(
         require_all=require_all,
     )
     return list({x.name: x for x in (others[0], *named, *given, *others[1:])}.values())
+
+
+def _spec_of(backend: str | CompilerFn, registry: Registry) -> BackendSpec | None:
+    """Return what is known of a backend that was given with a name of its own."""
+    if not isinstance(backend, str):
+        return registry.spec_of(backend)
+    return next(iter(registry.candidates(backend)), None)
 
 
 def _check_arms(arms: Sequence[ArmSetup], sessions: Sessions) -> None:

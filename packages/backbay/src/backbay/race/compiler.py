@@ -14,9 +14,7 @@ from backbay.race.record import EAGER
 from backbay.race.requests import ArmSetup
 from backbay.race.scopes import InPlace, parts_of
 from backbay.registry import CompilerFn, Registry
-from backbay.registry.options import configuration_problems
-from backbay.registry.registration import described
-from backbay.registry.target import parse
+from backbay.registry.requested import Requested
 from backbay.timing.device import synchronize
 
 
@@ -79,20 +77,15 @@ def compiler_of(
     Raises:
         InputError: its backend can't be loaded.
     """
-    arm, backend = setup.arm, _backend(setup, given)
-    if backend == EAGER:
+    arm, requested = setup.arm, _requested(setup, given, registry)
+    if requested.backend == EAGER:
         return Compiler(backend=None)
-    keywords = {"dynamic": setup.dynamic, "fullgraph": setup.fullgraph}
-    if arm.mode is None or not arm.options:
-        loaded = registry.resolve(backend) if isinstance(backend, str) else backend
-        configuration = {"mode": arm.mode, "options": arm.options or None}
-        return Compiler(backend=loaded, keywords={**keywords, **configuration}, scope=arm.scope)
-    if isinstance(backend, str):  # torch.compile takes a mode or options
-        both = registry.get_backend(backend, mode=arm.mode, options=arm.options)
-    else:
-        spec = described(backend, arm.backend, (), {})
-        both = registry.configured(spec, backend, arm.mode, arm.options)
-    return Compiler(backend=both, keywords=keywords, scope=arm.scope)
+    keywords = requested.keywords()
+    return Compiler(
+        backend=keywords.pop("backend"),
+        keywords={"dynamic": setup.dynamic, "fullgraph": setup.fullgraph, **keywords},
+        scope=arm.scope,
+    )
 
 
 def problems(
@@ -103,14 +96,17 @@ def problems(
     Raises:
         InputError: its backend can't be loaded.
     """
-    arm, backend = setup.arm, _backend(setup, given)
-    loaded = registry.resolve(backend) if isinstance(backend, str) else backend
-    if isinstance(backend, str) and parse(backend) is None:
-        spec = registry.spec(backend)
-    else:
-        spec = described(loaded, arm.backend, (), {})
-    return tuple(configuration_problems(spec, loaded, arm.mode, arm.options or None))
+    return _requested(setup, given, registry).problems()
 
 
-def _backend(setup: ArmSetup, given: Mapping[str, str | CompilerFn]) -> str | CompilerFn:
-    return setup.reference or given.get(setup.arm.backend, setup.arm.backend)
+def _requested(
+    setup: ArmSetup, given: Mapping[str, str | CompilerFn], registry: Registry
+) -> Requested:
+    arm = setup.arm
+    return Requested(
+        backend=setup.reference or given.get(arm.backend, arm.backend),
+        name=arm.backend,
+        mode=arm.mode,
+        options=arm.options,
+        registry=registry,
+    )

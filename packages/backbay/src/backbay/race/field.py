@@ -32,6 +32,11 @@ class Entrant:
         """What its row is called."""
         return str(self.arm)
 
+    @property
+    def experimental(self) -> bool:
+        """Whether it runs, and its author calls its backend experimental."""
+        return self.unavailable is None and self.spec is not None and self.spec.experimental
+
 
 def eager() -> Entrant:
     """Return what the others are measured by."""

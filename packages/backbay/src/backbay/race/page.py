@@ -10,7 +10,7 @@ from backbay.errors import plain
 from backbay.race.record import Report, Settings
 from backbay.race.sections import Row, Section, arms, sections, worded
 from backbay.reporting import wording
-from backbay.reporting.page import command, rendered
+from backbay.reporting.page import command, compiled_as, rendered
 
 _FIGURE_SPACE = "\u2007"
 _PUNCTUATION_SPACE = "\u2008"
@@ -63,10 +63,7 @@ def _asked(settings: Settings) -> Iterator[str]:
     if settings.arms:
         option = "--backends" if settings.arms == settings.backends else "--arms"
         yield from (option, ",".join(settings.arms))
-    if settings.dynamic is not None:
-        yield "--dynamic" if settings.dynamic else "--no-dynamic"
-    if settings.fullgraph:
-        yield "--fullgraph"
+    yield from compiled_as(settings.dynamic, fullgraph=settings.fullgraph)
 
 
 def _rows(section: Section) -> list[Row]:

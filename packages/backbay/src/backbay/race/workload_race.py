@@ -45,6 +45,8 @@ _CORES_EACH = 2
 _PEAKS_EACH = 4
 """Of eager's peak memory: what compiling and proving an arm takes, more or less."""
 
+_EXPERIMENTAL = "experimental: its author makes no promises"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions:
@@ -372,8 +374,9 @@ class WorkloadRace:
         tried = {key: getattr(outcome, key) for key in outcome.__struct_fields__}
         times = self._times(name)
         parts = "; ".join(_worded(x) for x in times.get("parts", ()))
-        if parts:
-            tried["notes"] = (*outcome.notes, parts)
+        is_experimental = any(x.experimental for x in self.entrants if x.name == name)
+        notes = (_EXPERIMENTAL if is_experimental else "", *outcome.notes, parts)
+        tried["notes"] = tuple(filter(None, notes))
         return Result(
             workload=self.workload,
             mode=self.setup.mode,

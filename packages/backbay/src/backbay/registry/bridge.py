@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any, cast
 
-from backbay.errors import BackendLoadError, BackendNotFound
+from backbay.errors import BackendLoadError, BackendNotFound, warn_of_experimental
 from backbay.registry.spec import BackendSpec, CompilerFn, Origin
 
 if TYPE_CHECKING:
@@ -175,15 +175,19 @@ def _table() -> dict[str, CompilerFn]:
     return {name: compiler_fn for name, compiler_fn in found if isinstance(name, str)}
 
 
-def stand_in(compiler_fn: CompilerFn, name: str) -> CompilerFn:
+def stand_in(compiler_fn: CompilerFn, spec: BackendSpec) -> CompilerFn:
     """Return a new function that calls a compiler function, and that torch can register.
 
-    What it compiles checks that its first call returns a tuple.
+    What it compiles checks that its first call returns a tuple. Of an experimental backend it
+    warns: torch, which may have looked it up, tells nobody.
     """
+    name = spec.name
 
     def standing(*arguments: Any, **given: Any) -> Any:
         from backbay.registry.returned import checked  # noqa: PLC0415 (a graph is being compiled)
 
+        if spec.experimental:
+            warn_of_experimental(name, str(spec.origin))
         return checked(compiler_fn(*arguments, **given), name)
 
     standing.__name__ = standing.__qualname__ = name
@@ -196,7 +200,7 @@ def stand_in(compiler_fn: CompilerFn, name: str) -> CompilerFn:
     return standing
 
 
-def shareable(compiler_fn: CompilerFn, name: str) -> CompilerFn:
+def shareable(compiler_fn: CompilerFn, spec: BackendSpec) -> CompilerFn:
     """Return what torch can register: the function itself, or a stand-in that calls it.
 
     Up to 2.13 torch sets an attribute on what it registers, and Dynamo shows its ``__name__``: a
@@ -208,7 +212,7 @@ def shareable(compiler_fn: CompilerFn, name: str) -> CompilerFn:
         or isinstance(type(compiler_fn).__setattr__, types.FunctionType)
         or not type(compiler_fn).__weakrefoffset__
     )
-    return stand_in(compiler_fn, name) if refuses else compiler_fn
+    return stand_in(compiler_fn, spec) if refuses else compiler_fn
 
 
 def share(name: str, compiler_fn: CompilerFn, tags: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from backbay.errors import BackendNotFound, BackendUnavailable
+from backbay.errors import BackendNotFound, BackendUnavailable, InputError
 from backbay.registry import bridge, discovery
 from backbay.registry.availability import Availability, of_resolution
 from backbay.registry.environment import Environment
@@ -106,17 +106,26 @@ class KnownBackends:
 
     def list_backends(
         self,
-        exclude_tags: Sequence[str] | None = ("debug", "experimental"),
+        exclude_tags: Sequence[str] | None = HIDDEN_TAGS,
         *,
+        tags: Sequence[str] | None = None,
         available: bool = False,
     ) -> list[str]:
         """List names that ``torch.compile(backend=...)`` takes, without importing torch.
 
         Args:
-            exclude_tags: backends that carry one of these tags are left out.
+            exclude_tags: backends that carry one of these tags are left out. Default: ``debug`` and
+                ``experimental``, but where ``tags`` are given nothing.
+            tags: only backends that carry one of these are listed; default: all.
             available: whether to leave out what does not run here, as far as that is known. Torch's
                 list, and this one by default, has some names whose packages are not installed.
+
+        Raises:
+            InputError: no backend carries one of ``tags``; the message gives the nearest tag.
         """
+        if tags is not None:
+            self.check_tags(tags)
+            exclude_tags = () if exclude_tags is HIDDEN_TAGS else exclude_tags
         hidden = set(exclude_tags or ())
         return [
             name
@@ -124,8 +133,27 @@ class KnownBackends:
             if x.standing not in {"absent", "blocked"}
             and x.spec.loading != "callable"  # torch has no name for it
             and not hidden.intersection(x.spec.tags)
+            and (tags is None or set(tags).intersection(x.spec.tags))
             and (not available or of_resolution(x, self.environment).ready)
         ]
+
+    def tags(self) -> set[str]:
+        """Return the tags that known backends carry, the absent included."""
+        return {tag for x in self.resolutions().values() for tag in x.spec.tags}
+
+    def check_tags(self, tags: Iterable[str]) -> None:
+        """Check that each tag is one that some known backend carries.
+
+        Raises:
+            InputError: nobody carries one of them; the message gives the nearest.
+        """
+        known = sorted(self.tags())
+        for tag in (x for x in tags if x not in known):
+            close = _close(tag, known)
+            hint = "" if close is None else f", did you mean: {close!r}?"
+            raise InputError(
+                f"no backend carries the tag {tag!r}{hint or '.'} There are {', '.join(known)}."
+            )
 
     def availability(self, name: str, device: str | None = None) -> Availability:
         """Return whether a backend runs here, and if not, why and what to do.
@@ -195,10 +223,7 @@ class KnownBackends:
 
     def nearest(self, name: str) -> str | None:
         """Return the known name that is most like another one; nothing where none is like it."""
-        from difflib import get_close_matches  # noqa: PLC0415 (only a mistake needs it)
-
-        known = [x for x in self.resolutions() if FOR_TESTS not in x]
-        return next(iter(get_close_matches(name.lower(), known, n=1)), None)
+        return _close(name, [x for x in self.resolutions() if FOR_TESTS not in x])
 
     def _not_found(self, name: str) -> Exception:
         close = self.nearest(name)
@@ -207,6 +232,12 @@ class KnownBackends:
         return bridge.not_found(
             f"no backend named {name!r}{hint} {count} are known: see `backbay list --all`."
         )
+
+
+def _close(word: str, known: Sequence[str]) -> str | None:
+    from difflib import get_close_matches  # noqa: PLC0415 (only a mistake needs it)
+
+    return next(iter(get_close_matches(word.lower(), known, n=1)), None)
 
 
 def _pieces(spec: BackendSpec, what: Collected) -> Iterable[str]:

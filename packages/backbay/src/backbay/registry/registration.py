@@ -50,6 +50,8 @@ class Details(TypedDict, total=False):
     further_options: Literal["inductor"]
     reserved_launch_param_names: tuple[str, ...]
     homepage: str
+    experimental: bool
+    """The same as the tag."""
 
 
 _DETAILS: Mapping[str, type] = {
@@ -61,6 +63,7 @@ _DETAILS: Mapping[str, type] = {
     "further_options": str,
     "reserved_launch_param_names": tuple,
     "homepage": str,
+    "experimental": bool,
 }
 
 
@@ -78,6 +81,10 @@ class Registration:
     """What torch's registry gets: the same where that checks what it makes (backends of the kit and
     stand-ins do), else a stand-in for it."""
 
+    def is_of(self, compiler_fn: CompilerFn) -> bool:
+        """Whether it is of this compiler function."""
+        return self.resolved is compiler_fn or _same(self.given, compiler_fn)
+
 
 class Registrations:
     """The registrations of one registry."""
@@ -94,9 +101,13 @@ class Registrations:
         """Make anew, in a child process, a lock that a thread of its parent's may hold."""
         self._lock = threading.RLock()
 
+    def all(self) -> list[Registration]:
+        """Return all that is registered."""
+        return list(self._by_name.values())
+
     def specs(self) -> list[BackendSpec]:
         """Return the specs of all that is registered."""
-        return [registration.spec for registration in list(self._by_name.values())]
+        return [registration.spec for registration in self.all()]
 
     def everything(self) -> tuple[list[BackendSpec], list[BackendSpec]]:
         """Return what is registered here, and what is in torch's registry, as of one moment."""
@@ -145,7 +156,7 @@ class Registrations:
                 return _nothing  # its own distribution's entry point leads to it: one, not two
             self._refuse(spec, compiler_fn, existing, others, policy, replacing=replacing)
             resolved = self._resolved(spec, compiler_fn)
-            shared = _shared(spec.name, compiler_fn, resolved)
+            shared = _shared(spec, compiler_fn, resolved)
             now = Registration(spec, compiler_fn, resolved, shared)
             self._exchange(existing, now)
         return self._undo(existing, now)
@@ -225,8 +236,8 @@ class Registrations:
             tags = [x.spec.tags for x in self._by_name.values() if x.resolved is given]
             another = any(x != spec.tags for x in [*tags, getattr(given, "_tags", spec.tags)])
         if another:
-            return bridge.stand_in(given, spec.name)
-        return bridge.shareable(given, spec.name)
+            return bridge.stand_in(given, spec)
+        return bridge.shareable(given, spec)
 
     def _refuse(
         self,
@@ -283,21 +294,30 @@ def described(
     # Of its class, as Python asks: what a compiler function says of itself.
     say = getattr(type(compiler_fn), "__backbay_details__", None)
     details = {**(say(compiler_fn) if say is not None else {}), **details}
+    if details.pop("experimental", False) and "experimental" not in tags:
+        tags = (*tags, "experimental")
     origin = Origin(kind="process", location=bridge.location_of(compiler_fn))
     spec = BackendSpec(name=name, origin=origin, loading="object", tags=tags)
     return replace(spec, **details, declared_by=origin.location) if details else spec
+
+
+def is_of(compiler_fn: CompilerFn, spec: BackendSpec) -> bool:
+    """Whether a compiler function is what a spec leads to, as far as that is loaded by now."""
+    if spec.loading == "torch":
+        return bridge.held_by_torch(spec.name) is compiler_fn
+    return spec.target is not None and _same(_imported(spec.target), compiler_fn)
 
 
 def _nothing() -> None:
     """Take nothing back: nothing was changed."""
 
 
-def _shared(name: str, given: CompilerFn, resolved: CompilerFn) -> CompilerFn:
+def _shared(spec: BackendSpec, given: CompilerFn, resolved: CompilerFn) -> CompilerFn:
     if resolved is not given or hasattr(type(given), "__backbay_details__"):
         return resolved  # a stand-in, or a backend of the kit: both check what they make
-    if bridge.held_by_torch(name) is given:
+    if bridge.held_by_torch(spec.name) is given:
         return given  # it registered itself there
-    return bridge.stand_in(given, name)
+    return bridge.stand_in(given, spec)
 
 
 def _same(one: CompilerFn, other: CompilerFn) -> bool:
@@ -387,8 +407,7 @@ def exported(registry: "Registry") -> Iterator[None]:
     another process can't import (a lambda, a function of ``__main__``) is left out, with a warning.
     """
     backends = {}
-    for spec in registry.registered_specs():
-        compiler_fn = registry.lookup_backend(spec.name)
+    for spec, compiler_fn in registry.registered_functions():
         given = getattr(compiler_fn, "func", compiler_fn)  # a stand-in is a partial
         reference = getattr(compiler_fn, "reference", None) or reference_of(given)
         if reference is None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from weakref import WeakSet
 
-from backbay.errors import BackendLoadError, BackendNotFound, InputError
+from backbay.errors import BackendLoadError, BackendNotFound, InputError, warn_of_experimental
 from backbay.registry import bridge
 from backbay.registry.availability import is_absent
 from backbay.registry.environment import Environment
@@ -86,6 +87,41 @@ class Registry(KnownBackends):
         """Return the specs of what this process registered here."""
         return self._registered.specs() if self._registered is not None else []
 
+    def registered_functions(self) -> list[tuple[BackendSpec, CompilerFn]]:
+        """Return what this process registered here, as a look-up of its name gives it."""
+        registered = self._registered.all() if self._registered is not None else []
+        return [(x.spec, x.resolved) for x in registered]
+
+    def spec_of(self, compiler_fn: CompilerFn) -> BackendSpec | None:
+        """Return what is known of a compiler function, whatever its name resolves to.
+
+        It is known where this process registered it, or where it is what torch or a distribution
+        provides; elsewhere there is nothing.
+        """
+        from backbay.registry.registration import is_of  # noqa: PLC0415 (a listing has none)
+
+        registered = self._registered.all() if self._registered is not None else []
+        own = (x.spec for x in registered if x.is_of(compiler_fn))
+        others = (x for x in self._claimants() if is_of(compiler_fn, x))
+        return next(itertools.chain(own, others), None)
+
+    def warn_if_experimental(self, backend: str | CompilerFn) -> None:
+        """Warn where a backend that was chosen is experimental, once a process and backend.
+
+        Nothing is loaded: of ``module:attribute``, of a name that leads to nothing here, and of a
+        function that nobody registered or provides, nothing is known.
+        """
+        spec = self.spec_of(backend) if not isinstance(backend, str) else self._chosen(backend)
+        if spec is not None:
+            _warn_of(spec)
+
+    def _chosen(self, name: str) -> BackendSpec | None:
+        try:
+            resolution = self.resolution(name)
+        except BackendNotFound:
+            return None
+        return resolution.spec if resolution.standing == "wins" else None
+
     # -- looking up
 
     def lookup_backend(self, compiler_fn: str | CompilerFn) -> CompilerFn:
@@ -93,7 +129,8 @@ class Registry(KnownBackends):
 
         A name is a registered one, ``module:attribute`` or ``file.py:attribute``. The same name
         gives the same object every time: Dynamo guards on it. As with torch, what can be loaded is
-        given, whether or not it would run here: that is what `require` asks.
+        given, whether or not it would run here: that is what `require` asks. Of an experimental one
+        it warns.
 
         Raises:
             BackendNotFound: nobody knows the name.
@@ -102,6 +139,7 @@ class Registry(KnownBackends):
             BackendLoadError: its own code raised, or what it names cannot be called.
         """
         if not isinstance(compiler_fn, str):
+            self.warn_if_experimental(compiler_fn)
             return compiler_fn
         warm = self._warm.get(compiler_fn)
         if warm is not None and not active.get():
@@ -109,7 +147,9 @@ class Registry(KnownBackends):
         if _target(compiler_fn) is None:
             return self._lookup(compiler_fn)
         with transaction():
-            return load_target(compiler_fn, f"backend {compiler_fn}")
+            loaded = load_target(compiler_fn, f"backend {compiler_fn}")
+        self.warn_if_experimental(loaded)
+        return loaded
 
     def _lookup(self, name: str) -> CompilerFn:
         while True:
@@ -121,6 +161,7 @@ class Registry(KnownBackends):
             unchanged = generation == self._generation or spec == self._loadable(name)
             if loaded is not None and unchanged:
                 break
+        _warn_of(spec)
         with self._lock:
             if generation == self._generation and not active.get() and not in_process:
                 self._warm[name] = loaded
@@ -157,7 +198,8 @@ class Registry(KnownBackends):
         Raises:
             InputError: as `lookup_backend`.
         """
-        if _target(name) is None and self.require(name).origin.kind == "torch":
+        if _target(name) is None and (spec := self.require(name)).origin.kind == "torch":
+            _warn_of(spec)
             return name
         return self.lookup_backend(name)
 
@@ -251,10 +293,12 @@ class Registry(KnownBackends):
         Args:
             compiler_fn: takes a graph module and its example inputs, gives a callable.
             name: what ``torch.compile(backend=...)`` is given; default: the function's own name.
-            tags: ``debug`` and ``experimental`` hide a backend from ``list_backends``.
+            tags: ``debug`` and ``experimental`` hide a backend from ``list_backends``; of an
+                experimental one whoever chooses it is warned.
             replace: whether it may take a name that another registration or distribution has.
-            details: summary, traits, requirements, option schema: see `BackendSpec`. What is not
-                given is taken from what the function says of itself, as a backend of the kit does.
+            details: summary, traits, requirements, option schema: see `BackendSpec`;
+                ``experimental=True`` is the same as the tag. What is not given is taken from what
+                the function says of itself, as a backend of the kit does.
 
         Raises:
             BackendConflict: another object has the name. The same object again is fine.
@@ -402,6 +446,11 @@ current_registry: ContextVar[Registry | None] = ContextVar("current_registry", d
 
 default_registry = Registry(shared_with_torch=True)
 """The process's registry: torch.compile finds by name what is registered in it."""
+
+
+def _warn_of(spec: BackendSpec) -> None:
+    if spec.experimental:
+        warn_of_experimental(spec.name, str(spec.origin))
 
 
 def _target(name: str) -> "Target | None":

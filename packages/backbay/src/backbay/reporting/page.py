@@ -6,7 +6,7 @@ extends: it has the theme, the order of things and the embedded record.
 """
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jinja2
@@ -50,6 +50,14 @@ def rendered(package: str, record: msgspec.Struct, *, noun: str, **values: Any) 
 def visible(value: Any) -> Any:
     """Return what a template prints, escaped; what is made of markup is ours, and is left."""
     return escaped(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def compiled_as(dynamic: bool | None, *, fullgraph: bool) -> Iterator[str]:
+    """Yield the options of a command that ask for what torch.compile was asked for."""
+    if dynamic is not None:
+        yield "--dynamic" if dynamic else "--no-dynamic"
+    if fullgraph:
+        yield "--fullgraph"
 
 
 def command(

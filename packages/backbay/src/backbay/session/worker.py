@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from backbay.errors import keep_silent
 from backbay.session.channel import framed
 from backbay.session.protocol import Handler, replied
 
@@ -35,6 +36,7 @@ def main(handler: str, path: str) -> None:
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
+    keep_silent()
     faulthandler.enable()  # the stack of a segmentation fault ends up in the log
     # Last, so that nothing there hides an installed package.
     sys.path.extend(x for x in path.split(os.pathsep) if x not in sys.path)

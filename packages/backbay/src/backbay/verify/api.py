@@ -1,13 +1,15 @@
 """Verifies backends on one workload: checks what is asked for, makes the truth, tries each."""
 
+import contextlib
 import datetime as dt
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from backbay.decisions import Arm
 from backbay.dependencies import check_installed
 from backbay.errors import BackendLoadError, InputError, Interrupted, WorkloadInvalid
 from backbay.ranges import check_seconds, check_seed
@@ -19,7 +21,7 @@ from backbay.session import NoReply, Refused
 from backbay.verify.backend import BackendVerification, Tell, Unproven
 from backbay.verify.judging import Judge
 from backbay.verify.record import BackendRecord, Limits, Report, Settings
-from backbay.verify.requests import SERVICE, Course, Prepared, VerifySession
+from backbay.verify.requests import SERVICE, Check, Checked, Course, Prepared, VerifySession
 from backbay.verify.wording import summary
 from backbay.workloads.reference import DEFAULT
 from backbay.workloads.setup import Mode, WorkloadSetup, checked_setup
@@ -42,6 +44,10 @@ def run(
     backends: BackendName | Sequence[BackendName] | Mapping[str, BackendName | CompilerFn] = (
         DEFAULT_BACKEND,
     ),
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
     train: bool | None = None,
     dtype: str = "float32",
     device: str | None = None,
@@ -61,6 +67,10 @@ def run(
             this process.
         backends: registered names, ``module:attribute`` or ``file.py:attribute``; for a `Workload`
             object also a mapping of names to compiler functions or registered names.
+        mode: as torch.compile takes it, of every backend.
+        options: likewise.
+        dynamic: likewise.
+        fullgraph: likewise.
         train: in training mode with gradients, or in eval mode without; both if not given.
         dtype: ``float32``, ``bfloat16`` or ``float16``; a `Workload` object keeps the one that it
             has.
@@ -95,6 +105,9 @@ def run(
     compilers = backends if isinstance(backends, Mapping) else {}
     given = None if isinstance(workload, str) else workload
     specs = _specs(registry, wanted, compilers, setup.device, same_process=given is not None)
+    for name in wanted:
+        registry.warn_if_experimental(compilers.get(name, name))
+    arms = [Arm(backend=name, mode=mode, options=dict(options or {})) for name in wanted]
     settings = Settings(
         workload=setup.workload,
         backends=tuple(wanted),
@@ -104,10 +117,16 @@ def run(
         seed=seed,
         steps=steps,
         batches=None if batches is None else tuple(batches),
+        compile_mode=mode,
+        options=dict(options or {}),
+        dynamic=dynamic,
+        fullgraph=fullgraph,
     )
     results: list[BackendRecord] = []
     with tempfile.TemporaryDirectory(prefix="backbay-verify-") as folder:
         open_session = _sessions(given, compilers, registry, Path(folder))
+        if mode or options:
+            _check_arms(arms, open_session, limits.check_s)
         judge = Judge(folder=Path(folder), open_reference=open_session, timeout_s=limits.check_s)
         try:
             courses, notes = _courses(judge, setup, settings, folder, tell=tell)
@@ -116,7 +135,7 @@ def run(
             name = prepared.workload if prepared is not None else setup.workload
             verifications = (
                 BackendVerification(
-                    backend=backend,
+                    arm=arm,
                     workload=name,
                     courses=courses,
                     judge=judge,
@@ -125,7 +144,7 @@ def run(
                     limits=limits,
                     tell=tell,
                 )
-                for backend in wanted
+                for arm in arms
             )
             interruption = _verified(verifications, results)
         finally:
@@ -205,6 +224,21 @@ def _specs(
     return specs
 
 
+def _check_arms(
+    arms: Sequence[Arm], open_session: Callable[[], VerifySession], timeout_s: float
+) -> None:
+    """Check mode and options before anything is compiled.
+
+    Raises:
+        InputError: a backend does not take them.
+    """
+    with open_session() as session, contextlib.suppress(NoReply):  # the backend's own check tells
+        checked = session.ask(Check(arms=tuple(arms)), timeout_s=timeout_s)
+        assert isinstance(checked, Checked)
+        if checked.problems:
+            raise InputError("; ".join(checked.problems))
+
+
 def _spec(registry: Registry, name: str, device: str) -> BackendSpec | None:
     target = parse(name)
     if target is None:
@@ -232,7 +266,12 @@ def _courses(
     courses: list[Prepared | Unproven] = []
     notes: list[str] = []
     for mode in settings.modes:
-        course = Course(setup=msgspec.structs.replace(setup, mode=mode), folder=folder)
+        course = Course(
+            setup=msgspec.structs.replace(setup, mode=mode),
+            folder=folder,
+            dynamic=settings.dynamic,
+            fullgraph=settings.fullgraph,
+        )
         tell(setup.workload, "eager", f"{mode}: eager and float64")
         try:
             reply = judge.prepare(course, settings.steps, settings.batches)

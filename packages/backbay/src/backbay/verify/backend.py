@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from backbay.decisions import Arm
 from backbay.judge import Piece
 from backbay.judge.calls import CALLS
 from backbay.judge.client import secret
@@ -65,7 +66,7 @@ class Unproven:
 class BackendVerification:
     """One backend."""
 
-    backend: str
+    arm: Arm
     workload: str
     courses: Sequence[Prepared | Unproven]
     judge: Judge
@@ -92,12 +93,12 @@ class BackendVerification:
 
     def record(self, *, interrupted: bool = False) -> BackendRecord:
         """Return what was found; who was interrupted has not passed."""
-        sentence = verdict(self.backend, self.workload, self.checks, self.blame, self.steps)
+        sentence = verdict(str(self.arm), self.workload, self.checks, self.blame, self.steps)
         if interrupted:
             made = counted(len(self.checks), "check")
-            sentence = f"{self.backend} on {self.workload}: interrupted after {made}"
+            sentence = f"{self.arm} on {self.workload}: interrupted after {made}"
         return BackendRecord(
-            backend=self.backend,
+            backend=self.arm.backend,
             passed=not interrupted and all(x.status == "right" for x in self.checks),
             sentence=sentence,
             checks=tuple(self.checks),
@@ -112,7 +113,7 @@ class BackendVerification:
         with self.open_session() as session:
             for number, situation in enumerate(prepared.situations):
                 self._say(prepared, f"{mode}: {situation.name}")
-                how = self._judged(session, prepared, self.backend, situation)
+                how = self._judged(session, prepared, self.arm, situation)
                 self.checks += self._rows(mode, situation, how, prepared.usual_graphs[number])
                 if failed is None and how.status in FAILURES:
                     failed = (situation, how)
@@ -157,7 +158,7 @@ class BackendVerification:
             return
         request = Train(
             course=prepared.course,
-            backend=self.backend,
+            arm=self.arm,
             steps=self.steps,
             learning_rate=prepared.learning_rate,
             path=self.judge.place(),
@@ -185,13 +186,13 @@ class BackendVerification:
         self, session: VerifySession, prepared: Prepared, situation: Situation, how: Judged
     ) -> None:
         """Run what failed on the reference backends; attribute it to the first that fails alike."""
-        further = (how.hands_on_to,) if how.hands_on_to not in {"", self.backend} else ()
+        further = (how.hands_on_to,) if how.hands_on_to not in {"", self.arm.backend} else ()
         mode, name = prepared.course.setup.mode, situation.name
         below: dict[str, Status] = {}
         attributed_to = ""
-        for reference in references_below(self.backend, further):
+        for reference in references_below(self.arm.backend, further):
             self._say(prepared, f"{mode}: {name} with {reference}")
-            one = self._judged(session, prepared, reference, situation)
+            one = self._judged(session, prepared, Arm(backend=reference), situation)
             below[reference] = one.status
             if _alike(how, one):
                 attributed_to = reference
@@ -216,7 +217,7 @@ class BackendVerification:
             session=session,
             judge=self.judge,
             course=prepared.course,
-            backend=self.backend,
+            arm=self.arm,
             situation=situation,
             check=how.worst.check if how.worst is not None else situation.name,
             seconds=self.limits.blame_s,
@@ -229,15 +230,13 @@ class BackendVerification:
             self.judge.rest()
 
     def _judged(
-        self, session: VerifySession, prepared: Prepared, backend: str, situation: Situation
+        self, session: VerifySession, prepared: Prepared, arm: Arm, situation: Situation
     ) -> Judged:
         """Have a backend run in one situation, and what it gives judged."""
         if situation.kind == "calls":
-            return self._judged_calls(session, prepared, backend, situation)
+            return self._judged_calls(session, prepared, arm, situation)
         course = prepared.course
-        request = Prove(
-            course=course, backend=backend, situation=situation, path=self.judge.place()
-        )
+        request = Prove(course=course, arm=arm, situation=situation, path=self.judge.place())
         return judged(
             session,
             request,
@@ -246,7 +245,7 @@ class BackendVerification:
         )
 
     def _judged_calls(
-        self, session: VerifySession, prepared: Prepared, backend: str, situation: Situation
+        self, session: VerifySession, prepared: Prepared, arm: Arm, situation: Situation
     ) -> Judged:
         """Have a backend called again and again, within the time of one check."""
         deadline = time.monotonic() + self.limits.check_s
@@ -260,14 +259,14 @@ class BackendVerification:
             for number, planned in enumerate(CALLS[1:], 2):  # `first` was the first
                 inputs = planned.inputs if planned.inputs < len(prepared.seeds) else 0
                 file = self.judge.reveal(course, inputs) if inputs else None
-                ask(Again(course=course, backend=backend, inputs=file, fresh=planned.fresh))
+                ask(Again(course=course, arm=arm, inputs=file, fresh=planned.fresh))
                 # Drawn after the call was made: whoever is judged can't know which it will be.
                 picked = prepared.seeds[inputs] if inputs else secret()
                 path = self.judge.place()
-                ask(Hand(course=course, backend=backend, path=path, picked=picked))
+                ask(Hand(course=course, arm=arm, path=path, picked=picked))
                 what = planned.what(number)
                 pieces.append(Piece(path=path, inputs=inputs, what=what, picked=picked))
-            finished = ask(Finish(course=course, backend=backend))
+            finished = ask(Finish(course=course, arm=arm))
             assert isinstance(finished, Finished)
             check = self.judge.weighed_calls(course, situation, pieces)
         except NoReply as error:
@@ -280,7 +279,7 @@ class BackendVerification:
         return Judged(checks=(check,), status=check.status, reason=check.reason, notes=notes)
 
     def _say(self, prepared: Prepared, text: str) -> None:
-        self.tell(prepared.course.setup.workload, self.backend, text)
+        self.tell(prepared.course.setup.workload, str(self.arm), text)
 
 
 def _alike(how: Judged, other: Judged) -> bool:

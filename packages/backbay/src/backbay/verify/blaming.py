@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from backbay.decisions import Arm
 from backbay.session import NoReply
 from backbay.verify.judging import Judge, Judged, judged
 from backbay.verify.record import FAILURES, BlameRecord
@@ -38,7 +39,7 @@ class Search:
     session: VerifySession
     judge: Judge
     course: Course
-    backend: str
+    arm: Arm
     situation: Situation
     check: str
     seconds: float
@@ -121,7 +122,7 @@ class Search:
             return Judged(status="unproven", reason=prepared.unproven)
         request = Alone(
             course=self.course,
-            backend=self.backend,
+            arm=self.arm,
             situation=self.situation,
             module=path,
             eager=tuple(eager),

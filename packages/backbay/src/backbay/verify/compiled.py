@@ -16,7 +16,6 @@ from backbay.causes import one_line
 from backbay.judge import process_state
 from backbay.judge.runs import Runs
 from backbay.proof import Step, evidence
-from backbay.registry import CompilerFn
 from backbay.reporting.breaks import BreakCounter
 from backbay.verify.requests import Again, Finished, Gave, Situation, Trained
 from backbay.verify.situations import FIRST, Situations, kept, room, train
@@ -25,15 +24,17 @@ from backbay.verify.situations import FIRST, Situations, kept, room, train
 class CompiledModel:
     """A model as one backend compiled it."""
 
-    def __init__(self, situations: Situations, look_up: Callable[[], CompilerFn]) -> None:
+    def __init__(self, situations: Situations, look_up: Callable[[], dict[str, Any]]) -> None:
         torch.compiler.reset()
         self._situations = situations
         self._before = process_state.state()  # it may be changed when a backend is imported
-        compiler = look_up()
-        self._call = torch.compile(situations.workload.model, backend=compiler)
+        asked, course = look_up(), situations.course
+        self._call = torch.compile(
+            situations.workload.model, dynamic=course.dynamic, fullgraph=course.fullgraph, **asked
+        )
         self._runs: Runs | None = None
         self._is_fresh = True
-        codegen = getattr(compiler, "codegen", None)
+        codegen = getattr(asked["backend"], "codegen", None)
         self._hands_on_to = codegen if isinstance(codegen, str) else ""
 
     def given(self, situation: Situation, path: str) -> Gave:

@@ -6,9 +6,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from backbay.decisions import Arm
 from backbay.errors import ProofImpossible
 from backbay.proof import Workload, digest
 from backbay.registry import CompilerFn, Registry, default_registry
+from backbay.registry.requested import Requested
 from backbay.session import Refused
 from backbay.timing.device import device_name
 from backbay.verify.compiled import CompiledModel
@@ -19,9 +21,12 @@ from backbay.verify.requests import (
     Alone,
     Called,
     Calls,
+    Check,
+    Checked,
     Done,
     Finish,
     Hand,
+    OfCourse,
     Prepare,
     PrepareAlone,
     Prove,
@@ -51,7 +56,7 @@ class VerifyHandler:
         self._backends = backends or {}
         self._registry = registry
         self._built: tuple[WorkloadSetup, str, Workload] | None = None
-        self._model: tuple[WorkloadSetup, str, CompiledModel] | None = None
+        self._model: tuple[WorkloadSetup, Arm, CompiledModel] | None = None
 
     def answer(self, request: Request) -> Reply:
         """Return the reply to a request.
@@ -59,6 +64,8 @@ class VerifyHandler:
         Raises:
             Refused: there is no truth to prove a result against.
         """
+        if isinstance(request, Check):
+            return self._checked(request)
         workload = self._workload(request)
         try:
             with _in_mode(workload.model, train=request.course.setup.train):
@@ -66,7 +73,14 @@ class VerifyHandler:
         except ProofImpossible as error:
             raise Refused(str(error)) from error
 
-    def _carry_out(self, request: Request, workload: Workload) -> Reply:
+    def _checked(self, request: Check) -> Checked:
+        found = list[str]()
+        for arm in request.arms:
+            with contextlib.suppress(Exception):  # what can't be loaded fails when it is tried
+                found += [f"{arm}: {x}" for x in self._requested(arm).problems()]
+        return Checked(problems=tuple(found))
+
+    def _carry_out(self, request: OfCourse, workload: Workload) -> Reply:
         match request:
             case Prepare():
                 device = torch.device(request.course.setup.device)
@@ -80,7 +94,7 @@ class VerifyHandler:
             case Alone():
                 self._model = None  # Dynamo is reset
                 situations = Situations.prepared(workload, request.course)
-                return given_alone(situations, self._compiler(request.backend), request)
+                return given_alone(situations, self._requested(request.arm).keywords(), request)
         return self._run(request, self._compiled(request, workload))
 
     def _run(self, request: _OfModel, model: CompiledModel) -> Reply:
@@ -99,18 +113,23 @@ class VerifyHandler:
                 return model.trained(request.steps, request.learning_rate, request.path)
 
     def _compiled(self, request: _OfModel, workload: Workload) -> CompiledModel:
-        key = (request.course.setup, request.backend)
+        key = (request.course.setup, request.arm)
         if self._model is None or self._model[:2] != key:
             situations = Situations.prepared(workload, request.course)
-            model = CompiledModel(situations, lambda: self._compiler(request.backend))
+            model = CompiledModel(situations, self._requested(request.arm).keywords)
             self._model = (*key, model)
         return self._model[2]
 
-    def _compiler(self, name: str) -> CompilerFn:
-        given = self._backends.get(name, name)
-        return self._registry.lookup_backend(given) if isinstance(given, str) else given
+    def _requested(self, arm: Arm) -> Requested:
+        return Requested(
+            backend=self._backends.get(arm.backend, arm.backend),
+            name=arm.backend,
+            mode=arm.mode,
+            options=arm.options,
+            registry=self._registry,
+        )
 
-    def _workload(self, request: Request) -> Workload:
+    def _workload(self, request: OfCourse) -> Workload:
         setup = request.course.setup
         if self._given is not None:
             return self._given

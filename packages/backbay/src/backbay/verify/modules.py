@@ -5,7 +5,7 @@ import copy
 import functools
 import inspect
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from backbay.causes import one_line
 from backbay.errors import ProofImpossible
 from backbay.proof import Golden, Step, Workload, evidence, make_golden, observe
 from backbay.proof.golden import proof_context
-from backbay.registry import CompilerFn
 from backbay.reporting.lines import Place, innermost
 from backbay.verify.requests import Alone, AlonePrepared, Call, Gave, PrepareAlone, Situation
 from backbay.verify.situations import FIRST, Situations, kept, room
@@ -132,7 +131,7 @@ def prepared_alone(workload: Workload, request: PrepareAlone) -> AlonePrepared:
     )
 
 
-def given_alone(situations: Situations, compiler: CompilerFn, request: Alone) -> Gave:
+def given_alone(situations: Situations, asked: Mapping[str, Any], request: Alone) -> Gave:
     """Compile one module by itself, in the first situation, and run it in the one asked for.
 
     What it gives goes to a file.
@@ -149,7 +148,10 @@ def given_alone(situations: Situations, compiler: CompilerFn, request: Alone) ->
             proof_context(draws_random=how.draws_random, math_attention=how.math_attention),
             _uncompiled(model, request.eager),
         ):
-            call = torch.compile(model.get_submodule(request.module), backend=compiler)
+            # Not as a full graph: of what is kept from compiling inside, each is a break.
+            call = torch.compile(
+                model.get_submodule(request.module), dynamic=situations.course.dynamic, **asked
+            )
             counters.clear()
             if request.situation != FIRST:
                 observe(call, first, train=how.train, seed=situations.seed)

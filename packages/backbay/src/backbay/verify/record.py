@@ -5,7 +5,7 @@ finite, is ``null``.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -160,6 +160,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     batches: tuple[int, ...] | None
     """``null``: two others than the workload's own, chosen."""
+    compile_mode: str | None = None
+    """As torch.compile takes it, of every backend."""
+    options: dict[str, Any] = {}
+    """Likewise."""
+    dynamic: bool | None = None
+    """Likewise."""
+    fullgraph: bool = False
+    """Likewise."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

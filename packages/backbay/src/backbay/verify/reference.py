@@ -192,7 +192,8 @@ class _Reference:
     def usual_graphs(self) -> tuple[int | None, ...]:
         """Count what Dynamo compiles in each situation for a backend that does nothing."""
         torch.compiler.reset()
-        call = torch.compile(self.situations.workload.model, backend="eager")
+        dynamic = self.situations.course.dynamic
+        call = torch.compile(self.situations.workload.model, backend="eager", dynamic=dynamic)
         counts: list[int | None] = []
         with room():
             for situation in self.made:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from backbay.decisions import Arm
 from backbay.session import Service, Session
 from backbay.verify.record import Status
 from backbay.workloads.setup import WorkloadSetup
@@ -26,6 +27,10 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is proven on smaller inputs than its own."""
     draws_random: bool = False
     math_attention: bool = False
+    dynamic: bool | None = None
+    """As torch.compile takes it."""
+    fullgraph: bool = False
+    """Likewise."""
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +76,7 @@ class Prove(msgspec.Struct, frozen=True, kw_only=True, tag="prove"):
     """Run the compiled model in one situation; it is compiled first where it is not yet."""
 
     course: Course
-    backend: str
+    arm: Arm
     situation: Situation
     path: str
     """Of the file to write what it gave to."""
@@ -81,7 +86,7 @@ class Again(msgspec.Struct, frozen=True, kw_only=True, tag="again"):
     """Call the compiled model once more, as in the first situation."""
 
     course: Course
-    backend: str
+    arm: Arm
     inputs: str | None
     """File of the values to call it with; ``null``: the workload's own."""
     fresh: bool
@@ -92,7 +97,7 @@ class Hand(msgspec.Struct, frozen=True, kw_only=True, tag="hand"):
     """Write what the last such call gave to a file."""
 
     course: Course
-    backend: str
+    arm: Arm
     path: str
     picked: int | None
     """Seed of which elements of large tensors to write; ``null``: all."""
@@ -102,18 +107,24 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
     """Report what only this process can see of all such calls."""
 
     course: Course
-    backend: str
+    arm: Arm
 
 
 class Train(msgspec.Struct, frozen=True, kw_only=True, tag="train"):
     """Train freely with the compiled model."""
 
     course: Course
-    backend: str
+    arm: Arm
     steps: int
     learning_rate: float
     path: str
     """Of the file to write the trained parameters to."""
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
+    """Do these backends take their modes and options?"""
+
+    arms: tuple[Arm, ...]
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True, tag="calls"):
@@ -126,7 +137,7 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True, tag="alone"):
     """Compile one module by itself, and run it on the inputs that it gets in eager."""
 
     course: Course
-    backend: str
+    arm: Arm
     situation: Situation
     module: str
     """Its path; empty for the model itself."""
@@ -208,6 +219,12 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     note: str
 
 
+class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
+    """What is wrong with them."""
+
+    problems: tuple[str, ...]
+
+
 class Trained(msgspec.Struct, frozen=True, kw_only=True, tag="trained"):
     """A free training's losses; the parameters are in the file."""
 
@@ -226,8 +243,12 @@ class NothingToTrain(msgspec.Struct, frozen=True, kw_only=True, tag="nothing_to_
     reason: str = "there is nothing to train: no parameter or input could have a gradient"
 
 
-Request = Prepare | PrepareAlone | Prove | Again | Hand | Finish | Train | Calls | Alone
-Reply = Prepared | AlonePrepared | Gave | Done | Finished | Trained | Called | NothingToTrain
+OfCourse = Prepare | PrepareAlone | Prove | Again | Hand | Finish | Train | Calls | Alone
+"""What is asked of a workload."""
+Request = OfCourse | Check
+Reply = (
+    Prepared | AlonePrepared | Gave | Done | Finished | Trained | Called | NothingToTrain | Checked
+)
 
 SERVICE = Service[Request, Reply](
     "backbay.verify.handler:VerifyHandler",
@@ -241,6 +262,7 @@ SERVICE = Service[Request, Reply](
         Train: Trained,
         Calls: Called,
         Alone: Gave,
+        Check: Checked,
     },
 )
 

@@ -1,0 +1,55 @@
+"""How the pages of this folder become a site: `sphinx-build -W --keep-going docs site`."""
+
+import re
+from typing import Any
+
+import backbay
+
+REPOSITORY = "https://github.com/backbay/backbay/blob/main"
+
+project = "Backbay"
+author = copyright = "Backbay contributors"  # noqa: A001 (Sphinx's name)
+version = release = backbay.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+    "sphinx_copybutton",
+    "sphinxcontrib.mermaid",
+]
+exclude_patterns = ["_static"]
+html_theme = "furo"
+html_title = "Backbay"
+html_static_path = ["_static"]
+html_theme_options = {"source_repository": REPOSITORY.partition("/blob/")[0]}
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 4
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+autodoc_mock_imports = ["triton"]  # of which most machines that build a site have none
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+suppress_warnings = ["ref.python"]  # torch's types are no pages of ours
+
+_OUTSIDE = re.compile(r"\]\((?:\.\./)+(?P<path>(?!docs/)[^)]+)\)")
+
+
+def link_to_repository(_app: Any, _page: str, source: list[str]) -> None:
+    """Let links to files that are no pages lead to the repository; pages say them relatively."""
+    source[0] = _OUTSIDE.sub(rf"]({REPOSITORY}/\g<path>)", source[0])
+
+
+def as_code(_app: Any, _context: Any, lines: list[str]) -> None:
+    """Show a command's examples as they are typed."""
+    said = [x.removeprefix("| ") for x in lines]
+    text = [x for x in said if x.strip() not in ("", "Examples:")]
+    lines[:] = ["", ".. code-block:: text", "", *text, ""] if text else []
+
+
+def setup(app: Any) -> None:
+    """Register the above."""
+    app.connect("source-read", link_to_repository)
+    app.connect("sphinx-click-process-epilog", as_code)
