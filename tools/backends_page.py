@@ -8,7 +8,7 @@ It is made of the catalogue alone, so it does not depend on what is installed. E
 
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from backbay.registry import BackendSpec, KnownFault
@@ -24,7 +24,7 @@ which of them are here, and `backbay doctor NAME` what is in the way of one.
 
 `python tools/backends_page.py` writes this page from the catalogue.
 """
-GROUPS = (
+GROUPS: tuple[tuple[str, Callable[[BackendSpec], bool]], ...] = (
     ("Of PyTorch", lambda x: x.loading == "torch" and not x.broken),
     ("Of Backbay", lambda x: (x.origin.distribution or "").startswith("backbay")),
     ("Of other distributions", lambda x: bool(x.install) and not x.broken),
