@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.pop("COLUMNS", None)  # of the terminal that pytest runs in
     # Workers share the cores. Two threads each, on two cores, take thirty times as long as one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Nor does a process that compiles need others to help it: they import torch first.

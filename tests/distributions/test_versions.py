@@ -18,6 +18,9 @@ PACKAGES = {
     "backbay-optimizer": "backbay_optimizer",
 }
 
+PYTHON = re.compile(r'"python": ?"(3\.\d+)')
+"""Of a result: which Python it was made with."""
+
 
 def project(distribution: str) -> dict:
     text = (ROOT / "packages" / distribution / "pyproject.toml").read_text()
@@ -79,3 +82,24 @@ def test_uv_is_held_to_the_versions_that_pip_is():
     assert settings["constraint-dependencies"] == [x for x in pinned if x and not x.startswith("#")]
     assert settings["workspace"]["members"] == ["packages/*"]
     assert set(PACKAGES) <= set(settings["sources"])
+
+
+def test_a_python_is_claimed_that_no_result_was_made_with():
+    results = (ROOT / "benchmarks" / "results").rglob("*.json")
+    found = {x[1] for path in results for x in PYTHON.finditer(path.read_text())}
+    for distribution in PACKAGES:
+        stated = project(distribution)["classifiers"]
+        claimed = {x.rpartition(" ")[2] for x in stated if re.search(r"Python :: 3\.", x)}
+        assert claimed, distribution
+        assert claimed <= found, distribution
+
+
+def test_a_distribution_points_somewhere_else_than_the_others():
+    homes = {project(x)["urls"]["Homepage"] for x in PACKAGES}
+    assert len(homes) == 1
+    (home,) = homes
+    for distribution in PACKAGES:
+        for url in project(distribution)["urls"].values():
+            assert url.startswith(home)
+            path = url.removeprefix(home).partition("/main/")[2]
+            assert (ROOT / path).exists(), url

@@ -13,6 +13,9 @@ pytestmark = pytest.mark.slow
 CORE, CONFORMANCE, OPTIMIZER = "backbay", "backbay-conformance", "backbay-optimizer"
 ADAPTERS = "backbay-adapters"
 ALL = (CORE, CONFORMANCE, OPTIMIZER, ADAPTERS)
+MOST_DEPENDENCIES = 7
+MOST_FILES = {CORE: 345, CONFORMANCE: 140, OPTIMIZER: 60, ADAPTERS: 14}
+"""Files of a wheel, its metadata included: more come from a folder that does not belong in it."""
 TORCH_KNOWS = """
 import torch._dynamo.backends.registry as registry
 print(registry.lookup_backend("backbay").__module__, "backbay" in registry.list_backends())
@@ -43,6 +46,23 @@ def test_a_wheel_holds_its_own_package_and_no_test(wheels, distribution):
     assert not [x for x in found if "/new/template/" not in x]  # tests of what `new` writes
 
 
+@pytest.mark.parametrize("distribution", ALL)
+def test_a_wheel_grows_by_what_nobody_noticed(wheels, distribution):
+    names = opened(wheels, distribution).namelist()
+    assert MOST_FILES[distribution] * 0.8 < len(names) <= MOST_FILES[distribution], len(names)
+
+
+@pytest.mark.parametrize("distribution", ALL)
+def test_a_wheel_does_not_say_whose_it_is(wheels, distribution):
+    archive = opened(wheels, distribution)
+    (path,) = (x for x in archive.namelist() if x.endswith(".dist-info/METADATA"))
+    described = Parser().parsestr(archive.read(path).decode())
+    assert described["Author"] == "Backbay contributors"
+    assert described["License-Expression"] == "Apache-2.0"
+    urls = dict(x.split(", ") for x in described.get_all("Project-URL") or [])
+    assert set(urls) == {"Homepage", "Documentation", "Changelog", "Issues", "Source"}
+
+
 def test_all_names_every_distribution_in_exactly_this_version(wheels):
     archive = opened(wheels, CORE)
     (path,) = (x for x in archive.namelist() if x.endswith(".dist-info/METADATA"))
@@ -53,6 +73,7 @@ def test_all_names_every_distribution_in_exactly_this_version(wheels):
     assert wanted[CONFORMANCE] == wanted[OPTIMIZER] == wanted[ADAPTERS] == own
     needed = {x.name for x in rows if x.marker is None}
     assert not needed & {"torch", "numpy", "matplotlib"}
+    assert len(needed) <= MOST_DEPENDENCIES, needed
 
 
 def test_from_wheels_everything_is_found(installed):

@@ -49,3 +49,16 @@ def test_every_public_name_exists():
         assert getattr(backbay, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'absent'"):
         _ = backbay.absent
+
+
+def test_import_backbay_loads_more_modules(run_python):
+    program = """
+import sys
+before = set(sys.modules)
+import backbay
+print(len(set(sys.modules) - before), *sorted(x for x in sys.modules if x.startswith("backbay")))
+"""
+    count, *ours = run_python(program).stdout.split()
+    assert "backbay" in ours
+    assert len(ours) <= 1, ours
+    assert int(count) <= 40

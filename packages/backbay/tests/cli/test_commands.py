@@ -172,6 +172,20 @@ def test_check_manifest_names_each_problem_and_its_place(tmp_path):
     assert backbay("check-manifest", str(tmp_path / "absent.toml")).exit_code == 1
 
 
+def test_check_manifest_stops_at_the_first_of_several_files(tmp_path):
+    good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
+    good.write_text('schema = 1\n[[backend]]\nname = "mine"\n')
+    bad.write_text('schema = 1\n[[backend]]\nname = "other"\nsumary = "Other"\n')
+    for paths in ((good, bad), (bad, good)):
+        done = backbay("check-manifest", *map(str, paths))
+        assert done.exit_code == 1
+        assert f"{good}: mine: understood" in done.stdout
+        assert f"{bad}: other: 1 problem" in done.stdout
+    both = json.loads(backbay("check-manifest", str(good), str(bad), "--json").stdout)
+    assert both["backends"] == ["mine", "other"]
+    assert len(both["problems"]) == 1
+
+
 def test_every_command_has_help_with_an_example():
     for command in ("list", "info", "doctor", "lock", "check-manifest", "race", "explain"):
         assert "Examples:" in backbay(command, "--help").stdout

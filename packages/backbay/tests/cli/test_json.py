@@ -39,6 +39,7 @@ def raises():
     model, args = silent()
     return model, (args[0].T,)
 """
+EXAMPLE = Path(__file__).parents[4] / "examples" / "backbay-example-backend"
 WITHOUT = {"decisions forget", "decisions export", "decisions import"}
 """What writes no report."""
 WORKING = {
@@ -47,6 +48,7 @@ WORKING = {
     "doctor": "eager",
     "lock": "",
     "check-manifest": "good.toml",
+    "publish-check": str(EXAMPLE),
     "stubs": "--out typings",
     "decisions list": "",
     "decisions show": "KEPT",
@@ -71,6 +73,7 @@ MISTAKEN = {
     "doctor": "no_such",
     "lock": "--file absent/lock",
     "check-manifest": "",
+    "publish-check": "absent",
     "stubs": "--out race.json",
     "decisions list": "more",
     "decisions show": "no_such",

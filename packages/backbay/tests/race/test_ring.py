@@ -22,7 +22,7 @@ def ring():
     return Ring(step, [True], 5)
 
 
-def test_no_two_calls_of_a_block_compute_the_same_and_none_is_at_anothers_address(ring):
+def test_no_two_calls_of_a_block_compute_the_same_and_none_is_at_the_address_of_another(ring):
     ring.renew(1, (torch.ones(6, 4),), used=5)
     assert len({x.data_ptr() for x in inputs(ring)}) == 5
     assert all(x.data_ptr() % 64 == 0 for x in inputs(ring)[1:])

@@ -25,6 +25,7 @@ _COMMANDS = {
     "doctor": "backbay.cli.doctor",
     "lock": "backbay.cli.lock",
     "check-manifest": "backbay.cli.check_manifest",
+    "publish-check": "backbay.cli.publish_check",
     "stubs": "backbay.cli.stubs",
     "decisions": "backbay.cli.decisions",
     "new": "backbay.cli.new",

@@ -8,11 +8,8 @@ import click
 from backbay.cli.document import written
 from backbay.cli.parameters import json_option
 from backbay.errors import plain
-from backbay.registry import BackendSpec, Origin
-from backbay.registry._catalog import SPECS
-from backbay.registry.discovery import load_toml
-from backbay.registry.manifest import Manifest, json_schema, read
-from backbay.registry.options import default_problems
+from backbay.registry.manifest import Manifest, json_schema
+from backbay.registry.manifest_check import check
 
 SCHEMA = "backbay.check-manifest/1"
 
@@ -25,63 +22,33 @@ Examples:
 
 
 @click.command("check-manifest", epilog=_EXAMPLES)
-@click.argument("path", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("paths", nargs=-1, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--schema", is_flag=True, help="Print the manifest's JSON schema instead.")
 @json_option
-def command(*, path: Path | None, schema: bool, json_path: Path | None) -> None:
-    """Check the manifest at PATH, which describes a distribution's backends as data.
+def command(*, paths: tuple[Path, ...], schema: bool, json_path: Path | None) -> None:
+    """Check the manifests at PATHS, which describe a distribution's backends as data.
 
-    Exit code 1: something in it is not understood.
+    Exit code 1: something in one of them is not understood.
     """
     if schema:
         written(json_schema(), json_path or Path("-"))
         return
-    if path is None:
+    if not paths:
         raise click.UsageError("give the manifest's path, or --schema")
-    manifest = check(path)
-    names = [spec.name for spec in manifest.specs]
-    document = {"schema": SCHEMA, "backends": names, "problems": manifest.problems}
+    manifests = [(path, check(path)) for path in paths]
+    names = [spec.name for _, manifest in manifests for spec in manifest.specs]
+    problems = [problem for _, manifest in manifests for problem in manifest.problems]
+    document = {"schema": SCHEMA, "backends": names, "problems": problems}
     if not written(document, json_path):
-        for problem in manifest.problems:
-            click.echo(plain(problem))
-        count = len(manifest.problems)
-        found = f"{count} problem{'' if count == 1 else 's'}" if count else "understood"
-        click.echo(f"{path}: {', '.join(names) or 'no backends'}: {found}")
-    sys.exit(1 if manifest.problems else 0)
+        for path, manifest in manifests:
+            _print(path, manifest)
+    sys.exit(1 if problems else 0)
 
 
-def check(path: Path) -> Manifest:
-    """Read a manifest as a registry would, and say more: what it may not or should not say."""
-    data = load_toml(str(path))
-    if isinstance(data, str):
-        return Manifest(problems=[data])
-    manifest = read(data, lambda _: Origin(kind="distribution"), declared_by=str(path))
-    manifest.problems += [problem for spec in manifest.specs for problem in _problems(spec, path)]
-    return manifest
-
-
-def _problems(spec: BackendSpec, path: Path) -> list[str]:
-    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415
-
-    where = f"{path}: {spec.name}"
-    problems = []
-    if spec.loading in {"torch", "removed"}:
-        problems.append(f"{where}: only torch's own backends are registers = {spec.loading!r}")
-    reserved = [x.name for x in SPECS if x.loading == "torch"]
-    if spec.name in reserved:
-        problems.append(f"{where}: the name is torch's own, and reserved")
-    if spec.options is not None and spec.options != "inductor":
-        problems += [f"{where}: {problem}" for x in spec.options for problem in default_problems(x)]
-    for line in spec.requires.distributions:
-        try:
-            Requirement(line)
-        except InvalidRequirement as error:
-            problems.append(f"{where}: requires.distributions: {str(error).splitlines()[0]}")
-    faults = [x for fault in (*spec.broken, *spec.limits) for x in (fault.torch, fault.version)]
-    for specifier in (spec.requires.torch, spec.requires.python, *faults):
-        try:
-            SpecifierSet(specifier or "")
-        except InvalidSpecifier as error:
-            problems.append(f"{where}: {error}")
-    return problems
+def _print(path: Path, manifest: Manifest) -> None:
+    for problem in manifest.problems:
+        click.echo(plain(problem))
+    count = len(manifest.problems)
+    found = f"{count} problem{'' if count == 1 else 's'}" if count else "understood"
+    names = ", ".join(spec.name for spec in manifest.specs)
+    click.echo(f"{path}: {names or 'no backends'}: {found}")

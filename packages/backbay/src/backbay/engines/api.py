@@ -142,8 +142,8 @@ def _questions(works: Sequence[str], plan: Plan) -> Iterator[tuple[str, str, lis
         said = ["verify", f"backbay.engines.models:{model}", "--backends", both, "--blame", "0"]
         yield f"verify-{model}", f"{model}: {', '.join(USES)}", _command(*said)
     for workload in WORKLOADS:
-        seconds = f"{plan.limits.race_s:g}"
-        said = ["race", workload, "--backends", f"inductor,{both}", "--seconds", seconds]
+        timed = ["--no-keep", "--seconds", f"{plan.limits.race_s:g}"]
+        said = ["race", workload, "--backends", f"inductor,{both}", *timed]
         yield _step("race", workload), f"race on {workload}", _command(*said)
     if plan.conformance:
         for backend in works:
