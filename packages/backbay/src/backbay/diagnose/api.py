@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from backbay.proof import Workload
 
 INDUCTOR: Final = "inductor"
-_TIMING_S = 3.0
 _GIVEN = "the compiler function"
 
 
@@ -59,6 +58,8 @@ class Limits:
 
     budget_s: float = 60.0
     """All that is tried: what does not fit any more is left out, and the report says so."""
+    timing_s: float = 3.0
+    """The timing of a step, and of both sides of what is tried."""
     request_s: float = 600.0
     """One compilation with what is measured of it."""
 
@@ -112,7 +113,8 @@ def run(
     check_installed("diagnose")
     limits = limits or Limits()
     check_seed(seed)
-    check_seconds("limits.request_s", limits.request_s)
+    for name in ("timing_s", "request_s"):
+        check_seconds(f"limits.{name}", getattr(limits, name))
     setup = checked_setup(
         workload,
         mode="train" if train else "infer",
@@ -141,7 +143,7 @@ def run(
         course.run()
     explanation = course.explanation
     assert explanation is not None, "it ran"
-    findings = ranked((x, course.trials.get(n, ())) for n, x in enumerate(course.findings))
+    findings = ranked(course.findings, course.trials, course.own_calls)
     disturbed = machine.disturbance()
     return Diagnosis(
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -176,6 +178,7 @@ class _Course:
     limits: Limits
     tell: Tell
     explanation: Explanation | None = None
+    own_calls: int = 0
     looked: Looked | None = None
     findings: list[FindingRecord] = field(default_factory=list)
     trials: dict[int, list[TrialRecord]] = field(default_factory=dict)
@@ -199,7 +202,7 @@ class _Course:
             return
         try:
             self._tell("compiling, and looking inside")
-            looked = self._ask(Look(setup=self.setup, arm=self.arm))
+            looked = self._ask(Look(setup=self.setup, arm=self.arm, timing_s=self.limits.timing_s))
         except NoReply as error:
             self.notes.append(f"nothing was measured: {error.reason}")
             return
@@ -230,6 +233,7 @@ class _Course:
         except NoReply as error:
             raise InputError(f"the workload can't be explained: {error.reason}") from error
         assert isinstance(reply, Explained)
+        self.own_calls = reply.own_calls
         return reply.explanation
 
     def _try_all(self, explanation: Explanation, compile_s: float) -> None:
@@ -253,7 +257,7 @@ class _Course:
     ) -> TrialRecord:
         why = remedy.unfit
         # What is compiled again is compiled in both ways, once more than it would be.
-        expected_s = _TIMING_S + compile_s * (3 if remedy.calls_again else 1)
+        expected_s = self.limits.timing_s + compile_s * (3 if remedy.calls_again else 1)
         left_s = end - time.monotonic()
         if not why and expected_s > left_s:
             why = (
@@ -265,7 +269,7 @@ class _Course:
         self._tell(f"{found.code}: trying {remedy.name}")
         try:
             reply = self._ask(
-                Try(setup=self.setup, arm=self.arm, remedy=remedy, timing_s=_TIMING_S)
+                Try(setup=self.setup, arm=self.arm, remedy=remedy, timing_s=self.limits.timing_s)
             )
         except NoReply as error:
             return TrialRecord(remedy=remedy.name, status="failed", sentence=error.reason)
@@ -280,8 +284,8 @@ class _Course:
 
 
 def _sentence(findings: Sequence[RankedFinding]) -> str:
-    if not findings:
-        return "nothing to fix was found"
+    if not findings or not findings[0].urgent:
+        return "nothing was found that has to be fixed"
     first = findings[0]
     best = next((x for x in first.trials if x.status == "confirmed"), None)
     if best is None:

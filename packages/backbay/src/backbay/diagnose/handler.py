@@ -23,6 +23,8 @@ from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.timing.device import device_name
 from backbay.workloads.setup import WorkloadSetup
 
+_OWN_CALLS = 2
+"""Of an explanation: the first, and the same again."""
 _CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
 
@@ -71,11 +73,12 @@ class DiagnoseHandler:
             registry=self._registry,
         )
         self._before = None  # Dynamo was reset
-        return Explained(explanation=explanation)
+        own = len(explanation.calls) if workload.further and plain else _OWN_CALLS
+        return Explained(explanation=explanation, own_calls=own)
 
     def _looked(self, request: Look) -> Looked:
         subject = self._started(request.setup, request.arm)
-        inside = look(subject)
+        inside = look(subject, request.timing_s)
         model = subject.workload.model
         return Looked(
             inside=inside,

@@ -147,7 +147,7 @@ class InductorWatch:
         )
 
     def _reason(self, record: logging.LogRecord) -> None:
-        why = record.msg
+        why: Any = record.msg  # an object of Inductor's, not a text
         if record.thread != self._thread or not hasattr(why, "reason"):
             return
         self._unfused[why.name1, why.name2] = why.reason % why.args if why.args else why.reason

@@ -25,9 +25,7 @@ from backbay.reporting.lines import innermost, places
 from backbay.timing import stats
 from backbay.timing.rounds import plan
 
-_PROFILED_S = 2.0
 _FEWEST_STEPS, _MOST_STEPS = 3, 20
-_WALL_S = 2.0
 _WORKS: tuple[tuple[Work, tuple[str, ...]], ...] = (
     ("attention", ("attention", "sdpa")),
     ("convolution", ("conv",)),
@@ -46,39 +44,45 @@ _PHASES = {
 """Phase to torch's names of what it lasts, and of what inside of it is another phase."""
 
 
-def look(subject: Subject) -> WhiteBox:
-    """Compile a workload, watch Inductor, and measure a step."""
+def look(subject: Subject, timing_s: float) -> WhiteBox:
+    """Compile a workload, watch Inductor, and measure a step.
+
+    Args:
+        subject: it as it is compiled.
+        timing_s: seconds for the timing of a step, and as many for its profile.
+    """
     watch, before = InductorWatch(), calculate_time_spent()
     with watch.on():
         side = subject.compile(calls_again=False)
     phases = dict(_phases(before, calculate_time_spent()))
-    wall, wall_ci, step_s = _wall(subject)
-    steps = min(max(int(_PROFILED_S / step_s), _FEWEST_STEPS), _MOST_STEPS)
-    spent: Spent = subject.running(lambda run: profiled(run, steps, subject.device, watch.graphs))
+    wall, wall_ci, step_s = _wall(subject, timing_s)
+    steps = min(max(int(timing_s / step_s), _FEWEST_STEPS), _MOST_STEPS)
+    spent: Spent = subject.running(
+        lambda run: profiled(run, steps, subject.device, watch.graphs), steady=subject.steady
+    )
     measured = limit(subject.device, _dtype(subject))
     graphs = tuple(_graph(n, x, spent, measured) for n, x in enumerate(watch.graphs))
-    notes = []
-    if not watch.graphs:
-        notes.append("nothing was compiled by Inductor: its kernels are not seen")
+    nothing = "nothing was compiled by Inductor: its kernels are not seen"
+    outside = sorted(spent.outside.items(), key=lambda x: -x[1])
     return WhiteBox(
         graphs=graphs,
-        outside=tuple(
-            OutsideRecord(name=name, ms=ms)
-            for name, ms in sorted(spent.outside.items(), key=lambda x: -x[1])
-        ),
+        outside=tuple(OutsideRecord(name=name, ms=ms) for name, ms in outside),
         step=_step(graphs, spent, (wall, wall_ci), subject.peak_bytes()),
         limit=measured,
         phases_s=phases,
         compile_s=side.compile_s,
-        notes=tuple(notes),
+        notes=() if graphs else (nothing,),
     )
 
 
-def _wall(subject: Subject) -> tuple[float, tuple[float, float], float]:
-    step_s = subject.seconds(warmups=1, calls=1)
-    chosen = plan({"step": step_s}, _WALL_S)
+def _wall(subject: Subject, timing_s: float) -> tuple[float, tuple[float, float], float]:
+    step_s = subject.seconds(warmups=1, calls=1, steady=subject.steady)
+    chosen = plan({"step": step_s}, timing_s)
     calls = chosen.calls["step"]
-    samples = [1e3 * subject.seconds(warmups=1, calls=calls) / calls for _ in range(chosen.rounds)]
+    samples = [
+        1e3 * subject.seconds(warmups=1, calls=calls, steady=subject.steady) / calls
+        for _ in range(chosen.rounds)
+    ]
     median, interval = stats.median(samples)
     return median, interval, step_s
 

@@ -1,6 +1,6 @@
 """What a diagnosis finds of its own, and the order of all findings: what costs most comes first."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ _HOST_SHARE = 0.5
 _FAR, _KERNEL_SHARE, _KERNEL_MS = 0.5, 0.1, 0.05
 """A kernel is worth a word that is below half of the limit, takes a tenth of the time of all, and
 takes so long that its launch is not what is measured."""
+_BREAKS, _NOTHING = {"BB101", "BB102", "BB103", "BB104", "BB105"}, "BB106"
 _RANK = ("error", "warning", "note")
 
 
@@ -48,26 +49,43 @@ def measured(looked: Looked) -> Iterator[FindingRecord]:
 
 
 def ranked(
-    findings: Iterable[tuple[FindingRecord, Sequence[TrialRecord]]],
+    findings: Sequence[FindingRecord],
+    trials: Mapping[int, Sequence[TrialRecord]],
+    own_calls: int,
 ) -> tuple[RankedFinding, ...]:
     """Return findings with what was tried for each, in order.
 
     Errors come first, since nothing runs as it is meant to; then what has a confirmed remedy, by
-    what it saves; then the others, by severity and by what compiling took.
+    what it saves; then the others, by severity and by what compiling took. What was met only with
+    batch sizes that nobody asked for comes after what is met as it is.
+
+    Args:
+        findings: what was found.
+        trials: what was tried, by position of the finding.
+        own_calls: how many calls of the explanation have inputs that were given.
     """
-    made = [_ranked(x, trials) for x, trials in findings]
-    return tuple(sorted(made, key=_position))
+    made = [_ranked(x, trials.get(n, ()), own_calls) for n, x in enumerate(findings)]
+    nothing = any(x.code == _NOTHING for x in made) and any(x.code in _BREAKS for x in made)
+    return tuple(sorted(made, key=lambda x: _position(x, nothing=nothing)))
 
 
-def _ranked(found: FindingRecord, trials: Sequence[TrialRecord]) -> RankedFinding:
+def _ranked(found: FindingRecord, trials: Sequence[TrialRecord], own_calls: int) -> RankedFinding:
     saved = [_saved_s(x) for x in trials if x.status == "confirmed"]
-    known = msgspec.structs.asdict(found)
-    return RankedFinding(**known, saved_s=max(saved, default=None), trials=tuple(trials))
+    return RankedFinding(
+        **msgspec.structs.asdict(found),
+        saved_s=max(saved, default=None),
+        trials=tuple(trials),
+        supposed=bool(found.calls) and min(found.calls) >= own_calls,
+    )
 
 
-def _position(one: RankedFinding) -> tuple[bool, bool, float, int, float]:
+def _position(one: RankedFinding, *, nothing: bool) -> tuple[float, ...]:
+    # Where breaks are why nothing is compiled, they are the error, and that is what they lead to.
+    grave = one.severity == "error" or (nothing and one.code in _BREAKS)
     return (
-        one.severity != "error",
+        not grave,
+        nothing and one.code == _NOTHING,
+        one.supposed,
         one.saved_s is None,
         -(one.saved_s or 0.0),
         _RANK.index(one.severity),

@@ -61,6 +61,14 @@ class RankedFinding(FindingRecord, frozen=True, kw_only=True):
     """Seconds that the best confirmed remedy saves in the first thousand steps, with what it saves
     in compiling again; ``null`` where nothing was confirmed."""
     trials: tuple[TrialRecord, ...] = ()
+    supposed: bool = False
+    """Whether it was met only with batch sizes that the diagnosis made up: it matters where yours
+    varies."""
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it is to be fixed: it costs time as it is, or a remedy surely gains."""
+        return self.severity != "note" or (self.saved_s is not None and not self.supposed)
 
 
 class NeighbourRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,6 +211,9 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """Of torch._dynamo.config; functions by their names."""
     mark: bool = False
     """Whether the batch is marked as dynamic."""
+    through: bool = False
+    """Whether torch gave up a function of the model: it is compiled through another that calls it,
+    since torch never tries that function again."""
     channels_last: bool = False
     arm: dict[str, Any] = {}
     """What of the arm is changed: backend, mode, options, scope."""

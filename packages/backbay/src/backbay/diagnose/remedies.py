@@ -3,6 +3,7 @@
 A remedy that rewrites the user's code is not here: nobody but they can.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from backbay.race.requests import ArmSetup
 from backbay.registry import Registry
 
 _BY_HAND = "only a change of the code removes it, and Backbay changes no code of yours"
+_LEADING = re.compile(r"L\['\w+'\](\[\d+\])?\.size\(\)\[0\]")
+"""An input's leading size, as torch names it."""
 _UNSPECIALISED = "allow_unspec_int_on_nn_module"
 _MORE_VERSIONS = 64
 OPTIMIZER = "backbay"
@@ -31,7 +34,7 @@ class Remedies:
     registry: Registry
 
     def of(self, finding: FindingRecord) -> list[Remedy]:
-        """Return what to try for a finding, the likeliest first; or one that says why nothing is."""
+        """Return what to try for a finding, the likeliest first; or why nothing can be."""
         found = list(self._of(finding))
         return found or [Remedy(name=finding.fixes[0], unfit=_BY_HAND)]
 
@@ -56,20 +59,20 @@ class Remedies:
         for broken in self.explanation.breaks:
             settings = advice.of(broken).settings
             if settings and _line(broken) == finding.line:
-                yield _setting(settings)
+                yield _setting(settings, through=broken.skipped)
 
     def _of_recompile(self, finding: FindingRecord) -> Iterator[Remedy]:
         recompiles = [
             y
             for x in self.explanation.calls
             for y in x.recompiles
-            if finding.code == "BB205" or (y.line or y.function) == finding.line
+            if y.says == finding.message or (y.line or y.function) == finding.line
         ]
         if any(_UNSPECIALISED in reason.hint for x in recompiles for reason in x.reasons):
             yield _setting({_UNSPECIALISED: True}, calls_again=True)
         if finding.code not in {"BB201", "BB205"} or self.arm.dynamic:
             return
-        if any(_is_batch(x) for x in recompiles):
+        if recompiles and all(_is_batch(x) for x in recompiles):
             name = "torch._dynamo.mark_dynamic(x, 0)"
             yield Remedy(name=name, mark=True, calls_again=True)
         else:
@@ -101,9 +104,13 @@ class Remedies:
         return Remedy(name=name, arm={"scope": BLOCKS}, unfit=unfit)
 
 
-def _setting(settings: Mapping[str, Any], *, calls_again: bool = False) -> Remedy:
+def _setting(
+    settings: Mapping[str, Any], *, calls_again: bool = False, through: bool = False
+) -> Remedy:
     words = [f"torch._dynamo.config.{name} = {_written(x)}" for name, x in settings.items()]
-    return Remedy(name="; ".join(words), settings=dict(settings), calls_again=calls_again)
+    return Remedy(
+        name="; ".join(words), settings=dict(settings), calls_again=calls_again, through=through
+    )
 
 
 def _written(value: object) -> str:
@@ -115,5 +122,5 @@ def _line(broken: BreakRecord) -> str:
 
 
 def _is_batch(one: RecompileRecord) -> bool:
-    """Whether the leading size of an input is what changed."""
-    return any(x.startswith("L[") and x.endswith(".size()[0]") for x in one.dynamic.values())
+    """Whether the leading sizes of inputs are what changed."""
+    return bool(one.dynamic) and all(_LEADING.fullmatch(x) for x in one.dynamic.values())

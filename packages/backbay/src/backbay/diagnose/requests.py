@@ -26,6 +26,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
 
     setup: WorkloadSetup
     arm: ArmSetup
+    timing_s: float
+    """Seconds for the timing of a step, and as many for its profile."""
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True, tag="try"):
@@ -46,6 +48,9 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
     """What Dynamo did."""
 
     explanation: Explanation
+    own_calls: int
+    """How many of its calls are with inputs that were given; the others have batch sizes that
+    nobody asked for."""
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):

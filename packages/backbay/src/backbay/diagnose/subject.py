@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import os
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from backbay.diagnose.inductor import alike
 from backbay.diagnose.record import Remedy, SideRecord
 from backbay.explain.running import attributes_kept
 from backbay.explain.watching import Capturing, Watch
-from backbay.proof import Step, Workload, unchanged
+from backbay.proof import Outcome, Step, Workload, observe, unchanged
 from backbay.race.caches import variables
 from backbay.race.compiler import Compiler
 from backbay.race.requests import ArmSetup
@@ -34,6 +35,8 @@ from backbay.timing import clock, memory
 from backbay.workloads.batches import batch_of, with_batch
 
 _LIMITS = ("recompile_limit", "accumulated_recompile_limit")
+_SETTLING = 2
+"""Calls after which a size that grows has become dynamic, if it ever does."""
 AS_IT_IS = Remedy(name="as it is")
 
 
@@ -50,6 +53,9 @@ class Subject:
     folder: Path
     """Its compilers' cache, which is empty."""
     side: SideRecord | None = None
+    steady: bool = True
+    """Whether an equal call compiles nothing again; else each timed call begins in one state."""
+    _timed: Step | None = None
     _watch: Watch = field(default_factory=Watch)
     _call: Callable[..., Any] | None = None
 
@@ -67,21 +73,26 @@ class Subject:
             keywords={"dynamic": self.arm.dynamic, "fullgraph": self.arm.fullgraph},
             scope=self.arm.arm.scope,
         )
-        self._call = compiler.applied(self.workload.model)
+        model = self.workload.model
+        self._call = (
+            compiler.applied(model) if not self.remedy.through else through(compiler, model)
+        )
         pgo.reset_code_state()  # which sizes another side saw change
         clear_compilation_metrics()
         before_s = calculate_time_spent()["total_wall_time"]
         steps = [self.step, self.step, *(self._others() if calls_again else ())]
-        counter, first = BreakCounter(), 0
+        counter, counts = BreakCounter(), list[int]()
         with counter.on(), self._compiling(), attributes_kept(self.workload.model):
-            for number, step in enumerate(steps):
+            for step in steps:
                 with unchanged(step):
                     step(self._call)
-                if number == 0:
-                    first = len(self._watch.graphs)
+                counts.append(len(self._watch.graphs))
+        # Where inputs vary, what counts is the time with others than the first.
+        self._timed = steps[-1]
         breaks = len(counter.breaks())
+        self.steady = counts[0] == counts[1]
         self.side = SideRecord(
-            graphs=first,
+            graphs=counts[0],
             breaks=breaks,
             recompiles=_recompiles() if calls_again else None,
             compile_s=calculate_time_spent()["total_wall_time"] - before_s,
@@ -101,28 +112,44 @@ class Subject:
                 torch._dynamo.mark_dynamic(value, 0)  # noqa: SLF001 (public, as documented)
         return made
 
-    def seconds(self, *, warmups: int, calls: int) -> float:
-        """Return how long calls take together, after others; each block begins in one state."""
-        assert self._call is not None, "it is timed after it was compiled"
-        run = functools.partial(self.step, self._call)
-        with self._compiling(), attributes_kept(self.workload.model), unchanged(self.step):
+    def seconds(self, *, warmups: int, calls: int, steady: bool) -> float:
+        """Return how long calls take together, after others; each block begins in one state.
+
+        Args:
+            warmups: calls that are not counted.
+            calls: calls that are.
+            steady: whether calls may change what modules count; else that is written back in each.
+        """
+
+        def timed(run: Callable[[], Any]) -> float:
             return clock.block(run, warmups=warmups, calls=calls, device=self.device)
 
-    def running(self, use: Callable[[Callable[[], Any]], Any]) -> Any:
+        found: float = self.running(timed, steady=steady)
+        return found
+
+    def running(self, use: Callable[[Callable[[], Any]], Any], *, steady: bool) -> Any:
         """Have somebody call a warm step; the state is as before afterwards."""
         assert self._call is not None, "it is called after it was compiled"
-        run = functools.partial(self.step, self._call)
-        with self._compiling(), attributes_kept(self.workload.model), unchanged(self.step):
-            return use(run)
+        assert self._timed is not None, "likewise"
+        step, model = functools.partial(self._timed, self._call), self.workload.model
 
-    def called(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what was compiled, for a proof."""
+        def restored() -> Any:
+            with attributes_kept(model):
+                return step()
+
+        with self._compiling(), attributes_kept(model), unchanged(self._timed):
+            if steady:
+                return use(step)
+            for _ in range(_SETTLING):
+                step()
+            restored()  # what this state needs is compiled before anybody measures
+            return use(restored)
+
+    def outcome(self, workload: Workload) -> Outcome:
+        """Return what it gives for a workload: its own, or on smaller inputs; for a proof."""
         assert self._call is not None, "it is proven after it was compiled"
-        return self._call(*args, **kwargs)
-
-    def proving(self) -> contextlib.AbstractContextManager[None]:
-        """Be in the settings that it was compiled in."""
-        return self._compiling()
+        with self._compiling(), attributes_kept(self.workload.model):
+            return observe(self._call, workload, train=self.train, seed=self.seed)
 
     def peak_bytes(self) -> int | None:
         """Return the peak memory of a step on a GPU; a process's own says little of a step."""
@@ -134,7 +161,7 @@ class Subject:
             run()
             return memory.peak_bytes(self.device)
 
-        found: int | None = self.running(measured)
+        found: int | None = self.running(measured, steady=self.steady)
         return found
 
     @property
@@ -157,6 +184,16 @@ class Subject:
 
     def _others(self) -> list[Step]:
         return [Step(x, train=self.train, seed=self.seed) for x in further(self.workload)]
+
+
+def through(compiler: Compiler, model: torch.nn.Module) -> Callable[..., Any]:
+    """Return a model compiled through a function that calls it, which torch has never met."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    new = types.FunctionType(call.__code__.replace(), globals(), closure=call.__closure__)
+    return compiler.compiled(new)
 
 
 def further(workload: Workload) -> list[Workload]:

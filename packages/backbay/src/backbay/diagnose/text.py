@@ -46,9 +46,10 @@ def text(diagnosis: Diagnosis) -> RenderableType:
     head = Text(plain(settings.workload), style="bold")
     head.append(f"  {settings.mode}  {plain(settings.arm)}", style="not bold dim")
     parts: list[RenderableType] = [head]
-    first, rest = diagnosis.findings[:1], diagnosis.findings[1:]
+    urgent = sum(x.urgent for x in diagnosis.findings[:1])
+    first, rest = diagnosis.findings[:urgent], diagnosis.findings[urgent:]
     parts += _section("Fix this first", _findings(first) if first else [line(diagnosis.sentence)])
-    parts += _section("Then", _findings(rest))
+    parts += _section("Then" if first else "Worth a look", _findings(rest))
     inside = diagnosis.inside
     if inside is not None:
         parts += _section("Where a step goes", _step(inside))
@@ -69,6 +70,8 @@ def _findings(findings: Sequence[RankedFinding]) -> Iterator[RenderableType]:
     for one in findings[:_MOST_FINDINGS]:
         head = f"{one.code} {one.severity}: {one.message}{how_often(one)}"
         yield line(head, _SEVERITIES[one.severity])
+        if one.supposed:
+            yield indented("only where the batch varies", "dim", by=3)
         if one.line:
             yield indented(f"at {short(one.line)}", "bold", by=3)
         for fix in one.fixes:

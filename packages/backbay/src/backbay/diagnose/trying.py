@@ -12,7 +12,8 @@ from backbay.causes import one_line
 from backbay.diagnose.record import SideRecord, Status, TrialRecord
 from backbay.diagnose.subject import Subject
 from backbay.errors import ProofImpossible
-from backbay.proof import Golden, make_golden, observe
+from backbay.explain.running import attributes_kept
+from backbay.proof import Golden, make_golden
 from backbay.reporting.wording import counted, ratio, seconds
 from backbay.timing import stats
 from backbay.timing.interval import Interval
@@ -33,23 +34,17 @@ class Truth:
         golden = self._made()
         if isinstance(golden, str) or golden.draws_random:
             return ""
-        with subject.proving():
-            outcome = observe(
-                subject.called,
-                golden.at(subject.workload),
-                train=subject.train,
-                seed=subject.seed,
-            )
-        proof = golden.judge(outcome)
+        proof = golden.judge(subject.outcome(golden.at(subject.workload)))
         return "" if proof.passed else f"{proof.worst.where}: {proof.worst.reason}"
 
     def _made(self) -> Golden | str:
         if self._golden is None:
             one = self._subject
             try:
-                self._golden = make_golden(
-                    one.workload, train=one.train, seed=one.seed, seconds=_TRUTH_S
-                )
+                with attributes_kept(one.workload.model):
+                    self._golden = make_golden(
+                        one.workload, train=one.train, seed=one.seed, seconds=_TRUTH_S
+                    )
             except ProofImpossible as error:
                 self._golden = str(error)
         return self._golden
@@ -98,6 +93,7 @@ def verdict(before: SideRecord, after: SideRecord, speedup: Interval) -> Status:
         return "worse"
     pairs = ((before.breaks, after.breaks), (before.recompiles or 0, after.recompiles or 0))
     fewer = any(y < x for x, y in pairs) and all(y <= x for x, y in pairs)
+    fewer = fewer and after.graphs > 0  # what is not compiled at all breaks nowhere
     return "confirmed" if fewer or speedup[0] > 1 else "no_gain"
 
 
@@ -120,12 +116,14 @@ def sentence(before: SideRecord, after: SideRecord, speedup: float, interval: In
 
 def _timed(before: Subject, after: Subject, timing_s: float) -> dict[str, list[float]]:
     sides = {"before": before, "after": after}
+    steady = before.steady and after.steady  # both are timed in the same way
     # Two calls: the first may compile anew what the other side's calls displaced.
-    step_s = {name: x.seconds(warmups=2, calls=1) for name, x in sides.items()}
+    step_s = {k: x.seconds(warmups=2, calls=1, steady=steady) for k, x in sides.items()}
     chosen = plan(step_s, timing_s)
 
     def block(name: str) -> float:
-        return sides[name].seconds(warmups=chosen.warmups[name], calls=chosen.calls[name])
+        warmups, calls = chosen.warmups[name], chosen.calls[name]
+        return sides[name].seconds(warmups=warmups, calls=calls, steady=steady)
 
     samples: dict[str, list[float]] = {name: [] for name in sides}
     for taken in in_turns(sides, chosen, block):
