@@ -135,7 +135,7 @@ def test_inductors_reason_is_kept_for_two_kernels_of_its_own():
 def test_a_process_is_left_as_it_was():
     import logging
 
-    import torch._inductor.config as config
+    from torch._inductor import config
 
     before = (logging.getLogger("torch._inductor.scheduler.__fusion").level,
               list(logging.getLogger("torch.__trace").handlers))  # fmt: skip

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from backbay.decisions import Arm
 from backbay.dependencies import check_installed
 from backbay.diagnose.ranking import measured, ranked
-from backbay.diagnose.record import Diagnosis, RankedFinding, Remedy, Settings, TrialRecord
+from backbay.diagnose.record import Diagnosis, RankedFinding, Settings, TrialRecord
 from backbay.diagnose.remedies import Remedies
+from backbay.diagnose.remedy import Remedy
 from backbay.diagnose.requests import (
     SERVICE,
     DiagnoseSession,

@@ -10,7 +10,7 @@ import torch
 
 from backbay import explain
 from backbay.diagnose.looking import look
-from backbay.diagnose.record import Remedy
+from backbay.diagnose.remedy import Remedy
 from backbay.diagnose.requests import Explain, Explained, Look, Looked, Reply, Request, Tried, Try
 from backbay.diagnose.subject import AS_IT_IS, Subject, compiler_fn
 from backbay.diagnose.trying import Truth, tried

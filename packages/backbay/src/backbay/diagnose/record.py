@@ -5,7 +5,7 @@ Findings are an explanation's, under the same codes, with what they cost and wha
 milliseconds a step unless a name says seconds; ``null`` is what was not measured.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -201,24 +201,3 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """``null`` where nothing was compiled."""
     explanation: Explanation
     notes: tuple[str, ...]
-
-
-class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """What is changed to try it."""
-
-    name: str
-    settings: dict[str, Any] = {}
-    """Of torch._dynamo.config; functions by their names."""
-    mark: bool = False
-    """Whether the batch is marked as dynamic."""
-    through: bool = False
-    """Whether torch gave up a function of the model: it is compiled through another that calls it,
-    since torch never tries that function again."""
-    channels_last: bool = False
-    arm: dict[str, Any] = {}
-    """What of the arm is changed: backend, mode, options, scope."""
-    dynamic: bool | None = None
-    calls_again: bool = False
-    """Whether it is about what is compiled again: all calls of the explanation are made."""
-    unfit: str = ""
-    """Why it can't be tried here."""

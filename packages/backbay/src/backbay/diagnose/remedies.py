@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backbay.decisions.arm import BLOCKS, WHOLE
-from backbay.diagnose.record import Remedy
+from backbay.diagnose.remedy import Remedy
 from backbay.errors import InputError
 from backbay.explain import BreakRecord, Explanation, FindingRecord, RecompileRecord, advice
 from backbay.race.requests import ArmSetup

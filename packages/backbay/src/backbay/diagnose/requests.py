@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from backbay.diagnose.record import Remedy, TrialRecord, WhiteBox
+from backbay.diagnose.record import TrialRecord, WhiteBox
+from backbay.diagnose.remedy import Remedy
 from backbay.explain import Explanation
 from backbay.race.requests import ArmSetup
 from backbay.session import Service, Session

@@ -22,7 +22,8 @@ from torch._dynamo.utils import (
 )
 
 from backbay.diagnose.inductor import alike
-from backbay.diagnose.record import Remedy, SideRecord
+from backbay.diagnose.record import SideRecord
+from backbay.diagnose.remedy import Remedy
 from backbay.explain.running import attributes_kept
 from backbay.explain.watching import Capturing, Watch
 from backbay.proof import Outcome, Step, Workload, observe, unchanged
