@@ -211,6 +211,8 @@ class _Course:
         self.looked = looked
         self.notes += looked.inside.notes
         self.findings += measured(looked)
+        codes = ", ".join(dict.fromkeys(x.code for x in self.findings)) or "nothing"
+        self._tell(f"found {codes}")
         self._try_all(explanation, looked.inside.compile_s)
 
     def _explained(self) -> Explanation:

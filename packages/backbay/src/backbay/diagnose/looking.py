@@ -106,6 +106,7 @@ def _step(
         by_work[kernel.work] += kernel.ms or 0.0
     kernels, outside = sum(spent.kernels.values()), sum(spent.outside.values())
     busy = kernels + outside + spent.copies_ms + spent.guards_ms
+    host_ms = spent.host_ms or max(0.0, wall[0] - busy)
     return StepRecord(
         wall_ms=wall[0],
         wall_ci_ms=wall[1],
@@ -113,7 +114,7 @@ def _step(
         outside_ms=outside,
         copies_ms=spent.copies_ms,
         guards_ms=spent.guards_ms,
-        host_ms=max(0.0, wall[0] - busy),
+        host_ms=host_ms,
         by_work={k: x for k, x in sorted(by_work.items(), key=lambda x: -x[1]) if x > 0},
         peak_bytes=peak_bytes,
     )

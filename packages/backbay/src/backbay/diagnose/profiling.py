@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from backbay.diagnose.inductor import Graph, Kernel
 from backbay.timing.device import synchronize
@@ -19,6 +19,7 @@ from backbay.timing.device import synchronize
 _CALL = "## Call CompiledFxGraph"
 _GUARDS = "TorchDynamo Cache Lookup"
 _COPY = "Memcpy"
+_STEP = "backbay.diagnose step"
 _NESTING = ("Torch-Compiled Region", "CompiledFunction", "AOTDispatcher", "Pregraph", "## ")
 """Beginnings of events that are no work themselves."""
 _MS = 1e-3
@@ -35,6 +36,8 @@ class Spent:
     """Position of the graph to how often a step calls it."""
     outside: dict[str, float] = field(default_factory=dict)
     """By name: what is no kernel of a compiled graph."""
+    host_ms: float = 0.0
+    """On a CPU: of a step, what is in no event that is work."""
     guards_ms: float = 0.0
     copies_ms: float = 0.0
 
@@ -47,7 +50,8 @@ def profiled(
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
     with profile(activities=activities, acc_events=True) as profiler:
         for _ in range(steps):
-            step()
+            with record_function(_STEP):
+                step()
         synchronize(device)
     events = [x for x in profiler.events() or () if x.device_type == DeviceType.CPU]
     copies = (
@@ -56,8 +60,8 @@ def profiled(
         if x.device_type == DeviceType.CUDA and x.name.startswith(_COPY)
     )
     found = _Sums(graphs, gpu=gpu)
-    for event in sorted((x for x in events if x.cpu_parent is None), key=_start):
-        found.add(event)
+    for event in sorted((x for x in events if x.name == _STEP), key=_start):
+        found.add_step(event)
     spent = found.spent(steps)
     spent.copies_ms = _MS * sum(copies) / steps
     return spent
@@ -73,6 +77,15 @@ class _Sums:
         self._calls: dict[int, int] = defaultdict(int)
         self._outside: dict[str, float] = defaultdict(float)
         self._guards = 0.0
+        self._work = 0.0
+        self._hosts: list[float] = []
+
+    def add_step(self, event: Any) -> None:
+        """Add a step."""
+        self._work = 0.0
+        for child in sorted(event.cpu_children, key=_start):
+            self.add(child)
+        self._hosts.append(max(0.0, event.time_range.elapsed_us() - self._work))
 
     def add(self, event: Any) -> None:
         """Add an event, and what is inside of it."""
@@ -80,6 +93,7 @@ class _Sums:
             self._add_call(sorted(event.cpu_children, key=_start))
         elif event.name == _GUARDS:
             self._guards += event.time_range.elapsed_us()
+            self._work += event.time_range.elapsed_us()
         elif event.name.startswith(_NESTING) or any(_calls_graphs(x) for x in event.cpu_children):
             for child in event.cpu_children:
                 self.add(child)
@@ -90,12 +104,12 @@ class _Sums:
         """Return the sums, a step's share of each."""
         return Spent(
             kernels={
-                # The lower quartile: what other processes interrupt is not the kernel's time.
-                key: _MS * sorted(times)[len(times) // 4] * len(times) / steps
+                key: _MS * _usual(times) * len(times) / steps
                 for key, times in self._kernels.items()
             },
             calls={key: count / steps for key, count in self._calls.items()},
             outside={k: _MS * x / steps for k, x in self._outside.items() if x > 0},
+            host_ms=0.0 if self._gpu or not self._hosts else _MS * _usual(self._hosts),
             guards_ms=_MS * self._guards / steps,
         )
 
@@ -116,9 +130,15 @@ class _Sums:
     def _time(self, event: Any) -> float:
         """Return the time of an event's kernels on a GPU; else its own."""
         if not self._gpu:
+            self._work += event.time_range.elapsed_us()
             return float(event.time_range.elapsed_us())
         inside = sum(self._time(x) for x in event.cpu_children)
         return float(sum(x.duration for x in event.kernels) + inside)
+
+
+def _usual(times: Sequence[float]) -> float:
+    """Return the lower quartile: what other processes interrupt is nobody's time."""
+    return sorted(times)[len(times) // 4]
 
 
 def _matched(kernels: Sequence[Kernel], events: Sequence[Any]) -> dict[int, int]:

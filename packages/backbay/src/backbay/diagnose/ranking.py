@@ -24,10 +24,11 @@ def measured(looked: Looked) -> Iterator[FindingRecord]:
     inside = looked.inside
     step, kernels = inside.step, [k for graph in inside.graphs for k in graph.kernels]
     host_ms = step.host_ms + step.guards_ms
-    if kernels and host_ms > _HOST_SHARE * step.wall_ms:
+    whole_ms = host_ms + step.kernels_ms + step.outside_ms + step.copies_ms
+    if kernels and host_ms > _HOST_SHARE * whole_ms:
         words = (
-            f"the host takes {_ms(host_ms)} of the {_ms(step.wall_ms)} of a step: launches, "
-            "guards and Python"
+            f"the host takes {_ms(host_ms)} of {_ms(whole_ms)} of a step: launches, guards and "
+            "Python"
         )
         yield finding("BB701", words, "")
     far = max(filter(_is_far, kernels), key=_lost_ms, default=None)

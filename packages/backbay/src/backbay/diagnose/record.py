@@ -141,14 +141,15 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     guards_ms: float
     """In looking up which compiled graph fits."""
     host_ms: float
-    """What is left of the wall time: launches, wrappers, Python."""
+    """What else the host does: launches, wrappers, Python. On a CPU under the profiler; on a GPU,
+    what of the wall time is left."""
     by_work: dict[str, float]
     """Kind of work to milliseconds in kernels."""
     peak_bytes: int | None
 
 
 class LimitRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What this machine can do, measured once and kept."""
+    """What this machine can do: the best that was ever measured on it."""
 
     copy_bytes_s: float
     """Bytes read and written in a second by a copy that fits no cache."""

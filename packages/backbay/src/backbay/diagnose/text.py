@@ -120,7 +120,8 @@ def _kernels(inside: WhiteBox) -> Iterator[RenderableType]:
     if not every:
         return
     every.sort(key=lambda x: -(x[1].ms or 0.0))
-    made = table("graph", "kernel", "work", "ms", "share", "of limit", "line", folded="line")
+    titles = ("graph", "work", "ms", "share", "limit", "kernel, and its last line")
+    made = table(*titles, folded=titles[-1])
     for graph, kernel in every[:_MOST_KERNELS]:
         add_row(made, (graph.number, *_cells(kernel)))
     yield made
@@ -138,12 +139,11 @@ def _cells(kernel: KernelRecord) -> tuple[str, ...]:
     place = short(kernel.lines[-1]) if kernel.lines else NOTHING
     more = f" and {counted(len(kernel.lines) - 1, 'more line')}" if len(kernel.lines) > 1 else ""
     return (
-        name,
         kernel.work,
         milliseconds(kernel.ms, None).value,
         _percent(kernel.share),
         _percent(kernel.of_limit),
-        f"{place}{more}",
+        f"{name} {place}{more}",
     )
 
 
