@@ -140,3 +140,11 @@ def test_a_process_that_dies_with_a_remedy_is_a_failed_trial(models, monkeypatch
 def test_what_does_not_exist_is_refused_before_anything_is_compiled(wrong):
     with pytest.raises(InputError):
         diagnose.run("decoder", **wrong)
+
+
+def test_another_layout_is_tried_and_is_not_taken_for_a_wrong_result(diagnosed):
+    told = diagnosed("convolving")
+    found = next(x for x in told.findings if x.code == "BB704")
+    assert "2 convolutions" in found.message
+    assert found.trials[0].remedy == "model.to(memory_format=torch.channels_last)"
+    assert found.trials[0].status in {"confirmed", "no_gain", "worse"}

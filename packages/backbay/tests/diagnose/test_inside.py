@@ -1,5 +1,8 @@
 """What is seen inside of Inductor: kernels, their lines, what was fused and what was not."""
 
+from collections import deque
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 import torch
@@ -8,7 +11,7 @@ import backbay
 from backbay import diagnose
 from backbay.diagnose.inductor import Graph, Kernel, Scheduled, _assign
 from backbay.diagnose.looking import _pairs
-from backbay.diagnose.profiling import _is, _matched
+from backbay.diagnose.profiling import _is, _matched, _Sums
 
 pytestmark = pytest.mark.slow
 
@@ -187,8 +190,59 @@ def test_an_events_name_is_a_kernels(function, event, same):
 
 
 class Event:
-    def __init__(self, name):
-        self.name = name
+    """As torch's profiler has them."""
+
+    def __init__(self, name, *, start=0.0, us=0.0, children=(), kernels=()):
+        self.name, self.cpu_children, self.kernels = name, list(children), list(kernels)
+        self.time_range = SimpleNamespace(start=start, elapsed_us=lambda: us)
+
+
+def launched(name, us):
+    return SimpleNamespace(name=name, duration=us)
+
+
+def step_of(*events, us=0.0):
+    call = Event("## Call CompiledFxGraph None ##", children=events)
+    region = Event("Torch-Compiled Region: 0/0", children=[call])
+    return Event("step", us=us, children=[region])
+
+
+def one_graph(*kernels):
+    return Graph(
+        compile_id="0/0", direction="inference", schedule=(), unfused={}, kernels=list(kernels)
+    )
+
+
+def test_the_time_of_a_gpus_kernel_is_what_was_launched_and_what_nobody_launched_is_outside():
+    graph = one_graph(kernel("extern_kernels.mm:1"), kernel("triton_a:2"))
+    pool = {
+        "gemm": deque([7.0]), "triton_a": deque([5.0]), "stray": deque([3.0]),
+    }  # fmt: skip
+    sums = _Sums([graph], gpu=True, launched=pool)
+    inner = Event("aten::gemm", kernels=[launched("gemm", 7.0)])
+    sums.add_step(
+        step_of(Event("aten::mm", children=[inner], start=1), Event("triton_a", start=2, us=99))
+    )
+    spent = sums.spent(1)
+    assert spent.kernels == {(0, 0): pytest.approx(0.007), (0, 1): pytest.approx(0.005)}
+    assert spent.outside == {"stray": pytest.approx(0.003)}
+
+
+def test_a_cpus_host_time_is_what_no_kernel_takes_of_a_step():
+    sums = _Sums([one_graph(kernel("cpp_a:1"))], gpu=False)
+    sums.add_step(step_of(Event("graph_0_cpp_a", us=30.0), Event("aten::sort", us=5.0), us=50.0))
+    spent = sums.spent(1)
+    assert spent.kernels == {(0, 0): pytest.approx(0.030)}
+    assert spent.outside == {"aten::sort": pytest.approx(0.005)}
+    assert spent.host_ms == pytest.approx(0.015)
+
+
+def test_a_kernels_time_is_the_lower_quartile_of_its_calls():
+    sums = _Sums([one_graph(kernel("cpp_a:1"))], gpu=False)
+    for us in (10.0, 11.0, 12.0, 900.0):
+        sums.add_step(step_of(Event("graph_0_cpp_a", us=us), us=us))
+    assert sums.spent(4).kernels == {(0, 0): pytest.approx(0.011)}
+    assert sums.spent(4).calls == {0: 1.0}
 
 
 def test_events_are_matched_in_order_and_what_fits_nowhere_is_left():

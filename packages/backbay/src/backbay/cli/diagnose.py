@@ -33,7 +33,7 @@ Examples:
               help="A name, module:function or file.py:function.")  # fmt: skip
 @click.option("--mode", help="As torch.compile takes it.")
 @click.option("--options", metavar="{NAME: VALUE, ...}", help="As torch.compile takes them.")
-@click.option("--dynamic/--static", default=None, help="As torch.compile takes it.")
+@click.option("--dynamic/--no-dynamic", default=None, help="As torch.compile takes it.")
 @click.option("--fullgraph", is_flag=True, help="As torch.compile takes it.")
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)

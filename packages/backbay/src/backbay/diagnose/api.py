@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
+
 from backbay.decisions import Arm
 from backbay.dependencies import check_installed
 from backbay.diagnose.ranking import measured, ranked
@@ -195,16 +197,18 @@ class _Course:
         """Explain, look, try.
 
         Raises:
-            WorkloadInvalid: the workload can't be built.
+            InputError: the workload can't be built, or the backend can't be configured so.
         """
         self.explanation = explanation = self._explained()
-        self.findings += explanation.findings
+        self.findings += _known(explanation)
         if explanation.problem is not None:
             return
         try:
             self._tell("compiling, and looking inside")
             looked = self._ask(Look(setup=self.setup, arm=self.arm, timing_s=self.limits.timing_s))
         except NoReply as error:
+            if isinstance(error, Refused) and error.input_error:
+                raise InputError(error.reason) from None
             self.notes.append(f"nothing was measured: {error.reason}")
             return
         assert isinstance(looked, Looked)
@@ -284,6 +288,13 @@ class _Course:
 
     def _tell(self, text: str) -> None:
         self.tell(self.setup.workload, str(self.arm.arm), text)
+
+
+def _known(explanation: Explanation) -> Iterator[FindingRecord]:
+    """Yield an explanation's findings; what compiling took says nothing where nothing compiled."""
+    for one in explanation.findings:
+        alone = explanation.settings.backend is None
+        yield msgspec.structs.replace(one, cost_s=None) if alone else one
 
 
 def _sentence(findings: Sequence[RankedFinding]) -> str:

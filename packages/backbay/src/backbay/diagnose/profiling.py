@@ -4,9 +4,10 @@ Kernels are told by their place in the generated code: the profiler's events of 
 come in the order in which the code launches them.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -54,12 +55,13 @@ def profiled(
                 step()
         synchronize(device)
     events = [x for x in profiler.events() or () if x.device_type == DeviceType.CPU]
-    copies = (
-        x.time_range.elapsed_us()
-        for x in profiler.events() or ()
-        if x.device_type == DeviceType.CUDA and x.name.startswith(_COPY)
-    )
-    found = _Sums(graphs, gpu=gpu)
+    on_gpu = [x for x in profiler.events() or () if x.device_type == DeviceType.CUDA]
+    copies = (x.time_range.elapsed_us() for x in on_gpu if x.name.startswith(_COPY))
+    launched = defaultdict[str, deque[float]](deque)
+    for event in sorted(on_gpu, key=_start):
+        if not event.name.startswith((_COPY, _STEP, *_NESTING)):
+            launched[event.name].append(event.time_range.elapsed_us())
+    found = _Sums(graphs, gpu=gpu, launched=launched)
     for event in sorted((x for x in events if x.name == _STEP), key=_start):
         found.add_step(event)
     spent = found.spent(steps)
@@ -70,9 +72,24 @@ def profiled(
 class _Sums:
     """Adds events up."""
 
-    def __init__(self, graphs: Sequence[Graph], *, gpu: bool) -> None:
+    def __init__(
+        self,
+        graphs: Sequence[Graph],
+        *,
+        gpu: bool,
+        launched: Mapping[str, deque[float]] = MappingProxyType({}),
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            graphs: that were compiled.
+            gpu: whether the time is a GPU's.
+            launched: its kernels, by name, to their times in order; those that no event of the
+                host launched are listed as outside of graphs, or told by their names.
+        """
         self._graphs = graphs
         self._gpu = gpu
+        self._launched = launched
         self._kernels: dict[tuple[int, int], list[float]] = defaultdict(list)
         self._calls: dict[int, int] = defaultdict(int)
         self._outside: dict[str, float] = defaultdict(float)
@@ -102,6 +119,8 @@ class _Sums:
 
     def spent(self, steps: int) -> Spent:
         """Return the sums, a step's share of each."""
+        for name, times in self._launched.items():
+            self._outside[name] += sum(times)
         return Spent(
             kernels={
                 key: _MS * _usual(times) * len(times) / steps
@@ -132,8 +151,16 @@ class _Sums:
         if not self._gpu:
             self._work += event.time_range.elapsed_us()
             return float(event.time_range.elapsed_us())
-        inside = sum(self._time(x) for x in event.cpu_children)
-        return float(sum(x.duration for x in event.kernels) + inside)
+        found = sum(self._time(x) for x in event.cpu_children)
+        for kernel in event.kernels:
+            found += kernel.duration
+            self._take(kernel.name)
+        return found or self._take(event.name)
+
+    def _take(self, name: str) -> float:
+        """Take the next kernel of a name from those that were launched; return its time."""
+        times = self._launched.get(name)
+        return times.popleft() if times else 0.0
 
 
 def _usual(times: Sequence[float]) -> float:
