@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from backbay.kit.decompositions import BATCH_NORM, core_aten
-from backbay.kit.engine import Engine, makes_integers
+from backbay.kit.engine import Engine
 from backbay.kit.exchange import shared_array
 from backbay.kit.program import Program
 
@@ -31,7 +31,6 @@ class IREE(Engine):
     decompositions: ClassVar = {**core_aten(aten.gelu), **BATCH_NORM}
     refuses: ClassVar = {
         aten.constant_pad_nd: (_may_take_off, "IREE's padding takes nothing off"),
-        aten.pow: (makes_integers, "IREE has powers of floats only"),
         **dict.fromkeys((*_SCATTERS, *_OTHERS), "IREE has no code for it"),
     }
 

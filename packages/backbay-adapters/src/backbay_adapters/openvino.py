@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from backbay.kit.decompositions import NORMS, core_aten
-from backbay.kit.engine import Engine, makes_integers
+from backbay.kit.engine import Engine
 from backbay.kit.exchange import shared_array
 from backbay.kit.program import Program
 
@@ -28,7 +28,6 @@ class OpenVINO(Engine):
     engine = "openvino"
     decompositions = core_aten(*NORMS, aten.linalg_vector_norm)  # some of which it can't convert
     refuses: ClassVar = {
-        aten.abs: (makes_integers, "OpenVINO leaves integers their sign"),
         aten.avg_pool2d: (lambda x: True in x.args[4:5], "OpenVINO divides overhangs otherwise"),
         aten.gather: (_is_partial, "OpenVINO gathers all elements along a dimension or none"),
     }

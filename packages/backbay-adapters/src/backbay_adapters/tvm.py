@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from backbay.kit.decompositions import NORMS, core_aten
-from backbay.kit.engine import Engine, makes_integers
+from backbay.kit.engine import Engine
 from backbay.kit.exchange import aligned
 from backbay.kit.program import Program
 
@@ -39,7 +39,6 @@ class TVM(Engine):
         aten.index_put: (_has_gaps, "Relax wants an index for each dimension"),
         aten.max_pool2d_with_indices: _POOLING,
         aten.max_pool3d_with_indices: _POOLING,
-        aten.pow: (makes_integers, "Relax has powers of floats only"),
     }
 
     def supports(self, node: Node) -> bool | str:

@@ -20,7 +20,8 @@ def core_aten(*further: Any) -> Mapping[Any, Any]:
     with its running statistics, and some that seem to leave them as they were. So is a squeeze of
     several dimensions, which torch's decompositions make, and few have. Sums of integers and of
     booleans are taken in the dtype of their result, to which some engines don't convert; ``any``
-    and ``all`` are taken of booleans, and a product of booleans is a conjunction. Pooling
+    and ``all`` are taken of booleans; a product of booleans is a conjunction, and a sum of two a
+    disjunction. Pooling
     has a batch, which pooling along one dimension comes without.
 
     Args:
@@ -41,6 +42,7 @@ def core_aten(*further: Any) -> Mapping[Any, Any]:
         **{x: functools.partial(_widened, x) for x in (*sums, *products)},
         **{x: functools.partial(_of_booleans, x) for x in truths},
         **{x: functools.partial(_with_batch, x) for x in poolings},
+        aten.add.Tensor: _sum,
         aten.mul.Tensor: _product,
         aten.squeeze.dims: _squeezed,
     }
@@ -83,8 +85,15 @@ def _with_batch(pooling: Any, x: torch.Tensor, *arguments: Any, **keywords: Any)
 
 
 def _product(a: Any, b: Any) -> Any:
-    booleans = all(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in (a, b))
-    return torch.logical_and(a, b) if booleans else NotImplemented
+    return torch.logical_and(a, b) if _are_booleans(a, b) else NotImplemented
+
+
+def _sum(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    return torch.logical_or(a, b) if _are_booleans(a, b) and alpha == 1 else NotImplemented
+
+
+def _are_booleans(*values: Any) -> bool:
+    return all(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in values)
 
 
 def _batch_norm(  # noqa: PLR0917 (its own arguments)

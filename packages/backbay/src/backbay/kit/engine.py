@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch.fx import GraphModule, Node
 
-from backbay.errors import InputError
+from backbay.errors import BackendUnavailable, InputError
 from backbay.graph.aliases import returned_views
 from backbay.graph.effects import is_random, mutates
 from backbay.graph.partition import RETURNED_VIEW, supports_operators
@@ -24,6 +24,7 @@ from backbay.kit.aot import GraphKind
 from backbay.kit.backend import Backend
 from backbay.kit.codegen import Codegen, Compiled
 from backbay.kit.decompositions import core_aten
+from backbay.kit.engine_integers import computes_integers
 from backbay.kit.engine_region import Region
 from backbay.kit.program import Program
 from backbay.registry import Option
@@ -73,7 +74,12 @@ class Engine(Backend):
     """Operators, overloads or packets, that ``supports`` takes and the engine has wrong or can't
     compile: each with the reason; or with a condition on its node, and the reason."""
     dtypes: ClassVar[Sequence[torch.dtype]] = _FLOATS + _REST
-    """What it computes in. A graph in another is refused if nothing else of it is supported."""
+    """What it reads and computes. A graph in another is refused if nothing else of it is
+    supported."""
+    computes_integers: ClassVar[bool] = False
+    """Whether it computes with integers as torch does: with all 64 bits, wrapping, exact in sums,
+    and with division that rounds down. Otherwise it gets integers only to look elements up by
+    them, and the fallback does the rest."""
     devices: ClassVar[Sequence[str]] = ("cpu",)
     """Device types that it runs on."""
     symbols: ClassVar[Literal["specialise", "elsewhere"]] = "specialise"
@@ -167,7 +173,10 @@ class Engine(Backend):
             return "writes memory"
         if node.meta.get(_RETURNED):
             return RETURNED_VIEW
-        return self._refused_operator(node) or self._refused_values(node)
+        why = self._refused_operator(node) or self._refused_values(node)
+        if not why and not self.computes_integers and computes_integers(node):
+            return "computes with integers"
+        return why
 
     def _refused_operator(self, node: Node) -> str:
         packet = getattr(node.target, "overloadpacket", None)
@@ -203,6 +212,7 @@ class Engine(Backend):
         generate = super()._aten_codegen(own, kind)
 
         def checked(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+            self._check_installed()
             self._check_dtypes(graph_module)
             _drop_aliases(graph_module)
             for node in returned_views(graph_module.graph):
@@ -210,6 +220,15 @@ class Engine(Backend):
             return generate(graph_module, example_inputs)
 
         return checked if kind in self.graph_kinds else generate
+
+    def _check_installed(self) -> None:
+        try:
+            self.made_by  # noqa: B018 (it asks for the version)
+        except metadata.PackageNotFoundError as error:
+            raise BackendUnavailable(
+                f"{self.__name__} needs {self.engine}, which is not installed: see `backbay doctor "
+                f"{self.__name__}`"
+            ) from error
 
     def _check_dtypes(self, graph_module: GraphModule) -> None:
         """Refuse a graph that would be left whole because it computes in another dtype."""
@@ -241,11 +260,6 @@ class Engine(Backend):
                 return generate(graph_module, example_inputs)
 
         return decomposed
-
-
-def makes_integers(node: Node) -> bool:
-    """Whether a node's results are integers or booleans: a condition for `Engine.refuses`."""
-    return not any(x.is_floating_point() for x in tensors_in(value_of(node)))
 
 
 def _instructions() -> str:

@@ -27,7 +27,7 @@ def test_sums_of_integers_and_booleans_are_taken_in_the_dtype_of_their_result():
         whole = near.to(torch.int32)
         return near.cumsum(1), near.sum(0, dtype=torch.int32), whole.sum(1), near.sum(), x.sum()
 
-    backend, x = engine(supports=None), torch.randn(4, 6)
+    backend, x = engine(supports=None, computes_integers=True), torch.randn(4, 6)
     torch.testing.assert_close(torch.compile(counted, backend=backend)(x), counted(x))
     (program,) = backend.programs
     sums = [n for n in program.graph_module.graph.nodes if n.target in SUMS]
@@ -35,9 +35,9 @@ def test_sums_of_integers_and_booleans_are_taken_in_the_dtype_of_their_result():
     assert all(n.args[0].meta["val"].dtype == n.meta["val"].dtype for n in sums)
 
 
-def test_pooling_along_one_dimension_and_products_of_booleans_come_as_any_engine_has_them():
+def test_pooling_along_one_dimension_and_sums_of_booleans_come_as_any_engine_has_them():
     def pooled(x):
-        return F.avg_pool1d(x, 2), F.max_pool1d(x, 2), (x > 0) * (x < 1)
+        return F.avg_pool1d(x, 2), F.max_pool1d(x, 2), (x > 0) * (x < 1), (x > 0) + (x < 1)
 
     found = []
     backend = engine(supports=lambda _, node: found.append(node) or "here for its nodes")
@@ -45,7 +45,8 @@ def test_pooling_along_one_dimension_and_products_of_booleans_come_as_any_engine
     torch.testing.assert_close(torch.compile(pooled, backend=backend)(x), pooled(x))
     pools = [n for n in found if "pool" in n.name]
     assert [n.args[0].meta["val"].ndim for n in pools] == [4, 4]
-    assert aten.logical_and.default in {n.target for n in found}
+    assert {aten.logical_and.default, aten.logical_or.default} <= {n.target for n in found}
+    assert not {aten.mul.Tensor, aten.add.Tensor} & {n.target for n in found}
 
 
 def test_any_is_taken_of_booleans():
@@ -114,7 +115,9 @@ def test_products_of_integers_and_squeezes_come_as_any_engine_has_them():
         return whole.prod(), whole.prod(1), whole.cumprod(1), x.sum((0, 1)).sqrt()
 
     found = []
-    backend = engine(supports=lambda _, node: found.append(node) or "here for its nodes")
+    backend = engine(
+        supports=lambda _, node: found.append(node) or "here for its nodes", computes_integers=True
+    )
     x = torch.randn(3, 4).abs()
     torch.testing.assert_close(torch.compile(function, backend=backend)(x), function(x))
     products = [n for n in found if "prod" in n.name]

@@ -20,6 +20,17 @@ def test_an_engines_error_names_engine_graph_cause_and_line():
         torch.compile(lambda x: x.exp().exp(), backend=Broken())(torch.ones(3))
 
 
+def test_an_engine_that_is_absent_is_named_before_anything_is_asked_of_it():
+    class Absent(Numpy):
+        name, engine = "acme_engine", "acme-runtime"
+
+        def supports(self, _):
+            raise AssertionError("asked")
+
+    with pytest.raises(Exception, match="acme_engine needs acme-runtime, which is not installed"):
+        torch.compile(torch.exp, backend=Absent())(torch.ones(3))
+
+
 @pytest.mark.parametrize("freeze", [False, True])
 def test_an_engines_error_names_the_operator_that_it_cant_build(freeze):
     class Picky(Numpy):

@@ -6,7 +6,6 @@ from numpy_engine import engine
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay import compile_log
-from backbay.kit.engine import makes_integers
 
 aten = torch.ops.aten
 
@@ -27,22 +26,50 @@ def test_what_has_no_elements_reaches_the_engine():
     assert all(x.numel() for x in values)
 
 
+def _squares(node):
+    return node.args[0] is node.args[1]
+
+
+def _with_integers(x, ids, table):
+    rows = F.embedding(ids, table) * x[ids % 3]
+    best = rows.argmax(-1)
+    return rows, best, (ids + 1).float() * x, ids // 3, torch.where(ids > 2, x[0], x[1])
+
+
+def test_an_engine_looks_elements_up_by_integers_and_computes_none():
+    found = []
+    backend = engine(supports=lambda _, node: found.append(node.target.overloadpacket))
+    x, ids, table = torch.randn(4, 4), torch.tensor([0, 4, 1, 3]), torch.randn(5, 4)
+    call = torch.compile(_with_integers, backend=backend)
+    torch.testing.assert_close(call(x, ids, table), _with_integers(x, ids, table))
+    assert {aten.embedding, aten.index, aten.argmax, aten.where} <= set(found)
+    assert not {aten.remainder, aten.add, aten.floor_divide, aten.gt} & set(found)
+    assert "computes with integers" in compile_log.records()[0].why
+
+
+def test_an_engine_that_says_so_computes_integers():
+    backend = engine(supports=None, computes_integers=True)
+    call, ids = torch.compile(lambda ids: ids * 3 + 1, backend=backend), torch.arange(5)
+    assert call(ids).tolist() == [1, 4, 7, 10, 13]
+    assert backend.programs
+
+
 def test_what_an_engine_refuses_is_left_with_its_reason():
     refuses = {
         aten.relu: "is slow",
         aten.neg.default: "is wrong",
-        aten.mul: (makes_integers, "multiplies floats only"),
+        aten.mul: (_squares, "has no squares"),
     }
     backend = engine(supports=None, refuses=refuses)
     call, x = torch.compile(lambda x, y: (-x.relu() * 2, y * y), backend=backend), torch.randn(4)
-    y = torch.arange(3)
+    y = torch.randn(3)
     torch.testing.assert_close(call(x, y), (-x.relu() * 2, y * y))
     (program,) = backend.programs
     assert [n.target for n in program.graph_module.graph.nodes if "call" in n.op] == [
         aten.mul.Tensor
     ]
     why = compile_log.records()[0].why
-    assert all(x in why for x in ("is slow", "is wrong", "multiplies floats only"))
+    assert all(x in why for x in ("is slow", "is wrong", "has no squares"))
 
 
 def test_a_graph_that_computes_in_float64_of_float32_is_refused():
