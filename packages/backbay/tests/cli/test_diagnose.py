@@ -13,7 +13,7 @@ MODELS = Path(__file__).parents[1] / "diagnose" / "models.py"
 
 def diagnose(*arguments: str):
     options = ["--device", "cpu", "--backend", "eager", "--budget", "0"]
-    return CliRunner().invoke(main, ["diagnose", *arguments, *options])
+    return CliRunner().invoke(main, ["diagnose", *options, *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -63,4 +63,6 @@ def test_what_does_not_exist_ends_with_2(arguments):
 
 
 def test_a_wrong_mode_ends_with_2_before_anything_is_compiled():
-    assert diagnose(f"{MODELS}:reading", "--mode", "no-such-mode").exit_code == 2
+    done = diagnose(f"{MODELS}:reading", "--backend", "inductor", "--mode", "no-such-mode")
+    assert done.exit_code == 2
+    assert "no-such-mode" in done.stderr

@@ -148,3 +148,24 @@ def test_another_layout_is_tried_and_is_not_taken_for_a_wrong_result(diagnosed):
     assert "2 convolutions" in found.message
     assert found.trials[0].remedy == "model.to(memory_format=torch.channels_last)"
     assert found.trials[0].status in {"confirmed", "no_gain", "worse"}
+
+
+def test_a_limit_that_was_reached_is_raised_and_all_versions_are_compiled(diagnosed):
+    told = diagnosed("counting", further=[torch.randn(4, 8)] * 9)
+    found = next(x for x in told.findings if x.code == "BB204")
+    (trial,) = found.trials
+    assert trial.remedy == "torch._dynamo.config.recompile_limit = 64"
+    assert trial.before is not None, trial.sentence
+    # It compiles more: what a limit keeps from running uncompiled is no gain in counts.
+    assert trial.before.recompiles < trial.after.recompiles
+
+
+def test_a_mark_is_not_left_on_the_users_own_tensor(models):
+    model, args = models.varying()
+    told = diagnose.run(
+        backbay.Workload(model, args),
+        backend="eager",
+        limits=diagnose.Limits(budget_s=600, timing_s=0.1),
+    )
+    assert told.findings[0].trials[0].remedy == "torch._dynamo.mark_dynamic(x, 0)"
+    assert not hasattr(args[0], "_dynamo_dynamic_indices")

@@ -15,6 +15,7 @@ from backbay.diagnose.requests import Explain, Explained, Look, Looked, Reply, R
 from backbay.diagnose.subject import AS_IT_IS, Subject, compiler_fn
 from backbay.diagnose.trying import Truth, tried
 from backbay.errors import InputError
+from backbay.explain.watching import Watch
 from backbay.proof import Workload
 from backbay.race.compiler import Compiler
 from backbay.race.requests import ArmSetup
@@ -46,7 +47,8 @@ class DiagnoseHandler:
         self._before: Subject | None = None
         self._truth: Truth | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="backbay-diagnose-")
-        self._subjects = 0
+        self._watches: list[Watch] = []
+        """Of all sides."""
 
     def answer(self, request: Request) -> Reply:
         """Return the reply to a request."""
@@ -119,16 +121,18 @@ class DiagnoseHandler:
         return self._before
 
     def _subject(self, setup: WorkloadSetup, arm: ArmSetup, remedy: Remedy) -> Subject:
-        self._subjects += 1
-        return Subject(
+        made = Subject(
             workload=self._workload(setup),
             compiler_fn=compiler_fn(arm, self._backends, self._registry),
             arm=arm,
             remedy=remedy,
             train=setup.train,
             seed=setup.seed,
-            folder=Path(self._folder.name) / str(self._subjects),
+            folder=Path(self._folder.name) / str(len(self._watches)),
+            others=sum(len(x.graphs) for x in self._watches),
         )
+        self._watches.append(made.watch)
+        return made
 
     def _workload(self, setup: WorkloadSetup) -> Workload:
         if self._given is not None:

@@ -45,7 +45,8 @@ class Remedies:
             case "BB201" | "BB202" | "BB203" | "BB205":
                 yield from self._of_recompile(finding)
             case "BB204":
-                yield _setting({"recompile_limit": _MORE_VERSIONS}, calls_again=True)
+                limit = {"recompile_limit": _MORE_VERSIONS}
+                yield _setting(limit, calls_again=True, through=True)
             case "BB701":
                 yield self._reduced_overhead()
             case "BB702":

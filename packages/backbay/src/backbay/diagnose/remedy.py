@@ -14,7 +14,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     mark: bool = False
     """Whether the batch is marked as dynamic."""
     through: bool = False
-    """Whether torch gave up a function of the model: it is compiled through another that calls it,
+    """Whether torch gave a function of the model up: it is compiled through another that calls it,
     since torch never tries that function again."""
     channels_last: bool = False
     arm: dict[str, Any] = {}

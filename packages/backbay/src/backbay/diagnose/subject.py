@@ -33,9 +33,11 @@ from backbay.race.requests import ArmSetup
 from backbay.registry import CompilerFn, Registry
 from backbay.reporting.breaks import BreakCounter
 from backbay.timing import clock, memory
-from backbay.workloads.batches import batch_of, with_batch
+from backbay.workloads.batches import batch_of, with_batch, with_tensors
 
 _LIMITS = ("recompile_limit", "accumulated_recompile_limit")
+_MANY = 1 << 10
+"""Versions: while it is timed or proven, nothing may fail for what other sides compiled."""
 _SETTLING = 2
 """Calls after which a size that grows has become dynamic, if it ever does."""
 AS_IT_IS = Remedy(name="as it is")
@@ -53,11 +55,14 @@ class Subject:
     seed: int
     folder: Path
     """Its compilers' cache, which is empty."""
+    others: int = 0
+    """Graphs that other sides compiled before: torch's limit counts them, too."""
+    watch: Watch = field(default_factory=Watch)
+    """Has the graphs that it compiled."""
     side: SideRecord | None = None
     steady: bool = True
     """Whether an equal call compiles nothing again; else each timed call begins in one state."""
     _timed: Step | None = None
-    _watch: Watch = field(default_factory=Watch)
     _call: Callable[..., Any] | None = None
 
     def compile(self, *, calls_again: bool) -> SideRecord:
@@ -70,7 +75,7 @@ class Subject:
             self.workload = channels_last(self.workload)
         compiler = Compiler(
             # Its own, so that Dynamo never takes what another side compiled for it.
-            backend=Capturing(self.compiler_fn, self._watch),
+            backend=Capturing(self.compiler_fn, self.watch),
             keywords={"dynamic": self.arm.dynamic, "fullgraph": self.arm.fullgraph},
             scope=self.arm.arm.scope,
         )
@@ -83,11 +88,11 @@ class Subject:
         before_s = calculate_time_spent()["total_wall_time"]
         steps = [self.step, self.step, *(self._others() if calls_again else ())]
         counter, counts = BreakCounter(), list[int]()
-        with counter.on(), self._compiling(), attributes_kept(self.workload.model):
+        with counter.on(), self._compiling(self.others), attributes_kept(self.workload.model):
             for step in steps:
                 with unchanged(step):
                     step(self._call)
-                counts.append(len(self._watch.graphs))
+                counts.append(len(self.watch.graphs))
         # Where inputs vary, what counts is the time with others than the first.
         self._timed = steps[-1]
         breaks = len(counter.breaks())
@@ -106,9 +111,15 @@ class Subject:
     @functools.cached_property
     def step(self) -> Step:
         """One step of the workload on its own inputs."""
-        made = Step(self.workload, train=self.train, seed=self.seed)
+        if not self.remedy.mark:
+            return Step(self.workload, train=self.train, seed=self.seed)
         batch = batch_of(self.workload)
-        for _, value in made.inputs if self.remedy.mark else ():
+        # Copies: a mark stays on a tensor, and others are given the workload's own.
+        own = (self.workload.args, dict(self.workload.kwargs))
+        args, kwargs = with_tensors(own, lambda x: x.detach().clone())
+        workload = dataclasses.replace(self.workload, args=args, kwargs=kwargs)
+        made = Step(workload, train=self.train, seed=self.seed)
+        for _, value in made.inputs:
             if value.ndim and value.shape[0] == batch:
                 torch._dynamo.mark_dynamic(value, 0)  # noqa: SLF001 (public, as documented)
         return made
@@ -138,7 +149,7 @@ class Subject:
             with attributes_kept(model):
                 return step()
 
-        with self._compiling(), attributes_kept(model), unchanged(self._timed):
+        with self._compiling(_MANY), attributes_kept(model), unchanged(self._timed):
             if steady:
                 return use(step)
             for _ in range(_SETTLING):
@@ -149,7 +160,7 @@ class Subject:
     def outcome(self, workload: Workload) -> Outcome:
         """Return what it gives for a workload: its own, or on smaller inputs; for a proof."""
         assert self._call is not None, "it is proven after it was compiled"
-        with self._compiling(), attributes_kept(self.workload.model):
+        with self._compiling(_MANY), attributes_kept(self.workload.model):
             return observe(self._call, workload, train=self.train, seed=self.seed)
 
     def peak_bytes(self) -> int | None:
@@ -172,14 +183,15 @@ class Subject:
         return tensors[0].device if tensors else torch.device("cpu")
 
     @contextlib.contextmanager
-    def _compiling(self) -> Iterator[None]:
+    def _compiling(self, more: int) -> Iterator[None]:
+        """Compile in the settings of the remedy, with so many more versions than torch allows."""
         settings = _resolved(self.remedy.settings)
-        limits = {x: getattr(torch._dynamo.config, x) for x in _LIMITS if x not in settings}  # noqa: SLF001 (public)
+        for name in _LIMITS:
+            settings[name] = settings.get(name, getattr(torch._dynamo.config, name)) + more  # noqa: SLF001 (public)
         with (
             alike(),
             _environment(variables(str(self.folder))),
-            # What other sides compiled of the same code counts, too: this side keeps its own limit.
-            torch._dynamo.config.patch({**{k: x + 64 for k, x in limits.items()}, **settings}),  # noqa: SLF001 (public)
+            torch._dynamo.config.patch(settings),  # noqa: SLF001 (public)
         ):
             yield
 
