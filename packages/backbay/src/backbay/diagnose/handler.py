@@ -47,7 +47,7 @@ class DiagnoseHandler:
         self._before: Subject | None = None
         self._truth: Truth | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="backbay-diagnose-")
-        self._watches: list[Watch] = []
+        self._watches = list[Watch]()
         """Of all sides."""
 
     def answer(self, request: Request) -> Reply:
