@@ -10,7 +10,6 @@ import ast
 import contextlib
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -92,13 +91,12 @@ class Graph:
 
 
 class InductorWatch:
-    """What is seen of Inductor, graph by graph."""
+    """What is seen of Inductor, graph by graph: of all threads, since autograd has its own."""
 
     def __init__(self) -> None:
         self.graphs: list[Graph] = []
         self._unfused: dict[tuple[str, str], str] = {}
         self._origins: dict[str, list[str]] = {}
-        self._thread = threading.get_ident()
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -148,13 +146,13 @@ class InductorWatch:
 
     def _reason(self, record: logging.LogRecord) -> None:
         why: Any = record.msg  # an object of Inductor's, not a text
-        if record.thread != self._thread or not hasattr(why, "reason"):
+        if not hasattr(why, "reason"):
             return
         self._unfused[why.name1, why.name2] = why.reason % why.args if why.args else why.reason
 
     def _event(self, record: logging.LogRecord) -> None:
         metadata: dict[str, Any] = getattr(record, "metadata", {})
-        if record.thread != self._thread or not self.graphs:
+        if not self.graphs:
             return
         graph, payload = self.graphs[-1], str(getattr(record, "payload", None) or "")
         if "inductor_output_code" in metadata:

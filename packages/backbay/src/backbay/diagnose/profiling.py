@@ -62,8 +62,11 @@ def profiled(
         if not event.name.startswith((_COPY, _STEP, *_NESTING)):
             launched[event.name].append(event.time_range.elapsed_us())
     found = _Sums(graphs, gpu=gpu, launched=launched)
-    for event in sorted((x for x in events if x.name == _STEP), key=_start):
-        found.add_step(event)
+    for event in sorted((x for x in events if x.cpu_parent is None), key=_start):
+        if event.name == _STEP:
+            found.add_step(event)
+        elif gpu:  # what autograd's own thread launches
+            found.add(event)
     spent = found.spent(steps)
     spent.copies_ms = _MS * sum(copies) / steps
     return spent
