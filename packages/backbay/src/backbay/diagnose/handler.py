@@ -17,7 +17,7 @@ from backbay.diagnose.trying import Truth, tried
 from backbay.errors import InputError
 from backbay.explain.watching import Watch
 from backbay.proof import Workload
-from backbay.race.compiler import Compiler
+from backbay.race.compiler import Compiler, problems
 from backbay.race.requests import ArmSetup
 from backbay.race.scopes import parts_of
 from backbay.registry import CompilerFn, Registry, default_registry
@@ -48,7 +48,7 @@ class DiagnoseHandler:
         self._truth: Truth | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="backbay-diagnose-")
         self._watches = list[Watch]()
-        """Of all sides."""
+        """Of all sides since Dynamo was reset."""
 
     def answer(self, request: Request) -> Reply:
         """Return the reply to a request."""
@@ -79,6 +79,9 @@ class DiagnoseHandler:
         return Explained(explanation=explanation, own_calls=own)
 
     def _looked(self, request: Look) -> Looked:
+        wrong = problems(request.arm, self._backends, self._registry)
+        if wrong:
+            raise InputError("; ".join(wrong))
         subject = self._started(request.setup, request.arm)
         inside = look(subject, request.timing_s)
         model = subject.workload.model
@@ -104,6 +107,9 @@ class DiagnoseHandler:
             fullgraph=request.arm.fullgraph,
         )
         if remedy.calls_again:
+            # What torch gave up, it would not compile for either side.
+            torch.compiler.reset()
+            self._watches.clear()
             before = self._subject(request.setup, request.arm, AS_IT_IS)
         after = self._subject(request.setup, arm, remedy)
         trial = tried(
@@ -128,7 +134,7 @@ class DiagnoseHandler:
             remedy=remedy,
             train=setup.train,
             seed=setup.seed,
-            folder=Path(self._folder.name) / str(len(self._watches)),
+            folder=Path(tempfile.mkdtemp(dir=self._folder.name)),
             others=sum(len(x.graphs) for x in self._watches),
         )
         self._watches.append(made.watch)
