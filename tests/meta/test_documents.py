@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from backbay.campaign import Campaign, Row, Unit
 from backbay.campaign.plan import KEYS
 from backbay.cli import main
+from backbay.diagnose import record as diagnosed
 from backbay.explain import record as explained
 from backbay.history.record import History, Point, Run, Series, Trace
 from backbay.race.comparison import ComparedRow, Comparison
@@ -84,6 +85,20 @@ def test_every_key_of_an_explanation_is_documented():
         if hasattr(x, "__struct_fields__") and x.__module__ == explained.__name__
     ]
     assert len(records) == 14
+    for record in records:
+        assert set(record.__struct_fields__) <= documented, record
+
+
+def test_every_key_of_a_diagnosis_is_documented():
+    text = (ROOT / "docs" / "json.md").read_text()
+    section = text.partition("## `backbay diagnose")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"`(\w+)`", section)) | {"schema"}
+    records = [
+        x
+        for x in vars(diagnosed).values()
+        if hasattr(x, "__struct_fields__") and x.__module__ == diagnosed.__name__
+    ]
+    assert len(records) == 12
     for record in records:
         assert set(record.__struct_fields__) <= documented, record
 

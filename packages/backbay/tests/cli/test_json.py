@@ -56,6 +56,7 @@ WORKING = {
     "race": "",
     "history": "race.json",
     "explain": "own.py:model --once --device cpu",
+    "diagnose": "own.py:silent --backend eager --budget 0 --device cpu",
     "verify": "own.py:silent --backend eager --infer --batches 4 --blame 0 --device cpu",
     "conform": "eager --case load/metadata/origin_is_unknown --workers 1 --device cpu",
 }
@@ -63,6 +64,7 @@ WORKING = {
 ENDING_WITH_1 = {
     "lock": "--check --file other.lock",
     "check-manifest": "bad.toml",
+    "diagnose": "own.py:raises --backend eager --budget 0 --device cpu",
     "explain": "own.py:raises --once --device cpu",
     "doctor": "eager",
 }
@@ -80,6 +82,7 @@ MISTAKEN = {
     "new": "inductor",
     "race": "no_such",
     "history": "absent.json",
+    "diagnose": "no_such",
     "explain": "BB999",
     "verify": "no_such",
     "conform": "eager --level no_such",

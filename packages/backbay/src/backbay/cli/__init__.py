@@ -31,12 +31,14 @@ _COMMANDS = {
     "new": "backbay.cli.new",
     "race": "backbay.cli.race",
     "history": "backbay.cli.history",
+    "diagnose": "backbay.cli.diagnose",
     "explain": "backbay.cli.explain",
     "verify": "backbay.cli.verify",
 }
 _NEEDS: dict[str, tuple[str, ...]] = {
     "race": ("torch", "race"),
     "history": ("race",),
+    "diagnose": ("torch", "race"),
     "explain": ("torch", "race"),
     "verify": ("torch", "race"),
 }

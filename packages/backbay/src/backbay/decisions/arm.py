@@ -118,7 +118,7 @@ def parse_arm(text: str) -> Arm:
     if not at or not _MODE.fullmatch(mode):  # a path may have an @ in it
         backend, mode = head.strip(), ""
     if not backend:
-        raise _mistake(text, 0, "no backend is named")
+        raise InputError(f"arm {text!r}, character 1: no backend is named")
     return Arm(backend=backend, mode=mode or None, options=options, scope=scope)
 
 

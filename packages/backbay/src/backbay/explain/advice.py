@@ -6,8 +6,9 @@ reader can follow.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from backbay.explain.record import BreakRecord
 from backbay.reporting.breaks import useful
@@ -18,6 +19,7 @@ _KEEP_IN_TENSOR = (
     "compute with the tensor itself, without making a Python number of it",
     "to have it captured in the graph, set torch._dynamo.config.capture_scalar_outputs = True",
 )
+_CAPTURED_VALUES = {"capture_scalar_outputs": True}
 _ASSERTION = (
     "use torch._assert(condition, message), with a message that is a plain string",
     "leave it out while it is compiled: if not torch.compiler.is_compiling():",
@@ -36,6 +38,8 @@ class Advice:
     code: str
     words: str
     fixes: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of torch._dynamo.config with which the break goes away; functions by their names."""
 
 
 def of(broken: BreakRecord) -> Advice:
@@ -59,13 +63,14 @@ def _skipped(broken: BreakRecord) -> Advice:
 
 
 def _call(name: str) -> Advice:
-    fixes = [f"call {name} outside of the compiled function"]
-    if name in {"print", "warnings.warn"}:
-        fixes = [
-            f"leave {name} out while it is compiled: if not torch.compiler.is_compiling():",
-            f"to have {name} called after the graph, {_REORDER}",
-        ]
-    return Advice("BB101", f"{name} can't be compiled", tuple(fixes))
+    words = f"{name} can't be compiled"
+    if name not in {"print", "warnings.warn"}:
+        return Advice("BB101", words, (f"call {name} outside of the compiled function",))
+    fixes = (
+        f"leave {name} out while it is compiled: if not torch.compiler.is_compiling():",
+        f"to have {name} called after the graph, {_REORDER}",
+    )
+    return Advice("BB101", words, fixes, {"reorderable_logging_functions": [name]})
 
 
 def _logging(broken: BreakRecord) -> Advice:
@@ -98,7 +103,7 @@ def _asked_for(_: BreakRecord) -> Advice:
 
 def _item(_: BreakRecord) -> Advice:
     words = "a tensor's value is read as a Python number, as by .item(), float() or bool()"
-    return Advice("BB102", words, _KEEP_IN_TENSOR)
+    return Advice("BB102", words, _KEEP_IN_TENSOR, _CAPTURED_VALUES)
 
 
 def _list(_: BreakRecord) -> Advice:
@@ -108,7 +113,7 @@ def _list(_: BreakRecord) -> Advice:
 
 def _operator_value(_: BreakRecord) -> Advice:
     words = "an operator makes a Python number of a tensor's values"
-    return Advice("BB102", words, _KEEP_IN_TENSOR)
+    return Advice("BB102", words, _KEEP_IN_TENSOR, _CAPTURED_VALUES)
 
 
 def _branch(broken: BreakRecord) -> Advice:
@@ -136,6 +141,7 @@ def _dynamic(broken: BreakRecord) -> Advice:
             "keep the full size, and mask: torch.where(mask, x, 0)",
             _CAPTURE_SIZES,
         ),
+        {"capture_dynamic_output_shape_ops": True},
     )
 
 

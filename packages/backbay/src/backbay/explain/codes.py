@@ -2,7 +2,8 @@
 
 A code never changes its meaning, and none is used again: tests and editors may rely on it. Its
 second digit groups it: 1 is not compiled, 2 is compiled again, 3 is done outside of the kernels, 4
-is done in another dtype, 5 is about passes, 6 failed. ``docs/findings.md`` has a section for each.
+is done in another dtype, 5 is about passes, 6 failed, 7 takes longer than it might, which only a
+diagnosis measures. ``docs/findings.md`` has a section for each.
 """
 
 import difflib
@@ -206,6 +207,42 @@ _TABLE = (
         what="The model raises before anything is compiled.",
         why="Nothing runs.",
         fix="Call the model with the same inputs, without torch.compile, and repair it there.",
+    ),
+    Code(
+        code="BB701",
+        title="the host is what takes the time",
+        severity="note",
+        what="Kernels take less than half of a step; launching them, guards and Python take more.",
+        why="The device waits for the host, however fast its kernels are.",
+        fix='Compile with mode="reduce-overhead" on a GPU, which replays CUDA graphs; or give a '
+        "step more to do, with a larger batch.",
+    ),
+    Code(
+        code="BB702",
+        title="kernel far from the limit",
+        severity="note",
+        what="A kernel that takes much of a step reaches less than half of what this machine can "
+        "do.",
+        why="A kernel at the limit would take less than half of the time.",
+        fix='Try another code generator, such as backend="backbay" or mode="max-autotune"; look '
+        "at what was not fused with it, and why.",
+    ),
+    Code(
+        code="BB703",
+        title="repeated blocks in one graph",
+        severity="note",
+        what="The model repeats a block, and every repetition is compiled by itself.",
+        why="Compiling takes as many times as long as there are blocks.",
+        fix="Compile the block in place, with block.compile() for each: torch compiles it once.",
+    ),
+    Code(
+        code="BB704",
+        title="convolutions with channels first",
+        severity="note",
+        what="Weights of convolutions are laid out with channels first.",
+        why="Many convolution kernels are fastest with channels last; others convert the layout at "
+        "every call.",
+        fix="Call model.to(memory_format=torch.channels_last), and give it inputs in that layout.",
     ),
 )
 CODES = {x.code: x for x in _TABLE}

@@ -6,6 +6,7 @@ What is met several times at one line, for one reason, is one finding with a cou
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -15,7 +16,6 @@ from backbay.explain.codes import CODES, selects
 from backbay.explain.record import (
     BreakRecord,
     CallRecord,
-    Explanation,
     FindingRecord,
     GraphRecord,
     NodeRecord,
@@ -64,13 +64,21 @@ def findings(
     return tuple(sorted(_merged(found), key=lambda x: _RANK.index(x.severity)))
 
 
-def failing(explanation: Explanation, chosen: Iterable[str]) -> tuple[FindingRecord, ...]:
+class Findings(Protocol):
+    """A report that has findings: an explanation, or a diagnosis."""
+
+    @property
+    def findings(self) -> Sequence[FindingRecord]:
+        """What is found."""
+
+
+def failing(report: Findings, chosen: Iterable[str]) -> tuple[FindingRecord, ...]:
     """Return the findings whose codes are chosen, as `backbay.explain.codes.selection` has them."""
     codes = tuple(chosen)
-    return tuple(x for x in explanation.findings if selects(codes, x.code))
+    return tuple(x for x in report.findings if selects(codes, x.code))
 
 
-def _finding(
+def finding(
     code: str,
     message: str,
     line: str,
@@ -79,6 +87,7 @@ def _finding(
     cost_s: float | None = None,
     calls: Sequence[int] = (),
 ) -> FindingRecord:
+    """Return a finding; without fixes of its own, it has its code's."""
     known = CODES[code]
     usual = f"{known.fix[0].lower()}{known.fix[1:].rstrip('.')}"
     return FindingRecord(
@@ -114,12 +123,12 @@ def _failed(
 ) -> Iterator[FindingRecord]:
     if problem is not None:
         code = "BB603" if problem.stage == "eager" else "BB602"
-        yield _finding(code, problem.error, problem.line)
+        yield finding(code, problem.error, problem.line)
     for graph in graphs:
         for stage in graph.stages:
             for one in stage.passes:
                 if one.error:
-                    yield _finding("BB502", one.error, "", calls=(graph.call,))
+                    yield finding("BB502", one.error, "", calls=(graph.call,))
 
 
 def _broken(broken: BreakRecord) -> FindingRecord:
@@ -132,14 +141,14 @@ def _broken(broken: BreakRecord) -> FindingRecord:
             f"{words}, and {name} can't be resumed there: all of it is uncompiled",
         )
     line = broken.line or broken.function
-    return _finding(code, words, line, fixes=advised.fixes, calls=broken.calls)
+    return finding(code, words, line, fixes=advised.fixes, calls=broken.calls)
 
 
 def _nothing_compiled(
     graphs: Sequence[GraphRecord], calls: Sequence[CallRecord], problem: ProblemRecord | None
 ) -> Iterator[FindingRecord]:
     if calls and not graphs and problem is None:
-        yield _finding("BB106", "the backend was given no graph: the model runs uncompiled", "")
+        yield finding("BB106", "the backend was given no graph: the model runs uncompiled", "")
 
 
 def _recompiled(calls: Sequence[CallRecord]) -> Iterator[FindingRecord]:
@@ -160,7 +169,7 @@ def _recompiled(calls: Sequence[CallRecord]) -> Iterator[FindingRecord]:
     for (code, *_), found in alike.items():
         first = found[0][1]
         costs = [x.compile_s for _, x in found if x.compile_s is not None]
-        made = _finding(
+        made = finding(
             code,
             first.says,
             first.line or first.function,
@@ -183,7 +192,7 @@ def _is_modules(one: RecompileRecord) -> bool:
 def _at_limit(call: int, one: RecompileRecord) -> FindingRecord:
     name = one.function.partition(" (")[0] or "a function"
     times = one.compile_id.partition("/")[2]
-    return _finding(
+    return finding(
         "BB204",
         f"{name} was compiled {times} times, and torch compiles it no more; {one.says}",
         one.function,
@@ -206,18 +215,18 @@ def _in_graphs(graphs: Sequence[GraphRecord], broken: set[str]) -> Iterator[Find
 
 def _of_node(node: NodeRecord, inputs: Sequence[NodeRecord]) -> Iterator[FindingRecord]:
     if inputs and node.target in _ON_HOST:
-        yield _finding("BB301", f"{node.target} makes the host wait for the device", node.line)
+        yield finding("BB301", f"{node.target} makes the host wait for the device", node.line)
     sized = [x for x in inputs if x.shape != "scalar"]
     sources = {x.device for x in sized}
     if node.device and sources and node.device not in sources:
         source = ", ".join(sorted(sources))
         words = f"{node.target} copies a tensor from {source} to {node.device}"
-        yield _finding("BB302", words, node.line)
+        yield finding("BB302", words, node.line)
     dtypes = sorted({x.dtype for x in sized if x.dtype in _WIDTHS}, key=lambda x: _WIDTHS[x])
     if len(dtypes) > 1 and node.dtype == dtypes[-1] and node.target not in _CASTS:
         mixed = " and ".join(dtypes)
         words = f"{node.target} mixes {mixed}, and computes in {node.dtype}"
-        yield _finding("BB401", words, node.line)
+        yield finding("BB401", words, node.line)
 
 
 def _near_misses(graphs: Sequence[GraphRecord]) -> Iterator[FindingRecord]:
@@ -226,9 +235,9 @@ def _near_misses(graphs: Sequence[GraphRecord]) -> Iterator[FindingRecord]:
             for one in stage.passes:
                 for miss in one.near:
                     words = f"{one.name} nearly rewrites {miss.pattern}: {miss.reason}"
-                    yield _finding("BB501", words, miss.line, calls=(graph.call,))
+                    yield finding("BB501", words, miss.line, calls=(graph.call,))
 
 
 def _fell_back(fell: Sequence[Record]) -> Iterator[FindingRecord]:
     for one in fell:
-        yield _finding("BB601", f"{one.ran} ran in place of {one.asked}: {one.why}", "")
+        yield finding("BB601", f"{one.ran} ran in place of {one.asked}: {one.why}", "")

@@ -54,7 +54,7 @@ class WatchedRun:
         if problem is not None:
             self.problems[-1] = problem
             return
-        with _alone(), _attributes_kept(self.workload.model), self.watch.on():
+        with _alone(), attributes_kept(self.workload.model), self.watch.on():
             self._compiled(again=again, further_args=further_args)
         seen = compile_log.records()[known:]
         self.notes += (f"rewrites {x.why}" for x in seen if x.timed)
@@ -105,7 +105,7 @@ class WatchedRun:
         return problem is None
 
     def _eager(self, workload: Workload) -> ProblemRecord | None:
-        with _attributes_kept(workload.model):
+        with attributes_kept(workload.model):
             return self._raised("eager", workload.model, workload)
 
     def _raised(
@@ -170,14 +170,17 @@ def _gradients_kept(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _attributes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Write back what modules count in plain attributes: Dynamo guards on those."""
-    plain = (int, float, str, tuple)
+def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Write back what modules count or gather in plain attributes: Dynamo guards on those."""
+    plain = (int, float, str, tuple, torch.Tensor)
     kept = [
         (x, {k: v for k, v in vars(x).items() if isinstance(v, plain)}) for x in model.modules()
     ]
+    lists = [(v, list(v)) for x in model.modules() for v in vars(x).values() if isinstance(v, list)]
     try:
         yield
     finally:
         for module, attributes in kept:
             vars(module).update(attributes)
+        for gathered, items in lists:
+            gathered[:] = items

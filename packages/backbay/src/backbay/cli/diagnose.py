@@ -1,0 +1,113 @@
+"""``backbay diagnose``: what makes a model slow under torch.compile, and what helps."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from backbay.cli.completion import complete_backend, complete_codes, complete_workload
+from backbay.cli.files import check_writable
+from backbay.cli.output import write
+from backbay.cli.parameters import (
+    DEVICE,
+    SECONDS,
+    SECONDS_OR_NONE,
+    SEED,
+    compiled_as,
+    configured,
+    json_option,
+)
+from backbay.diagnose import Limits, run
+from backbay.errors import plain
+from backbay.explain import failing, selection
+from backbay.race import DTYPES
+from backbay.registry.names import PluginName
+from backbay.workloads import DEFAULT, SIZES
+
+_EXAMPLES = """
+\b
+Examples:
+  backbay diagnose
+  backbay diagnose train.py:model --train --budget 300
+  backbay diagnose hf:bert --backend backbay --json report.json
+  backbay diagnose train.py:model --fail-on BB1,BB204
+"""
+
+
+@click.command("diagnose", epilog=_EXAMPLES)
+@click.argument("workload", default=DEFAULT, shell_complete=complete_workload)
+@click.option("--backend", default="inductor", show_default=True, shell_complete=complete_backend,
+              help="A name, module:function or file.py:function.")  # fmt: skip
+@configured
+@compiled_as
+@click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
+@click.option(
+    "--device", type=DEVICE, help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]"
+)
+@click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
+@click.option("--seed", type=SEED, default=0, show_default=True)
+@click.option("--budget", type=SECONDS_OR_NONE, default=Limits().budget_s, show_default=True,
+              help="Seconds to try remedies; 0: don't.")  # fmt: skip
+@click.option("--timeout", type=SECONDS, default=Limits().request_s, show_default=True,
+              help="Seconds for one compilation.")  # fmt: skip
+@click.option("--fail-on", "fail_on", multiple=True, shell_complete=complete_codes,
+              metavar="CODES", help="Exit code 1 where one of these is found: BB101, or BB1 for "
+              "all of a kind but notes; by commas.")  # fmt: skip
+@json_option
+def command(
+    *,
+    workload: str,
+    backend: str,
+    mode: str | None,
+    options: dict[str, Any] | None,
+    dynamic: bool | None,
+    fullgraph: bool,
+    train: bool,
+    dtype: str,
+    device: str | None,
+    size: str | None,
+    seed: int,
+    budget: float,
+    timeout: float,
+    fail_on: tuple[str, ...],
+    json_path: Path | None,
+) -> None:
+    """Say what makes WORKLOAD slow under torch.compile, what to change, and what that gains.
+
+    What to fix first comes first. Each remedy that can be carried out is tried: proven right, and
+    timed beside what there was. Then: where a step's time goes, kernel by kernel, with your own
+    lines. A WORKLOAD is named as for a race: decoder (built in, the default), hf:NAME,
+    diffusers:NAME, timm:NAME, file.py:function or module:function.
+
+    Exit code 1: the model or the backend raised, or --fail-on names what was found.
+    """
+    wanted = selection(fail_on)
+    sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
+    from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
+    from backbay.diagnose.text import text  # noqa: PLC0415 (likewise)
+
+    check_writable(json_path)
+    with progress() as tell:
+        diagnosis = run(
+            workload,
+            backend=PluginName(backend),
+            mode=mode,
+            options=options,
+            dynamic=dynamic,
+            fullgraph=fullgraph,
+            train=train,
+            dtype=dtype,
+            device=device,
+            size=size,
+            seed=seed,
+            limits=Limits(budget_s=budget, request_s=timeout),
+            tell=tell,
+        )
+    write(diagnosis, text(diagnosis), json_path, None)
+    found = failing(diagnosis, wanted)
+    for one in found:
+        click.echo(f"backbay: --fail-on: {one.code}: {plain(one.message)}", err=True)
+    if diagnosis.explanation.problem is not None or found:
+        sys.exit(1)

@@ -1,0 +1,210 @@
+"""What a step spends its time on: torch's profiler, matched with the kernels of compiled graphs.
+
+Kernels are told by their place in the generated code: the profiler's events of one call of a graph
+come in the order in which the code launches them.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from backbay.diagnose.inductor import Graph, Kernel
+from backbay.timing.device import synchronize
+
+_CALL = "## Call CompiledFxGraph"
+_GUARDS = "TorchDynamo Cache Lookup"
+_COPY = "Memcpy"
+_STEP = "backbay.diagnose step"
+_NESTING = ("Torch-Compiled Region", "CompiledFunction", "AOTDispatcher", "Pregraph", "## ")
+"""Beginnings of events that are no work themselves."""
+_MS = 1e-3
+"""The profiler counts microseconds."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Spent:
+    """What the profiled steps spent, in milliseconds a step."""
+
+    kernels: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Position of the graph, and of the kernel in it."""
+    calls: dict[int, float] = field(default_factory=dict)
+    """Position of the graph to how often a step calls it."""
+    outside: dict[str, float] = field(default_factory=dict)
+    """By name: what is no kernel of a compiled graph."""
+    host_ms: float = 0.0
+    """On a CPU: of a step, what is in no event that is work."""
+    guards_ms: float = 0.0
+    copies_ms: float = 0.0
+
+
+def profiled(
+    step: Callable[[], Any], steps: int, device: torch.device, graphs: Sequence[Graph]
+) -> Spent:
+    """Profile some steps, all of which are warm."""
+    gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
+    with profile(activities=activities, acc_events=True) as profiler:
+        for _ in range(steps):
+            with record_function(_STEP):
+                step()
+        synchronize(device)
+    events = [x for x in profiler.events() or () if x.device_type == DeviceType.CPU]
+    on_gpu = [x for x in profiler.events() or () if x.device_type == DeviceType.CUDA]
+    copies = (x.time_range.elapsed_us() for x in on_gpu if x.name.startswith(_COPY))
+    launched = defaultdict[str, deque[float]](deque)
+    for event in sorted(on_gpu, key=_start):
+        if not event.name.startswith((_COPY, _STEP, *_NESTING)):
+            launched[event.name].append(event.time_range.elapsed_us())
+    found = _Sums(graphs, gpu=gpu, launched=launched)
+    for event in sorted((x for x in events if x.cpu_parent is None), key=_start):
+        if event.name == _STEP:
+            found.add_step(event)
+        elif gpu:  # what autograd's own thread launches
+            found.add(event)
+    spent = found.spent(steps)
+    spent.copies_ms = _MS * sum(copies) / steps
+    return spent
+
+
+class _Sums:
+    """Adds events up."""
+
+    def __init__(
+        self,
+        graphs: Sequence[Graph],
+        *,
+        gpu: bool,
+        launched: Mapping[str, deque[float]] = MappingProxyType({}),
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            graphs: that were compiled.
+            gpu: whether the time is a GPU's.
+            launched: its kernels, by name, to their times in order; those that no event of the
+                host launched are listed as outside of graphs, or told by their names.
+        """
+        self._graphs = graphs
+        self._gpu = gpu
+        self._launched = launched
+        self._kernels: dict[tuple[int, int], list[float]] = defaultdict(list)
+        self._calls: dict[int, int] = defaultdict(int)
+        self._outside: dict[str, float] = defaultdict(float)
+        self._guards = 0.0
+        self._work = 0.0
+        self._hosts: list[float] = []
+
+    def add_step(self, event: Any) -> None:
+        """Add a step."""
+        self._work = 0.0
+        for child in sorted(event.cpu_children, key=_start):
+            self.add(child)
+        self._hosts.append(max(0.0, event.time_range.elapsed_us() - self._work))
+
+    def add(self, event: Any) -> None:
+        """Add an event, and what is inside of it."""
+        if event.name.startswith(_CALL):
+            self._add_call(sorted(event.cpu_children, key=_start))
+        elif event.name == _GUARDS:
+            self._guards += event.time_range.elapsed_us()
+            self._work += event.time_range.elapsed_us()
+        elif event.name.startswith(_NESTING) or any(_calls_graphs(x) for x in event.cpu_children):
+            for child in event.cpu_children:
+                self.add(child)
+        else:
+            self._outside[event.name] += self._time(event)
+
+    def spent(self, steps: int) -> Spent:
+        """Return the sums, a step's share of each."""
+        for name, times in self._launched.items():
+            self._outside[name] += sum(times)
+        return Spent(
+            kernels={
+                key: _MS * _usual(times) * len(times) / steps
+                for key, times in self._kernels.items()
+            },
+            calls={key: count / steps for key, count in self._calls.items()},
+            outside={k: _MS * x / steps for k, x in self._outside.items() if x > 0},
+            host_ms=0.0 if self._gpu or not self._hosts else _MS * _usual(self._hosts),
+            guards_ms=_MS * self._guards / steps,
+        )
+
+    def _add_call(self, events: Sequence[Any]) -> None:
+        flat = list(_flat(events))
+        matched = [_matched(x.kernels, flat) for x in self._graphs]
+        if not matched:
+            return
+        number = max(range(len(matched)), key=lambda x: (len(matched[x]), -x))
+        self._calls[number] += 1
+        for position, event in enumerate(flat):
+            kernel = matched[number].get(position)
+            if kernel is None:
+                self._outside[event.name] += self._time(event)
+            else:
+                self._kernels[number, kernel].append(self._time(event))
+
+    def _time(self, event: Any) -> float:
+        """Return the time of an event's kernels on a GPU; else its own."""
+        if not self._gpu:
+            self._work += event.time_range.elapsed_us()
+            return float(event.time_range.elapsed_us())
+        found = sum(self._time(x) for x in event.cpu_children)
+        for kernel in event.kernels:
+            found += kernel.duration
+            self._take(kernel.name)
+        return found or self._take(event.name)
+
+    def _take(self, name: str) -> float:
+        """Take the next kernel of a name from those that were launched; return its time."""
+        times = self._launched.get(name)
+        return times.popleft() if times else 0.0
+
+
+def _usual(times: Sequence[float]) -> float:
+    """Return the lower quartile: what other processes interrupt is nobody's time."""
+    return sorted(times)[len(times) // 4]
+
+
+def _matched(kernels: Sequence[Kernel], events: Sequence[Any]) -> dict[int, int]:
+    """Return positions of events, each with the kernel's that it is, in the order of both."""
+    found, begin = dict[int, int](), 0
+    for position, event in enumerate(events):
+        for number in range(begin, len(kernels)):
+            if _is(kernels[number].function, event.name):
+                found[position], begin = number, number + 1
+                break
+    return found
+
+
+def _is(function: str, event: str) -> bool:
+    """Whether an event is a kernel's; of C++ kernels it has the graph's number before the name."""
+    name = function.removeprefix("extern_kernels.").removeprefix("torch.ops.")
+    if name == function:
+        return event == name or (event.startswith("graph_") and event.endswith(f"_{name}"))
+    space, dot, rest = name.partition(".")
+    operator = f"{space}::{rest.partition('.')[0]}" if dot else f"aten::{name}"
+    return event == operator
+
+
+def _flat(events: Iterable[Any]) -> Iterator[Any]:
+    """Yield events, in place of those that only hold others what they hold."""
+    for event in events:
+        if event.name.startswith(_NESTING):
+            yield from _flat(sorted(event.cpu_children, key=_start))
+        else:
+            yield event
+
+
+def _calls_graphs(event: Any) -> bool:
+    named = event.name.startswith((_CALL, _GUARDS))
+    return named or any(_calls_graphs(x) for x in event.cpu_children)
+
+
+def _start(event: Any) -> float:
+    return float(event.time_range.start)

@@ -1,0 +1,171 @@
+"""A seeded defect is found first, with its line, and its remedy is tried and confirmed."""
+
+import msgspec
+import pytest
+import torch
+
+import backbay
+from backbay import diagnose
+from backbay.diagnose import handler
+from backbay.diagnose.requests import Try
+from backbay.errors import InputError
+from backbay.explain import failing
+from backbay.session import Lost
+
+
+def first(diagnosis):
+    """Return the first finding, and the first thing that was tried for it."""
+    found = diagnosis.findings[0]
+    return found, found.trials[0]
+
+
+def test_a_print_in_a_loop_is_the_first_finding_and_goes_with_a_setting(diagnosed, line):
+    told = diagnosed("printing")
+    found, trial = first(told)
+    assert found.code == "BB105"
+    assert found.line == line('print("a layer is done")')
+    assert trial.remedy == "torch._dynamo.config.reorderable_logging_functions = {print}"
+    assert trial.status == "confirmed"
+    assert (trial.before.graphs, trial.before.breaks) == (0, 1)
+    assert (trial.after.graphs, trial.after.breaks) == (1, 0)
+    assert told.sentence.startswith("BB105: print can't be compiled")
+    # That nothing is compiled is what it leads to.
+    assert [x.code for x in told.findings[:2]] == ["BB105", "BB106"]
+
+
+def test_an_item_is_the_first_finding_and_goes_with_a_setting(diagnosed, line):
+    found, trial = first(diagnosed("reading"))
+    assert found.code == "BB102"
+    assert found.line == line("scale = h.abs().max().item()")
+    assert trial.remedy == "torch._dynamo.config.capture_scalar_outputs = True"
+    assert trial.status == "confirmed"
+    assert (trial.before.breaks, trial.after.breaks) == (1, 0)
+
+
+def test_a_growing_cache_is_the_first_finding_and_compiled_once_where_sizes_are_dynamic(diagnosed):
+    found, trial = first(diagnosed("caching"))
+    assert found.code == "BB205"
+    assert "self.seen's dimension 0" in found.message
+    assert not found.supposed
+    assert trial.remedy == "torch.compile(dynamic=True)"
+    assert trial.after.recompiles < trial.before.recompiles
+
+
+def test_a_number_that_changes_is_the_first_finding_with_its_line(diagnosed, line):
+    found, trial = first(diagnosed("counting"))
+    assert found.code == "BB202"
+    assert found.line == line("self.calls += 1")
+    assert trial.remedy == "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
+    assert trial.after.recompiles < trial.before.recompiles
+
+
+def test_a_batch_that_varies_is_the_first_finding_and_is_marked(diagnosed):
+    told = diagnosed("varying", further=[torch.randn(5, 8), torch.randn(6, 8)])
+    found, trial = first(told)
+    assert found.code == "BB205"
+    assert "x's dimension 0" in found.message
+    assert not found.supposed
+    assert trial.remedy == "torch._dynamo.mark_dynamic(x, 0)"
+    assert (trial.before.recompiles, trial.after.recompiles) == (1, 0)
+
+
+def test_a_batch_that_was_only_made_up_is_nothing_to_fix(diagnosed):
+    told = diagnosed("varying", budget_s=0)
+    assert [(x.code, x.supposed) for x in told.findings] == [("BB205", True)]
+    assert told.sentence == "nothing was found that has to be fixed"
+
+
+def test_what_only_its_author_can_change_is_not_tried_and_says_so(diagnosed):
+    told = diagnosed("branching", budget_s=0)
+    found = next(x for x in told.findings if x.code == "BB103")
+    assert [x.status for x in found.trials] == ["not_tried"]
+    assert found.trials[0].sentence.startswith("only a change of the code removes it")
+    assert found.trials[0].before is None
+
+
+def test_what_does_not_fit_into_the_budget_is_not_tried_and_says_so(diagnosed):
+    found = diagnosed("reading", budget_s=0).findings[0]
+    assert [x.status for x in found.trials] == ["not_tried"]
+    assert "--budget" in found.trials[0].sentence
+
+
+def test_a_model_that_raises_is_explained_and_nothing_is_measured(diagnosed):
+    told = diagnosed("raising")
+    assert told.findings[0].code == "BB603"
+    assert told.inside is None
+
+
+def test_the_state_of_the_model_is_as_before(models):
+    model, args = models.caching()
+    told = diagnose.run(
+        backbay.Workload(model, args),
+        backend="eager",
+        limits=diagnose.Limits(budget_s=600, timing_s=0.1),
+    )
+    assert told.findings[0].trials[0].after is not None
+    assert model.seen.shape == (1, 8)
+
+
+def test_its_findings_can_be_failed_on(diagnosed):
+    told = diagnosed("reading", budget_s=0)
+    assert [x.code for x in failing(told, ["BB1"])] == ["BB102"]
+
+
+def test_json_is_read_back_as_it_was(diagnosed):
+    told = diagnosed("reading", budget_s=0)
+    read = msgspec.json.decode(msgspec.json.encode(told), type=diagnose.Diagnosis)
+    assert read == told
+    assert read.schema == "backbay.diagnose/1"
+
+
+def test_a_process_that_dies_with_a_remedy_is_a_failed_trial(models, monkeypatch):
+    class Dying(handler.DiagnoseHandler):
+        def answer(self, request):
+            if isinstance(request, Try):
+                raise Lost("it crashed with signal 11")
+            return super().answer(request)
+
+    monkeypatch.setattr(handler, "DiagnoseHandler", Dying)
+    model, args = models.reading()
+    told = diagnose.run(
+        backbay.Workload(model, args),
+        backend="eager",
+        limits=diagnose.Limits(budget_s=600, timing_s=0.1),
+    )
+    assert told.findings[0].trials[0].status == "failed"
+    assert "signal 11" in told.findings[0].trials[0].sentence
+
+
+@pytest.mark.parametrize("wrong", [{"backend": "inductr"}, {"dtype": "int3"}])
+def test_what_does_not_exist_is_refused_before_anything_is_compiled(wrong):
+    with pytest.raises(InputError):
+        diagnose.run("decoder", **wrong)
+
+
+def test_another_layout_is_tried_and_is_not_taken_for_a_wrong_result(diagnosed):
+    told = diagnosed("convolving")
+    found = next(x for x in told.findings if x.code == "BB704")
+    assert "2 convolutions" in found.message
+    assert found.trials[0].remedy == "model.to(memory_format=torch.channels_last)"
+    assert found.trials[0].status in {"confirmed", "no_gain", "worse"}
+
+
+def test_a_limit_that_was_reached_is_raised_and_all_versions_are_compiled(diagnosed):
+    told = diagnosed("counting", further=[torch.randn(4, 8)] * 9)
+    found = next(x for x in told.findings if x.code == "BB204")
+    (trial,) = found.trials
+    assert trial.remedy == "torch._dynamo.config.recompile_limit = 64"
+    assert trial.before is not None, trial.sentence
+    # It compiles more: what a limit keeps from running uncompiled is no gain in counts.
+    assert trial.before.recompiles < trial.after.recompiles
+
+
+def test_a_mark_is_not_left_on_the_users_own_tensor(models):
+    model, args = models.varying()
+    told = diagnose.run(
+        backbay.Workload(model, args),
+        backend="eager",
+        limits=diagnose.Limits(budget_s=600, timing_s=0.1),
+    )
+    assert told.findings[0].trials[0].remedy == "torch._dynamo.mark_dynamic(x, 0)"
+    assert not hasattr(args[0], "_dynamo_dynamic_indices")
