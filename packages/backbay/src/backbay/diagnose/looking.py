@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo.utils import calculate_time_spent
+from torch._dynamo.utils import calculate_time_spent, compilation_time_metrics
 
 from backbay.diagnose.inductor import Graph, InductorWatch, Kernel
 from backbay.diagnose.limits import limit
@@ -33,12 +33,13 @@ _WORKS: tuple[tuple[Work, tuple[str, ...]], ...] = (
     ("copy", ("copy_", "_to_copy")),
 )
 """Kinds of work of kernels that torch has, and of templates, by parts of their operators' names."""
+_WAITED, _COMPILED = "async_compile.wait", "compile_file"
 _PHASES = {
     "Dynamo": (("entire_frame_compile",), ("backend_compile",)),
     "AOTAutograd": (("backend_compile", "entire_backward_compile"), ("inductor_compile",)),
     "lowering": (("inductor_compile",), ("code_gen",)),
-    "code generation": (("code_gen",), ("async_compile.wait",)),
-    "compiling kernels": (("async_compile.wait",), ()),
+    "code generation": (("code_gen",), (_WAITED,)),
+    "compiling kernels": ((_WAITED,), ()),
     "autotuning": (("CachingAutotuner.benchmark_all_configs",), ()),
 }
 """Phase to torch's names of what it lasts, and of what inside of it is another phase."""
@@ -51,10 +52,10 @@ def look(subject: Subject, timing_s: float) -> WhiteBox:
         subject: it as it is compiled.
         timing_s: seconds for the timing of a step, and as many for its profile.
     """
-    watch, before = InductorWatch(), calculate_time_spent()
+    watch, before = InductorWatch(), _spent()
     with watch.on():
         side = subject.compile(calls_again=False)
-    phases = dict(_phases(before, calculate_time_spent()))
+    phases = dict(_phases(before, _spent()))
     wall, wall_ci, step_s = _wall(subject, timing_s)
     steps = min(max(int(timing_s / step_s), _FEWEST_STEPS), _MOST_STEPS)
     spent: Spent = subject.running(
@@ -87,8 +88,16 @@ def _wall(subject: Subject, timing_s: float) -> tuple[float, tuple[float, float]
     return median, interval, step_s
 
 
+def _spent() -> dict[str, float]:
+    """Return the seconds of compiling by torch's names, and those of C++ in this process."""
+    compiled = sum(compilation_time_metrics.get(_COMPILED, ()))
+    return {**calculate_time_spent(), _COMPILED: compiled}
+
+
 def _phases(before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     spent = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
+    if not spent.get(_WAITED):  # nobody helps: kernels are compiled while code is generated
+        spent[_WAITED] = spent[_COMPILED]
     for phase, (whole, inside) in _PHASES.items():
         own = sum(spent.get(x, 0.0) for x in whole) - sum(spent.get(x, 0.0) for x in inside)
         if own > 0:
