@@ -19,10 +19,8 @@ extensions = [
     "sphinx_copybutton",
     "sphinxcontrib.mermaid",
 ]
-exclude_patterns = ["_static"]
 html_theme = "furo"
 html_title = "Backbay"
-html_static_path = ["_static"]
 html_theme_options = {"source_repository": REPOSITORY.partition("/blob/")[0]}
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_fence_as_directive = ["mermaid"]

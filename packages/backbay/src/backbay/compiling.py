@@ -246,7 +246,10 @@ def _found(backend: str | CompilerFn, request: _Request) -> tuple[BackendSpec, s
 
 
 def _spec_of(compiler_fn: CompilerFn, registry: Registry) -> BackendSpec:
-    return registry.spec_of(compiler_fn) or described(
+    known = (
+        x for x in registry.registered_specs() if registry.lookup_backend(x.name) is compiler_fn
+    )
+    return next(known, None) or described(
         compiler_fn, getattr(compiler_fn, "__name__", type(compiler_fn).__name__), (), {}
     )
 
