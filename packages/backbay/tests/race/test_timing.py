@@ -89,7 +89,7 @@ def timed(*names, apart=(), client=Client, setup=SETUP, **limits):
 
 
 class Watching(Client):
-    """Tells what the GPU does; of a backend called "a" it can't."""
+    """Replies with what the GPU does; of a backend called "a" it can't."""
 
     def ask(self, request, *, timeout_s):
         if not isinstance(request, Watch):
