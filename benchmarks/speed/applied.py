@@ -23,7 +23,8 @@ from backbay.registry import default_registry
 from backbay.reporting.machine import Load
 from backbay.timing import clock, kernels, rounds
 from backbay.timing.gpu_work import GpuWork
-from backbay.workloads.loading import load
+from backbay.workloads.loading import build
+from backbay.workloads.setup import WorkloadSetup
 from speed.chosen import CHOSEN, Anew
 
 _TRIED = 5
@@ -161,14 +162,16 @@ class _Arms:
 
 
 def _built(unit: Unit) -> Workload:
-    return load(
-        unit.workload,
-        seed=unit.seed,
-        dtype=getattr(torch, unit.dtype),
-        device=torch.device(unit.device),
-        train=unit.mode == "train",
-        size=unit.size,
-        batch=unit.batch,
+    return build(
+        WorkloadSetup(
+            workload=unit.workload,
+            size=unit.size,
+            mode=unit.mode,
+            dtype=unit.dtype,
+            device=unit.device,
+            seed=unit.seed,
+            batch=unit.batch,
+        )
     )
 
 
