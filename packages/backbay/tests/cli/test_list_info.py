@@ -128,7 +128,7 @@ def test_without_a_command_it_says_what_to_do_first():
     done = backbay()
     assert done.exit_code == 0
     steps = [x.split()[:2] for x in done.stdout.splitlines() if x.startswith("  backbay ")]
-    assert steps == [["backbay", x] for x in ("doctor", "explain", "verify", "race")]
+    assert steps == [["backbay", x] for x in ("doctor", "explain", "verify", "race", "diagnose")]
     assert "All commands: backbay --help" in done.stdout
     assert done.stdout.count("\n") <= 10
     assert all(x in main.list_commands(None) for _, x in steps)
