@@ -152,7 +152,8 @@ def _bound(statements: list[Any]) -> Iterator[str]:
             case ast.Import() | ast.ImportFrom():
                 yield from (x.asname or x.name.partition(".")[0] for x in node.names)
             case ast.Assign() | ast.AnnAssign():
-                yield from (x.id for x in ast.walk(node) if isinstance(x, ast.Name))
+                names = (x for x in ast.walk(node) if isinstance(x, ast.Name))
+                yield from (x.id for x in names if isinstance(x.ctx, ast.Store))
             case ast.If() | ast.Try() | ast.With():
                 yield from _bound([*node.body, *getattr(node, "orelse", ())])
                 yield from _bound([y for x in getattr(node, "handlers", ()) for y in x.body])
