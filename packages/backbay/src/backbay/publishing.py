@@ -66,6 +66,8 @@ class Package:
     def module(self, name: str) -> Path | None:
         """Return a module's source file, or None."""
         path = Path(*name.split("."))
+        if not path.name:
+            return None
         roots = (self.folder / "src", self.folder)
         places = [
             root / x for root in roots for x in (path.with_suffix(".py"), path / "__init__.py")
@@ -115,7 +117,7 @@ def findings(package: Package) -> list[Finding]:
 def _manifest_file(package: Package, target: str) -> Path | None:
     """Return the file that an entry point of the group names; it need not be there."""
     module, _, filename = target.partition(":")
-    source = package.module(module) if filename else None
+    source = package.module(module)
     return source.parent / filename if source is not None else None
 
 

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from backbay.decisions import Arm
@@ -60,6 +61,8 @@ def test_two_breaks_of_a_line_are_tried_once_and_one_elsewhere_is_not_taken_for_
     found = tried("BB102", breaks=(printed, broken(), broken()))
     assert {name: (x.unfit, x.through) for name, x in found.items()} == {ITEM: ("", False)}
     assert tried("BB102", breaks=(broken(skipped=True),))[ITEM].through
+    branch = broken(reason="Data-dependent branching")
+    assert list(tried("BB102", breaks=(branch, broken()))) == [ITEM]
     assert list(tried("BB102", breaks=(broken(line="", function=LINE),))) == [ITEM]
     (unfit,) = (x.unfit for x in tried("BB102", breaks=(printed,)).values())
     assert unfit.startswith("only a change of the code")
@@ -71,10 +74,25 @@ def test_a_mark_is_tried_only_where_leading_sizes_of_inputs_are_all_that_changed
     assert list(tried("BB205", recompiles=(batch,))) == [MARK]
     assert list(tried("BB201", recompiles=(batch, other))) == [DYNAMIC]
     assert list(tried("BB201", recompiles=(recompiled(),))) == [DYNAMIC]
+    (sizes,) = tried("BB201").values()
+    assert (sizes.name, sizes.dynamic, sizes.mark) == (DYNAMIC, True, False)
+    assert sizes.calls_again
     assert list(tried("BB201", recompiles=(recompiled("L['self'].size()[0] + 1"),))) == [DYNAMIC]
+    without_line = recompiled(BATCH, line="", says="y changes")
+    without_line = msgspec.structs.replace(without_line, function=LINE)
+    for known in (recompiled(BATCH, says="y changes"), recompiled(BATCH, line=""), without_line):
+        assert list(tried("BB205", recompiles=(known,))) == [MARK]
     elsewhere = recompiled("L['x'].size()[1]", says="y changes", line="other.py:1")
     assert list(tried("BB205", recompiles=(batch, elsewhere))) == [MARK]
-    assert all(x.calls_again for x in tried("BB205", recompiles=(batch,)).values())
+    (marked,) = tried("BB205", recompiles=(batch,)).values()
+    assert (marked.dynamic, marked.mark, marked.calls_again) == (None, True, True)
+
+
+def test_what_was_given_up_is_compiled_through_another_function_with_more_versions(tried):
+    (remedy,) = tried("BB204").values()
+    assert remedy.settings == {"recompile_limit": 64}
+    assert remedy.calls_again
+    assert remedy.through
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
@@ -108,12 +126,23 @@ def test_what_can_not_be_tried_says_why(tried, code, known, unfit):
     assert bool(remedy.unfit) is bool(unfit)
 
 
+def test_a_remedy_is_named_and_not_carried_out(tried):
+    changes = [next(iter(tried(code).values())) for code in ("BB701", "BB703", "BB704")]
+    assert [(x.arm, x.channels_last) for x in changes] == [
+        ({"mode": "reduce-overhead"}, False),
+        ({"scope": "blocks"}, False),
+        ({}, True),
+    ]
+
+
 def test_another_backend_is_tried_without_the_first_ones_mode_and_options(
     tried, install, tmp_path, monkeypatch
 ):
     (tmp_path / "plug_in.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     install("plug-in", entry_points="[torch_dynamo_backends]\nbackbay = plug_in:fn\n")
-    (remedy,) = tried("BB702", mode="max-autotune", options={"freezing": True}).values()
+    (remedy,) = tried(
+        "BB702", device="cpu:0", mode="max-autotune", options={"freezing": True}
+    ).values()
     assert remedy.unfit == ""
     assert remedy.arm == {"backend": "backbay", "mode": None, "options": {}}
