@@ -152,6 +152,9 @@ def test_inductor_gets_its_mode_and_options_as_torch_compile_gives_them(asked, h
     assert run("verify", "--options", "max_fusion_size: 8").exit_code == 0
     given = [x for x in asked if x["backend"] == "inductor"]
     assert {x["options"]["max_fusion_size"] for x in given} == {8}
+    asked.clear()
+    assert run("verify", "--mode", "default").exit_code == 0
+    assert "default" in {x["mode"] for x in asked if x["backend"] == "inductor"}
 
 
 def test_mode_without_a_backend_ends_with_2():

@@ -19,33 +19,44 @@ def test_what_runs_beside_each_other_counts_twice():
     assert sum(end - start for start, end in kernels._joined(spans)) == 5.0
 
 
+def event(name, start, end, *, device=DeviceType.CUDA, annotates=False):
+    span = SimpleNamespace(start=start, end=end)
+    return SimpleNamespace(
+        name=name, time_range=span, device_type=device, is_user_annotation=annotates
+    )
+
+
 class Profiled:
-    """Sees three steps: in each two kernels beside each other, and copies of three kinds."""
+    """Sees three steps: in each, two kernels beside each other, and copies of four kinds."""
+
+    seen = (
+        event("aten::mm", 0, 30_000, device=DeviceType.CPU),
+        event("all steps", 0, 30_000, annotates=True),
+        *(
+            event(name, at + start, at + end)
+            for at in (0, 10_000, 20_000)
+            for name, start, end in (
+                ("a", 0, 3000),
+                ("b", 1000, 4000),
+                ("Memcpy DtoD", 4000, 5000),
+                ("Memcpy HtoD", 6000, 6500),
+                ("Memcpy DtoH", 6500, 7000),
+                ("Memcpy PtoP", 7000, 7500),
+            )
+        ),
+    )
 
     def __init__(self, **_):
-        kernels = [("a", 0, 3000), ("b", 1000, 4000), ("Memcpy DtoD", 4000, 5000)]
-        copies = [(f"Memcpy {x}", 6000, 6500) for x in ("HtoD", "DtoH", "PtoP")]
-        seen = [(*x, n, False) for n in range(3) for x in kernels + copies]
-        self._events = [event(*x) for x in [*seen, ("a whole step", 0, 9000, 0, True)]]
+        """Take what a profile takes."""
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        pass
+        return None
 
     def events(self):
-        return [*self._events, event("aten::mm", 0, 9000, 0, False, DeviceType.CPU)]
-
-
-def event(name, start, end, step, is_user_annotation, device_type=DeviceType.CUDA):
-    start, end = start + 10_000 * step, end + 10_000 * step
-    return SimpleNamespace(
-        name=name,
-        time_range=SimpleNamespace(start=start, end=end),
-        device_type=device_type,
-        is_user_annotation=is_user_annotation,
-    )
+        return self.seen
 
 
 def test_what_is_told_is_of_several_steps_or_of_what_is_no_work(monkeypatch):
@@ -53,7 +64,7 @@ def test_what_is_told_is_of_several_steps_or_of_what_is_no_work(monkeypatch):
     monkeypatch.setattr(kernels, "profile", Profiled)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     work = kernels.gpu_work(lambda: calls.append(1), torch.device("cuda"))
-    assert (work.busy_ms, work.launches, work.copied_ms, work.copies) == (5.5, 6, 1.5, 3)
+    assert (work.busy_ms, work.launches, work.copied_ms, work.copies) == (6.5, 6, 1.5, 3)
     assert len(calls) == 4
-    monkeypatch.setattr(Profiled, "events", lambda _: None)
+    monkeypatch.setattr(Profiled, "seen", None)
     assert kernels.gpu_work(lambda: None, torch.device("cuda")) is None
