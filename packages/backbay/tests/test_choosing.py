@@ -112,7 +112,10 @@ def test_what_a_race_could_not_tell_is_raced_again_or_never(no_race, monkeypatch
         ({"abstained": True, "raced": ("eager", "aot_eager", "backbay_silu")}, "aot_eager"),
     ],
 )
-def test_times_that_scattered_hide_what_was_told_or_a_clear_race_does_not(no_race, later, applied):
+def test_times_that_scattered_hide_what_was_told_or_a_clear_race_does_not(
+    no_race, later, applied, monkeypatch
+):
+    monkeypatch.setattr(Deciding, "decision", lambda deciding: deciding._made("aot_eager", "told"))
     model, x = Wasteful().eval(), torch.randn(512, 256)
     given = {"arms": ["aot_eager"], "limits": QUICK}
     kept = backbay.choose(model, (x,), **given).kept
