@@ -17,7 +17,6 @@ Inductor's default.
 
 import argparse
 import contextlib
-import datetime as dt
 import fnmatch
 import os
 import signal
@@ -25,10 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -41,16 +39,9 @@ from backbay.errors import InputError
 from backbay.race import Report
 from backbay.race.turns import SharedDevice
 from backbay.registry import default_registry
-from backbay.reporting.machine import Load
 from speed import chosen
-from speed.chosen import CHOSEN, Anew
+from speed.chosen import Anew
 from speed.command import write
-
-_TRIED = 5
-"""Steps of which the fastest says how many there are in a block."""
-WARM = 6
-"""Steps before anything is timed: what is replayed is recorded by then."""
-
 
 _SETTLE_S = 0.3
 """Until what the stopped ones had handed to the device is done."""
@@ -242,124 +233,12 @@ def serve() -> None:
         return
     race = folder.race(task.unit)
     assert race is not None, "it was raced before"
-    anew = timed_anew(task, race[1], device)
+    from speed.applied import timed_anew  # noqa: PLC0415 (who starts children needs no torch)
+
+    anew = timed_anew(task.unit, race[1], device, task.seconds)
     folder.keep_anew(task.unit, anew)
     row = chosen.row(anew)
     print(f"{row.decided}: {row.over_best} of {row.best}; inductor / chosen {row.over_inductor}")
-
-
-def timed_anew(task: Task, report: Report, turns: Alone) -> Anew:
-    """Apply what was decided, and time it beside every arm that was right."""
-    import torch  # noqa: PLC0415 (who starts children needs none of it)
-
-    import backbay  # noqa: PLC0415
-    from backbay import compile_log  # noqa: PLC0415
-    from backbay.proof import Step  # noqa: PLC0415
-    from backbay.race.compiler import compiler_of  # noqa: PLC0415
-    from backbay.race.requests import ArmSetup  # noqa: PLC0415
-    from backbay.race.ring import Ring, fitting  # noqa: PLC0415
-    from backbay.timing import clock, kernels, rounds  # noqa: PLC0415
-    from backbay.workloads.loading import load  # noqa: PLC0415
-
-    unit, device = task.unit, torch.device(task.unit.device)
-    train = unit.mode == "train"
-
-    def built() -> Any:
-        return load(
-            unit.workload,
-            seed=unit.seed,
-            dtype=getattr(torch, unit.dtype),
-            device=device,
-            train=train,
-            size=unit.size,
-            batch=unit.batch,
-        )
-
-    torch._dynamo.config.recompile_limit = 256  # noqa: SLF001 (all arms compile the same code)
-    with turns.working():
-        own, shared = built(), built()  # parts that are compiled in place stay so
-        begun = time.monotonic()
-        made = backbay.choose(
-            own.model,
-            own.args,
-            own.kwargs,
-            arms=unit.arms,
-            scopes=unit.scopes,
-            objective=unit.objective,
-            train=train,
-            loss=own.loss,
-            optimizer=own.optimizer,
-            further=own.further,
-            dynamic=unit.dynamic,
-            fullgraph=unit.fullgraph,
-        )
-        choose_s = time.monotonic() - begun
-        calls: dict[str, tuple[Step, Callable[..., Any]]] = {}
-        failed: dict[str, str] = {}
-        for result in (x for x in report.results if x.status == "ok"):
-            setup = ArmSetup(arm=result.as_arm, dynamic=unit.dynamic, fullgraph=unit.fullgraph)
-            call = compiler_of(setup, {}, default_registry).applied(shared.model)
-            calls[result.arm] = Step(shared, train=train, seed=unit.seed), call
-        calls[CHOSEN] = Step(own, train=train, seed=unit.seed), made.model
-        for name, (step, call) in list(calls.items()):
-            try:
-                for _ in range(WARM):
-                    step(call)
-            except Exception as error:  # noqa: BLE001 (a backend may raise anything)
-                failed[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
-                del calls[name]
-    with turns.timing():
-        load_of_others = Load()
-        step_s = {
-            name: min(clock.seconds(lambda s=step, c=call: s(c), 1, device) for _ in range(_TRIED))  # type: ignore[misc]
-            for name, (step, call) in calls.items()
-        }
-        if str(made.arm) in step_s and CHOSEN in step_s:  # as many calls for the same code
-            step_s[CHOSEN] = step_s[str(made.arm)]
-        most = fitting(next(iter(calls.values()))[0])
-        plan = rounds.plan(step_s, task.seconds, most_calls=max(1, most - rounds.WARMUPS))
-        size = max(plan.block_calls(name) for name in calls)
-        rings = {
-            id(step): Ring(step, [False] * len(step.inputs), size)
-            for step in (calls[CHOSEN][0], calls["eager"][0])
-        }
-        ring_of = {
-            name: rings[id((calls[CHOSEN] if name == CHOSEN else calls["eager"])[0])]
-            for name in calls
-        }
-
-        def block(name: str) -> float:
-            number, warm = plan.block_calls(name), plan.warmups[name]
-            steps = ring_of[name].calls(calls[name][1], number)
-            return clock.block_of(steps, warmups=warm, device=device)[0]
-
-        for name in calls:
-            block(name)
-        taken = list(rounds.in_turns(calls, plan, block))
-        busy = load_of_others.others()
-        said = dict.fromkeys(f"{x.asked}: {x.why}" for x in compile_log.records())
-        work = {
-            name: found
-            for name, (step, call) in calls.items()
-            if (found := kernels.gpu_work(lambda s=step, c=call: s(c), device)) is not None  # type: ignore[misc]
-        }
-    return Anew(
-        workload=report.results[0].workload,
-        mode=unit.mode,
-        dtype=unit.dtype,
-        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        machine=report.machine,
-        versions=report.versions,
-        decided=str(made.arm),
-        why=made.why,
-        raced=made.report is not None,
-        choose_s=choose_s,
-        samples_ms={name: [x[name] for x in taken] for name in calls},
-        gpu_work=work,
-        failed=failed,
-        said=tuple(said),
-        busy=busy,
-    )
 
 
 if __name__ == "__main__":

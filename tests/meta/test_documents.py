@@ -75,45 +75,21 @@ def test_the_example_workloads_can_be_raced(here, workload):
     assert {x["backend"]: x["status"] for x in rows} == {"eager": "ok", "aot_eager": "ok"}
 
 
-def test_every_key_of_an_explanation_is_documented():
+@pytest.mark.parametrize(
+    ("command", "records", "count"),
+    [("explain", explained, 14), ("diagnose", diagnosed, 12), ("verify", verified, 7)],
+)
+def test_every_key_of_a_report_is_documented(command, records, count):
     text = (ROOT / "docs" / "json.md").read_text()
-    section = text.partition("## `backbay explain")[2].partition("\n## ")[0]
+    section = text.partition(f"## `backbay {command}")[2].partition("\n## ")[0]
     documented = set(re.findall(r"`(\w+)`", section)) | {"schema"}
-    records = [
+    own = [
         x
-        for x in vars(explained).values()
-        if hasattr(x, "__struct_fields__") and x.__module__ == explained.__name__
+        for x in vars(records).values()
+        if hasattr(x, "__struct_fields__") and x.__module__ == records.__name__
     ]
-    assert len(records) == 14
-    for record in records:
-        assert set(record.__struct_fields__) <= documented, record
-
-
-def test_every_key_of_a_diagnosis_is_documented():
-    text = (ROOT / "docs" / "json.md").read_text()
-    section = text.partition("## `backbay diagnose")[2].partition("\n## ")[0]
-    documented = set(re.findall(r"`(\w+)`", section)) | {"schema"}
-    records = [
-        x
-        for x in vars(diagnosed).values()
-        if hasattr(x, "__struct_fields__") and x.__module__ == diagnosed.__name__
-    ]
-    assert len(records) == 12
-    for record in records:
-        assert set(record.__struct_fields__) <= documented, record
-
-
-def test_every_key_of_a_verification_is_documented():
-    text = (ROOT / "docs" / "json.md").read_text()
-    section = text.partition("## `backbay verify")[2].partition("\n## ")[0]
-    documented = set(re.findall(r"`(\w+)`", section)) | {"schema"}
-    records = [
-        x
-        for x in vars(verified).values()
-        if hasattr(x, "__struct_fields__") and x.__module__ == verified.__name__
-    ]
-    assert len(records) == 7
-    for record in records:
+    assert len(own) == count
+    for record in own:
         assert set(record.__struct_fields__) <= documented, record
 
 

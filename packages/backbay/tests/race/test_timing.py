@@ -94,7 +94,7 @@ def timed(*names, apart=(), client=Client, setup=SETUP, turns=None, objective=No
 
 
 class Watching(Client):
-    """Tells what the GPU does; of a backend called "a" it can't."""
+    """Replies with what the GPU does; of a backend called "a" it can't."""
 
     def ask(self, request, *, timeout_s):
         if not isinstance(request, Watch):

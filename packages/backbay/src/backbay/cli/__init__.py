@@ -201,10 +201,11 @@ def _ignored() -> Iterator[tuple[str, str]]:
 _FIRST_STEPS = """\
 Find, prove and race the backends of torch.compile. What to do first:
 
-  backbay doctor                  which backends run here, and what to do about the others
-  backbay explain train.py:model  where torch.compile stops or compiles again, at your lines
-  backbay verify train.py:model   is what it computes right
-  backbay race train.py:model     which backend is fastest
+  backbay doctor                   which backends run here, and what to do about the others
+  backbay explain train.py:model   where torch.compile stops or compiles again, at your lines
+  backbay verify train.py:model    is what it computes right
+  backbay race train.py:model      which backend is fastest
+  backbay diagnose train.py:model  what makes it slow, and what was tried against it
 
 train.py:model is a function of yours that returns a model and its inputs, (model, args); left out,
 it is a small decoder. All commands: backbay --help. Of one, with examples: backbay race --help.

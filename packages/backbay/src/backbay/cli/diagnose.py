@@ -6,24 +6,21 @@ from typing import Any
 
 import click
 
-from backbay.cli.completion import complete_backend, complete_codes, complete_workload
+from backbay.cli.completion import complete_backend, complete_workload
 from backbay.cli.files import check_writable
+from backbay.cli.model_options import built_as, end, fail_on
 from backbay.cli.output import write
 from backbay.cli.parameters import (
-    DEVICE,
     SECONDS,
     SECONDS_OR_NONE,
-    SEED,
     compiled_as,
     configured,
     json_option,
 )
 from backbay.diagnose import Limits, run
-from backbay.errors import plain
 from backbay.explain import failing, selection
-from backbay.race import DTYPES
 from backbay.registry.names import PluginName
-from backbay.workloads import DEFAULT, SIZES
+from backbay.workloads import DEFAULT
 
 _EXAMPLES = """
 \b
@@ -42,19 +39,12 @@ Examples:
 @configured
 @compiled_as
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
-@click.option(
-    "--device", type=DEVICE, help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]"
-)
-@click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
-@click.option("--seed", type=SEED, default=0, show_default=True)
+@built_as
 @click.option("--budget", type=SECONDS_OR_NONE, default=Limits().budget_s, show_default=True,
               help="Seconds to try remedies; 0: don't.")  # fmt: skip
 @click.option("--timeout", type=SECONDS, default=Limits().request_s, show_default=True,
               help="Seconds for one compilation.")  # fmt: skip
-@click.option("--fail-on", "fail_on", multiple=True, shell_complete=complete_codes,
-              metavar="CODES", help="Exit code 1 where one of these is found: BB101, or BB1 for "
-              "all of a kind but notes; by commas.")  # fmt: skip
+@fail_on
 @json_option
 def command(
     *,
@@ -71,10 +61,10 @@ def command(
     seed: int,
     budget: float,
     timeout: float,
-    fail_on: tuple[str, ...],
+    codes: tuple[str, ...],
     json_path: Path | None,
 ) -> None:
-    """Say what makes WORKLOAD slow under torch.compile, what to change, and what that gains.
+    """Find what makes WORKLOAD slow under torch.compile, and try what may help.
 
     What to fix first comes first. Each remedy that can be carried out is tried: proven right, and
     timed beside what there was. Then: where a step's time goes, kernel by kernel, with your own
@@ -83,7 +73,7 @@ def command(
 
     Exit code 1: the model or the backend raised, or --fail-on names what was found.
     """
-    wanted = selection(fail_on)
+    wanted = selection(codes)
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
     from backbay.diagnose.text import text  # noqa: PLC0415 (likewise)
@@ -106,8 +96,4 @@ def command(
             tell=tell,
         )
     write(diagnosis, text(diagnosis), json_path, None)
-    found = failing(diagnosis, wanted)
-    for one in found:
-        click.echo(f"backbay: --fail-on: {one.code}: {plain(one.message)}", err=True)
-    if diagnosis.explanation.problem is not None or found:
-        sys.exit(1)
+    end(failing(diagnosis, wanted), raised=diagnosis.explanation.problem is not None)

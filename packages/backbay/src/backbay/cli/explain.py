@@ -8,20 +8,15 @@ from typing import Any
 
 import click
 
-from backbay.cli.completion import (
-    complete_backend,
-    complete_codes,
-    complete_workload_or_code,
-)
+from backbay.cli.completion import complete_backend, complete_workload_or_code
 from backbay.cli.document import written
 from backbay.cli.files import check_writable
+from backbay.cli.model_options import built_as, end, fail_on
 from backbay.cli.output import write
-from backbay.cli.parameters import DEVICE, SEED, compiled_as, configured, json_option
-from backbay.errors import plain
+from backbay.cli.parameters import compiled_as, configured, json_option
 from backbay.explain import Code, Explanation, failing, named, run, selection
-from backbay.race import DTYPES
 from backbay.registry.names import PluginName
-from backbay.workloads import DEFAULT, SIZES
+from backbay.workloads import DEFAULT
 
 FINDING = "backbay.finding/1"
 
@@ -44,16 +39,9 @@ Examples:
 @configured
 @compiled_as
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
-@click.option(
-    "--device", type=DEVICE, help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]"
-)
-@click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
-@click.option("--seed", type=SEED, default=0, show_default=True)
+@built_as
 @click.option("--once", is_flag=True, help="Call it once: look for no recompiles.")
-@click.option("--fail-on", "fail_on", multiple=True, shell_complete=complete_codes,
-              metavar="CODES", help="Exit code 1 where one of these is found: BB101, or BB1 for "
-              "all of a kind but notes; by commas.")  # fmt: skip
+@fail_on
 @json_option
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
               help="Write one self-contained HTML page, with the graphs drawn.")  # fmt: skip
@@ -71,7 +59,7 @@ def command(
     size: str | None,
     seed: int,
     once: bool,
-    fail_on: tuple[str, ...],
+    codes: tuple[str, ...],
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
@@ -89,7 +77,7 @@ def command(
     if code is not None:
         _say(code, json_path)
         return
-    wanted = selection(fail_on)
+    wanted = selection(codes)
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     check_writable(json_path, html_path)
     with contextlib.redirect_stdout(sys.stderr):
@@ -108,11 +96,7 @@ def command(
             again=not once,
         )
     _write(explanation, json_path, html_path)
-    found = failing(explanation, wanted)
-    for one in found:
-        click.echo(f"backbay: --fail-on: {one.code}: {plain(one.message)}", err=True)
-    if explanation.problem is not None or found:
-        sys.exit(1)
+    end(failing(explanation, wanted), raised=explanation.problem is not None)
 
 
 def _say(code: Code, json_path: Path | None) -> None:

@@ -10,17 +10,18 @@ from msgspec.structs import replace
 from backbay.cli import campaign
 from backbay.cli.completion import complete_backends, complete_workload
 from backbay.cli.files import check_writable
+from backbay.cli.model_options import built_as
 from backbay.cli.output import write, written_anyway
-from backbay.cli.parameters import BATCHES, DEVICE, SECONDS, SEED, compiled_as, json_option
+from backbay.cli.parameters import BATCHES, SECONDS, compiled_as, json_option
 from backbay.decisions import Store
 from backbay.decisions.arm import WHOLE
 from backbay.errors import InputError, plain
-from backbay.race import DTYPES, Limits, Objective, Report, run
+from backbay.race import Limits, Objective, Report, run
 from backbay.race.against import check_comparable, compared
 from backbay.race.objective import KINDS, Kind, parse_size
 from backbay.race.reading import read
 from backbay.registry.names import PluginName
-from backbay.workloads import DEFAULT, SIZES
+from backbay.workloads import DEFAULT
 from backbay.workloads.setup import Mode
 
 _EXAMPLES = """
@@ -59,15 +60,10 @@ Examples:
 @compiled_as
 @click.option("--require-all", is_flag=True, help="Refuse to race unless each named one is ready.")
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
-@click.option(
-    "--device", type=DEVICE, help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]"
-)
-@click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
+@built_as
 @click.option("--batch", type=BATCHES, metavar="N[,N...]",
               help="Rows of a workload's inputs; of several, a step calls the model with each.",
               )  # fmt: skip
-@click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--timeout", type=SECONDS, default=Limits().backend_s, show_default=True,
               help="Seconds for one backend to compile and be proven, or be timed.")  # fmt: skip
 @click.option("--seconds", type=SECONDS, default=Limits().timing_s, show_default=True,

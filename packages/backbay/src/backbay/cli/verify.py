@@ -9,21 +9,19 @@ import click
 
 from backbay.cli.completion import complete_backends, complete_workload
 from backbay.cli.files import check_writable
+from backbay.cli.model_options import built_as
 from backbay.cli.output import write, written_anyway
 from backbay.cli.parameters import (
-    DEVICE,
     SECONDS,
     SECONDS_OR_NONE,
-    SEED,
     compiled_as,
     configured,
     json_option,
 )
 from backbay.errors import InputError
-from backbay.race import DTYPES
 from backbay.registry.names import PluginName
 from backbay.verify import DEFAULT_BACKEND, Limits, Report, run
-from backbay.workloads import DEFAULT, SIZES
+from backbay.workloads import DEFAULT
 
 _SIZE = re.compile(r"[0-9]{1,9}")
 
@@ -47,12 +45,7 @@ Examples:
 @click.option("--train/--infer", default=None,
               help="With gradients, in training mode, or without, in eval mode.  [default: both]",
               )  # fmt: skip
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
-@click.option(
-    "--device", type=DEVICE, help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]"
-)
-@click.option("--size", type=click.Choice(SIZES), help="Of built-in models.")
-@click.option("--seed", type=SEED, default=0, show_default=True)
+@built_as
 @click.option("--steps", type=click.IntRange(1, 1_000), default=3, show_default=True,
               help="Of training.")  # fmt: skip
 @click.option("--batches", help="Further batch sizes, by commas.  [default: two]")

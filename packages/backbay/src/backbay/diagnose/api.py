@@ -84,7 +84,7 @@ def run(
     registry: Registry = default_registry,
     tell: Tell = lambda _workload, _backend, _text: None,
 ) -> Diagnosis:
-    """Say what makes a model slow under torch.compile, what to change, and what that gains.
+    """Return what makes a model slow under torch.compile, what to change, and what that gains.
 
     The model is explained, compiled and profiled in a child process; then each remedy that Backbay
     can carry out is compiled, proven right and timed beside what there was. What costs most comes

@@ -186,7 +186,7 @@ def alike() -> Iterator[None]:
 
 
 def _assign(graph: Graph) -> None:
-    """Give each scheduled node to the kernel that computes it: the first that has its origins."""
+    """Assign each scheduled node to the kernel that computes it: the first with its origins."""
     for node in graph.schedule:
         wanted = {node.own} if node.extern and node.own else set(node.origins)
         fitting = (x for x in graph.kernels if x.extern == node.extern and wanted <= x.origins)

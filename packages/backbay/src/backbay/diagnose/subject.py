@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import functools
 import importlib
-import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from backbay.race.compiler import Compiler
 from backbay.race.requests import ArmSetup
 from backbay.registry import CompilerFn, Registry
 from backbay.reporting.breaks import BreakCounter
+from backbay.session.environment import changed_environment
 from backbay.timing import clock, memory
 from backbay.workloads.batches import batch_of, with_batch, with_tensors
 
@@ -190,7 +190,7 @@ class Subject:
             settings[name] = settings.get(name, getattr(torch._dynamo.config, name)) + more  # noqa: SLF001 (public)
         with (
             alike(),
-            _environment(variables(str(self.folder))),
+            changed_environment(variables(str(self.folder))),
             torch._dynamo.config.patch(settings),  # noqa: SLF001 (public)
         ):
             yield
@@ -267,17 +267,3 @@ def _functions(names: Sequence[str]) -> Iterator[Any]:
     for name in names:
         module, _, attribute = name.rpartition(".")
         yield getattr(importlib.import_module(module or "builtins"), attribute)
-
-
-@contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -18,6 +18,7 @@ import psutil
 
 from backbay.causes import one_line
 from backbay.session.channel import NONCE_BYTES, Channel, NotAFrameError
+from backbay.session.environment import changed_environment
 from backbay.session.log import Log
 from backbay.session.protocol import Failure, Handler, Lost, Refusal, Refused, replied, replies
 
@@ -240,8 +241,8 @@ class LocalClient(Client[Request, Reply]):
         self._handler = handler
         self._requests = msgspec.json.Decoder(handler.requests)
         self._replies = service.replies
-        self._before = {name: os.environ.get(name) for name in environment}
-        os.environ.update(environment)
+        self._environment = contextlib.ExitStack()
+        self._environment.enter_context(changed_environment(environment))
 
     def ask(self, request: Request, *, timeout_s: float) -> Reply:  # noqa: ARG002 (see above)
         """Return the reply to a request; see `Client`."""
@@ -255,11 +256,7 @@ class LocalClient(Client[Request, Reply]):
 
     def end(self) -> None:
         """Put the environment back; the handler outlives its clients."""
-        for name, value in self._before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        self._before = {}
+        self._environment.close()
 
 
 def _unless_refused(message: Any) -> Any:
