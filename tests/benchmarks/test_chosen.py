@@ -10,6 +10,7 @@ import pytest
 
 import choose
 from backbay.race.record import Machine, Report, Result, Settings
+from backbay.timing.gpu_work import GpuWork
 from speed import chosen
 from speed.chosen import Anew
 
@@ -42,6 +43,14 @@ def test_a_row_holds_though_it_is_worse_or_not_though_it_is_alike(slower, holds)
     assert row.over_inductor.value == pytest.approx(1 / slower)
 
 
+def test_what_may_be_no_worse_does_not_hold():
+    unsure = anew(inductor=2.0, chosen=2.0)
+    unsure.samples_ms["chosen"][:] = [2.0, 2.16] * 10
+    row = chosen.row(unsure)
+    assert row.over_best.value > 1.03
+    assert row.holds
+
+
 def test_what_was_raced_again_holds():
     assert not chosen.row(anew(inductor=2.0, chosen=2.0, raced=True)).holds
     assert "raced again" in chosen.text([anew(inductor=2.0, chosen=2.0, raced=True)], {}, "")
@@ -61,7 +70,7 @@ def test_a_mean_is_not_geometric_or_counts_who_has_no_inductor():
 
 
 def test_an_arm_that_was_not_right_has_no_cell():
-    result = Result(workload="model", mode="infer", backend="other", status="wrong")
+    result = Result(workload="model", mode="infer", backend="other", arm="other@m", status="wrong")
     report = Report(
         created="",
         machine=MACHINE,
@@ -71,8 +80,24 @@ def test_an_arm_that_was_not_right_has_no_cell():
         results=(result,),
     )
     text = chosen.text([anew(inductor=2.0, chosen=2.0)], {("model", "infer"): report}, "")
-    assert "| workload | inductor | other | cores by others |" in text
+    assert "| workload | inductor | other@m | cores by others |" in text
     assert "| wrong | 0.0 |" in text
+    assert "; CPU, 2 cores; torch 2.13.0." in text
+
+
+def test_the_table_hides_who_failed_or_does_not_hold():
+    failed = anew("models.py:small", eager=4.0, chosen=4.0)
+    failed = msgspec.structs.replace(
+        failed, failed={"inductor": "died"}, gpu_work={"eager": GpuWork(busy_ms=1.5, launches=2)}
+    )
+    text = chosen.text([failed, anew("large", eager=4.0, inductor=2.0, chosen=2.2)], {}, "")
+    assert "by more than 3 %: 1 of 2" in text
+    small, large, *arms = [x for x in text.splitlines() if x.startswith(("| small", "| large"))]
+    assert small.endswith(" | yes |  | 0.5 |")
+    assert " | **no** | 0.909 [" in large
+    assert arms[0].startswith("| small, infer | 4 [")
+    assert arms[0].endswith("] (1.5) | failed anew | 0.0 |")
+    assert chosen.text([], {}, "") == "Nothing was timed anew.\n"
 
 
 def test_the_json_can_not_be_read_again():

@@ -75,6 +75,7 @@ def test_a_model_is_raced_in_each_process_though_it_was_decided(no_race):
     second = backbay.choose(model, (x,), **given)
     assert (second.arm, second.report, second.kept) == (first.arm, None, first.kept)
     assert "1" in second.why
+    assert "anew" not in second.why
     with torch.no_grad():
         torch.testing.assert_close(second.model(x), model(x))
 
@@ -106,11 +107,15 @@ def test_what_a_race_could_not_tell_is_raced_again_or_never(no_race, monkeypatch
     [
         ({}, "aot_eager"),
         ({"abstained": True}, "eager"),
+        ({"abstained": True, "raced": ("eager", "aot_eager", "a{")}, "eager"),
         ({"abstained": True, "unclear": True}, "aot_eager"),
         ({"abstained": True, "raced": ("eager", "aot_eager", "backbay_silu")}, "aot_eager"),
     ],
 )
-def test_times_that_scattered_hide_what_was_told_or_a_clear_race_does_not(no_race, later, applied):
+def test_times_that_scattered_hide_what_was_told_or_a_clear_race_does_not(
+    no_race, later, applied, monkeypatch
+):
+    monkeypatch.setattr(Deciding, "decision", lambda deciding: deciding._made("aot_eager", "told"))
     model, x = Wasteful().eval(), torch.randn(512, 256)
     given = {"arms": ["aot_eager"], "limits": QUICK}
     kept = backbay.choose(model, (x,), **given).kept
@@ -136,6 +141,11 @@ def test_a_mix_of_calls_is_decided_as_one_of_them(no_race):
     no_race()
     again = backbay.choose(model, (x,), further=[((y,), {})], **given)
     assert (again.report, again.kept) == (None, first.kept)
+    Store().forget([first.kept.name])
+    for graph in first.kept.graphs:  # each call by itself: that is no decision on both
+        Store().keep(msgspec.structs.replace(first.kept, graphs=(graph,)))
+    with pytest.raises(AssertionError, match="races again"):
+        backbay.choose(model, (x,), further=[((y,), {})], **given)
 
 
 def test_an_optimizer_is_left_out_of_what_is_timed():

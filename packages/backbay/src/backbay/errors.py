@@ -301,7 +301,6 @@ def warn_of_experimental(name: str, origin: str) -> None:
             frame.f_code.co_filename,
             frame.f_lineno,
             module=frame.f_globals.get("__name__", "<unknown>"),
-            registry=frame.f_globals.setdefault("__warningregistry__", {}),
         )
     except ExperimentalBackendWarning:  # a filter makes it an error: so it is every time
         _warned.discard(chosen)

@@ -66,6 +66,8 @@ class Package:
     def module(self, name: str) -> Path | None:
         """Return a module's source file, or None."""
         path = Path(*name.split("."))
+        if not path.name:
+            return None
         roots = (self.folder / "src", self.folder)
         places = [
             root / x for root in roots for x in (path.with_suffix(".py"), path / "__init__.py")
@@ -115,7 +117,7 @@ def findings(package: Package) -> list[Finding]:
 def _manifest_file(package: Package, target: str) -> Path | None:
     """Return the file that an entry point of the group names; it need not be there."""
     module, _, filename = target.partition(":")
-    source = package.module(module) if filename else None
+    source = package.module(module)
     return source.parent / filename if source is not None else None
 
 
@@ -152,7 +154,8 @@ def _bound(statements: list[Any]) -> Iterator[str]:
             case ast.Import() | ast.ImportFrom():
                 yield from (x.asname or x.name.partition(".")[0] for x in node.names)
             case ast.Assign() | ast.AnnAssign():
-                yield from (x.id for x in ast.walk(node) if isinstance(x, ast.Name))
+                names = (x for x in ast.walk(node) if isinstance(x, ast.Name))
+                yield from (x.id for x in names if isinstance(x.ctx, ast.Store))
             case ast.If() | ast.Try() | ast.With():
                 yield from _bound([*node.body, *getattr(node, "orelse", ())])
                 yield from _bound([y for x in getattr(node, "handlers", ()) for y in x.body])

@@ -172,6 +172,30 @@ def test_check_manifest_names_each_problem_and_its_place(tmp_path):
     assert backbay("check-manifest", str(tmp_path / "absent.toml")).exit_code == 1
 
 
+def test_a_manifest_that_only_torch_may_write_is_understood(tmp_path):
+    path = tmp_path / "backends.toml"
+    path.write_text(
+        'schema = 1\n[[backend]]\nname = "mine"\nregisters = "removed"\n'
+        '[backend.options.level]\ntype = "int"\ndefault = "x"\n'
+        '[backend.requires]\npython = ">=1st"\n'
+        '[[backend.broken]]\nreason = "a"\ntorch = ">=2nd"\nversion = ">=3rd"\n'
+        '[[backend.limits]]\nreason = "b"\ntorch = ">=4th"\n'
+        '[[backend]]\nname = "eager"\nregisters = "torch"\n'
+        '[[backend]]\nname = "relax_dynamo"\n'
+    )
+    problems = json.loads(backbay("check-manifest", str(path), "--json").stdout)["problems"]
+    assert [x.removeprefix(f"{path}: ") for x in problems] == [
+        "mine: only torch's own backends are registers = 'removed'",
+        "mine: the default: option 'level' of it is int, not str",
+        "mine: Invalid specifier: '>=1st'",
+        "mine: Invalid specifier: '>=2nd'",
+        "mine: Invalid specifier: '>=3rd'",
+        "mine: Invalid specifier: '>=4th'",
+        "eager: only torch's own backends are registers = 'torch'",
+        "eager: the name is torch's own, and reserved",
+    ]
+
+
 def test_check_manifest_stops_at_the_first_of_several_files(tmp_path):
     good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
     good.write_text('schema = 1\n[[backend]]\nname = "mine"\n')

@@ -131,6 +131,7 @@ def test_settings_say_what_was_asked_for(command, here):
         (["inductor", "--options", "no_such: 1"], "inductor has no option 'no_such'"),
         (["eager", "--mode", "fast"], "eager takes no mode"),
         (["own.py:bare", "--options", "a: 1"], "takes no options"),
+        (["own.py:bare", "--mode", "x", "--options", "a: 1"], "takes no options"),
     ],
 )
 def test_what_a_backend_does_not_take_ends_with_2_before_anything_compiles(
@@ -139,7 +140,16 @@ def test_what_a_backend_does_not_take_ends_with_2_before_anything_compiles(
     done = run(command, "--backend", *given)
     assert done.exit_code == 2
     assert why in done.stderr
+    assert command == "explain" or given[0] in done.stderr
     assert not asked
+
+
+def test_a_backend_that_cannot_be_loaded_ends_with_2_where_a_mode_is_given(here):
+    Path("broken.py").write_text("raise ValueError('no such device')\n")
+    for given in ([], ["--mode", "fast"]):
+        done = run("verify", "--backend", "broken.py:compiler", *given)
+        assert done.exit_code == 1, done.stderr
+        assert "no such device" in done.stdout
 
 
 def test_inductor_gets_its_mode_and_options_as_torch_compile_gives_them(asked, here):
@@ -152,6 +162,9 @@ def test_inductor_gets_its_mode_and_options_as_torch_compile_gives_them(asked, h
     assert run("verify", "--options", "max_fusion_size: 8").exit_code == 0
     given = [x for x in asked if x["backend"] == "inductor"]
     assert {x["options"]["max_fusion_size"] for x in given} == {8}
+    asked.clear()
+    assert run("verify", "--mode", "default").exit_code == 0
+    assert "default" in {x["mode"] for x in asked if x["backend"] == "inductor"}
 
 
 def test_mode_without_a_backend_ends_with_2():

@@ -194,6 +194,12 @@ def test_json_takes_no_other_argument_for_its_file(taken, run):
     assert not Path(taken).exists()
 
 
+def test_a_file_of_no_ending_or_in_an_odd_folder_is_taken_for_another_argument(run):
+    Path("a:b").mkdir()
+    assert run("list", "", "--json", "a:b/out").exit_code == 0
+    assert Path("a:b/out").is_file()
+
+
 @pytest.mark.parametrize(
     ("command", "arguments", "made"),
     [
@@ -205,10 +211,11 @@ def test_json_takes_no_other_argument_for_its_file(taken, run):
 def test_a_file_that_cannot_be_written_is_found_out_before_anything_is_made(
     command, arguments, made, run
 ):
-    done = run(command, arguments, "--json", "absent/x.json")
-    assert done.exit_code == 2
-    assert "absent/x.json can't be written" in done.stderr
-    assert not Path(made).exists()
+    for file, why in (("absent/x.json", "absent/x.json can't be written"), ("./", "a directory")):
+        done = run(command, arguments, "--json", file)
+        assert done.exit_code == 2
+        assert why in done.stderr
+        assert not Path(made).exists()
 
 
 def test_a_code_of_a_finding_is_a_document(run):

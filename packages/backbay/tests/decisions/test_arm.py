@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from backbay.decisions import Arm, parse_arm, parse_arms
+from backbay.decisions import Arm, parse_arm, parse_arms, parse_options
 from backbay.errors import InputError
 
 ROUND = [
@@ -73,6 +73,12 @@ def test_a_mistake_is_many_lines_or_says_not_where(text, at, said):
     assert "\n" not in str(caught.value)
     assert f"arm {text!r}, character {at}: " in str(caught.value)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["b: x, a: 1", "{b: x, a: 1}", " {b: x, a: 1} "])
+def test_options_alone_need_braces(text):
+    assert parse_options(text) == {"a": 1, "b": "x"}
+    assert parse_options("") == {}
 
 
 def test_a_scope_is_part_of_a_backends_name():

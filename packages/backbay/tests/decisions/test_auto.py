@@ -136,6 +136,9 @@ def test_another_version_of_who_provides_the_backend_does_not_count(decided):
     record = ran(x)
     assert (record.ran, record.fell_back) == ("inductor", True)
     assert "backbay 0.0.0" in record.why
+    torch.compiler.reset()
+    decided(x, Arm(backend="aot_eager"), place=place, raced=("eager", "backbay_silu", "a{"))
+    assert ran(x).ran == "aot_eager"  # one that lost may be another by now
 
 
 def test_another_torch_does_not_count(decided):

@@ -30,6 +30,13 @@ class Reading(torch.nn.Module):
         return (h / scale).sin()
 
 
+class Drawing(Reading):
+    """Reads a value, and draws random numbers."""
+
+    def forward(self, x):
+        return super().forward(x) + torch.rand_like(x)
+
+
 class Caching(torch.nn.Module):
     """Keeps all that it has seen."""
 
@@ -104,6 +111,10 @@ def printing():
 
 def reading():
     return _made(Reading())
+
+
+def drawing():
+    return _made(Drawing())
 
 
 def caching():

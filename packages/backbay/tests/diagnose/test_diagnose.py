@@ -6,9 +6,10 @@ import torch
 
 import backbay
 from backbay import diagnose
-from backbay.diagnose import handler
+from backbay.diagnose import handler, trying
 from backbay.diagnose.requests import Try
-from backbay.errors import InputError
+from backbay.diagnose.subject import Subject
+from backbay.errors import InputError, ProofImpossible
 from backbay.explain import failing
 from backbay.session import Lost
 
@@ -40,6 +41,59 @@ def test_an_item_is_the_first_finding_and_goes_with_a_setting(diagnosed, line):
     assert trial.remedy == "torch._dynamo.config.capture_scalar_outputs = True"
     assert trial.status == "confirmed"
     assert (trial.before.breaks, trial.after.breaks) == (1, 0)
+    assert trial.sentence.startswith("1 graph break before, 0 after; the step is")
+    assert "proven" not in trial.sentence
+
+
+def test_the_two_sides_of_a_trial_are_taken_for_each_other(diagnosed, monkeypatch):
+    def seconds(subject, *, warmups, calls, steady):
+        return calls * (1e-3 if subject.remedy.settings else 2e-3)
+
+    monkeypatch.setattr(Subject, "seconds", seconds)
+    found, trial = first(diagnosed("reading"))
+    assert trial.speedup == pytest.approx(2.0)
+    assert (trial.before.step_ms, trial.after.step_ms) == pytest.approx((2.0, 1.0))
+    assert found.saved_s == pytest.approx(1.0)
+
+
+def test_what_is_not_proven_is_said(diagnosed, monkeypatch):
+    told = diagnosed("drawing")
+    _, trial = first(told)
+    unproven = "its result was not proven right: "
+    assert trial.sentence.endswith(f"{unproven}the model draws random numbers")
+    assert trial.sentence in told.sentence
+
+    def impossible(*_, **__):
+        raise ProofImpossible("there is no float64")
+
+    monkeypatch.setattr(trying, "make_golden", impossible)
+    _, trial = first(diagnosed("reading"))
+    assert (trial.status, trial.after.breaks) == ("confirmed", 0)
+    assert trial.sentence.endswith(f"{unproven}there is no float64")
+
+
+def test_a_remedy_with_which_the_result_is_wrong_or_an_error_is_neither_timed_nor_confirmed(
+    diagnosed,
+):
+    def reads(graph):
+        return any("item" in str(x.target) for x in graph.graph.nodes)
+
+    def wrong(graph, _):
+        return lambda *args: tuple(x + 1 for x in graph(*args)) if reads(graph) else graph(*args)
+
+    def failing(graph, _):
+        if reads(graph):
+            raise ValueError("no values, please")
+        return graph
+
+    _, trial = first(diagnosed("reading", backend=wrong))
+    assert trial.status == "wrong"
+    assert trial.sentence.startswith("it changes the result: ")
+    assert trial.before is None
+    _, trial = first(diagnosed("reading", backend=failing))
+    assert trial.status == "failed"
+    assert trial.sentence.startswith("it raises: ")
+    assert "no values, please" in trial.sentence
 
 
 def test_a_growing_cache_is_the_first_finding_and_compiled_once_where_sizes_are_dynamic(diagnosed):

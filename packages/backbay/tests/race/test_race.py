@@ -311,7 +311,9 @@ def test_where_truth_does_not_fit_the_proof_is_smaller_and_the_report_says_so(mo
     assert any("smaller inputs" in note for note in report.notes)
 
 
-def test_arms_of_one_backend_share_a_row_or_a_result(here):
+def test_arms_of_one_backend_share_a_row_or_a_result(here, monkeypatch):
+    asked, compile_ = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *x, **y: asked.append(y) or compile_(*x, **y))
     told = f"{FAULTY}:as_told"
     arms = [f"{told}@careful{{factor: 1}}", f"{told}@careful", f"{told}{{factor: 1}}", told]
     report = run(f"{FAULTY}:small", arms=arms, device="cpu", limits=QUICK, dynamic=True)
@@ -325,6 +327,7 @@ def test_arms_of_one_backend_share_a_row_or_a_result(here):
     assert (right.backend, right.compile_mode, right.options) == (told, "careful", {"factor": 1})
     assert report.settings.arms == ("eager", *arms)
     assert (report.settings.backends, report.settings.dynamic) == (("eager", told), True)
+    assert {x["dynamic"] for x in asked} == {True}
     again = msgspec.json.decode(msgspec.json.encode(report), type=Report)
     assert again == report
 

@@ -1,5 +1,6 @@
 """Who is timed where, and who must compile again, in sessions that start no process."""
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 
 from backbay.decisions import Arm
 from backbay.race.given import InputSets
+from backbay.race.objective import Objective
 from backbay.race.requests import ArmSetup, Done, Open, Opened, Renew, Watch, Watched
 from backbay.race.timing import Limits, Timing
+from backbay.race.turns import Turns
 from backbay.session import Lost, Refused, Session
 from backbay.timing.gpu_work import GpuWork
 from backbay.timing.measure import Block, Timed
@@ -69,7 +72,7 @@ class WithoutEager(Client):
         return super().ask(request, timeout_s=timeout_s)
 
 
-def timed(*names, apart=(), client=Client, setup=SETUP, **limits):
+def timed(*names, apart=(), client=Client, setup=SETUP, turns=None, objective=None, **limits):
     opened = []
     timing = Timing(
         setup=setup,
@@ -80,6 +83,8 @@ def timed(*names, apart=(), client=Client, setup=SETUP, **limits):
         tell=lambda backend, text, how_far: None,
         folder=Path(),
         sets=InputSets(sampled=False),
+        turns=turns or Turns(),
+        objective=objective or Objective(),
     )
     timing.run(names, dict.fromkeys(apart, "it changed what all share"))
     assert all(x.over for x in opened)
@@ -234,6 +239,48 @@ def test_whoever_has_no_times_when_all_took_too_long_says_so():
     assert groups(timing) == [("eager", "a")]
     timing, _ = timed("eager", "a", whole_s=-1.0)
     assert set(timing.lost) == {"eager", "a"}
+
+
+class Noted(Turns):
+    """Knows whose turn it is; each is waited for."""
+
+    now = "nobody's"
+
+    @contextlib.contextmanager
+    def turn(self, name):
+        assert self.now == "nobody's"
+        time.sleep(0.2)
+        self.now = name
+        yield
+        self.now = "nobody's"
+
+    def working(self):
+        return self.turn("working")
+
+    def timing(self):
+        return self.turn("timing")
+
+
+@pytest.mark.parametrize("objective", [None, Objective(kind="total", calls=9, warm=True)])
+def test_who_times_is_disturbed_or_who_waits_for_a_turn_loses_its_time(objective):
+    turns, seen = Noted(), set()
+
+    class Noting(Client):
+        def ask(self, request, *, timeout_s):
+            seen.add((type(request), turns.now))
+            return super().ask(request, timeout_s=timeout_s)
+
+    timing, _ = timed(
+        *("eager", "a", "b"),
+        apart=["b"],
+        client=Noting,
+        turns=turns,
+        objective=objective,
+        whole_s=0.5,
+    )
+    compiling = "working" if objective is None else "timing"
+    assert {x for x in seen if x[0] is not Renew} == {(Open, compiling), (Block, "timing")}
+    assert (groups(timing), timing.lost) == ([("eager", "a"), ("eager", "b")], {})
 
 
 @pytest.mark.parametrize("fewest", [1, 2, 6, 12])

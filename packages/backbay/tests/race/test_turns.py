@@ -50,23 +50,24 @@ def test_who_times_is_alone(first, second, together):
     assert enters_while(getattr(one, first)(), getattr(other, second)()) is together
 
 
-def test_who_waits_to_time_is_overtaken_by_who_is_about_to_work():
-    order = []
+@pytest.mark.parametrize(
+    ("held", "first", "second"), [("working", "timing", "working"), ("timing", "working", "timing")]
+)
+def test_who_waits_to_time_is_overtaken_by_who_is_about_to_work(held, first, second):
+    order, threads = [], []
 
-    def enter(name, wanted):
-        with wanted:
+    def enter(name):
+        with getattr(SharedDevice("cpu"), name)():
             order.append(name)
 
-    with SharedDevice("cpu").working():
-        timing = threading.Thread(target=enter, args=("timing", SharedDevice("cpu").timing()))
-        timing.start()
-        time.sleep(0.3)
-        working = threading.Thread(target=enter, args=("working", SharedDevice("cpu").working()))
-        working.start()
-        working.join(0.3)
+    with getattr(SharedDevice("cpu"), held)():
+        for name in (first, second):
+            threads.append(threading.Thread(target=enter, args=(name,)))
+            threads[-1].start()
+            time.sleep(0.3)
         assert order == []
-    timing.join(10)
-    working.join(10)
+    for thread in threads:
+        thread.join(10)
     assert order == ["timing", "working"]
 
 

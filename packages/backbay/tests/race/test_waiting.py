@@ -16,6 +16,9 @@ OURS = BackendSpec(
     options=(Option(name="cuda_graphs", type="bool", default=False),),
     further_options="inductor",
 )
+AROUND = BackendSpec(
+    name="around", origin=Origin(kind="process"), options=(), further_options="inductor"
+)
 OTHER = BackendSpec(name="other", origin=Origin(kind="process"), options=())
 
 
@@ -42,12 +45,17 @@ def row(arm="inductor", *, spec=INDUCTOR, step_ms=1.0, status="ok", **work):
         ("inductor", INDUCTOR, "try inductor@reduce-overhead"),
         ("inductor on blocks", INDUCTOR, "try inductor@reduce-overhead on blocks"),
         ("inductor{a: 1}", INDUCTOR, "try inductor@reduce-overhead{a: 1}"),
+        ("inductor@default", INDUCTOR, "try inductor@reduce-overhead"),
         ("inductor@max-autotune-no-cudagraphs", INDUCTOR, "try inductor@max-autotune"),
+        ("inductor@its-own", INDUCTOR, "of the step (214 kernels)"),
+        ("around{a: 1}", AROUND, "try around@reduce-overhead{a: 1}"),
         ("ours{a: 1}", OURS, "try ours{a: 1, cuda_graphs: true}"),
+        ("ours{cuda_graphs: false}", OURS, "try ours{cuda_graphs: true}"),
         ("eager", None, "try inductor@reduce-overhead"),
         ("other", OTHER, "of the step (214 kernels)"),
         ("file.py:function", None, "of the step (214 kernels)"),
         ("inductor@reduce-overhead", INDUCTOR, "though CUDA graphs were asked for"),
+        ("inductor@max-autotune", INDUCTOR, "though CUDA graphs were asked for"),
         ("ours{cuda_graphs: true}", OURS, "though CUDA graphs were asked for"),
         ("inductor{triton.cudagraphs: true}", INDUCTOR, "though CUDA graphs were asked for"),
     ],
@@ -61,17 +69,20 @@ def test_a_gpu_that_waits_is_not_said_or_another_arm_is_advised(arm, spec, advic
 @pytest.mark.parametrize("busy_ms", [0.81, 1.0, 1.2])
 def test_a_gpu_that_works_is_called_waiting(busy_ms):
     assert row(busy_ms=busy_ms).waits == ()
+    assert row(busy_ms=0.79).waits != ()
 
 
 def test_what_was_not_timed_is_called_waiting():
     assert row(status="wrong").waits == ()
     assert row(step_ms=None).waits == ()
+    assert row(step_ms=0.0).waits == ()
 
 
 def test_copies_between_devices_are_not_a_reason_or_few_are():
     (said,) = row(busy_ms=0.9, copied_ms=0.1, copies=3).waits
     assert said == "3 copies between host and GPU take 10% of the step"
     assert row(busy_ms=0.9, copied_ms=0.04, copies=3).waits == ()
+    assert row(busy_ms=0.9, copied_ms=0.05, copies=3).waits != ()
     assert len(row(copied_ms=0.1, copies=1).waits) == 2
 
 

@@ -9,6 +9,7 @@ import torch
 import backbay
 from backbay.errors import BackendUnavailable
 from backbay.registry import BackendSpec, Registry, default_registry
+from backbay.registry.requested import Requested
 from backbay.registry.spec import Origin
 
 
@@ -39,6 +40,17 @@ def test_the_same_request_is_one_object_and_another_is_another():
     assert len({id(x) for x in (one, *others)}) == 4
     assert one not in others
     assert len({x.digest for x in (one, *others)}) == 4
+
+
+def test_a_function_is_asked_under_another_name_or_without_its_mode():
+    def bare(graph_module, _):
+        return graph_module.forward
+
+    asked = {"name": "x", "mode": "fast", "options": {"a": 1}, "registry": Registry()}
+    both = Requested(backend=compiler, **asked).keywords()["backend"]
+    assert (both.spec.name, both.mode, both.options) == ("x", "fast", {"a": 1})
+    refused = Requested(backend=bare, **asked).problems()
+    assert [x.partition(":")[0] for x in refused] == ["x takes no mode", "x takes no options"]
 
 
 def test_twelve_calls_to_torch_compile_compile_once():

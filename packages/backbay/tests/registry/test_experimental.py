@@ -115,6 +115,22 @@ def test_of_a_function_what_it_was_published_with_counts():
     assert default_registry.spec_of(add) is None
     eager = torch._dynamo.lookup_backend("eager")
     assert default_registry.spec_of(eager).name == "eager"
+    with backbay.registered(eager, "tried_mine"):
+        assert default_registry.spec_of(eager).name == "tried_mine"
+
+
+def test_of_what_only_a_stand_in_can_register_nothing_is_known(registry):
+    class Slotted:
+        __slots__ = ("__name__",)
+
+        def __call__(self, graph_module, _):
+            return graph_module.forward
+
+    given = Slotted()
+    registry.register_backend(given, "slotted")
+    resolved = registry.lookup_backend("slotted")
+    assert resolved is not given
+    assert {registry.spec_of(x).name for x in (given, resolved)} == {"slotted"}
 
 
 def test_torchs_own_that_are_experimental_warn_too(told, registry, monkeypatch):
@@ -140,6 +156,8 @@ def test_a_filter_silences_it_or_makes_it_an_error_every_time(compiler):
     with warnings.catch_warnings(record=True) as told:
         warnings.filterwarnings("ignore", message=".*tried_experimental", category=UserWarning)
         backbay.lookup_backend(NAME)
+        warnings.filterwarnings("ignore", module=__name__)
+        backbay.lookup_backend(backbay_silu)
     assert not ours(told)
 
 

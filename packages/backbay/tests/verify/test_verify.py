@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import backbay
-from backbay.errors import InputError
+from backbay.decisions import Arm
+from backbay.errors import InputError, Interrupted
 from backbay.kit.engine import Engine
 from backbay.registry import Registry
-from backbay.verify import Limits, run
+from backbay.session import Lost, Session
+from backbay.verify import Limits, api, run
 
 sys.path.insert(0, str(Path(__file__).parent))
 import faulty
@@ -283,6 +285,33 @@ def test_a_crash_ends_the_verification_or_is_not_traced_to_its_module():
 
 
 @pytest.mark.slow
+def test_a_process_that_dies_while_options_are_checked_ends_the_verification():
+    class Dies:
+        def ask(self, request, *, timeout_s):
+            raise Lost("died")
+
+        def end(self):
+            """It has ended."""
+
+    api._check_arms([Arm(backend="x", mode="fast")], lambda: Session(Dies), 1.0)
+
+
+def test_an_interruption_says_nothing_of_the_mode():
+    def takes(graph_module, _, *, mode=None):
+        return graph_module.forward
+
+    def tell(_workload, arm, _text):
+        if arm != "eager":
+            raise KeyboardInterrupt
+
+    workload = backbay.Workload(torch.nn.ReLU(), (torch.ones(2, 4),), name="model")
+    with pytest.raises(Interrupted) as raised:
+        run(workload, backends={"x": takes}, mode="fast", train=False, tell=tell)
+    (result,) = raised.value.report.results
+    assert result.sentence == "x@fast on model: interrupted after 0 checks"
+    assert not result.passed
+
+
 def test_a_hang_ends_the_verification():
     _, result = in_child("bent", "hangs", limits=Limits(check_s=12.0, blame_s=0))
     assert [x.status for x in result.checks] == ["timeout", "not_tried"]

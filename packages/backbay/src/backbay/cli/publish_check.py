@@ -42,6 +42,6 @@ def command(*, folder: Path, json_path: Path | None) -> None:
             mine = [x for x in found if x.check == name]
             click.echo(f"{'wrong' if mine else 'ok':5}  {name}")
             for finding in mine:
-                click.echo(plain(f"       {finding.problem}: {finding.remedy}"))
+                click.echo(f"       {plain(f'{finding.problem}: {finding.remedy}')}")
         click.echo(f"{len(found)} to mend" if found else "ready to publish")
     sys.exit(1 if found else 0)

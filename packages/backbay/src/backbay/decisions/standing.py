@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from backbay.decisions.arm import parse_arm
 from backbay.decisions.decision import Decision
-from backbay.errors import BackendNotFound, InputError
+from backbay.errors import InputError
 from backbay.registry import Origin, Registry
 
 
@@ -26,6 +26,6 @@ def why_not(decision: Decision, device: str, registry: Registry) -> str | None:
 
 def _origins(decision: Decision, registry: Registry) -> Iterator[Origin]:
     """Yield where all the arms that took part come from; a function in a file has no version."""
-    for backend in dict.fromkeys(parse_arm(x).backend for x in decision.raced):
-        with contextlib.suppress(BackendNotFound):
-            yield registry.resolution(backend).spec.origin
+    for raced in decision.raced:
+        with contextlib.suppress(InputError):  # a function's name may read as no arm
+            yield registry.resolution(parse_arm(raced).backend).spec.origin

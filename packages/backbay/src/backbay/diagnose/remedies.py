@@ -35,8 +35,8 @@ class Remedies:
 
     def of(self, finding: FindingRecord) -> list[Remedy]:
         """Return what to try for a finding, the likeliest first; or why nothing can be."""
-        found = list(self._of(finding))
-        return found or [Remedy(name=finding.fixes[0], unfit=_BY_HAND)]
+        found = {x.name: x for x in self._of(finding)}  # two breaks at one line have one remedy
+        return list(found.values()) or [Remedy(name=finding.fixes[0], unfit=_BY_HAND)]
 
     def _of(self, finding: FindingRecord) -> Iterator[Remedy]:
         match finding.code:

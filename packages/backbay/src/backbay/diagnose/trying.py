@@ -1,7 +1,8 @@
 """Tries a remedy: compiles with it, proves the result, counts, and times it beside what there was.
 
 A gain is claimed only where it is counted (breaks, recompiles) and the step is not surely slower,
-or where the whole interval of the ratio lies above 1.
+or where the whole interval of the ratio lies above 1. Where nobody can say what is right, the
+sentence says so.
 """
 
 from collections.abc import Sequence
@@ -32,10 +33,17 @@ class Truth:
     def fault(self, subject: Subject) -> str:
         """Return what is wrong with a side's result; empty where nothing is, or nobody can say."""
         golden = self._made()
-        if isinstance(golden, str) or golden.draws_random:
+        if isinstance(golden, str) or self.unproven():
             return ""
         proof = golden.judge(subject.outcome(golden.at(subject.workload)))
         return "" if proof.passed else f"{proof.worst.where}: {proof.worst.reason}"
+
+    def unproven(self) -> str:
+        """Return why no result is held against it; empty where each is."""
+        golden = self._made()
+        if isinstance(golden, str):
+            return golden
+        return "the model draws random numbers" if golden.draws_random else ""
 
     def _made(self) -> Golden | str:
         if self._golden is None:
@@ -67,8 +75,9 @@ def tried(
         before.compile(calls_again=calls_again)
     try:
         after.compile(calls_again=calls_again)
-        # In another layout its result is laid out otherwise: it has a truth of its own.
-        fault = (Truth(after) if after.remedy.channels_last else truth).fault(after)
+        if after.remedy.channels_last:
+            truth = Truth(after)  # in another layout its result is laid out otherwise
+        fault = truth.fault(after)
     except Exception as error:  # noqa: BLE001 (whatever a remedy brings about is its result)
         return TrialRecord(remedy=name, status="failed", sentence=f"it raises: {one_line(error)}")
     if fault:
@@ -80,7 +89,7 @@ def tried(
     return TrialRecord(
         remedy=name,
         status=status,
-        sentence=sentence(sides[0], sides[1], speedup, interval),
+        sentence=sentence(sides[0], sides[1], speedup, interval, unproven=truth.unproven()),
         before=sides[0],
         after=sides[1],
         speedup=speedup,
@@ -98,8 +107,15 @@ def verdict(before: SideRecord, after: SideRecord, speedup: Interval) -> Status:
     return "confirmed" if fewer or speedup[0] > 1 else "no_gain"
 
 
-def sentence(before: SideRecord, after: SideRecord, speedup: float, interval: Interval) -> str:
-    """Word what a remedy changed."""
+def sentence(
+    before: SideRecord,
+    after: SideRecord,
+    speedup: float,
+    interval: Interval,
+    *,
+    unproven: str = "",
+) -> str:
+    """Word what a remedy changed, and why its result was not proven right if it wasn't."""
     parts = [
         f"{counted(was or 0, noun)} before, {now or 0} after"
         for noun, was, now in (
@@ -112,6 +128,8 @@ def sentence(before: SideRecord, after: SideRecord, speedup: float, interval: In
     parts.append(
         f"compiling took {seconds(before.compile_s)} before, {seconds(after.compile_s)} after"
     )
+    if unproven:
+        parts.append(f"its result was not proven right: {unproven}")
     return "; ".join(parts)
 
 
