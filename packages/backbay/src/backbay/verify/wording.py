@@ -67,8 +67,8 @@ def blamed(blame: BlameRecord) -> str:
     how = _VERBS.get(blame.status, "fails").lower()
     if blame.found == "between":
         return (
-            f"no module {how} in isolation: it takes {blame.last} compiled together with what comes "
-            f"before it in {what}"
+            f"no module {how} in isolation: it takes {blame.last} compiled together with what "
+            f"comes before it in {what}"
         )
     own = ", in its own operators, not in a module that it calls" if blame.found == "own" else ""
     return f"{what} is the first module that {how} in isolation{own}: {blame.reason}"
