@@ -44,10 +44,11 @@ def command(
     the script goes on as it would without. Standard output is the script's own, and so is the exit
     code.
     """
+    if json_path == Path("-"):
+        _say("standard output is the script's own: name a file for --json")
+        sys.exit(2)
     try:
         check_installed("python -m backbay.diagnose", "torch", "race")
-        if json_path == Path("-"):
-            raise InputError("standard output is the script's own: name a file for --json")
         check_writable(json_path)
     except InputError as error:
         _say(str(error))

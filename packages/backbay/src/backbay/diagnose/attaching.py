@@ -22,8 +22,8 @@ from backbay.reporting.wording import counted
 
 STEPS: Final = 10
 _UNTRIED = (
-    "the model would have to be built anew, with the loop in the middle of its work: diagnose a "
-    "function that returns model and inputs, as in backbay diagnose train.py:model"
+    "a loop's model can't be built anew: to have it tried, diagnose a function that returns model "
+    "and inputs, as in backbay diagnose train.py:model"
 )
 _NOTHING = (
     "nothing was compiled: no function that torch.compile made was called between the beginning "

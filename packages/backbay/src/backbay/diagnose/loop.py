@@ -8,12 +8,13 @@ import contextlib
 import datetime as dt
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
 import torch._inductor.config
 from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph
 
 from backbay import compile_log
@@ -33,7 +34,7 @@ from backbay.explain.assembling import assembled
 from backbay.explain.calls import Calls
 from backbay.explain.record import Settings
 from backbay.explain.running import problem_of
-from backbay.explain.watching import Captured
+from backbay.explain.watching import Captured, Watch
 from backbay.kit.backend import Backend
 from backbay.registry import Registry
 from backbay.reporting.machine import versions
@@ -117,7 +118,7 @@ class Loop:
     @property
     def device(self) -> torch.device:
         """Where it runs."""
-        gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+        gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # torch's own
         return torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
 
     @property
@@ -212,7 +213,7 @@ class Loop:
         if not self.named:
             self.begin()
 
-    def _measured(self) -> Iterator[None]:
+    def _measured(self) -> Generator[None]:
         """Yield at the beginning of each step, and measure between them."""
         quiet, events = 0, self.calls.watch.events
         for _ in range(_MOST_SETTLING):
@@ -250,12 +251,7 @@ class Loop:
             yield
             return
 
-        def note(graph: Graph) -> None:
-            if graph.owning_module is not None:
-                with watch.compiling(graph.owning_module):
-                    pass
-
-        with torch._inductor.config.patch(pre_grad_custom_pass=note):  # noqa: SLF001 (likewise)
+        with torch._inductor.config.patch(pre_grad_custom_pass=_Noting(watch)):  # noqa: SLF001 (likewise)
             yield
 
     def _count_others(self) -> None:
@@ -290,3 +286,19 @@ class Loop:
             compile_s=self._compiling.seconds(),
             peak_bytes=None,  # the loop may count its own: its peak is not reset
         )
+
+
+class _Noting(CustomGraphPass):
+    """Notes graphs, and changes nothing in them."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __call__(self, graph: Graph) -> None:
+        if graph.owning_module is not None:
+            with self._watch.compiling(graph.owning_module):
+                pass
+
+    def uuid(self) -> str:
+        """Return what stands for it in keys of caches: none is read or written meanwhile."""
+        return "backbay.diagnose"

@@ -58,7 +58,7 @@ class OuterCalls:
             callback_handler.remove_start_callback(started)
             set_guard_complete_hook(self._before)
 
-    def _looked_up(self, fits: bool) -> bool:
+    def _looked_up(self, fits: bool, /) -> bool:
         self._met()
         return fits if self._before is None else self._before(fits)
 

@@ -92,7 +92,8 @@ class Recording:
         Args:
             graphs: that were compiled.
         """
-        gpu, every = self._device.type == "cuda", self._profiler.events() or ()
+        gpu = self._device.type == "cuda"
+        every: Sequence[Any] = self._profiler.events() or ()  # type: ignore[no-untyped-call] # torch's own
         on_gpu = [x for x in every if x.device_type == DeviceType.CUDA]
         copies = (x.time_range.elapsed_us() for x in on_gpu if x.name.startswith(_COPY))
         launched = defaultdict[str, deque[float]](deque)
