@@ -1,5 +1,7 @@
 """Models with one defect each, for ``diagnose_models.py``: loaded by reference, as a user's."""
 
+from typing import Any
+
 import torch
 
 import backbay
@@ -87,7 +89,8 @@ class Convolving(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return an image of as many pixels."""
-        return self.second(self.first(x).relu())
+        y: torch.Tensor = self.second(self.first(x).relu())
+        return y
 
 
 def printing() -> backbay.Workload:
@@ -112,7 +115,9 @@ def counting() -> backbay.Workload:
 
 def varying() -> backbay.Workload:
     """Return a model with the batches that it meets."""
-    further = tuple(((torch.randn(ROWS + x, WIDTH),), {}) for x in (3, 9))
+    further: tuple[tuple[Any, dict[str, Any]], ...] = tuple(
+        ((torch.randn(ROWS + x, WIDTH),), {}) for x in (3, 9)
+    )
     return backbay.Workload(Varying().eval(), (torch.randn(ROWS, WIDTH),), further=further)
 
 

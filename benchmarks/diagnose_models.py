@@ -64,7 +64,9 @@ CASES = (
     seeded("caching", ["BB201", "BB205"], "self.seen = torch.cat([self.seen, self.lift(x)])"),
     seeded("counting", ["BB202"], "self.calls += 1"),
     seeded("varying", ["BB201", "BB205"], "return torch.nn.functional.gelu(self.lift(x))"),
-    seeded("convolving", ["BB704"], "return self.second(self.first(x).relu())", gpu=True),
+    seeded(
+        "convolving", ["BB704"], "y: torch.Tensor = self.second(self.first(x).relu())", gpu=True
+    ),
     Case(name="bert", reference="hf:bert@tiny"),
     Case(name="gpt2", reference="hf:gpt2@tiny"),
     Case(name="llama", reference="hf:llama@tiny"),

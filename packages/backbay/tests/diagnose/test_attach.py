@@ -173,10 +173,14 @@ def test_a_hook_that_was_there_is_called_and_comes_back():
 
 def test_what_a_loop_raises_is_raised_and_noted():
     call = compiled(lambda x: x.sin())
-    with pytest.raises(ZeroDivisionError), diagnose.attach() as attached:
+
+    def rounds():
         for number in range(3):
             call(torch.ones(3))
             1 / (1 - number)
+
+    with pytest.raises(ZeroDivisionError), diagnose.attach() as attached:
+        rounds()
     assert any("ZeroDivisionError" in x for x in attached.diagnosis.notes)
     assert attached.diagnosis.explanation.problem is None
 

@@ -2,7 +2,6 @@
 
 import json
 
-
 from backbay.compile_log import Record
 from backbay.explain.assembling import assembled
 from backbay.explain.calls import Calls

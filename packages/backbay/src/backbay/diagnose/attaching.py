@@ -44,13 +44,12 @@ class Attached:
         self._found: Diagnosis | Exception | None = None
 
     def step(self) -> None:
-        """Say that one round of the loop is over, or that one begins: call it once in each.
+        """Say that a round of the loop begins: call it there, once in each.
 
         Without it, a step is from one call of the compiled function that is called first to the
         next.
         """
-        self._loop.named = True
-        self._loop.begin()
+        self._loop.begin_named()
 
     @property
     def diagnosis(self) -> Diagnosis:

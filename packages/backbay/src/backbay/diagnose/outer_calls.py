@@ -60,7 +60,7 @@ class OuterCalls:
 
     def _looked_up(self, fits: bool, /) -> bool:
         self._met()
-        return fits if self._before is None else self._before(fits)
+        return fits if self._before is None else bool(self._before(fits))
 
     def _met(self) -> None:
         caller = _outermost(sys._getframe(1))  # noqa: SLF001 (the one way to the stack)
