@@ -90,7 +90,7 @@ class Attached:
             raise InputError(_NOTHING if loop.outer.compiled is None else _COMPILED_BEFORE)
         explanation = loop.explained(self._name, default_registry)
         looked = loop.looked()
-        findings, notes = [*known(explanation)], [loop.step_words()]
+        findings, notes = [*known(explanation)], [loop.step_words(), *loop.notes]
         if looked is not None:
             findings += measured(looked)
             notes += looked.inside.notes

@@ -68,6 +68,7 @@ class Loop:
         self.named = False
         """Whether somebody says where steps begin."""
         self.done = False
+        self.notes: list[str] = []
         self._steps = steps
         self._ended = ended
         self._inductor = InductorWatch()
@@ -119,7 +120,7 @@ class Loop:
             next(self._course)
         except Exception as error:  # noqa: BLE001 (the loop is not to blame, and must go on)
             if not isinstance(error, StopIteration):
-                self.calls.notes.append(f"watching failed: {one_line(error)}")
+                self.notes.append(f"watching failed: {one_line(error)}")
             self.stop()
             self._ended()
 
@@ -185,7 +186,7 @@ class Loop:
         if compiling and not isinstance(error, TorchRuntimeError):  # that is the model's own
             self.calls.problems[self.calls.watch.call] = problem_of(error, "compiled")
             return
-        self.calls.notes.append(f"the loop raised {one_line(error)}")
+        self.notes.append(f"the loop raised {one_line(error)}")
 
     def explained(self, name: str, registry: Registry) -> Explanation:
         """Return what Dynamo did in it.
@@ -253,7 +254,7 @@ class Loop:
             if count >= _FEWEST and now - begin > _LONGEST_S:
                 break
         if torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001 (no public name)
-            self.calls.notes.append("the loop is profiled already: its kernels were not timed")
+            self.notes.append("the loop is profiled already: its kernels were not timed")
             return
         self._recording = Recording(device)
         with self._recording.on():

@@ -11,11 +11,14 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch._C._dynamo.eval_frame import set_guard_complete_hook
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import innermost_backend
+
+if TYPE_CHECKING:
+    from torch._dynamo.types import DynamoGuardCompleteHook
 
 _CALLER = "compile_wrapper"
 _MARK = "backbay.diagnose"
@@ -44,7 +47,7 @@ class OuterCalls:
         self.compiled: Compiled | None = None
         self._begun = begun
         self._thread = threading.get_ident()
-        self._before: Callable[[bool], bool] | None = None
+        self._before: DynamoGuardCompleteHook | None = None
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -58,9 +61,9 @@ class OuterCalls:
             callback_handler.remove_start_callback(started)
             set_guard_complete_hook(self._before)
 
-    def _looked_up(self, fits: bool, /) -> bool:
+    def _looked_up(self, cache_hit: bool) -> bool:
         self._met()
-        return fits if self._before is None else bool(self._before(fits))
+        return cache_hit if self._before is None else self._before(cache_hit)
 
     def _met(self) -> None:
         caller = _outermost(sys._getframe(1))  # noqa: SLF001 (the one way to the stack)
