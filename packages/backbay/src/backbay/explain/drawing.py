@@ -53,12 +53,13 @@ def _begun(text: str) -> str:
 
 def _box(box: Box, centre: tuple[float, float], width: float) -> str:
     x, y = centre
+    link, end = (f'<a href="#{escape(box.anchor)}">', "</a>") if box.anchor else ("", "")
     return (
-        f'<g class="{escape(" ".join(box.look))}" data-node="{escape(box.name)}">'
+        f'{link}<g class="{escape(" ".join(box.look))}" data-node="{escape(box.name)}">'
         f"<title>{escape(box.title)}</title>"
         f'<rect x="{x - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" height="{HEIGHT}" rx="5"/>'
         f'<text x="{x:.1f}" y="{y + 17:.1f}">{escape(elided(box.label, _WIDEST))}</text>'
-        f'<text class="small" x="{x:.1f}" y="{y + 32:.1f}">{escape(_begun(box.below))}</text></g>'
+        f'<text class="small" x="{x:.1f}" y="{y + 32:.1f}">{escape(_begun(box.below))}</text></g>{end}'
     )
 
 

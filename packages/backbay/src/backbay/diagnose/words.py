@@ -1,0 +1,36 @@
+"""How a diagnosis reads: the same words in the terminal and on the page."""
+
+from collections.abc import Iterator
+
+from backbay.diagnose.record import LimitRecord, StepRecord
+from backbay.reporting.wording import NOTHING
+
+
+def shares(step: StepRecord) -> Iterator[tuple[str, float]]:
+    """Yield what a step's time goes to, in milliseconds: kinds of work in kernels, then the rest."""
+    yield from step.by_work.items()
+    yield from others(step)
+
+
+def others(step: StepRecord) -> Iterator[tuple[str, float]]:
+    """Yield what takes time and is no kernel of a compiled graph."""
+    found = (
+        ("uncompiled operators", step.outside_ms),
+        ("copies between devices", step.copies_ms),
+        ("guards", step.guards_ms),
+        ("rest of the host", step.host_ms),
+    )
+    yield from ((name, ms) for name, ms in found if ms)
+
+
+def limit(of: LimitRecord) -> str:
+    """Word what a machine can do."""
+    return (
+        f"{of.copy_bytes_s / 1e9:.3g} GB/s copied, "
+        f"{of.product_operations_s / 1e9:.3g} Gflop/s in a matrix product"
+    )
+
+
+def percent(value: float | None) -> str:
+    """Word a share."""
+    return NOTHING if value is None else f"{value:.0%}"
