@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from backbay.diagnose.calls import Calls, function
+from backbay.diagnose.calls import Calls, without_number
 from backbay.diagnose.folding import stretches
 from backbay.diagnose.record import CompiledGraph, KernelRecord
 from backbay.explain.boxes import Box, Picture, box, picture, without_parameters
@@ -42,7 +42,7 @@ def kernels(graph: CompiledGraph, calls: Sequence[Calls]) -> Drawing:
     """Draw what Inductor runs: a box for each kernel, edges from those whose results it reads."""
     anchors = {x.name: one.anchor for one in calls if one.graph is graph for x in one.kernels}
     boxes = [_kernel(x, anchors.get(x.name, "")) for x in graph.kernels]
-    keys = [(function(x), x.lines) for x in graph.kernels]
+    keys = [(without_number(x.name), x.lines) for x in graph.kernels]
 
     def said(folded: Sequence[KernelRecord]) -> str:
         return f"{milliseconds(sum(x.ms or 0.0 for x in folded), None)} ms"
@@ -154,7 +154,7 @@ def _modules(folded: Sequence[NodeRecord]) -> str:
 
 
 def _kernel(kernel: KernelRecord, anchor: str) -> Box:
-    name = function(kernel)
+    name = without_number(kernel.name)
     time = f"{milliseconds(kernel.ms, None)} ms" if kernel.ms is not None else "not timed"
     share = "" if kernel.share is None else f", {kernel.share:.1%} of the time in kernels"
     lines = [

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from backbay.diagnose.calls import Calls
-from backbay.diagnose.record import CompiledGraph, StepRecord, WhiteBox
+from backbay.diagnose.record import CompiledGraph, WhiteBox
+from backbay.diagnose.words import UNCOMPILED, others
 from backbay.reporting.wording import counted, milliseconds, short
 
 _SEEN = 0.002
@@ -131,9 +132,10 @@ def _kernel(calls: Calls) -> Part:
 
 def _rest(inside: WhiteBox) -> Iterator[Part]:
     outside = [Part(name=x.name, short=x.name, ms=x.ms, look="outside") for x in inside.outside]
-    yield _part("uncompiled operators", "uncompiled", outside, look="outside")
     for name, ms in others(inside.step):
-        if name != uncompiled:
+        if name == UNCOMPILED:
+            yield _part(name, name, outside, look="outside")
+        else:
             yield Part(name=name, short=name.rpartition(" ")[2], ms=ms, look="host")
 
 

@@ -5,12 +5,13 @@ said where it would stand, and JSON has it.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from backbay.diagnose import drawings, icicle, words
-from backbay.diagnose.calls import Calls, kinds, together
+from backbay.diagnose.calls import Calls, kinds, together, without_number
 from backbay.diagnose.record import CompiledGraph, Diagnosis, TrialRecord
 from backbay.explain.boxes import outline
 from backbay.explain.codes import CODES
@@ -61,6 +62,7 @@ def page(diagnosis: Diagnosis) -> str:
         kinds=kinds(calls),
         entries=entries,
         more_kernels=calls[len(entries) :],
+        pairs=_pairs(inside.graphs) if inside is not None else {},
         modules=_modules(inside.graphs, entries) if inside is not None else [],
         compiled=[drawings.kernels(x, calls) for x in inside.graphs[:MOST_GRAPHS] if x.kernels]
         if inside is not None
@@ -178,7 +180,15 @@ def _entries(calls: Sequence[Calls]) -> list[Entry]:
 
 def _neighbours(calls: Calls) -> Iterator[tuple[str, str]]:
     for kernel in calls.kernels:
-        yield from ((x.kernel.rpartition(":")[0], x.reason) for x in kernel.not_fused)
+        yield from ((without_number(x.kernel), x.reason) for x in kernel.not_fused)
+
+
+def _pairs(graphs: Sequence[CompiledGraph]) -> dict[tuple[int, str, str, str], int]:
+    """Return kernels of Inductor's own that were not fused, with the reason, and how often."""
+    return Counter(
+        (graph.number, without_number(one), without_number(other), reason)
+        for graph, one, other, reason in words.unfused(graphs)
+    )
 
 
 def _parted(line: str) -> tuple[str, str, str]:

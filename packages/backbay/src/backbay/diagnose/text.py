@@ -132,14 +132,9 @@ def _cells(kernel: KernelRecord) -> tuple[str, ...]:
 
 
 def _neighbours(graphs: Sequence[CompiledGraph]) -> Iterator[RenderableType]:
-    """Yield kernels of Inductor's own that were not fused: of torch's own nothing can be."""
-    generated = {(g.number, k.name) for g in graphs for k in g.kernels if k.kind != "extern"}
     found = [
-        f"graph {g.number}: {x.kernel} and {k.name}: {x.reason}"
-        for g in graphs
-        for k in g.kernels
-        for x in k.not_fused
-        if {(g.number, k.name), (g.number, x.kernel)} <= generated
+        f"graph {graph.number}: {one} and {other}: {reason}"
+        for graph, one, other, reason in words.unfused(graphs)
     ]
     yield from (line(x) for x in found[:_MOST_NEIGHBOURS])
     yield from _more(len(found) - _MOST_NEIGHBOURS, "pair")

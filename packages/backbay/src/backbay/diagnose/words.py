@@ -1,9 +1,11 @@
 """How a diagnosis reads: the same words in the terminal and on the page."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from backbay.diagnose.record import LimitRecord, StepRecord
+from backbay.diagnose.record import CompiledGraph, LimitRecord, StepRecord
 from backbay.reporting.wording import NOTHING
+
+UNCOMPILED = "uncompiled operators"
 
 
 def shares(step: StepRecord) -> Iterator[tuple[str, float]]:
@@ -15,12 +17,25 @@ def shares(step: StepRecord) -> Iterator[tuple[str, float]]:
 def others(step: StepRecord) -> Iterator[tuple[str, float]]:
     """Yield what takes time and is no kernel of a compiled graph."""
     found = (
-        ("uncompiled operators", step.outside_ms),
+        (UNCOMPILED, step.outside_ms),
         ("copies between devices", step.copies_ms),
         ("guards", step.guards_ms),
         ("rest of the host", step.host_ms),
     )
     yield from ((name, ms) for name, ms in found if ms)
+
+
+def unfused(graphs: Sequence[CompiledGraph]) -> Iterator[tuple[CompiledGraph, str, str, str]]:
+    """Yield kernels of Inductor's own that were not fused: of torch's own nothing can be.
+
+    Each with its graph, what it reads from, itself, and Inductor's reason.
+    """
+    generated = {(g.number, k.name) for g in graphs for k in g.kernels if k.kind != "extern"}
+    for graph in graphs:
+        for kernel in graph.kernels:
+            for x in kernel.not_fused:
+                if {(graph.number, kernel.name), (graph.number, x.kernel)} <= generated:
+                    yield graph, x.kernel, kernel.name, x.reason
 
 
 def limit(of: LimitRecord) -> str:
