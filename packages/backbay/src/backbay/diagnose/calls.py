@@ -84,31 +84,6 @@ def without_number(name: str) -> str:
     return name.rpartition(":")[0] or name
 
 
-def of_limit(self) -> float | None:
-        """How near they are to the machine's limit, taken together."""
-        return of_limit(self.kernels)
-
-
-def together(inside: WhiteBox) -> list[Calls]:
-    """Take the calls of each kernel together; what takes longest comes first."""
-    every = [one for graph in inside.graphs for one in _of_graph(graph)]
-    return sorted(every, key=lambda x: -(x.ms or 0.0))
-
-
-def _of_graph(graph: CompiledGraph) -> Iterator[Calls]:
-    found = defaultdict[tuple[str, tuple[str, ...]], list[int]](list)
-    for place, kernel in enumerate(graph.kernels):
-        found[without_number(kernel.name), kernel.lines].append(place)
-    for places in found.values():
-        kernels = tuple(graph.kernels[x] for x in places)
-        yield Calls(graph=graph, place=places[0], kernels=kernels)
-
-
-def function(kernel: KernelRecord) -> str:
-    """Return a kernel's name without the number of its call."""
-    return kernel.name.rpartition(":")[0] or kernel.name
-
-
 def of_limit(kernels: Iterable[KernelRecord]) -> float | None:
     """Return the share of their time that kernels would take at the limit.
 

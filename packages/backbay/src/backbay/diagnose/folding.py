@@ -10,6 +10,9 @@ from dataclasses import dataclass
 LEAST = 3
 """Elements of what repeats: fewer are no layer, and a fold would hide more than it tells."""
 
+MOST = 500
+"""Likewise: no layer has so many, and to look for more takes long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
@@ -48,7 +51,7 @@ def stretches(keys: Sequence[Hashable]) -> Iterator[Stretch]:
 def _best(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
     """Return for each place the period that folds most there, and how often it is repeated."""
     found, folded = [(0, 0)] * len(keys), [0] * len(keys)
-    for period in range(LEAST, len(keys) // 2 + 1):
+    for period in range(LEAST, min(len(keys) // 2, MOST) + 1):
         same = 0  # elements from here on that are those one period later
         for place in range(len(keys) - period - 1, -1, -1):
             same = same + 1 if keys[place] == keys[place + period] else 0

@@ -115,16 +115,18 @@ def changes(trial: TrialRecord) -> list[Change]:
         then = wording.milliseconds(before.step_ms, before.step_ci_ms).value
         now = wording.milliseconds(after.step_ms, after.step_ci_ms).value
         found.append(Change(name="ms a step", before=then, after=now, better=better))
-    counts: tuple[tuple[str, float | None, float | None], ...] = (
+    counts = (
         ("graph breaks", before.breaks, after.breaks),
         ("recompiles", before.recompiles, after.recompiles),
-        ("graphs", before.graphs, after.graphs),
     )
     found += (
-        Change(name=name, before=f"{old:g}", after=f"{new:g}", better=new < old)
+        Change(name=name, before=f"{old:,}", after=f"{new:,}", better=new < old)
         for name, old, new in counts
         if old is not None and new is not None and old != new
     )
+    if before.graphs != after.graphs:
+        graphs = f"{before.graphs:,}", f"{after.graphs:,}"
+        found.append(Change(name="graphs", before=graphs[0], after=graphs[1], better=None))
     compiling = (wording.seconds(before.compile_s), wording.seconds(after.compile_s))
     found.append(Change(name="to compile", before=compiling[0], after=compiling[1], better=None))
     if before.peak_bytes and after.peak_bytes:

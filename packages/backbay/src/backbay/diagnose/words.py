@@ -9,7 +9,7 @@ UNCOMPILED = "uncompiled operators"
 
 
 def shares(step: StepRecord) -> Iterator[tuple[str, float]]:
-    """Yield what a step's time goes to, in milliseconds: kinds of work in kernels, then the rest."""
+    """Yield where a step's milliseconds go: kinds of work in kernels, then the rest."""
     yield from step.by_work.items()
     yield from others(step)
 

@@ -98,9 +98,7 @@ def marks(
     return gone | changed, made | changed
 
 
-def outline(
-    nodes: Sequence[NodeRecord], stages: Sequence[StageRecord] = ()
-) -> tuple[object, ...]:
+def outline(nodes: Sequence[NodeRecord], stages: Sequence[StageRecord] = ()) -> tuple[object, ...]:
     """Return what drawings show of a graph, without sizes; symbols are inputs of their own."""
     taken = {x.name for x in nodes if x.op == "placeholder" and not x.dtype}
     parts = ((x.name, x.target, tuple(y for y in x.inputs if y not in taken)) for x in nodes)
@@ -136,9 +134,7 @@ def without_parameters(
     return kept, {name: found for name, found in parts.items() if found}
 
 
-def box(
-    node: NodeRecord, look: tuple[str, ...] = (), parts: Sequence[NodeRecord] = ()
-) -> Box:
+def box(node: NodeRecord, look: tuple[str, ...] = (), parts: Sequence[NodeRecord] = ()) -> Box:
     """Draw a node, with the parameters that it alone uses."""
     short = node.target.rpartition("aten.")[2]
     is_plain = node.op in _LEAVES or node.name.startswith(short.partition(".")[0])

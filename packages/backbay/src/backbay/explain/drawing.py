@@ -53,14 +53,14 @@ def _begun(text: str) -> str:
 
 def _box(box: Box, centre: tuple[float, float], width: float) -> str:
     x, y = centre
-    link, end = (f'<a href="#{escape(box.anchor)}">', "</a>") if box.anchor else ("", "")
-    return (
-        f'{link}<g class="{escape(" ".join(box.look))}" data-node="{escape(box.name)}">'
+    drawn = (
+        f'<g class="{escape(" ".join(box.look))}" data-node="{escape(box.name)}">'
         f"<title>{escape(box.title)}</title>"
         f'<rect x="{x - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" height="{HEIGHT}" rx="5"/>'
         f'<text x="{x:.1f}" y="{y + 17:.1f}">{escape(elided(box.label, _WIDEST))}</text>'
-        f'<text class="small" x="{x:.1f}" y="{y + 32:.1f}">{escape(_begun(box.below))}</text></g>{end}'
+        f'<text class="small" x="{x:.1f}" y="{y + 32:.1f}">{escape(_begun(box.below))}</text></g>'
     )
+    return f'<a href="#{escape(box.anchor)}">{drawn}</a>' if box.anchor else drawn
 
 
 def _path(points: tuple[tuple[float, float], ...]) -> str:
@@ -149,12 +149,13 @@ def _ordered(
     rows: list[list[str]] = [[] for _ in range(max(layer.values()) + 1)]
     for name, level in layer.items():
         rows[level].append(name)
+    place = {x: n / len(row) for row in rows for n, x in enumerate(row)}
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
         neighbours = above if down else below
         for row in rows if down else reversed(rows):
-            place = {x: n / max(len(r), 1) for r in rows for n, x in enumerate(r)}
             row.sort(key=lambda x: _mean([place[y] for y in neighbours.get(x, [x])]))
+            place |= {x: n / len(row) for n, x in enumerate(row)}
     return rows
 
 
