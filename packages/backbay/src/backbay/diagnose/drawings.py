@@ -5,7 +5,7 @@ Layers that repeat are folded. Everything is drawn too, as far as a reader can s
 
 import dataclasses
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -41,7 +41,10 @@ class Drawing:
 def kernels(graph: CompiledGraph, calls: Sequence[Calls]) -> Drawing:
     """Draw what Inductor runs: a box for each kernel, edges from those whose results it reads."""
     anchors = {x.name: one.anchor for one in calls if one.graph is graph for x in one.kernels}
-    boxes = [_kernel(x, anchors.get(x.name, "")) for x in graph.kernels]
+    boxes, known = list[Box](), set[str]()
+    for kernel in graph.kernels:
+        boxes.append(_kernel(kernel, anchors.get(kernel.name, ""), known))
+        known.add(kernel.name)
     keys = [(without_number(x.name), x.lines) for x in graph.kernels]
 
     def said(folded: Sequence[KernelRecord]) -> str:
@@ -123,7 +126,7 @@ def _folded(
             name=first,
             label=f"the {counted(length, noun)} before, {again}",
             below=said(items[part.begin : part.end]),
-            title="\n".join(_names(members)),
+            title="\n".join(_names(members, boxes[part.begin - length : part.begin])),
             look=("fold",),
             inputs=tuple(inputs),
         )
@@ -136,8 +139,8 @@ def _rewired(one: Box, own: set[str], home: Mapping[str, str]) -> Box:
     return dataclasses.replace(one, inputs=tuple(inputs))
 
 
-def _names(members: Sequence[Box]) -> Iterator[str]:
-    yield "folded here:"
+def _names(members: Sequence[Box], like: Sequence[Box]) -> Iterator[str]:
+    yield f"repeats {', '.join(x.name for x in like)}; folded here:"
     yield from (x.name for x in members[:_MOST_NAMED])
     if len(members) > _MOST_NAMED:
         yield f"and {len(members) - _MOST_NAMED:,} more"
@@ -153,7 +156,7 @@ def _modules(folded: Sequence[NodeRecord]) -> str:
     return numbered[0] if numbered[0] == numbered[-1] else f"{numbered[0]} to {numbered[-1]}"
 
 
-def _kernel(kernel: KernelRecord, anchor: str) -> Box:
+def _kernel(kernel: KernelRecord, anchor: str, before: Collection[str]) -> Box:
     name = without_number(kernel.name)
     time = f"{milliseconds(kernel.ms, None)} ms" if kernel.ms is not None else "not timed"
     share = "" if kernel.share is None else f", {kernel.share:.1%} of the time in kernels"
@@ -169,7 +172,8 @@ def _kernel(kernel: KernelRecord, anchor: str) -> Box:
         below=f"{kernel.work}, {time}",
         title="\n".join(filter(None, lines)),
         look=(f"work-{kernel.work}",),
-        inputs=tuple(x.kernel for x in kernel.not_fused),
+        # What is written later is not what it reads: another result, in the same buffer.
+        inputs=tuple(x.kernel for x in kernel.not_fused if x.kernel in before),
         anchor=anchor,
     )
 
@@ -177,11 +181,10 @@ def _kernel(kernel: KernelRecord, anchor: str) -> Box:
 def _node(node: NodeRecord, parts: Sequence[NodeRecord], calls: Sequence[Calls]) -> Box:
     plain = box(node, (), parts)
     line = [f"its line is computed by {', '.join(x.function for x in calls)}"] if calls else []
-    works = {x.first.work for x in calls}
     return dataclasses.replace(
         plain,
         title="\n".join([plain.title, *line]),
-        look=(*plain.look, *(f"work-{x}" for x in works if len(works) == 1)),
+        look=(*plain.look, *(f"work-{x.first.work}" for x in calls[:1])),
         anchor=calls[0].anchor if calls else "",
     )
 
