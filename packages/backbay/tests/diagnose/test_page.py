@@ -395,7 +395,9 @@ def test_the_icicle_has_a_step_its_graphs_your_lines_and_their_kernels(text):
 
 
 def test_a_kernel_of_several_lines_stands_below_the_last_of_them(text):
-    places = {title.partition(":")[0]: (left, left + width) for title, left, width, *_ in cells(text)}
+    places = {
+        title.partition(":")[0]: (left, left + width) for title, left, width, *_ in cells(text)
+    }
     mul, gate = places["cpp_fused_mul_0"], places["g = h * 2"]
     assert gate[0] <= mul[0] < mul[1] <= gate[1] + 0.01
     mean, line = places["cpp_fused_mean_1"], places["g.mean()"]
@@ -476,17 +478,16 @@ def test_code_stands_beside_your_lines_with_what_is_fused_and_what_is_not(text):
 
 def test_pairs_of_inductors_own_kernels_that_were_not_fused_are_listed_once(text):
     pairs = words(section(text, "kernels")).partition("Not fused, and Inductor's reason")[2]
-    assert (
-        "cpp_fused_mul_0 and cpp_fused_mean_1 , which reads its result: no shared axis" in pairs
-    )
+    assert "cpp_fused_mul_0 and cpp_fused_mean_1 , which reads its result: no shared axis" in pairs
     assert "torch's own" not in pairs
 
 
 def test_the_generated_module_is_there_whole(text):
     assert "The whole generated module of graph 0" in text
-    assert html.escape("extern_kernels.mm(arg0_1, arg1_1, out=buf0)") in text.partition(
-        "The whole generated module"
-    )[2]
+    assert (
+        html.escape("extern_kernels.mm(arg0_1, arg1_1, out=buf0)")
+        in text.partition("The whole generated module")[2]
+    )
 
 
 def test_phases_breaks_and_recompiles_are_told(text):
@@ -552,9 +553,7 @@ def test_a_graph_that_is_too_large_to_follow_says_so(monkeypatch):
     several = [kernel(f"cpp_fused_{n}:{n}", lines=(f"{FILE}:{n}: x",)) for n in range(400)]
     nodes = [node(f"n{n}", module=f"m{n % 7}", target=f"op{n}") for n in range(400)]
     text = page(
-        diagnosis(
-            inside(compiled(*several)), explained=explanation(graphs=(handed(*nodes),))
-        )
+        diagnosis(inside(compiled(*several)), explained=explanation(graphs=(handed(*nodes),)))
     )
     assert "One by one, the 400 would be too many to follow: --json has them." in words(text)
     assert "drawn as stretches of nodes in one module" in words(text)

@@ -86,7 +86,9 @@ def acted(page: str, folder: Path, script: str, *, width: int = 1280) -> dict:
     done = "document.body.textContent = 'MEASURED' + JSON.stringify(told) + 'MEASURED'"
     path = folder / "acted.html"
     path.write_text(f"{page}<script>onload = () => {run}.then(told => {{ {done} }})</script>")
-    found = re.search("MEASURED(.*)MEASURED", _started(path, folder, width, "--dump-dom"), re.DOTALL)
+    found = re.search(
+        "MEASURED(.*)MEASURED", _started(path, folder, width, "--dump-dom"), re.DOTALL
+    )
     assert found
     told = json.loads(html.unescape(found[1]))
     assert "error" not in told, told["error"]
