@@ -1,5 +1,7 @@
 """What repeats in a sequence is found, as far as it is worth folding, and nothing is lost."""
 
+import itertools
+
 import hypothesis
 import hypothesis.strategies as st
 import pytest
@@ -36,7 +38,7 @@ def test_what_folds_most_is_folded_and_not_what_repeats_inside_of_it():
 def test_stretches_are_the_whole_sequence_and_each_fold_repeats_what_is_before_it(text):
     found = list(stretches(text))
     assert "".join(text[x.begin : x.end] for x in found) == text
-    for before, one in zip(found, found[1:], strict=False):
+    for before, one in itertools.pairwise(found):
         if one.times:
             period = (one.end - one.begin) // one.times
             assert before == Stretch(before.begin, one.begin)

@@ -422,6 +422,16 @@ def test_what_is_too_narrow_is_taken_together_and_nothing_is_lost():
     assert found["9 others"][1] == pytest.approx(100 * 0.009 / (9.009 + 3.0), abs=0.01)
 
 
+def test_a_long_line_begins_in_its_cell_and_is_told_whole():
+    code = f"y = {'x + ' * 30}1"
+    one = kernel("cpp_fused_0:1", lines=(f"{FILE}:30: {code}",))
+    text = page(diagnosis(inside(compiled(one))))
+    title = next(x for x, *_ in cells(text) if x.startswith("y = "))
+    assert title.startswith("y = x + x + ")
+    assert title.endswith(f"model.py:30: {code}")
+    assert f">{code[:41]}…</span>" in text
+
+
 def test_kinds_of_work_are_held_against_the_limit_with_what_that_would_save(text):
     rows = [words(x) for x in re.findall(r"<tr>.*?</tr>", section(text, "step"), re.DOTALL)]
     assert rows[1].split() == ["gemm", "4.00", "33%", "80%", "0.800", "ms"]
@@ -924,7 +934,8 @@ def test_a_drawing_is_searched_enlarged_and_unfolded(tmp_path):
         text,
         tmp_path,
         """
-        const views = document.querySelector(".views"), find = selector => views.querySelector(selector);
+        const views = document.querySelector(".views");
+        const find = selector => views.querySelector(selector);
         const input = find("[type=search]"), svg = find(".folded svg");
         const width = () => Number(svg.getAttribute("width"));
         const first = width();

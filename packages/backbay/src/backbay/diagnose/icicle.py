@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from backbay.diagnose.calls import Calls
 from backbay.diagnose.record import CompiledGraph, WhiteBox
 from backbay.diagnose.words import UNCOMPILED, others
-from backbay.reporting.wording import counted, milliseconds, short
+from backbay.reporting.wording import begun, counted, milliseconds, short
 
 _SEEN = 0.002
 """Of a step: what is narrower can't be pointed at, and is taken together."""
+LABEL = 42
+"""Letters of a cell, at most."""
 _NO_LINE = "no line of yours is known"
 
 
@@ -108,7 +110,7 @@ def _line(line: str, calls: Sequence[Calls]) -> Part:
     if not line:
         return _part(_NO_LINE, "no line", kernels)
     place, _, code = short(line).partition(": ")
-    return _part(code or place, place.rpartition("/")[2], kernels, more=short(line))
+    return _part(begun(code, LABEL) or place, place.rpartition("/")[2], kernels, more=short(line))
 
 
 def _kernel(calls: Calls) -> Part:

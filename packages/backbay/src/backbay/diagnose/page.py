@@ -58,6 +58,7 @@ def page(diagnosis: Diagnosis) -> str:
         changes=changes,
         how_often=how_often,
         rows=icicle.cells(icicle.step(inside, calls)) if inside is not None else [],
+        label=icicle.LABEL,
         parts=list(words.shares(inside.step)) if inside is not None else [],
         kinds=kinds(calls),
         entries=entries,
