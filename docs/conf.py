@@ -12,7 +12,7 @@ author = copyright = "Backbay contributors"  # noqa: A001 (Sphinx's name)
 version = release = backbay.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_click",
@@ -25,6 +25,11 @@ html_theme_options = {"source_repository": REPOSITORY.partition("/blob/")[0]}
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
+nb_execution_timeout = 600  # seconds for one cell: some compile, on whatever machine builds a site
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+html_extra_path = ["extra"]  # llms.txt, and the gallery's pages as commands wrote them
+exclude_patterns = ["extra"]
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 autodoc_mock_imports = ["triton"]  # of which most machines that build a site have none
@@ -47,7 +52,16 @@ def as_code(_app: Any, _context: Any, lines: list[str]) -> None:
     lines[:] = ["", ".. code-block:: text", "", *text, ""] if text else []
 
 
+def accessible(_app: Any, _page: str, _template: str, context: dict[str, Any], _tree: Any) -> None:
+    """Let captions state their level, and let a keyboard reach what scrolls."""
+    for part in ("body", "furo_navigation_tree"):
+        html = context.get(part, "")
+        html = re.sub(r'<(pre|div(?= class="table-wrapper))\b', r'<\1 tabindex="0"', html)
+        context[part] = html.replace('role="heading"', 'role="heading" aria-level="2"')
+
+
 def setup(app: Any) -> None:
     """Register the above."""
+    app.connect("html-page-context", accessible, priority=900)  # after the theme's
     app.connect("source-read", link_to_repository)
     app.connect("sphinx-click-process-epilog", as_code)
