@@ -8,11 +8,12 @@ README and the site show. Runs are timed: let nothing else run meanwhile.
 """
 
 import argparse
+import io
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def made(name: str, run: Run) -> str:
         stdout=subprocess.PIPE,
         text=True,
         check=False,
-        env=environment(),
+        env={**os.environ, "COLUMNS": "100"},  # as wide as a page shows it
     )
     if ended.returncode not in ((0, 1) if run.may_find else (0,)):
         sys.exit(f"{name}: exit code {ended.returncode}")
@@ -93,16 +94,9 @@ def made(name: str, run: Run) -> str:
     return ended.stdout
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of a run: tables as wide as a page shows them."""
-    import os  # noqa: PLC0415
-
-    return {**os.environ, "COLUMNS": "100"}
-
-
 def draw_table(printed: str, path: Path) -> None:
     """Draw a race's table as a terminal shows it."""
-    console = Console(record=True, width=100, file=open("/dev/null", "w"))
+    console = Console(record=True, width=100, file=io.StringIO())
     console.print(Text(printed.rstrip()))
     path.write_text(console.export_svg(title="backbay race"), encoding="utf-8")
 
@@ -111,7 +105,7 @@ def photograph(chromium: str, page: Path, picture: Path) -> None:
     """Take a picture of the top of a page."""
     width, height = SHOTS[page.stem]
     with tempfile.TemporaryDirectory() as profile:
-        command: Sequence[str] = (
+        command = (
             *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
             *("--disable-background-networking", f"--user-data-dir={profile}"),
             *(f"--window-size={width},{height}", f"--screenshot={picture}", page.as_uri()),
