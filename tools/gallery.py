@@ -3,8 +3,8 @@
     python tools/gallery.py [NAME ...] [--chromium PROGRAM]
 
 Each NAME is an entry of `RUNS`, or race; without one, all are made. A run writes a page, or its
-text, into docs/extra/gallery, which the site publishes as it is. The race is one that was kept, of a
-machine with a GPU: its page and its table are drawn anew from its record. Then Chromium takes the
+text, into docs/extra/gallery, which the site publishes as it is. The race is one that was kept, of
+a machine with a GPU: its page and its table are drawn anew from its record. Then Chromium takes the
 pictures that the README and the site show.
 """
 
