@@ -2,10 +2,10 @@
 
     python tools/gallery.py [NAME ...] [--chromium PROGRAM]
 
-Each NAME is an entry of `RUNS`, or race; without one, all are made. A run writes a page, or its
-text, into docs/extra/gallery, which the site publishes as it is. The race is one that was kept, of
-a machine with a GPU: its page and its table are drawn anew from its record. Then Chromium takes the
-pictures that the README and the site show.
+Each NAME is an entry of `RUNS` or `KEPT`; without one, all are made. A run writes a page, or its
+text, into docs/extra/gallery, which the site publishes as it is. The race and the statements of
+conformance are some that were kept, of machines with a GPU: their pages are drawn anew from their
+records. Then Chromium takes the pictures that the README and the site show.
 """
 
 import argparse
@@ -20,16 +20,25 @@ from pathlib import Path
 
 from rich.console import Console
 
+from backbay.race import Report
 from backbay.race.page import write_page
 from backbay.race.reading import read
 from backbay.race.table import table
+from backbay_conformance import scoreboard
 
 ROOT = Path(__file__).resolve().parent.parent
 GALLERY = ROOT / "docs" / "extra" / "gallery"
 PICTURES = ROOT / "docs" / "pictures"
 LARGEST_BYTES = 150_000
-KEPT = ROOT / "benchmarks" / "results" / "2026-11-25-h100" / "race_decoder_tiny.json"
-TALKING, QUIET = (f"examples/which_backend.py:{x}" for x in ("talking", "quiet"))
+RESULTS = ROOT / "benchmarks" / "results"
+KEPT = {
+    "race": (RESULTS / "2026-11-25-h100" / "race_decoder_tiny.json",),
+    "conform": tuple(
+        RESULTS / "2026-11-24-h200" / "conformance" / f"{x}.json" for x in ("backbay", "inductor")
+    ),
+}
+"""Records that are drawn."""
+TALKING = "examples/which_backend.py:talking"
 WIDTH = 100
 """Characters of a line in what is kept as text."""
 ON_CPU = ("--device", "cpu")
@@ -43,17 +52,13 @@ class Run:
     """What follows `backbay`."""
     writes_page: bool = True
     """Whether it takes ``--html``; else what it prints is kept."""
-    may_find: bool = False
-    """Whether exit code 1 is a result of it: something was found."""
 
 
 RUNS = {
     "explain": Run(arguments=("explain", TALKING, "--backend", "inductor", *ON_CPU)),
-    "verify": Run(arguments=("verify", QUIET, "--backend", "backbay", *ON_CPU), writes_page=False),
     "diagnose": Run(arguments=("diagnose", TALKING, *ON_CPU), writes_page=False),
-    "conform": Run(arguments=("conform", "backbay", *ON_CPU), may_find=True),
 }
-NAMES = ("race", *RUNS)
+NAMES = (*KEPT, *RUNS)
 SHOTS = {"race": (1280, 1000), "explain": (1280, 1000), "conform": (1280, 800)}
 """Pages of which a picture is taken, and the size of the window, in pixels."""
 
@@ -72,8 +77,11 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
     for name in arguments.names or NAMES:
         if name == "race":
-            write_page(read(KEPT), GALLERY / "race.html")
-            draw_table(PICTURES / "race_table.svg")
+            (race,) = map(read, KEPT[name])
+            write_page(race, GALLERY / "race.html")
+            draw_table(race, PICTURES / "race_table.svg")
+        elif name == "conform":
+            scoreboard.write_page([*map(scoreboard.read, KEPT[name])], GALLERY / "conform.html")
         else:
             run(name, RUNS[name])
         if arguments.chromium and name in SHOTS:
@@ -96,16 +104,16 @@ def run(name: str, wanted: Run) -> None:
         check=False,
         env={**os.environ, "COLUMNS": str(WIDTH)},  # as wide as a page shows it
     )
-    if ended.returncode not in ((0, 1) if wanted.may_find else (0,)):
+    if ended.returncode != 0:
         sys.exit(f"{name}: exit code {ended.returncode}")
     if not wanted.writes_page:
         (GALLERY / f"{name}.txt").write_text(ended.stdout, encoding="utf-8")
 
 
-def draw_table(path: Path) -> None:
-    """Draw the kept race's table as a terminal shows it."""
+def draw_table(race: Report, path: Path) -> None:
+    """Draw a race's table as a terminal shows it."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(table(read(KEPT)))
+    console.print(table(race))
     path.write_text(console.export_svg(title="backbay race"), encoding="utf-8")
 
 
