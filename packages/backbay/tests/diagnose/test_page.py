@@ -386,7 +386,8 @@ def test_the_icicle_has_a_step_its_graphs_your_lines_and_their_kernels(text):
     whole_ms = 7.0 + 0.5 + 0.25 + 2.25
     assert found["a step"][:2] == [0, 100]
     assert found["graph 0, inference"][1] == pytest.approx(100 * 7.0 / whole_ms, abs=0.01)
-    assert found["rest of the host"][1] == pytest.approx(100 * 2.25 / whole_ms, abs=0.01)
+    host = [100 * 7.0 / whole_ms, 100 * 2.25 / whole_ms]  # beside the graph, which takes longer
+    assert found["rest of the host"][:2] == pytest.approx(host, abs=0.01)
     assert found["aten"][1] == pytest.approx(100 * 0.5 / whole_ms, abs=0.01)
     line, gemm = found["h = self.lift(x)"], found["extern_kernels.mm"]
     assert line[:2] == gemm[:2]
@@ -507,7 +508,8 @@ def test_phases_breaks_and_recompiles_are_told(text):
     assert "print can't be compiled model.py:10 print(h)" in calls.replace("/nowhere/", "")
     assert "runs uncompiled" in calls
     assert "the size of x's dimension 0 changed from 4 to 5" in calls
-    assert "Dynamic from now on: x.size(0) (s0)" in calls
+    assert "Now dynamic: x.size(0) (s0)" in calls
+    assert "Call 2 (batch 4 to 5) : 1 graph compiled" in calls
 
 
 def boxes(text):

@@ -13,10 +13,10 @@ from pathlib import Path
 from backbay.diagnose import drawings, icicle, words
 from backbay.diagnose.calls import Calls, kinds, together, without_number
 from backbay.diagnose.record import CompiledGraph, Diagnosis, TrialRecord
+from backbay.explain import words as explained
 from backbay.explain.boxes import outline
 from backbay.explain.codes import CODES
 from backbay.explain.record import GraphRecord
-from backbay.explain.words import how_often
 from backbay.reporting import wording
 from backbay.reporting.page import command, compiled_as, rendered
 from backbay.reporting.reasons import plainly
@@ -56,7 +56,7 @@ def page(diagnosis: Diagnosis) -> str:
         more_findings=len(diagnosis.findings) - len(listed),
         codes=[x for x in CODES.values() if x.code in {y.code for y in listed}],
         changes=changes,
-        how_often=how_often,
+        explained=explained,
         rows=icicle.cells(icicle.step(inside, calls)) if inside is not None else [],
         label=icicle.LABEL,
         parts=list(words.shares(inside.step)) if inside is not None else [],
