@@ -392,7 +392,7 @@ def test_the_icicle_has_a_step_its_graphs_your_lines_and_their_kernels(text):
     line, gemm = found["h = self.lift(x)"], found["extern_kernels.mm"]
     assert line[:2] == gemm[:2]
     assert gemm[1] == pytest.approx(100 * 4.0 / whole_ms, abs=0.01)
-    assert gemm[3] == "work-gemm"
+    assert gemm[2:] == ["kernel-0-0", "work-gemm"]
 
 
 def test_a_kernel_of_several_lines_stands_below_the_last_of_them(text):
