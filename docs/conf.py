@@ -35,7 +35,10 @@ autodoc_member_order = "bysource"
 autodoc_mock_imports = ["triton"]  # of which most machines that build a site have none
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-suppress_warnings = ["ref.python"]  # torch's types are no pages of ours
+suppress_warnings = [
+    "ref.python",  # torch's types are no pages of ours
+    "myst-nb.lexer",  # a cell that was not run states no language
+]
 
 _OUTSIDE = re.compile(r"\]\((?:\.\./)+(?P<path>(?!docs/)[^)]+)\)")
 
