@@ -721,6 +721,22 @@ def test_every_kind_of_work_has_a_colour_of_its_own(text):
     assert len(set(found.values())) == len(found)
 
 
+def test_mode_and_options_are_asked_for_as_the_command_takes_them(told):
+    settings = msgspec.structs.replace(
+        told.settings, arm="inductor@max-autotune{max_fusion_size: 8}"
+    )
+    shown = words(page(msgspec.structs.replace(told, settings=settings)))
+    assert "--backend inductor --mode max-autotune --options '{max_fusion_size: 8}' " in shown
+
+
+@pytest.mark.parametrize("name", ["train.py", "mine"])
+def test_no_command_is_made_up_for_a_script_or_an_object(told, name):
+    settings = msgspec.structs.replace(told.settings, workload=name)
+    shown = words(page(msgspec.structs.replace(told, settings=settings)))
+    assert "backbay diagnose" not in shown
+    assert "Where this was measured A processor, 2 cores" in shown
+
+
 @pytest.mark.parametrize(
     "told",
     [
