@@ -530,6 +530,7 @@ def test_graphs_are_drawn_and_each_box_leads_to_its_kernel(text):
     for name, anchor in (("cpp_fused_mul_0:2", "kernel-0-1"), ("h", "kernel-0-0")):
         assert re.search(rf'<a href="#{anchor}"><g class="[^"]*" data-node="{name}">', text)
     assert text.count("<path") == 2 + 3
+    assert text.count('<svg class="graph" role="group"') == 2  # it has links
 
 
 def test_a_result_that_is_written_later_is_not_what_a_kernel_reads():
