@@ -34,8 +34,15 @@ Examples:
               help="Steps that are timed, and as many that are profiled.")  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path),
               metavar="FILE", help="Write everything as JSON to FILE.")  # fmt: skip
+@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path),
+              metavar="FILE", help="Write one self-contained HTML page to FILE.")  # fmt: skip
 def command(
-    *, script: Path, arguments: tuple[str, ...], steps: int, json_path: Path | None
+    *,
+    script: Path,
+    arguments: tuple[str, ...],
+    steps: int,
+    json_path: Path | None,
+    html_path: Path | None,
 ) -> NoReturn:
     """Run SCRIPT with its ARGUMENTS, and find what makes its loop slow under torch.compile.
 
@@ -49,7 +56,7 @@ def command(
         sys.exit(2)
     try:
         check_installed("python -m backbay.diagnose", "torch", "race")
-        check_writable(json_path)
+        check_writable(json_path, html_path)
     except InputError as error:
         _say(str(error))
         sys.exit(2)
@@ -57,7 +64,7 @@ def command(
 
     def made(attached: Attached) -> None:
         try:
-            _write(attached, json_path)
+            _write(attached, json_path, html_path)
         except InputError as error:
             one.unseen = str(error)
 
@@ -69,12 +76,19 @@ def command(
     sys.exit(code)
 
 
-def _write(attached: Attached, json_path: Path | None) -> None:
+def _write(attached: Attached, json_path: Path | None, html_path: Path | None) -> None:
     from backbay.cli.output import write  # noqa: PLC0415 (rich is loaded to draw only)
     from backbay.diagnose.text import text  # noqa: PLC0415 (likewise)
 
     diagnosis = attached.diagnosis
-    write(diagnosis, text(diagnosis), json_path, None, stderr=True)
+
+    def page(path: Path) -> None:
+        from backbay.diagnose.page import write_page  # noqa: PLC0415 (jinja2)
+
+        write_page(diagnosis, path)
+
+    html = (html_path, page) if html_path is not None else None
+    write(diagnosis, text(diagnosis), json_path, html, stderr=True)
 
 
 def _say(text: str) -> None:
