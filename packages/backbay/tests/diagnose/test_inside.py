@@ -201,10 +201,9 @@ def launched(name, us):
     return SimpleNamespace(name=name, duration=us)
 
 
-def step_of(*events, us=0.0):
+def step_of(*events):
     call = Event("## Call CompiledFxGraph None ##", children=events)
-    region = Event("Torch-Compiled Region: 0/0", children=[call])
-    return Event("step", us=us, children=[region])
+    return [Event("Torch-Compiled Region: 0/0", children=[call])]
 
 
 def one_graph(*kernels):
@@ -220,9 +219,8 @@ def test_the_time_of_a_gpus_kernel_is_what_was_launched_and_what_nobody_launched
     }  # fmt: skip
     sums = _Sums([graph], gpu=True, launched=pool)
     inner = Event("aten::gemm", kernels=[launched("gemm", 7.0)])
-    sums.add_step(
-        step_of(Event("aten::mm", children=[inner], start=1), Event("triton_a", start=2, us=99))
-    )
+    product = Event("aten::mm", children=[inner], start=1)
+    sums.add_step(step_of(product, Event("triton_a", start=2, us=99)), 0.0)
     spent = sums.spent(1)
     assert spent.kernels == {(0, 0): pytest.approx(0.007), (0, 1): pytest.approx(0.005)}
     assert spent.outside == {"stray": pytest.approx(0.003)}
@@ -230,7 +228,7 @@ def test_the_time_of_a_gpus_kernel_is_what_was_launched_and_what_nobody_launched
 
 def test_a_cpus_host_time_is_what_no_kernel_takes_of_a_step():
     sums = _Sums([one_graph(kernel("cpp_a:1"))], gpu=False)
-    sums.add_step(step_of(Event("graph_0_cpp_a", us=30.0), Event("aten::sort", us=5.0), us=50.0))
+    sums.add_step(step_of(Event("graph_0_cpp_a", us=30.0), Event("aten::sort", us=5.0)), 50.0)
     spent = sums.spent(1)
     assert spent.kernels == {(0, 0): pytest.approx(0.030)}
     assert spent.outside == {"aten::sort": pytest.approx(0.005)}
@@ -240,7 +238,7 @@ def test_a_cpus_host_time_is_what_no_kernel_takes_of_a_step():
 def test_a_kernels_time_is_the_lower_quartile_of_its_calls():
     sums = _Sums([one_graph(kernel("cpp_a:1"))], gpu=False)
     for us in (10.0, 11.0, 12.0, 900.0):
-        sums.add_step(step_of(Event("graph_0_cpp_a", us=us), us=us))
+        sums.add_step(step_of(Event("graph_0_cpp_a", us=us)), us)
     assert sums.spent(4).kernels == {(0, 0): pytest.approx(0.011)}
     assert sums.spent(4).calls == {0: 1.0}
 

@@ -2,18 +2,15 @@
 
 import json
 
-import torch
-
 from backbay.compile_log import Record
 from backbay.explain.assembling import assembled
+from backbay.explain.calls import Calls
+from backbay.explain.functions import Function
 from backbay.explain.record import PassRecord, ProblemRecord, Settings
-from backbay.explain.running import WatchedRun
 from backbay.explain.watching import Captured, Event, Stage
 from backbay.kit import Backend
 from backbay.kit.rewrites import remove_dead_code, rewrite_silu
-from backbay.proof import Workload
 from backbay.workloads import function_model
-from backbay.workloads.function_model import FunctionModel
 
 FILE = "/home/me/model.py"
 GUARD = "| +- EQUALS_MATCH: L['n'] == 3  # if n > 2:  # me/model.py:6 in forward\n"
@@ -69,21 +66,18 @@ def told(
     backend="mine",
     kit=None,
     options=None,
-    model=None,
+    function=None,
     fell=(),
     notes=(),
 ):
-    workload = Workload(model or torch.nn.Identity(), (torch.ones(2),))
-    run = WatchedRun(
-        workload=workload, compiler_fn=None, dynamic=None, fullgraph=False, train=False, seed=0
-    )
-    run.watch.events, run.watch.graphs, run.names = list(events), list(graphs), list(names)
-    run.problems, run.fell, run.notes = problems or {}, list(fell), list(notes)
+    run = Calls(names=list(names), problems=problems or {}, notes=list(notes), fell=list(fell))
+    run.watch.events, run.watch.graphs = list(events), list(graphs)
     settings = Settings(
         workload="w", backend=backend, mode="infer", dtype="float32", device="cpu", seed=0
     )
     return assembled(
         run,
+        function=function,
         settings=settings,
         created="now",
         versions={"torch": "2"},
@@ -156,7 +150,7 @@ def test_the_module_that_calls_a_plain_function_is_the_function():
     inner = metrics("0/0", name="forward")
     inner.data["co_filename"] = function_model.__file__
     graphs = [captured(), captured("1/0")]
-    found = told(inner, metrics("1/0", name="g"), graphs=graphs, model=FunctionModel(mine))
+    found = told(inner, metrics("1/0", name="g"), graphs=graphs, function=Function.of(mine))
     first, second = found.graphs
     assert first.function == f"mine ({__file__}:{mine.__code__.co_firstlineno})"
     assert second.function == f"g ({FILE}:1)"

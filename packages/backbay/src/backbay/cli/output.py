@@ -24,6 +24,8 @@ def write(
     drawn: "RenderableType",
     json_path: Path | None,
     html: tuple[Path, WritePage] | None,
+    *,
+    stderr: bool = False,
 ) -> None:
     """Draw a report, and write it as it is asked for.
 
@@ -32,6 +34,7 @@ def write(
         drawn: what is drawn; to standard error where JSON takes standard output.
         json_path: a file, or ``-`` for standard output.
         html: a file, and what writes the page to it.
+        stderr: whether it is drawn to standard error anyway.
 
     Raises:
         InputError: one of these could not be written; the others were.
@@ -39,7 +42,7 @@ def write(
     to_stdout = json_path == Path("-")
     problems: list[str] = []
     with _noted(problems):
-        _draw(drawn, stderr=to_stdout)
+        _draw(drawn, stderr=stderr or to_stdout)
     if json_path is not None:
         with _noted(problems):
             _write_json(report, json_path)

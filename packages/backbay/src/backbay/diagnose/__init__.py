@@ -6,6 +6,7 @@ there was. A gain that was not measured is not claimed. Importing this package i
 """
 
 from backbay.diagnose.api import Limits, run
+from backbay.diagnose.attaching import Attached, attach
 from backbay.diagnose.record import (
     CompiledGraph,
     Diagnosis,
@@ -21,6 +22,7 @@ from backbay.diagnose.record import (
 )
 
 __all__ = [
+    "Attached",
     "CompiledGraph",
     "Diagnosis",
     "KernelRecord",
@@ -33,5 +35,6 @@ __all__ = [
     "StepRecord",
     "TrialRecord",
     "WhiteBox",
+    "attach",
     "run",
 ]

@@ -1,20 +1,18 @@
 """Diagnoses one workload: explains it, looks inside of Inductor, then tries what may help."""
 
-import datetime as dt
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import msgspec
-
 from backbay.decisions import Arm
 from backbay.dependencies import check_installed
-from backbay.diagnose.ranking import measured, ranked
-from backbay.diagnose.record import Diagnosis, RankedFinding, Settings, TrialRecord
+from backbay.diagnose.assembling import assembled
+from backbay.diagnose.ranking import known, measured
+from backbay.diagnose.record import Diagnosis, Settings, TrialRecord
 from backbay.diagnose.remedies import Remedies
 from backbay.diagnose.remedy import Remedy
 from backbay.diagnose.requests import (
@@ -146,11 +144,12 @@ def run(
         course.run()
     explanation = course.explanation
     assert explanation is not None, "it ran"
-    findings = ranked(course.findings, course.trials, course.own_calls)
-    disturbed = machine.disturbance()
-    return Diagnosis(
-        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        machine=machine.machine(course.device_name),
+    return assembled(
+        explanation,
+        course.looked,
+        findings=course.findings,
+        trials=course.trials,
+        own_calls=course.own_calls,
         versions=machine.versions(registry.environment, specs),
         settings=Settings(
             workload=explanation.settings.workload,
@@ -162,11 +161,7 @@ def run(
             device=setup.device,
             seed=seed,
         ),
-        sentence=_sentence(findings),
-        findings=findings,
-        inside=None if course.looked is None else course.looked.inside,
-        explanation=explanation,
-        notes=(*course.notes, *filter(None, [disturbed])),
+        notes=course.notes,
     )
 
 
@@ -188,11 +183,6 @@ class _Course:
     """By position of the finding."""
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def device_name(self) -> str:
-        """What the model ran on."""
-        return self.setup.device if self.looked is None else self.looked.device_name
-
     def run(self) -> None:
         """Explain, look, try.
 
@@ -200,7 +190,7 @@ class _Course:
             InputError: the workload can't be built, or the backend can't be configured so.
         """
         self.explanation = explanation = self._explained()
-        self.findings += _known(explanation)
+        self.findings += known(explanation)
         if explanation.problem is not None:
             return
         try:
@@ -290,23 +280,6 @@ class _Course:
 
     def _tell(self, text: str) -> None:
         self.tell(self.setup.workload, str(self.arm.arm), text)
-
-
-def _known(explanation: Explanation) -> Iterator[FindingRecord]:
-    """Yield an explanation's findings; what compiling took says nothing where nothing compiled."""
-    for one in explanation.findings:
-        alone = explanation.settings.backend is None
-        yield msgspec.structs.replace(one, cost_s=None) if alone else one
-
-
-def _sentence(findings: Sequence[RankedFinding]) -> str:
-    if not findings or not findings[0].urgent:
-        return "nothing was found that has to be fixed"
-    first = findings[0]
-    best = next((x for x in first.trials if x.status == "confirmed"), None)
-    if best is None:
-        return f"{first.code}: {first.message}"
-    return f"{first.code}: {first.message}; with {best.remedy}, {best.sentence}"
 
 
 def _specs(

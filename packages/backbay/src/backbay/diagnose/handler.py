@@ -12,6 +12,7 @@ from backbay import explain
 from backbay.diagnose.looking import look
 from backbay.diagnose.remedy import Remedy
 from backbay.diagnose.requests import Explain, Explained, Look, Looked, Reply, Request, Tried, Try
+from backbay.diagnose.structure import channels_first, repeated_blocks
 from backbay.diagnose.subject import AS_IT_IS, Subject, compiler_fn
 from backbay.diagnose.trying import Truth, tried
 from backbay.errors import InputError
@@ -19,14 +20,12 @@ from backbay.explain.watching import Watch
 from backbay.proof import Workload
 from backbay.race.compiler import Compiler, problems
 from backbay.race.requests import ArmSetup
-from backbay.race.scopes import parts_of
 from backbay.registry import CompilerFn, Registry, default_registry
 from backbay.timing.device import device_name
 from backbay.workloads.setup import WorkloadSetup
 
 _OWN_CALLS = 2
 """Of an explanation: the first, and the same again."""
-_CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
 
 class DiagnoseHandler:
@@ -90,11 +89,8 @@ class DiagnoseHandler:
         return Looked(
             inside=inside,
             device_name=device_name(subject.device),
-            blocks=_blocks(model),
-            convolutions=sum(
-                isinstance(x, _CONVOLUTIONS) and not _is_channels_last(x.weight)
-                for x in model.modules()
-            ),
+            blocks=repeated_blocks(model),
+            convolutions=channels_first(model),
         )
 
     def _tried(self, request: Try) -> Tried:
@@ -150,15 +146,3 @@ class DiagnoseHandler:
 
             self._built = setup, build(setup)
         return self._built[1]
-
-
-def _blocks(model: torch.nn.Module) -> int:
-    try:
-        return len(parts_of(model, "blocks"))
-    except InputError:
-        return 0
-
-
-def _is_channels_last(weight: torch.Tensor) -> bool:
-    # Of a kernel of one pixel, both layouts are the same.
-    return weight.is_contiguous(memory_format=torch.channels_last)

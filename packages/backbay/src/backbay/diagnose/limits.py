@@ -5,6 +5,7 @@ What was measured beside other processes is no limit, so it is measured each tim
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +14,15 @@ import torch
 from backbay.cache import cache_folder, read_cached, write_cached
 from backbay.diagnose.record import LimitRecord
 from backbay.reporting.machine import cores, processor
-from backbay.timing import clock
+from backbay.timing import clock, memory
 from backbay.timing.device import device_name
 
 _ROUNDS = 7
 _COPIED = {"cpu": 1 << 27, "cuda": 1 << 30}
 """Bytes: more than caches hold."""
 _SIDE = {"cpu": 1024, "cuda": 8192}
+_PARTS = 8
+"""Of the memory that nobody uses, what one operand takes has at most such a part."""
 
 
 def limit(device: torch.device, dtype: torch.dtype) -> LimitRecord:
@@ -44,11 +47,13 @@ def _better(one: LimitRecord, other: LimitRecord) -> LimitRecord:
 
 
 def _measured(device: torch.device, dtype: torch.dtype) -> LimitRecord:
-    size = _COPIED.get(device.type, _COPIED["cpu"])
+    free = memory.free_bytes(device)  # a loop that is looked at may have taken nearly all
+    size = min(_COPIED.get(device.type, _COPIED["cpu"]), free // _PARTS)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    side = _SIDE.get(device.type, _SIDE["cpu"])
-    left = torch.randn(side, side, device=device, dtype=dtype)
+    side = min(_SIDE.get(device.type, _SIDE["cpu"]), math.isqrt(free // (_PARTS * dtype.itemsize)))
+    own = torch.Generator(device).manual_seed(0)  # a loop that is looked at draws from torch's
+    left = torch.randn(side, side, generator=own, device=device, dtype=dtype)
     return LimitRecord(
         copy_bytes_s=2 * size / _seconds(lambda: target.copy_(source), device),
         product_operations_s=2 * side**3 / _seconds(lambda: left @ left, device),

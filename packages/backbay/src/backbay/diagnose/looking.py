@@ -23,6 +23,7 @@ from backbay.diagnose.record import (
 from backbay.diagnose.subject import Subject
 from backbay.reporting.lines import innermost, places
 from backbay.timing import stats
+from backbay.timing.interval import Interval
 from backbay.timing.rounds import plan
 
 _FEWEST_STEPS, _MOST_STEPS = 3, 20
@@ -33,6 +34,7 @@ _WORKS: tuple[tuple[Work, tuple[str, ...]], ...] = (
     ("copy", ("copy_", "_to_copy")),
 )
 """Kinds of work of kernels that torch has, and of templates, by parts of their operators' names."""
+_TOTAL = "total_wall_time"
 _WAITED, _COMPILED = "async_compile.wait", "compile_file"
 _PHASES = {
     "Dynamo": (("entire_frame_compile",), ("backend_compile",)),
@@ -52,28 +54,77 @@ def look(subject: Subject, timing_s: float) -> WhiteBox:
         subject: it as it is compiled.
         timing_s: seconds for the timing of a step, and as many for its profile.
     """
-    watch, before = InductorWatch(), _spent()
+    watch, compiling = InductorWatch(), Compiling()
     with watch.on():
         side = subject.compile(calls_again=False)
-    phases = dict(_phases(before, _spent()))
-    wall, wall_ci, step_s = _wall(subject, timing_s)
+    phases = compiling.phases_s()
+    wall_ms, wall_ci_ms, step_s = _wall(subject, timing_s)
     steps = min(max(int(timing_s / step_s), _FEWEST_STEPS), _MOST_STEPS)
     spent: Spent = subject.running(
         lambda run: profiled(run, steps, subject.device, watch.graphs), steady=subject.steady
     )
-    measured = limit(subject.device, _dtype(subject))
-    graphs = tuple(_graph(n, x, spent, measured) for n, x in enumerate(watch.graphs))
+    return white_box(
+        watch.graphs,
+        spent,
+        wall_ms=wall_ms,
+        wall_ci_ms=wall_ci_ms,
+        measured=limit(subject.device, _dtype(subject)),
+        phases_s=phases,
+        compile_s=side.compile_s,
+        peak_bytes=subject.peak_bytes(),
+    )
+
+
+def white_box(
+    compiled: Sequence[Graph],
+    spent: Spent,
+    *,
+    wall_ms: float,
+    wall_ci_ms: Interval,
+    measured: LimitRecord,
+    phases_s: Mapping[str, float],
+    compile_s: float,
+    peak_bytes: int | None,
+) -> WhiteBox:
+    """Return what was seen inside of Inductor, and of a step.
+
+    Args:
+        compiled: Inductor's graphs.
+        spent: where a profiled step's time went.
+        wall_ms: of a step, without the profiler.
+        wall_ci_ms: its interval.
+        measured: what this machine can do.
+        phases_s: phase of compiling to seconds.
+        compile_s: seconds of all compiling.
+        peak_bytes: memory of a step; ``None``: not known.
+    """
+    graphs = tuple(_graph(n, x, spent, measured) for n, x in enumerate(compiled))
     nothing = "nothing was compiled by Inductor: its kernels are not seen"
     outside = sorted(spent.outside.items(), key=lambda x: -x[1])
     return WhiteBox(
         graphs=graphs,
         outside=tuple(OutsideRecord(name=name, ms=ms) for name, ms in outside),
-        step=_step(graphs, spent, (wall, wall_ci), subject.peak_bytes()),
+        step=_step(graphs, spent, (wall_ms, wall_ci_ms), peak_bytes),
         limit=measured,
-        phases_s=phases,
-        compile_s=side.compile_s,
+        phases_s=dict(phases_s),
+        compile_s=compile_s,
         notes=() if graphs else (nothing,),
     )
+
+
+class Compiling:
+    """What compiling took since it was made."""
+
+    def __init__(self) -> None:
+        self._before = _spent()
+
+    def phases_s(self) -> dict[str, float]:
+        """Return seconds by phase."""
+        return dict(_phases(self._before, _spent()))
+
+    def seconds(self) -> float:
+        """Return all of them, as torch counts them."""
+        return _spent()[_TOTAL] - self._before[_TOTAL]
 
 
 def _wall(subject: Subject, timing_s: float) -> tuple[float, tuple[float, float], float]:
@@ -107,7 +158,7 @@ def _phases(before: Mapping[str, float], after: Mapping[str, float]) -> Iterator
 def _step(
     graphs: Sequence[CompiledGraph],
     spent: Spent,
-    wall: tuple[float, tuple[float, float]],
+    wall: tuple[float, Interval],
     peak_bytes: int | None,
 ) -> StepRecord:
     by_work = defaultdict[str, float](float)

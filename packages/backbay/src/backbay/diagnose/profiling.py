@@ -4,6 +4,9 @@ Kernels are told by their place in the generated code: the profiler's events of 
 come in the order in which the code launches them.
 """
 
+import bisect
+import contextlib
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +24,7 @@ _CALL = "## Call CompiledFxGraph"
 _GUARDS = "TorchDynamo Cache Lookup"
 _COPY = "Memcpy"
 _STEP = "backbay.diagnose step"
+"""A mark: it takes no time."""
 _NESTING = ("Torch-Compiled Region", "CompiledFunction", "AOTDispatcher", "Pregraph", "## ")
 """Beginnings of events that are no work themselves."""
 _MS = 1e-3
@@ -43,33 +47,110 @@ class Spent:
     copies_ms: float = 0.0
 
 
+class Recording:
+    """Torch's profiler around steps, of which each beginning is marked, and the end of the last."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        gpu = device.type == "cuda"
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
+        self._profiler = profile(activities=activities, acc_events=True)
+        self._marks = 0
+
+    @property
+    def steps(self) -> int:
+        """How many whole steps there are."""
+        return max(0, self._marks - 1)
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Record until the block ends."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def start(self) -> None:
+        """Begin to record."""
+        self._profiler.start()
+
+    def mark(self) -> None:
+        """Mark where a step begins, and the one before it ends."""
+        with record_function(_STEP):
+            pass
+        self._marks += 1
+
+    def stop(self) -> None:
+        """Wait for the device, and record no more."""
+        synchronize(self._device)
+        self._profiler.stop()
+
+    def spent(self, graphs: Sequence[Graph]) -> Spent:
+        """Return what the whole steps spent; there is at least one.
+
+        Args:
+            graphs: that were compiled.
+        """
+        gpu = self._device.type == "cuda"
+        every: Sequence[Any] = self._profiler.events() or ()  # type: ignore[no-untyped-call] # torch's own
+        on_gpu = [x for x in every if x.device_type == DeviceType.CUDA]
+        copies = (x.time_range.elapsed_us() for x in on_gpu if x.name.startswith(_COPY))
+        launched = defaultdict[str, deque[float]](deque)
+        for event in sorted(on_gpu, key=_start):
+            if not event.name.startswith((_COPY, _STEP, *_NESTING)):
+                launched[event.name].append(event.time_range.elapsed_us())
+        found = _Sums(graphs, gpu=gpu, launched=launched)
+        on_host = [x for x in every if x.device_type == DeviceType.CPU]
+        for events, elapsed_us in _steps(on_host, gpu=gpu):
+            found.add_step(events, elapsed_us)
+        spent = found.spent(self.steps)
+        spent.copies_ms = _MS * sum(copies) / self.steps
+        return spent
+
+
 def profiled(
     step: Callable[[], Any], steps: int, device: torch.device, graphs: Sequence[Graph]
 ) -> Spent:
     """Profile some steps, all of which are warm."""
-    gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
-    with profile(activities=activities, acc_events=True) as profiler:
+    recording = Recording(device)
+    with recording.on():
         for _ in range(steps):
-            with record_function(_STEP):
-                step()
-        synchronize(device)
-    events = [x for x in profiler.events() or () if x.device_type == DeviceType.CPU]
-    on_gpu = [x for x in profiler.events() or () if x.device_type == DeviceType.CUDA]
-    copies = (x.time_range.elapsed_us() for x in on_gpu if x.name.startswith(_COPY))
-    launched = defaultdict[str, deque[float]](deque)
-    for event in sorted(on_gpu, key=_start):
-        if not event.name.startswith((_COPY, _STEP, *_NESTING)):
-            launched[event.name].append(event.time_range.elapsed_us())
-    found = _Sums(graphs, gpu=gpu, launched=launched)
-    for event in sorted((x for x in events if x.cpu_parent is None), key=_start):
-        if event.name == _STEP:
-            found.add_step(event)
-        elif gpu:  # what autograd's own thread launches
-            found.add(event)
-    spent = found.spent(steps)
-    spent.copies_ms = _MS * sum(copies) / steps
-    return spent
+            recording.mark()
+            step()
+        recording.mark()
+    return recording.spent(graphs)
+
+
+def _steps(events: Sequence[Any], *, gpu: bool) -> Iterator[tuple[list[Any], float]]:
+    """Yield the outermost events of each step, and how long it took in microseconds.
+
+    Args:
+        events: of the host.
+        gpu: whether those of other threads belong to a step, too: autograd's launches kernels.
+    """
+    marks = sorted((x for x in events if x.name == _STEP), key=_start)
+    begins = [_start(x) for x in marks]
+    found: list[list[Any]] = [[] for _ in begins]
+    for event in events:
+        if event.cpu_parent is None and (gpu or event.thread == marks[0].thread):
+            for one in _parted(event, begins):
+                found[bisect.bisect_right(begins, _start(one)) - 1].append(one)
+    for number, (begin, end) in enumerate(itertools.pairwise(begins)):
+        yield found[number], end - begin
+
+
+def _parted(event: Any, begins: Sequence[float]) -> Iterator[Any]:
+    """Yield an event that is in one step; in place of one that spans several, what it holds."""
+    begin, end = _start(event), event.time_range.end
+    if event.name == _STEP or begin < begins[0]:
+        return
+    inside = bisect.bisect_left(begins, end) - bisect.bisect_right(begins, begin)
+    if inside > 0 and event.name != _GUARDS:  # a step may begin where guards are looked up
+        for child in event.cpu_children:
+            yield from _parted(child, begins)
+        return
+    yield event
 
 
 class _Sums:
@@ -100,12 +181,12 @@ class _Sums:
         self._work = 0.0
         self._hosts: list[float] = []
 
-    def add_step(self, event: Any) -> None:
-        """Add a step."""
+    def add_step(self, events: Sequence[Any], elapsed_us: float) -> None:
+        """Add a step: its outermost events, and the microseconds that it took."""
         self._work = 0.0
-        for child in sorted(event.cpu_children, key=_start):
-            self.add(child)
-        self._hosts.append(max(0.0, event.time_range.elapsed_us() - self._work))
+        for event in sorted(events, key=_start):
+            self.add(event)
+        self._hosts.append(max(0.0, elapsed_us - self._work))
 
     def add(self, event: Any) -> None:
         """Add an event, and what is inside of it."""

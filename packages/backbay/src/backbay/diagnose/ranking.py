@@ -6,7 +6,7 @@ import msgspec
 
 from backbay.diagnose.record import KernelRecord, RankedFinding, TrialRecord
 from backbay.diagnose.requests import Looked
-from backbay.explain import FindingRecord
+from backbay.explain import Explanation, FindingRecord
 from backbay.explain.findings import finding
 from backbay.reporting.wording import counted, milliseconds, seconds
 
@@ -17,6 +17,13 @@ _FAR, _KERNEL_SHARE, _KERNEL_MS = 0.5, 0.1, 0.05
 takes so long that its launch is not what is measured."""
 _BREAKS, _NOTHING = {"BB101", "BB102", "BB103", "BB104", "BB105"}, "BB106"
 _RANK = ("error", "warning", "note")
+
+
+def known(explanation: Explanation) -> Iterator[FindingRecord]:
+    """Yield an explanation's findings; what compiling took says nothing where nothing compiled."""
+    for one in explanation.findings:
+        alone = explanation.settings.backend is None
+        yield msgspec.structs.replace(one, cost_s=None) if alone else one
 
 
 def measured(looked: Looked) -> Iterator[FindingRecord]:

@@ -91,8 +91,10 @@ def run(
     Arm(backend="", options=plain)  # an option's name that can't be written is refused
     compiler_fn = _compiler_fn(backend, mode, options, registry)
     from backbay.explain.assembling import assembled  # noqa: PLC0415 (as late as can be: torch)
+    from backbay.explain.functions import Function  # noqa: PLC0415 (likewise)
     from backbay.explain.running import WatchedRun  # noqa: PLC0415 (likewise)
     from backbay.kit.backend import Backend  # noqa: PLC0415 (likewise)
+    from backbay.workloads.function_model import FunctionModel  # noqa: PLC0415 (likewise)
     from backbay.workloads.loading import build  # noqa: PLC0415 (likewise)
 
     built = build(setup) if isinstance(workload, str) else workload
@@ -119,8 +121,10 @@ def run(
         dynamic=dynamic,
         fullgraph=fullgraph,
     )
+    model = built.model
     return assembled(
         watched,
+        function=Function.of(model.function) if isinstance(model, FunctionModel) else None,
         settings=settings,
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         versions=versions(registry.environment, specs),

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from backbay.explain import guards
+from backbay.explain.calls import Calls
 from backbay.explain.findings import findings
 from backbay.explain.functions import Function
 from backbay.explain.record import (
@@ -20,20 +21,19 @@ from backbay.explain.record import (
     Settings,
     StageRecord,
 )
-from backbay.explain.running import WatchedRun
 from backbay.explain.watching import Captured, Event
 from backbay.kit.backend import Backend
 from backbay.reporting import breaks, reasons
 from backbay.reporting.lines import Place
 from backbay.reporting.wording import counted
-from backbay.workloads.function_model import FunctionModel
 
 _RESUMED = "torch_dynamo_resume_in_"
 
 
 def assembled(
-    run: WatchedRun,
+    run: Calls,
     *,
+    function: Function | None,
     settings: Settings,
     created: str,
     versions: Mapping[str, str],
@@ -44,6 +44,7 @@ def assembled(
 
     Args:
         run: what was seen.
+        function: the model, where it is a plain function.
         settings: what was asked for.
         created: UTC, ISO 8601.
         versions: distribution to version.
@@ -51,8 +52,6 @@ def assembled(
         options: of the backend.
     """
     watch = run.watch
-    model = run.workload.model
-    function = Function.of(model.function) if isinstance(model, FunctionModel) else None
     events = watch.events if function is None else function.renamed(watch.events)
     seen = _Seen(events, function)
     found = tuple(_graph(n, x, seen) for n, x in enumerate(watch.graphs))

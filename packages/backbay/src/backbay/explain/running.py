@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -12,8 +12,9 @@ import torch._inductor.config
 from torch._dynamo.utils import counters
 
 from backbay import compile_log
+from backbay.explain.calls import Calls
 from backbay.explain.record import ProblemRecord
-from backbay.explain.watching import Capturing, Watch
+from backbay.explain.watching import Capturing
 from backbay.proof import Step, Workload, unchanged
 from backbay.registry import CompilerFn
 from backbay.reporting.lines import innermost, own, traced
@@ -26,7 +27,7 @@ _UNCACHED = {
 
 
 @dataclass(kw_only=True)
-class WatchedRun:
+class WatchedRun(Calls):
     """One workload with one backend, watched."""
 
     workload: Workload
@@ -38,14 +39,6 @@ class WatchedRun:
     """Likewise."""
     train: bool
     seed: int
-    watch: Watch = field(default_factory=Watch)
-    names: list[str] = field(default_factory=list)
-    """Of the calls that were made."""
-    problems: dict[int, ProblemRecord] = field(default_factory=dict)
-    """By call; the model itself, uncompiled, is ``-1``."""
-    notes: list[str] = field(default_factory=list)
-    fell: list[compile_log.Record] = field(default_factory=list)
-    """Where something else ran than the backend that was asked for."""
 
     def run(self, *, again: bool, further_args: Sequence[Sequence[Any]] | None) -> None:
         """Run the model itself, then compiled, each time from the same state."""
@@ -56,9 +49,7 @@ class WatchedRun:
             return
         with _alone(), attributes_kept(self.workload.model), self.watch.on():
             self._compiled(again=again, further_args=further_args)
-        seen = compile_log.records()[known:]
-        self.notes += (f"rewrites {x.why}" for x in seen if x.timed)
-        self.fell += (x for x in seen if x.fell_back)
+        self.log(compile_log.records()[known:])
 
     def _compiled(self, *, again: bool, further_args: Sequence[Sequence[Any]] | None) -> None:
         backend = Capturing(self.compiler_fn or _as_it_is, self.watch)

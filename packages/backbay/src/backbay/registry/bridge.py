@@ -20,14 +20,11 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Final, cast
 
 from backbay.errors import BackendLoadError, BackendNotFound, warn_of_experimental
 from backbay.registry.spec import BackendSpec, CompilerFn, Origin
-
-if TYPE_CHECKING:
-    from importlib.abc import Loader
+from backbay.registry.waiting import WaitingFinder
 
 TORCH_REGISTRY = "torch._dynamo.backends.registry"
 _REFUSING = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
@@ -255,8 +252,8 @@ def _act(key: str, action: Action) -> None:
     if TORCH_REGISTRY not in sys.modules:
         with _lock:
             _waiting[key] = action
-            if not any(isinstance(finder, _WaitingFinder) for finder in sys.meta_path):
-                sys.meta_path.insert(0, _WaitingFinder())
+            if _finder not in sys.meta_path:
+                sys.meta_path.insert(0, _finder)
         if _PACKAGE not in sys.modules:
             return
         with _lock:  # its import is under way: the finder may have come too late
@@ -277,43 +274,4 @@ def _act_on(registry: Any) -> None:
                 warnings.warn(text, stacklevel=2)
 
 
-class _WaitingFinder:
-    """Waits for torch's registry to be imported, acts on it once, and is gone.
-
-    No ``importlib.abc.MetaPathFinder``: its import is a good part of what a registration costs.
-    """
-
-    def find_spec(
-        self, fullname: str, path: Any = None, target: types.ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Find the module as anyone would, and put a loader around its own."""
-        if fullname != TORCH_REGISTRY:
-            return None
-        others = [finder for finder in sys.meta_path if finder is not self]
-        found = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader = cast("Loader", _ActingLoader(self, spec, spec.loader))
-        return spec
-
-
-class _ActingLoader:
-    """Runs the module with its own loader, then does what has waited for it."""
-
-    def __init__(self, finder: _WaitingFinder, spec: ModuleSpec, loader: "Loader") -> None:
-        self._finder = finder
-        self._spec = spec
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        self._spec.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        if self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
-        _act_on(module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # whoever looks for the module's source asks the loader
+_finder: Final = WaitingFinder(TORCH_REGISTRY, _act_on)
