@@ -94,7 +94,11 @@ def parsed() -> argparse.Namespace:
 
 def race(checkout: Path, arguments: Sequence[str]) -> Raced:
     """Race with the code of a checkout, and return how long it took."""
-    path = os.pathsep.join(str(checkout / "packages" / x / "src") for x in PACKAGES)
+    folders = [checkout / "packages" / x / "src" for x in PACKAGES]
+    folders = [x for x in (checkout / "src", *folders) if x.is_dir()]
+    if not folders:
+        sys.exit(f"{checkout} is no checkout of Backbay: it has neither src nor packages")
+    path = os.pathsep.join(map(str, folders))
     with tempfile.TemporaryDirectory(prefix="backbay-race-time-") as cache:
         load, start = Load(), time.monotonic()
         process = subprocess.Popen(

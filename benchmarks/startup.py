@@ -1,19 +1,26 @@
 """What Backbay costs to start, beside torch's own registry, in the same run.
 
     python benchmarks/startup.py [--rounds 15]
+    python benchmarks/startup.py --uvx dist/backbay-VERSION-py3-none-any.whl [--rounds 5]
 
 Every row is a fresh process; the rows take turns in each round. Prints a Markdown table: median
 wall time with its 95 % bootstrap interval, and how many times faster than torch's list it is. The
 last row is the time of `import backbay` alone, inside the process.
+
+With --uvx: what `uvx backbay list` takes from a wheel, with an empty cache in each round and once
+more with that cache; how much it downloads, how many packages, and whether torch is one.
 """
 
 import argparse
 import datetime as dt
+import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from backbay.registry import Environment
 from backbay.timing import stats
@@ -39,7 +46,12 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--uvx", type=Path, metavar="WHEEL", help="needs uv on the path")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
+    if arguments.uvx is not None:
+        from_wheel(arguments.uvx, rounds)
+        return
     samples: dict[str, list[float]] = {name: [] for name in ROWS}
     for _ in range(rounds):
         for name, command in ROWS.items():
@@ -55,11 +67,38 @@ def main() -> None:
     print(f"\n`import backbay` inside the process: {alone:.1f} ms (median of {rounds})")
 
 
-def wall_ms(command: list[str]) -> float:
+def wall_ms(command: list[str], environment: dict[str, str] | None = None) -> float:
     """Run a command in a fresh process and give its wall time in milliseconds."""
     start = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env=environment)
     return 1e3 * (time.perf_counter() - start)
+
+
+def from_wheel(wheel: Path, rounds: int) -> None:
+    """Measure and print what `uvx backbay list` takes and brings."""
+    command = ["uvx", "--from", str(wheel), "backbay", "list"]
+    cold, warm = [], []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            environment = {**os.environ, "UV_CACHE_DIR": cache}
+            cold.append(wall_ms(command, environment))
+            warm.append(wall_ms(command, environment))
+            files = [x for x in Path(cache).rglob("*") if x.is_file() and not x.is_symlink()]
+            size = sum(x.stat().st_size for x in files)
+            described = [x.parent.name for x in Path(cache).rglob("*.dist-info/METADATA")]
+    packages = sorted({x.partition("-")[0] for x in described})
+    uv = subprocess.run(["uv", "--version"], check=True, capture_output=True, text=True).stdout
+    print(f"{dt.datetime.now(dt.UTC).date()}, {uv.strip()}, {os.cpu_count()} cores\n")
+    print("| `uvx backbay list` | wall ms, median [95 %] |")
+    print("|---|---|")
+    for name, values in (("empty cache", cold), ("that cache again", warm)):
+        median, (low, high) = stats.median(values)
+        print(f"| {name} | {median:.0f} [{low:.0f}, {high:.0f}] |")
+    print(f"\nThe wheel has {wheel.stat().st_size / 1e3:.0f} kB, the cache {size / 1e6:.0f} MB.")
+    print(
+        f"Packages: {len(packages)}, torch {'among' if 'torch' in packages else 'not among'} them:"
+    )
+    print(f"{', '.join(packages)}.")
 
 
 def import_alone_ms() -> float:

@@ -22,6 +22,13 @@ PYTHON = re.compile(r'"python": ?"(3\.\d+)')
 """Of a result: which Python it was made with."""
 
 
+def test_the_core_asks_for_a_package_that_nobody_decided_on():
+    path = ROOT / "packages" / "backbay" / "pyproject.toml"
+    asked = tomllib.loads(path.read_text())["project"]["dependencies"]
+    names = {"click", "jinja2", "msgspec", "packaging", "platformdirs", "rich", "tomlkit"}
+    assert {x.partition(">")[0] for x in asked} == names
+
+
 def project(distribution: str) -> dict:
     text = (ROOT / "packages" / distribution / "pyproject.toml").read_text()
     return tomllib.loads(text)["project"]

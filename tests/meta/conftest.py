@@ -20,7 +20,9 @@ def run_page(tmp_path: Path) -> Callable[[Path, int], subprocess.CompletedProces
     """Run every Python block of a page, in order, as one program; their number is known."""
 
     def run(page: Path, count: int) -> subprocess.CompletedProcess[str]:
-        blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+        blocks = re.findall(
+            r"```(?:python|\{code-cell\} ipython3)\n(.*?)```", page.read_text(), re.DOTALL
+        )
         assert len(blocks) == count
         script = tmp_path / "page.py"
         script.write_text(SHORT_RACES + "\n".join(blocks))

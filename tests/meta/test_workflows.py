@@ -17,7 +17,7 @@ WORKFLOWS = sorted(
     [*ROOT.glob(".github/workflows/*.yml"), *EXAMPLE.glob(".github/workflows/*.yml")]
 )
 PINNED = re.compile(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$")
-TOOLS = {"bash", "backbay", "lint-imports", "mypy", "pip", "python", "ruff", "typos"}
+TOOLS = {"bash", "backbay", "lint-imports", "mypy", "npm", "pip", "python", "ruff", "typos"}
 
 
 def name_of(path: Path) -> str:
@@ -37,7 +37,7 @@ def commands(path: Path) -> list[list[str]]:
 
 def test_a_workflow_is_missing():
     found = {name_of(x) for x in WORKFLOWS}
-    assert found == {"lint", "tests", "release", "nightly", "gpu", "example ci"}
+    assert found == {"lint", "tests", "docs", "release", "nightly", "gpu", "example ci"}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=name_of)
@@ -50,7 +50,9 @@ def test_a_workflow_may_do_more_than_it_needs(path):
         for name, job in document["jobs"].items()
     }
     assert {k: v for k, v in written.items() if v} == (
-        {"publish": {"id-token"}} if path.stem == "release" else {}
+        {"release": {"publish": {"id-token"}}, "docs": {"pages": {"pages", "id-token"}}}.get(
+            path.stem, {}
+        )
     )
     for job in document["jobs"].values():
         assert job["runs-on"]

@@ -4,7 +4,7 @@ from pathlib import Path
 from backbay_conformance.suite import chosen, collected, heavy
 
 TABLES = (
-    "docs/faults.md",
+    "benchmarks/results/2026-11-22-cpu/faults_full.md",
     "benchmarks/results/2026-11-22-cpu/faults_quick.md",
 )
 ROOT = Path(__file__).parents[3]

@@ -59,14 +59,14 @@ def test_a_right_backend_gets_no_badge():
 def test_a_failure_leaves_the_badge():
     bad = statement([*GOOD, result(1, "vacuous", name="z", reason="left to eager")])
     assert (bad.passed, bad.badge) == (False, 0)
-    assert "NOT conforming: 1 failures" in verdict(bad)
+    assert "NOT conforming: 1 failure;" in verdict(bad)
     assert "vacuous  contract/z: left to eager" in text(bad)
 
 
 def test_a_known_failure_takes_the_badge():
     known = statement([*GOOD, result(1, "fail_value", name="z", expected="it is known")])
     assert (known.passed, known.badge) == (True, 2)
-    assert "1 failures are known" in verdict(known)
+    assert ", 1 known failure" in verdict(known)
 
 
 def test_an_untrue_expectation_passes():

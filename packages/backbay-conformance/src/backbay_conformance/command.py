@@ -26,6 +26,7 @@ Examples:
   backbay conform aot_eager
   backbay conform my_backend.py:compile --level load --level contract
   backbay conform my_backend --profile full --expectations conformance.toml --json full.json
+  backbay conform my_backend --json conformance.json --badge conformance.svg
   backbay conform inductor --case 'ops/linalg.*' --html ops.html --beside aot_eager.json
   backbay conform my_backend --fuzz 600 --repros finds/
 """
@@ -65,6 +66,7 @@ def _levels() -> dict[str, str]:
 @click.option("--collect", is_flag=True, help="Write the expectations file anew.")
 @json_option
 @click.option("--html", "html_path", type=_FILE, help="Write one self-contained HTML page.")
+@click.option("--badge", type=_FILE, help="Write a README's badge, as an SVG.")
 @click.option("--beside", type=_FILE, multiple=True,
               help="A statement's JSON, to stand on the page too; may be repeated.")  # fmt: skip
 @click.option("--repros", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
@@ -76,6 +78,7 @@ def command(
     backend: str | None,
     json_path: Path | None,
     html_path: Path | None,
+    badge: Path | None,
     beside: tuple[Path, ...],
     repros: Path | None,
     seconds: float | None,
@@ -94,7 +97,7 @@ def command(
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     if suite["collect"] and suite["expectations"] is None:
         raise click.UsageError("--collect writes the file that --expectations names: give one")
-    check_writable(json_path, html_path)
+    check_writable(json_path, html_path, badge)
     others = _read(beside) if beside else []
     if backend is None:
         if html_path is None or not others:
@@ -102,19 +105,9 @@ def command(
         _page(others)(html_path)
         return
     if seconds is not None:
-        from backbay_conformance.fuzz.run import FIRST, fuzz  # noqa: PLC0415 (only where asked for)
-
-        if suite["ray"] is not None:
-            raise click.UsageError("--ray runs the suite, not the fuzzer")
-        how = {x: suite[x] for x in ("device", "workers")}
-        with (
-            written_anyway(lambda report: _write_finds(report, json_path, repros)),
-            _progress() as tell,
-        ):
-            report = fuzz(backend, seconds=seconds, seed=suite["seed"] or FIRST, tell=tell, **how)
-        _write_finds(report, json_path, repros)
-        if not report.passed:
-            sys.exit(1)
+        if suite["ray"] is not None or badge is not None:
+            raise click.UsageError("--ray and --badge are of the suite, not of the fuzzer")
+        _fuzz(backend, seconds, suite, json_path, repros)
         return
     with (
         written_anyway(lambda statement: _write(statement, json_path, html_path, others)),
@@ -122,9 +115,29 @@ def command(
     ):
         statement = conform(backend, tell=tell, **suite)
     _write(statement, json_path, html_path, others)
+    if badge is not None:
+        from backbay_conformance.badge import write_badge  # noqa: PLC0415 (only where asked for)
+
+        write_badge(statement, badge)
     if repros is not None:
         _write_repros(statement, repros)
     if not statement.passed:
+        sys.exit(1)
+
+
+def _fuzz(
+    backend: str, seconds: float, suite: dict[str, Any], json_path: Path | None, repros: Path | None
+) -> None:
+    from backbay_conformance.fuzz.run import FIRST, fuzz  # noqa: PLC0415 (only where asked for)
+
+    how = {x: suite[x] for x in ("device", "workers")}
+    with (
+        written_anyway(lambda report: _write_finds(report, json_path, repros)),
+        _progress() as tell,
+    ):
+        report = fuzz(backend, seconds=seconds, seed=suite["seed"] or FIRST, tell=tell, **how)
+    _write_finds(report, json_path, repros)
+    if not report.passed:
         sys.exit(1)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from backbay.reporting import wording
 from backbay_conformance.record import FAILURES, Result, Statement, Status
 
 _MOST = 40
@@ -28,13 +29,14 @@ def verdict(statement: Statement) -> str:
         said += f", {upstream} fail in torch itself"
     expected = sum(bool(x.expected) for x in statement.results if x.status in FAILURES)
     if expected:
-        said += f", {expected} failures are known"
+        said += f", {wording.counted(expected, 'known failure')}"
+    failures = wording.counted(len(failed), "failure")
     if statement.partial:
-        return f"{statement.backend}: interrupted: {len(failed)} failures so far; {said}"
+        return f"{statement.backend}: interrupted: {failures} so far; {said}"
     if failed or statement.stale:
         lines = len(statement.stale)
-        stale = f", and {lines} expectations are not true" if lines else ""
-        return f"{statement.backend}: NOT conforming: {len(failed)} failures{stale}; {said}"
+        stale = f", {wording.counted(lines, 'stale expectation')}" if lines else ""
+        return f"{statement.backend}: NOT conforming: {failures}{stale}; {said}"
     if not passed:
         return f"{statement.backend}: nothing was shown: no case passed; {said}"
     badge = f"levels 0-{statement.badge} without a failure; " if statement.badge is not None else ""

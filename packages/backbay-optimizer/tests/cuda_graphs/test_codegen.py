@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch._inductor import compile_fx
 from torch._inductor.output_code import CompiledFxGraph
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from backbay import compile_log
 from backbay.errors import InputError
@@ -105,6 +106,7 @@ def call(args):
     [
         ("", None),
         ("buf6 = torch.ops.aten.bincount.default(buf5)", "aten.bincount is not known"),
+        ("aten._addmm_activation(arg0, arg1, arg2, beta=1, alpha=1, use_gelu=False)", None),
         ("buf6 = torch.ops.mylib.thing.default(buf5)", "mylib.thing is not known"),
         ("buf6 = torch.ops._c10d_functional.all_reduce.default(buf5)", "_c10d_functional.all"),
         ("u0 = buf5.item()", "it waits for the device"),
@@ -119,6 +121,20 @@ def call(args):
 def test_unsafe_code_is_safe(line, reason):
     found = next(safety._unsafe(SOURCE + "    " + line + "\n"), None)
     assert (found is None) if reason is None else (found is not None and reason in found)
+
+
+def test_an_operator_is_taken_for_safe():
+    # A Triton kernel's operator has a dict as its value, which torch 2.11 can't read.
+    graph = torch.fx.symbolic_trace(lambda x: torch.ops.aten.sin(x))
+    sin = next(x for x in graph.graph.nodes if x.op == "call_function")
+    sin.meta["val"] = {"y_ptr": torch.ones(2), "n": 2, "name": None}
+    assert safety.unsafe_operator(graph) is None
+    unknown = ShapeEnv().create_unbacked_symint()
+    sin.meta["val"] = {"y_ptr": torch.ones(2), "n": [unknown]}
+    assert "sin" in safety.unsafe_operator(graph)
+    sin.meta.clear()
+    sin.target = torch.ops.aten._fused_moving_avg_obs_fq_helper.default
+    assert safety.unsafe_operator(graph) == "aten._fused_moving_avg_obs_fq_helper.default"
 
 
 def test_nothing_is_said_of_a_cpu():

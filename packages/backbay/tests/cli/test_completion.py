@@ -70,8 +70,8 @@ def test_bash_offers_it_once_its_line_of_the_documentation_was_run(tmp_path):
     run = "from backbay.cli import main; main(prog_name='backbay')"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{run}" "$@"\n')
     program.chmod(0o755)
-    readme = (Path(__file__).parents[4] / "README.md").read_text()
-    (line,) = [x for x in readme.splitlines() if "bash_source" in x]
+    page = (Path(__file__).parents[4] / "docs" / "howto" / "install.md").read_text()
+    (line,) = [x for x in page.splitlines() if "bash_source" in x]
     script = f"""
     {line}
     COMP_WORDS=(backbay verify hf:ber)

@@ -1,6 +1,7 @@
 """``backbay diagnose`` as it is called: exit codes, streams, files."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,15 @@ def diagnose(*arguments: str):
 @pytest.fixture(scope="module")
 def reading(tmp_path_factory):
     """Diagnose a model with a defect once; the report is in a file."""
-    path = tmp_path_factory.mktemp("diagnosed") / "report.json"
-    done = diagnose(f"{MODELS}:reading", "--json", str(path), "--fail-on", "BB1")
-    return done, json.loads(path.read_text())
+    folder = tmp_path_factory.mktemp("diagnosed")
+    path, page = folder / "report.json", folder / "report.html"
+    asked = ("--json", str(path), "--html", str(page), "--fail-on", "BB1")
+    done = diagnose(f"{MODELS}:reading", *asked)
+    return done, json.loads(path.read_text()), page
 
 
 def test_it_begins_with_what_to_fix_first_and_its_line(reading):
-    done, _ = reading
+    done, *_ = reading
     _, _, rest = done.stdout.partition("Fix this first")
     said = " ".join(rest.split())
     assert said.startswith("BB102 warning: a tensor's value is read as a Python number")
@@ -34,17 +37,33 @@ def test_it_begins_with_what_to_fix_first_and_its_line(reading):
 
 
 def test_what_it_fails_on_ends_with_1_and_says_so(reading):
-    done, _ = reading
+    done, *_ = reading
     assert done.exit_code == 1
     assert "--fail-on: BB102" in done.stderr
 
 
 def test_json_has_the_schema_the_arm_and_the_explanation(reading):
-    _, document = reading
+    _, document, _ = reading
     assert document["schema"] == "backbay.diagnose/1"
     assert document["settings"]["arm"] == "eager"
     assert document["explanation"]["schema"].startswith("backbay.explain/")
     assert document["inside"]["step"]["wall_ms"] > 0
+
+
+def test_the_page_has_the_same_and_its_place_is_printed(reading):
+    done, document, page = reading
+    text = page.read_text()
+    embedded = re.search('id="diagnosis">(.*?)</script>', text, re.DOTALL)
+    assert json.loads(embedded[1]) == document
+    assert "scale = h.abs().max().item()" in text
+    assert f"page: {page}" in done.stdout.replace("\n", "")
+
+
+def test_a_page_that_cant_be_written_is_found_out_before_anything_is_compiled(tmp_path):
+    done = diagnose(f"{MODELS}:reading", "--html", str(tmp_path / "no" / "report.html"))
+    assert done.exit_code == 2
+    assert "report.html can't be written" in done.stderr
+    assert "Fix this first" not in done.stdout
 
 
 def test_a_model_that_raises_ends_with_1_and_no_traceback():

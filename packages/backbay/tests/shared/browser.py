@@ -12,7 +12,14 @@ import pytest
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
-_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run")
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--disable-background-networking",
+)
 _MEASURE = """
 <script>
 onload = () => {
@@ -61,9 +68,9 @@ onload = () => {
 
 def measured(page: str, folder: Path, *, width: int, theme: str) -> dict:
     """Lay a page out, so many pixels wide, and return what is wrong with it."""
-    done = _browse(page, folder, width, theme, _MEASURE, "--dump-dom")
-    found = re.search("MEASURED(.*)MEASURED", done.stdout, re.DOTALL)
-    assert found, done.stdout[-2000:] + done.stderr[-2000:]
+    shown = _browse(page, folder, width, theme, _MEASURE, "--dump-dom")
+    found = re.search("MEASURED(.*)MEASURED", shown, re.DOTALL)
+    assert found, shown[-2000:]
     return json.loads(html.unescape(found[1]))
 
 
@@ -71,6 +78,21 @@ def pictured(page: str, folder: Path, picture: Path, *, width: int, theme: str) 
     """Take a picture of a page."""
     _browse(page, folder, width, theme, "", f"--screenshot={picture}")
     assert picture.stat().st_size > 0
+
+
+def acted(page: str, folder: Path, script: str, *, width: int = 1280) -> dict:
+    """Open a page, run a script in it, and return what the script returns."""
+    run = f"(async () => {{ {script} }})().catch(error => ({{ error: String(error) }}))"
+    done = "document.body.textContent = 'MEASURED' + JSON.stringify(told) + 'MEASURED'"
+    path = folder / "acted.html"
+    path.write_text(f"{page}<script>onload = () => {run}.then(told => {{ {done} }})</script>")
+    found = re.search(
+        "MEASURED(.*)MEASURED", _started(path, folder, width, "--dump-dom"), re.DOTALL
+    )
+    assert found
+    told = json.loads(html.unescape(found[1]))
+    assert "error" not in told, told["error"]
+    return told
 
 
 def check_layout(page: str, folder: Path) -> None:
@@ -94,9 +116,17 @@ def _browse(page, folder, width, theme, script, *flags):
     frame = f'<iframe style="{style}" srcdoc="{themed}"></iframe>'
     path = folder / f"{width}-{theme}.html"
     path.write_text(f'<!doctype html><body style="margin: 0">{frame}{script}', encoding="utf-8")
-    size = f"--window-size={max(width, 500)},3000"
+    return _started(path, folder, max(width, 500), *flags)
+
+
+def _started(path, folder, width, *flags):
     profile = f"--user-data-dir={folder / 'profile'}"
-    command = [CHROMIUM, *_FLAGS, size, profile, *flags, "--virtual-time-budget=3000"]
-    return subprocess.run(
-        [*command, path.as_uri()], capture_output=True, text=True, check=False, timeout=120
+    command = [CHROMIUM, *_FLAGS, f"--window-size={width},3000", profile, *flags]
+    done = subprocess.run(
+        [*command, "--virtual-time-budget=3000", path.as_uri()],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
+    return done.stdout

@@ -120,7 +120,7 @@ def test_a_fault_across_modules_is_attributed_to_one_of_them():
     assert result.blame.found == "between"
     assert result.blame.module == "layers.1.middle"
     assert result.blame.last == "layers.1.middle.2"  # the cosine
-    assert "no module is wrong alone" in result.blame.sentence
+    assert "no module is wrong in isolation" in result.blame.sentence
 
 
 def test_what_raises_is_not_traced_to_its_module():

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from backbay.graph.values import are_numbers
 from backbay.kit.codegen import Codegen, Compiled
 from backbay_optimizer.cuda_graphs.replaying import Inputs, Recordings, Replayed
-from backbay_optimizer.cuda_graphs.safety import refusal
+from backbay_optimizer.cuda_graphs.safety import refusal, unsafe_operator
 
 TRAINING = "training has no CUDA graph: it is not recorded"
 
@@ -95,11 +95,8 @@ def _inner_compile(
     """Compile one of AOTAutograd's graphs."""
     from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415 (as above)
     from torch._inductor.output_code import CompiledFxGraph  # noqa: PLC0415
-    from torch._inductor.utils import (  # noqa: PLC0415
-        get_first_incompatible_cudagraph_node,
-    )
 
-    unsafe = get_first_incompatible_cudagraph_node(graph_module)
+    unsafe = unsafe_operator(graph_module)
     code = compile_fx_inner(graph_module, example_inputs, **given)
     if not isinstance(code, CompiledFxGraph) or "cuda" not in code.device_types:
         return code
@@ -108,7 +105,7 @@ def _inner_compile(
         return code
     why = refusal(code, graph_module, example_inputs, given)
     if unsafe is not None:
-        why = f"{unsafe.target} is not safe in one"
+        why = f"{unsafe} is not safe in one"
     if why is not None:
         shared.say(f"inference graph has no CUDA graph: {why}")
         return code

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_leaves
 
 from backbay.graph.values import value_of
 
@@ -19,7 +21,7 @@ SAFE: Mapping[str, re.Pattern[str]] = {
     "aten": re.compile(
         r"""
         _? (?:add|baddb|b|int_|scaled_)? mm (?:_dtype)? | bias_addmm | addmv | mv | dot
-        | _scaled_mm(?:_v2)? | convolution (?:_backward)?
+        | _?addmm_activation | _scaled_mm(?:_v2)? | convolution (?:_backward)?
         | cudnn_(?:batch_norm|convolution) \w* | (?:native|_native)_(?:batch|group|layer)_norm \w*
         | _scaled_dot_product_(?:flash|efficient|cudnn|fused)_attention (?:_\w+)? (?:_backward)?
         | _(?:flash|efficient|cudnn)_attention_(?:forward|backward)
@@ -72,6 +74,21 @@ def _reasons(
         if isinstance(value, torch.Tensor) and value.layout != torch.strided:
             yield f"{node.name} is of layout {value.layout}"
     yield from _unsafe(code.source_code)
+
+
+def unsafe_operator(graph_module: GraphModule) -> str | None:
+    """Return the first operator that torch keeps out of CUDA graphs; None if there is none.
+
+    That is `torch._inductor.utils.get_first_incompatible_cudagraph_node`, which raises on torch
+    2.11 where a Triton kernel of a user's is called: its operator's value is a dict.
+    """
+    from torch._inductor.utils import is_cudagraph_unsafe_fx_node  # noqa: PLC0415 (takes seconds)
+
+    for node in graph_module.graph.nodes:
+        values = tree_leaves(node.meta.get("val"))
+        if is_cudagraph_unsafe_fx_node(node) or any(map(free_unbacked_symbols, values)):
+            return str(node.target)
+    return None
 
 
 def _unsafe(source: str) -> Iterator[str]:

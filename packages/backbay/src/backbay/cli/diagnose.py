@@ -28,6 +28,7 @@ Examples:
   backbay diagnose
   backbay diagnose train.py:model --train --budget 300
   backbay diagnose hf:bert --backend backbay --json report.json
+  backbay diagnose timm:resnet18 --html report.html
   backbay diagnose train.py:model --fail-on BB1,BB204
 """
 
@@ -46,6 +47,8 @@ Examples:
               help="Seconds for one compilation.")  # fmt: skip
 @fail_on
 @json_option
+@click.option("--html", "html_path", type=click.Path(dir_okay=False, writable=True, path_type=Path),
+              help="Write one self-contained HTML page, with code and graphs.")  # fmt: skip
 def command(
     *,
     workload: str,
@@ -63,6 +66,7 @@ def command(
     timeout: float,
     codes: tuple[str, ...],
     json_path: Path | None,
+    html_path: Path | None,
 ) -> None:
     """Find what makes WORKLOAD slow under torch.compile, and try what may help.
 
@@ -78,7 +82,7 @@ def command(
     from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
     from backbay.diagnose.text import text  # noqa: PLC0415 (likewise)
 
-    check_writable(json_path)
+    check_writable(json_path, html_path)
     with progress() as tell:
         diagnosis = run(
             workload,
@@ -95,5 +99,12 @@ def command(
             limits=Limits(budget_s=budget, request_s=timeout),
             tell=tell,
         )
-    write(diagnosis, text(diagnosis), json_path, None)
+
+    def page(path: Path) -> None:
+        from backbay.diagnose.page import write_page  # noqa: PLC0415 (jinja2)
+
+        write_page(diagnosis, path)
+
+    html = (html_path, page) if html_path is not None else None
+    write(diagnosis, text(diagnosis), json_path, html)
     end(failing(diagnosis, wanted), raised=diagnosis.explanation.problem is not None)

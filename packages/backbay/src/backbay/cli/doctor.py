@@ -12,7 +12,7 @@ from backbay.cli.document import written
 from backbay.cli.entry import entry, is_here, print_table
 from backbay.cli.parameters import DEVICE_TYPE, SECONDS, json_option
 from backbay.errors import BackendNotFound, InputError, plain
-from backbay.registry import Registry, Resolution, default_registry, torchvision
+from backbay.registry import Registry, Resolution, default_registry, tested, torchvision
 from backbay.registry.availability import matching, of_resolution
 
 SCHEMA = "backbay.doctor/1"
@@ -146,8 +146,7 @@ def _examine(
     blocked = [name for name, x in registry.resolutions().items() if x.standing == "blocked"]
     notes = [f"note: {', '.join(blocked)}: {_STILL_FOUND}"] if blocked else []
     notes += [f"note: {x}" for x in refused]
-    unfit = torchvision.problem(here)
-    notes += [f"note: {unfit}"] if unfit is not None else []
+    notes += [f"note: {x}" for x in (tested.problem(here), torchvision.problem(here)) if x]
     document = {"schema": SCHEMA, "backends": entries, "unmet": unmet, "notes": notes}
     if not written({**document, "problems": list(registry.problems)}, json_path):
         print_table(entries, _explanation, probed=probe)

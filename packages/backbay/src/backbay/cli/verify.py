@@ -73,7 +73,7 @@ def command(
     blame: float,
     json_path: Path | None,
 ) -> None:
-    """Prove a backend right or wrong on WORKLOAD, and say which module it begins in.
+    """Prove a backend right or wrong on WORKLOAD, and name the first faulty module.
 
     Forward, gradients, steps of training and other batch sizes, all held against float64 truth. A
     WORKLOAD is named as for a race: decoder (built in, the default), hf:NAME, diffusers:NAME,

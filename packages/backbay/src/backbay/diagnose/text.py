@@ -9,12 +9,12 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from backbay.diagnose import words
 from backbay.diagnose.record import (
     CompiledGraph,
     Diagnosis,
     KernelRecord,
     RankedFinding,
-    StepRecord,
     TrialRecord,
     WhiteBox,
 )
@@ -93,7 +93,7 @@ def _step(inside: WhiteBox) -> Iterator[RenderableType]:
     step = inside.step
     yield line(f"{milliseconds(step.wall_ms, step.wall_ci_ms)} ms a step")
     made = table("", "ms", "share", justify="right")
-    for name, ms in _shares(step):
+    for name, ms in words.shares(step):
         add_row(made, (name, milliseconds(ms, None), f"{ms / step.wall_ms:.0%}"))
     yield made
     if step.peak_bytes is not None:
@@ -102,17 +102,6 @@ def _step(inside: WhiteBox) -> Iterator[RenderableType]:
         yield indented(f"uncompiled: {one.name}, {milliseconds(one.ms, None)} ms", "dim")
     yield from _more(len(inside.outside) - _MOST_OUTSIDE, "operator outside of graphs",
                      "operators outside of graphs")  # fmt: skip
-
-
-def _shares(step: StepRecord) -> Iterator[tuple[str, float]]:
-    yield from step.by_work.items()
-    others = (
-        ("uncompiled operators", step.outside_ms),
-        ("copies between devices", step.copies_ms),
-        ("guards", step.guards_ms),
-        ("rest of the host", step.host_ms),
-    )
-    yield from ((name, ms) for name, ms in others if ms)
 
 
 def _kernels(inside: WhiteBox) -> Iterator[RenderableType]:
@@ -126,12 +115,7 @@ def _kernels(inside: WhiteBox) -> Iterator[RenderableType]:
         add_row(made, (graph.number, *_cells(kernel)))
     yield made
     yield from _more(len(every) - _MOST_KERNELS, "kernel")
-    limit = inside.limit
-    yield line(
-        f"limit: {limit.copy_bytes_s / 1e9:.3g} GB/s copied, "
-        f"{limit.product_operations_s / 1e9:.3g} Gflop/s in a matrix product",
-        "dim",
-    )
+    yield line(f"limit: {words.limit(inside.limit)}", "dim")
 
 
 def _cells(kernel: KernelRecord) -> tuple[str, ...]:
@@ -141,25 +125,16 @@ def _cells(kernel: KernelRecord) -> tuple[str, ...]:
     return (
         kernel.work,
         milliseconds(kernel.ms, None).value,
-        _percent(kernel.share),
-        _percent(kernel.of_limit),
+        words.percent(kernel.share),
+        words.percent(kernel.of_limit),
         f"{name} {place}{more}",
     )
 
 
-def _percent(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.0%}"
-
-
 def _neighbours(graphs: Sequence[CompiledGraph]) -> Iterator[RenderableType]:
-    """Yield kernels of Inductor's own that were not fused: of torch's own nothing can be."""
-    generated = {(g.number, k.name) for g in graphs for k in g.kernels if k.kind != "extern"}
     found = [
-        f"graph {g.number}: {x.kernel} and {k.name}: {x.reason}"
-        for g in graphs
-        for k in g.kernels
-        for x in k.not_fused
-        if {(g.number, k.name), (g.number, x.kernel)} <= generated
+        f"graph {graph.number}: {one} and {other}: {reason}"
+        for graph, one, other, reason in words.unfused(graphs)
     ]
     yield from (line(x) for x in found[:_MOST_NEIGHBOURS])
     yield from _more(len(found) - _MOST_NEIGHBOURS, "pair")

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from backbay.explain.record import NodeRecord
+from backbay.explain.record import NodeRecord, StageRecord
 from backbay.reporting.wording import counted
 
 MOST = 120
@@ -39,6 +39,8 @@ class Box:
     look: tuple[str, ...]
     """Classes for the page's style."""
     inputs: tuple[str, ...]
+    anchor: str = ""
+    """An id of the page, where there is more of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +66,10 @@ def picture(
     """
     looks = _looks(groups, marks or {})
     if len(nodes) <= FEW:
-        return Picture(boxes=tuple(_box(x, looks.get(x.name, ())) for x in nodes), remark="")
-    kept, parts = _without_parameters(nodes)
+        return Picture(boxes=tuple(box(x, looks.get(x.name, ())) for x in nodes), remark="")
+    kept, parts = without_parameters(nodes)
     if len(kept) <= MOST:
-        boxes = [_box(x, looks.get(x.name, ()), parts.get(x.name, ())) for x in kept]
+        boxes = [box(x, looks.get(x.name, ()), parts.get(x.name, ())) for x in kept]
         return Picture(boxes=tuple(boxes), remark=_PARTS if parts else "")
     deepest = max(x.module.count(".") + 1 for x in nodes)
     for depth in range(deepest, 0, -1):
@@ -96,6 +98,14 @@ def marks(
     return gone | changed, made | changed
 
 
+def outline(nodes: Sequence[NodeRecord], stages: Sequence[StageRecord] = ()) -> tuple[object, ...]:
+    """Return what drawings show of a graph, without sizes; symbols are inputs of their own."""
+    taken = {x.name for x in nodes if x.op == "placeholder" and not x.dtype}
+    parts = ((x.name, x.target, tuple(y for y in x.inputs if y not in taken)) for x in nodes)
+    passes = tuple((x.graph, *((y.name, y.changes, y.error) for y in x.passes)) for x in stages)
+    return (*(x for x in parts if x[0] not in taken), passes)
+
+
 def _looks(
     groups: Sequence[Sequence[str]], marked: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
@@ -107,7 +117,7 @@ def _looks(
     return looks
 
 
-def _without_parameters(
+def without_parameters(
     nodes: Sequence[NodeRecord],
 ) -> tuple[list[NodeRecord], dict[str, list[NodeRecord]]]:
     """Take out the parameters and buffers that one node uses; return them by that node."""
@@ -124,7 +134,8 @@ def _without_parameters(
     return kept, {name: found for name, found in parts.items() if found}
 
 
-def _box(node: NodeRecord, look: tuple[str, ...], parts: Sequence[NodeRecord] = ()) -> Box:
+def box(node: NodeRecord, look: tuple[str, ...] = (), parts: Sequence[NodeRecord] = ()) -> Box:
+    """Draw a node, with the parameters that it alone uses."""
     short = node.target.rpartition("aten.")[2]
     is_plain = node.op in _LEAVES or node.name.startswith(short.partition(".")[0])
     first = f"{node.name} = {node.target}({', '.join(node.inputs)})"
@@ -158,7 +169,7 @@ def _stretches(
         # A parameter of one stretch is part of it; what several read stands by itself.
         home[leaf.name] = users.pop() if len(users) == 1 else leaf.name
     alone = [x for x in nodes if x.op in _LEAVES and home[x.name] == x.name]
-    leaves = [_box(x, looks.get(x.name, ())) for x in alone]
+    leaves = [box(x, looks.get(x.name, ())) for x in alone]
     return [*leaves, *(_stretch(run, depth, home, looks) for run in runs)]
 
 
@@ -169,8 +180,8 @@ def _stretch(
     looks: Mapping[str, tuple[str, ...]],
 ) -> Box:
     if len(run) == 1:
-        box = _box(run[0], looks.get(run[0].name, ()))
-        return dataclasses.replace(box, inputs=_homes(run, home))
+        alone = box(run[0], looks.get(run[0].name, ()))
+        return dataclasses.replace(alone, inputs=_homes(run, home))
     found = dict.fromkeys(x for node in run for x in looks.get(node.name, ()))
     marked = tuple(x for x in found if not x.startswith("group-"))
     return Box(

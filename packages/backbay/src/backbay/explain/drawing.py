@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 
 from backbay.explain.boxes import Box, Picture
-from backbay.reporting.wording import elided
+from backbay.reporting.wording import begun, elided
 
 _LETTER = 6.6
 _MARGIN = 8
@@ -31,7 +31,8 @@ def svg(picture: Picture, label: str) -> str:
     widths = {
         name: max(
             _NARROWEST,
-            max(len(elided(x.label, _WIDEST)), len(_begun(x.below))) * _LETTER + 2 * _MARGIN,
+            max(len(elided(x.label, _WIDEST)), len(begun(x.below, _WIDEST))) * _LETTER
+            + 2 * _MARGIN,
         )
         for name, x in boxes.items()
     }
@@ -46,20 +47,17 @@ def svg(picture: Picture, label: str) -> str:
     )
 
 
-def _begun(text: str) -> str:
-    """Shorten a list: what comes first is the most frequent."""
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
-
-
 def _box(box: Box, centre: tuple[float, float], width: float) -> str:
     x, y = centre
-    return (
+    below = begun(box.below, _WIDEST)
+    drawn = (
         f'<g class="{escape(" ".join(box.look))}" data-node="{escape(box.name)}">'
         f"<title>{escape(box.title)}</title>"
         f'<rect x="{x - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" height="{HEIGHT}" rx="5"/>'
         f'<text x="{x:.1f}" y="{y + 17:.1f}">{escape(elided(box.label, _WIDEST))}</text>'
-        f'<text class="small" x="{x:.1f}" y="{y + 32:.1f}">{escape(_begun(box.below))}</text></g>'
+        f'<text class="small" x="{x:.1f}" y="{y + 32:.1f}">{escape(below)}</text></g>'
     )
+    return f'<a href="#{escape(box.anchor)}">{drawn}</a>' if box.anchor else drawn
 
 
 def _path(points: tuple[tuple[float, float], ...]) -> str:
@@ -148,12 +146,13 @@ def _ordered(
     rows: list[list[str]] = [[] for _ in range(max(layer.values()) + 1)]
     for name, level in layer.items():
         rows[level].append(name)
+    place = {x: n / len(row) for row in rows for n, x in enumerate(row)}
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
         neighbours = above if down else below
         for row in rows if down else reversed(rows):
-            place = {x: n / max(len(r), 1) for r in rows for n, x in enumerate(r)}
             row.sort(key=lambda x: _mean([place[y] for y in neighbours.get(x, [x])]))
+            place |= {x: n / len(row) for n, x in enumerate(row)}
     return rows
 
 

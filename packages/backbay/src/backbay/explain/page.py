@@ -6,7 +6,7 @@ from pathlib import Path
 
 from backbay.decisions import options_text
 from backbay.explain import words
-from backbay.explain.boxes import marks, picture
+from backbay.explain.boxes import marks, outline, picture
 from backbay.explain.codes import CODES
 from backbay.explain.drawing import svg
 from backbay.explain.record import Explanation, GraphRecord, NodeRecord, Settings
@@ -75,22 +75,12 @@ def _sheets(graphs: Sequence[GraphRecord]) -> list[Sheet]:
     drawn: dict[tuple[object, ...], int] = {}
     sheets: list[Sheet] = []
     for graph in graphs:
-        key = _outline(graph)
+        key = outline(graph.nodes, graph.stages)
         same = drawn.setdefault(key, graph.number)
         known = same if same != graph.number else None
         found = () if known is not None else tuple(_drawings(graph))
         sheets.append(Sheet(graph=graph, same_as=known, drawings=found))
     return sheets
-
-
-def _outline(graph: GraphRecord) -> tuple[object, ...]:
-    """Return what a drawing shows of a graph, without sizes; symbols are inputs of their own."""
-    taken = {x.name for x in graph.nodes if x.op == "placeholder" and not x.dtype}
-    parts = ((x.name, x.target, tuple(y for y in x.inputs if y not in taken)) for x in graph.nodes)
-    stages = tuple(
-        (x.graph, *((one.name, one.changes, one.error) for one in x.passes)) for x in graph.stages
-    )
-    return (*(x for x in parts if x[0] not in taken), stages)
 
 
 def _drawings(graph: GraphRecord) -> list[Drawing]:

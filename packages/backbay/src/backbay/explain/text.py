@@ -78,7 +78,7 @@ def _graphs(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
         dynamic = "".join(f"; {k} = {plainly(v)}" for k, v in graph.dynamic.items())
         calls, groups = sum(graph.operators.values()), len(graph.groups)
         what = f"{short(graph.function)}{dynamic}"
-        cells = (graph.number, graph.call, calls, groups, what)
+        cells = (graph.number, graph.call + 1, calls, groups, what)
         add_row(made, cells)
     yield made
     yield from _more(len(graphs) - _MOST_GRAPHS, "graph")
@@ -157,13 +157,13 @@ def _guards(graphs: Sequence[GraphRecord]) -> Iterator[RenderableType]:
 
 def _calls(calls: Sequence[CallRecord]) -> Iterator[RenderableType]:
     for number, call in enumerate(calls):
-        said = f"{number}. {call.name}: {counted(call.graphs, 'graph')} compiled"
+        said = f"{words.call(number, call)}: {counted(call.graphs, 'graph')} compiled"
         yield line(said if not call.problem else f"{said}, then {call.problem.error}")
         for one in call.recompiles[:_MOST_RECOMPILES]:
-            yield indented(f"again {short(one.function)}: {one.says}", "yellow", by=3)
+            yield indented(f"Recompiled: {short(one.function)}: {one.says}", "yellow", by=3)
             if one.dynamic:
                 sizes = ", ".join(f"{plainly(v)} ({k})" for k, v in one.dynamic.items())
-                yield indented(f"  dynamic from now on: {sizes}", by=3)
+                yield indented(f"  now dynamic: {sizes}", by=3)
         yield from _more(len(call.recompiles) - _MOST_RECOMPILES, "recompile")
 
 

@@ -2,10 +2,19 @@
 
 from collections.abc import Sequence
 
-from backbay.explain.record import FindingRecord, GraphRecord, GuardRecord, PassRecord, StageRecord
+from backbay.explain.record import (
+    CallRecord,
+    FindingRecord,
+    GraphRecord,
+    GuardRecord,
+    PassRecord,
+    StageRecord,
+)
 from backbay.reporting.wording import counted, seconds
 
 _MOST_OPERATORS = 12
+_CALLS = {"first": "", "again": "same inputs"}
+"""What is said of a call beside its number; of others, their name."""
 
 
 def size_of(graph: GraphRecord) -> str:
@@ -19,6 +28,12 @@ def operators(graph: GraphRecord, most: int = _MOST_OPERATORS) -> str:
     named = [f"{count}x {name}" for name, count in graph.operators.items()]
     more = len(named) - most
     return ", ".join(named[:most]) + (f", and {counted(more, 'other')}" if more > 0 else "")
+
+
+def call(index: int, one: CallRecord) -> str:
+    """Word which call it is: its number, and what differs from the call before."""
+    said = _CALLS.get(one.name, one.name)
+    return f"Call {index + 1}{said and f' ({said})'}"
 
 
 def did(one: PassRecord) -> str:

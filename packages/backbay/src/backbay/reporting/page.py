@@ -5,6 +5,7 @@ JSON, so that the page is also the record. ``page.html.jinja`` beside this file 
 extends: it has the theme, the order of things and the embedded record.
 """
 
+import math
 import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,16 +15,24 @@ import msgspec
 
 from backbay.errors import escaped, plain
 from backbay.reporting.embedding import embedded
-from backbay.reporting.wording import counted, short
+from backbay.reporting.wording import counted, short, size
 
 
-def rendered(package: str, record: msgspec.Struct, *, noun: str, **values: Any) -> str:
+def rendered(
+    package: str,
+    record: msgspec.Struct,
+    *,
+    noun: str,
+    most_embedded: float = math.inf,
+    **values: Any,
+) -> str:
     """Return a package's ``page.html.jinja``, filled in.
 
     Args:
         package: where the template is.
         record: what the page shows; the template knows it as ``record``.
         noun: what the page calls the record.
+        most_embedded: characters of JSON; a longer record is not embedded, and the page says so.
         values: what else the template needs.
     """
     environment = jinja2.Environment(
@@ -42,8 +51,14 @@ def rendered(package: str, record: msgspec.Struct, *, noun: str, **values: Any) 
     )
     environment.filters.update(plain=plain, short=short)
     template = environment.get_template("own/page.html.jinja")
+    json = embedded(record)
     return template.render(
-        record=record, noun=noun, json=embedded(record), counted=counted, **values
+        record=record,
+        noun=noun,
+        json=json if len(json) <= most_embedded else "",
+        json_size=size(len(json)),
+        counted=counted,
+        **values,
     )
 
 

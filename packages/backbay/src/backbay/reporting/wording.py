@@ -105,6 +105,11 @@ def elided(text: str, width: int) -> str:
     return text if len(text) <= width else f"…{text[1 - width :]}"
 
 
+def begun(text: str, width: int) -> str:
+    """Shorten what tells most at its beginning: a line of code, a list by frequency."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 def aligned(values: Sequence[str], *, space: str = " ", point: str = " ") -> list[str]:
     """Pad numbers to one width, so that their decimal points stand in one column."""
     tails = [value[value.find(".") :] if "." in value else "" for value in values]

@@ -1,4 +1,4 @@
-"""A verification in the terminal: the verdict first, then every check, then where it begins."""
+"""A verification in the terminal: the verdict, every check, the first faulty module."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from backbay.reporting.terminal import add_row, indented, line, table
-from backbay.reporting.wording import NOTHING, rough, short
+from backbay.reporting.wording import NOTHING, counted, rough, short
 from backbay.verify.record import (
     FAILURES,
     BackendRecord,
@@ -68,11 +68,11 @@ def _failures(result: BackendRecord) -> Iterator[RenderableType]:
             below = ", ".join(
                 f"{name} {STATUSES[x]}" for name, x in check.reference_backends.items()
             )
-            yield indented(f"below it: {below}")
+            yield indented(f"reference backends: {below}")
 
 
 def _curve(curve: CurveRecord, backend: str) -> Iterator[RenderableType]:
-    yield line("Training freely (shown, not judged)", "bold")
+    yield line("Unconstrained training (informational)", "bold")
     made = table("step", "float64", "eager", backend, justify="right")
     rows = zip(curve.truth, curve.eager, curve.backend, strict=True)
     for number, losses in enumerate(rows, 1):
@@ -83,10 +83,11 @@ def _curve(curve: CurveRecord, backend: str) -> Iterator[RenderableType]:
 
 
 def _blame(blame: BlameRecord) -> Iterator[RenderableType]:
-    yield line("Where it begins", "bold")
+    yield line("First faulty module", "bold")
     yield indented(blame.sentence, "" if blame.found == "not_found" else "red")
     if blame.called_at:
         yield indented(f"called at {short(blame.called_at)}")
-    yield indented(f"{blame.tried} compiled alone, for: {blame.mode}, {blame.check}", "dim")
+    tried = f"{counted(blame.tried, 'module')} compiled in isolation"
+    yield indented(f"{tried}, for: {blame.mode}, {blame.check}", "dim")
     for note in blame.notes:
         yield indented(f"note: {note}", "dim")

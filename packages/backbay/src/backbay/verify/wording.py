@@ -61,17 +61,17 @@ def summary(results: Sequence[BackendRecord], workload: str) -> str:
 def blamed(blame: BlameRecord) -> str:
     """Word what is to blame in a sentence."""
     if blame.found == "not_found":
-        return f"no module was found that it begins in: {blame.reason}"
+        return f"no faulty module was found: {blame.reason}"
     kind = ", ".join(filter(None, (blame.type, short(blame.forward))))
     what = f"{blame.module or 'the model itself'} ({kind})"
     how = _VERBS.get(blame.status, "fails").lower()
     if blame.found == "between":
         return (
-            f"no module {how} alone: it takes {blame.last} compiled together with what comes "
-            f"before it in {what}"
+            f"no module {how} in isolation: it takes {blame.last} compiled together with what "
+            f"comes before it in {what}"
         )
-    own = ", by its own operators, not by a module that it calls" if blame.found == "own" else ""
-    return f"{what} is the first module that {how} alone{own}: {blame.reason}"
+    own = ", in its own operators, not in a module that it calls" if blame.found == "own" else ""
+    return f"{what} is the first module that {how} in isolation{own}: {blame.reason}"
 
 
 def _listed(checks: Sequence[CheckRecord], steps: int) -> str:
