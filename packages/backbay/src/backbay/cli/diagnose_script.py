@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import click
 
+from backbay.cli.diagnose import report
 from backbay.cli.files import check_writable
 from backbay.dependencies import check_installed
 from backbay.diagnose.attaching import STEPS, Attached
@@ -16,7 +17,7 @@ _EXAMPLES = """
 \b
 Examples:
   python -m backbay.diagnose train.py --epochs 3
-  python -m backbay.diagnose --steps 50 --json report.json train.py
+  python -m backbay.diagnose --steps 50 --json report.json --html report.html train.py
 """
 
 
@@ -34,8 +35,15 @@ Examples:
               help="Steps that are timed, and as many that are profiled.")  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path),
               metavar="FILE", help="Write everything as JSON to FILE.")  # fmt: skip
+@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path),
+              metavar="FILE", help="Write one self-contained HTML page to FILE.")  # fmt: skip
 def command(
-    *, script: Path, arguments: tuple[str, ...], steps: int, json_path: Path | None
+    *,
+    script: Path,
+    arguments: tuple[str, ...],
+    steps: int,
+    json_path: Path | None,
+    html_path: Path | None,
 ) -> NoReturn:
     """Run SCRIPT with its ARGUMENTS, and find what makes its loop slow under torch.compile.
 
@@ -49,7 +57,7 @@ def command(
         sys.exit(2)
     try:
         check_installed("python -m backbay.diagnose", "torch", "race")
-        check_writable(json_path)
+        check_writable(json_path, html_path)
     except InputError as error:
         _say(str(error))
         sys.exit(2)
@@ -57,7 +65,7 @@ def command(
 
     def made(attached: Attached) -> None:
         try:
-            _write(attached, json_path)
+            report(attached.diagnosis, json_path, html_path, stderr=True)
         except InputError as error:
             one.unseen = str(error)
 
@@ -67,14 +75,6 @@ def command(
         if one.unseen:
             _say(one.unseen)
     sys.exit(code)
-
-
-def _write(attached: Attached, json_path: Path | None) -> None:
-    from backbay.cli.output import write  # noqa: PLC0415 (rich is loaded to draw only)
-    from backbay.diagnose.text import text  # noqa: PLC0415 (likewise)
-
-    diagnosis = attached.diagnosis
-    write(diagnosis, text(diagnosis), json_path, None, stderr=True)
 
 
 def _say(text: str) -> None:

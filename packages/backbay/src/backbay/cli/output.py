@@ -51,7 +51,7 @@ def write(
         with _noted(problems):
             with whole(path) as file:
                 write_page(file)
-            click.echo(f"page: {path}", err=to_stdout)
+            click.echo(f"page: {path}", err=stderr or to_stdout)
     if problems:
         raise InputError("; ".join(problems))
 
