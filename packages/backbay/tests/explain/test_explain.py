@@ -139,7 +139,9 @@ def bent_with_a_product(x):
     ],
 )
 def test_where_a_pattern_of_ones_own_nearly_fits_what_differs_is_a_finding(function, reason):
-    own = rewrite_pass(Pattern(match=bent, replacement=torch.tanh), name="mine", level="torch")
+    own = rewrite_pass(
+        Pattern(match=bent, replacement=lambda x: torch.tanh(x)), name="mine", level="torch"
+    )
     backend = type("Mine", (Backend,), {"passes": (own,), "codegen": "eager"})()
     told = run(Workload(function, (torch.ones(4, 4),)), backend=backend, again=False)
     found = only([x for x in told.findings if x.code == "BB501"])
