@@ -74,9 +74,10 @@ def test_what_a_script_raises_is_printed_as_python_prints_it(run):
 
 
 def test_a_script_that_trains_prints_the_same_and_its_report_is_apart(run, tmp_path):
-    path = tmp_path / "report.json"
+    path, page = tmp_path / "report.json", tmp_path / "report.html"
     alone = run(TRAINING)
-    watched = run(TRAINING, options=["--steps", "2", "--json", str(path)])
+    options = ["--steps", "2", "--json", str(path), "--html", str(page)]
+    watched = run(TRAINING, options=options)
     assert alone.returncode == watched.returncode == 0, watched.stderr
     assert watched.stdout == alone.stdout
     assert watched.stderr.startswith("script.py  train  eager\n")
@@ -84,6 +85,8 @@ def test_a_script_that_trains_prints_the_same_and_its_report_is_apart(run, tmp_p
     told = msgspec.json.decode(path.read_bytes(), type=diagnose.Diagnosis)
     assert (told.settings.workload, told.settings.mode) == ("script.py", "train")
     assert told.inside.step.outside_ms > 0
+    assert "uncompiled operators" in page.read_text()
+    assert f"page: {page}" in watched.stderr.replace("\n", "")
 
 
 def test_standard_output_is_not_taken_from_a_script(run):

@@ -34,7 +34,7 @@ def write(
         drawn: what is drawn; to standard error where JSON takes standard output.
         json_path: a file, or ``-`` for standard output.
         html: a file, and what writes the page to it.
-        stderr: whether it is drawn to standard error anyway.
+        stderr: whether all that is printed goes to standard error.
 
     Raises:
         InputError: one of these could not be written; the others were.

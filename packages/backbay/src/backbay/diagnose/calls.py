@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from backbay.diagnose.record import CompiledGraph, KernelRecord, WhiteBox, Work
+from backbay.diagnose.record import CompiledGraph, KernelRecord, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +64,9 @@ class Calls:
         return of_limit(self.kernels)
 
 
-def together(inside: WhiteBox) -> list[Calls]:
+def together(graphs: Iterable[CompiledGraph]) -> list[Calls]:
     """Take the calls of each kernel together; what takes longest comes first."""
-    every = [one for graph in inside.graphs for one in _of_graph(graph)]
+    every = [one for graph in graphs for one in _of_graph(graph)]
     return sorted(every, key=lambda x: -(x.ms or 0.0))
 
 

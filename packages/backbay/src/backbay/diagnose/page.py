@@ -10,21 +10,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from backbay.decisions import options_text, parse_arm
 from backbay.diagnose import drawings, icicle, words
 from backbay.diagnose.calls import Calls, kinds, together, without_number
 from backbay.diagnose.record import CompiledGraph, Diagnosis, TrialRecord
+from backbay.errors import InputError
+from backbay.explain import words as explained
 from backbay.explain.boxes import outline
 from backbay.explain.codes import CODES
 from backbay.explain.record import GraphRecord
-from backbay.explain.words import how_often
 from backbay.reporting import wording
 from backbay.reporting.page import command, compiled_as, rendered
 from backbay.reporting.reasons import plainly
+from backbay.workloads.reference import parse
 
 MOST_CODE = 1_000_000
 """Characters of generated code."""
 MOST_EMBEDDED = 6 << 20
-"""Bytes of the diagnosis as JSON."""
+"""Characters of the diagnosis as JSON."""
 MOST_FINDINGS = 40
 MOST_KERNELS = 150
 MOST_GRAPHS = 6
@@ -41,11 +44,15 @@ def write_page(diagnosis: Diagnosis, path: str | Path) -> None:
 
 def page(diagnosis: Diagnosis) -> str:
     """Return a diagnosis's page; the same diagnosis always gives the same text."""
-    settings, inside = diagnosis.settings, diagnosis.inside
-    calls = together(inside) if inside is not None else []
+    inside = diagnosis.inside
+    graphs = inside.graphs if inside is not None else ()
+    calls = together(graphs)
+    entries = _entries(calls)
+    handed = _different(diagnosis.explanation.graphs)
+    drawn = [x for x in graphs if x.kernels]
+    more_graphs = max(0, len(drawn) - MOST_GRAPHS) + max(0, len(handed) - MOST_GRAPHS)
     urgent = sum(x.urgent for x in diagnosis.findings[:1])
     listed = diagnosis.findings[:MOST_FINDINGS]
-    entries = _entries(calls)
     return rendered(
         "backbay.diagnose",
         diagnosis,
@@ -56,40 +63,46 @@ def page(diagnosis: Diagnosis) -> str:
         more_findings=len(diagnosis.findings) - len(listed),
         codes=[x for x in CODES.values() if x.code in {y.code for y in listed}],
         changes=changes,
-        how_often=how_often,
         rows=icicle.cells(icicle.step(inside, calls)) if inside is not None else [],
         label=icicle.LABEL,
-        parts=list(words.shares(inside.step)) if inside is not None else [],
         kinds=kinds(calls),
         entries=entries,
         more_kernels=calls[len(entries) :],
-        pairs=_pairs(inside.graphs) if inside is not None else {},
-        modules=_modules(inside.graphs, entries) if inside is not None else [],
-        compiled=[drawings.kernels(x, calls) for x in inside.graphs[:MOST_GRAPHS] if x.kernels]
-        if inside is not None
-        else [],
-        handed=[drawings.nodes(x, calls) for x in _different(diagnosis)],
-        more_graphs=_more_graphs(diagnosis),
+        pairs=_pairs(graphs),
+        modules=_modules(graphs, entries),
+        compiled=[drawings.kernels(x, calls) for x in drawn[:MOST_GRAPHS]],
+        handed=[drawings.nodes(x, calls) for x in handed[:MOST_GRAPHS]],
+        more_graphs=more_graphs,
         most_events=MOST_EVENTS,
         words=words,
+        explained=explained,
         wording=wording,
         plainly=plainly,
-        command=command(
-            "diagnose",
-            [settings.workload],
-            _chosen(diagnosis),
-            mode=settings.mode,
-            dtype=settings.dtype,
-            device=settings.device,
-            seed=settings.seed,
-        ),
+        command=_command(diagnosis),
     )
 
 
-def _chosen(diagnosis: Diagnosis) -> Iterator[str]:
+def _command(diagnosis: Diagnosis) -> str:
+    """Return the command that asks again; empty where it was asked in Python, or of a script."""
     settings = diagnosis.settings
-    yield from ("--backend", settings.arm)
-    yield from compiled_as(settings.dynamic, fullgraph=settings.fullgraph)
+    try:
+        parse(settings.workload)
+        arm = parse_arm(settings.arm)
+    except InputError:
+        return ""
+    chosen = ["--backend", arm.backend]
+    chosen += ["--mode", arm.mode] if arm.mode is not None else []
+    chosen += ["--options", options_text(arm.options)] if arm.options else []
+    chosen += compiled_as(settings.dynamic, fullgraph=settings.fullgraph)
+    return command(
+        "diagnose",
+        [settings.workload],
+        chosen,
+        mode=settings.mode,
+        dtype=settings.dtype,
+        device=settings.device,
+        seed=settings.seed,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,15 +234,9 @@ def _modules(
     return found
 
 
-def _different(diagnosis: Diagnosis) -> list[GraphRecord]:
+def _different(graphs: Sequence[GraphRecord]) -> list[GraphRecord]:
     """Return the graphs that Dynamo handed over, without those that differ in sizes only."""
     found: dict[object, GraphRecord] = {}
-    for graph in diagnosis.explanation.graphs:
+    for graph in graphs:
         found.setdefault(outline(graph.nodes), graph)
-    return list(found.values())[:MOST_GRAPHS]
-
-
-def _more_graphs(diagnosis: Diagnosis) -> int:
-    compiled = len(diagnosis.inside.graphs) if diagnosis.inside is not None else 0
-    handed = len({outline(x.nodes) for x in diagnosis.explanation.graphs})
-    return max(0, compiled - MOST_GRAPHS) + max(0, handed - MOST_GRAPHS)
+    return list(found.values())

@@ -40,8 +40,9 @@ def svg(picture: Picture, label: str) -> str:
     edges = "".join(f'<path d="{_path(points)}"/>' for points in placed.edges)
     drawn = "".join(_box(x, placed.centre[name], widths[name]) for name, x in boxes.items())
     width, height = placed.width + 2 * _MARGIN, placed.height + 2 * _MARGIN
+    role = "group" if any(x.anchor for x in picture.boxes) else "img"
     return (
-        f'<svg class="graph" role="img" aria-label="{escape(label)}" width="{width:.0f}" '
+        f'<svg class="graph" role="{role}" aria-label="{escape(label)}" width="{width:.0f}" '
         f'height="{height:.0f}" viewBox="{-_MARGIN} {-_MARGIN} {width:.0f} {height:.0f}">'
         f'<g class="edges">{edges}</g>{drawn}</svg>'
     )
