@@ -4,6 +4,7 @@ import importlib
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from backbay.diagnose import RankedFinding, TrialRecord
@@ -79,6 +80,17 @@ def test_a_defect_of_a_gpu_is_skipped_on_a_cpu_with_its_reason(bench, tmp_path):
     assert row.skipped
     assert row.reference.endswith(":convolving")
     assert any(f"skipped: {row.skipped}" in x for x in bench.cells(row))
+
+
+def test_what_was_measured_is_read_and_what_nobody_asked_for_says_so(bench, tmp_path):
+    asked = bench.Asked(
+        state=tmp_path, out=None, device="cpu", only=["bert"], budget_s=1.0, timing_s=1.0
+    )
+    by_name = {x.name: x for x in bench.CASES}
+    kept = bench.Row(name="bert", reference="hf:bert@tiny", sentence="as it was")
+    (tmp_path / "bert.json").write_bytes(msgspec.json.encode(kept))
+    assert bench.known(by_name["bert"], asked) == kept
+    assert bench.known(by_name["gpt2"], asked).skipped == "not measured yet"
 
 
 def test_there_are_six_seeded_models_and_seven_others(bench):
