@@ -34,10 +34,12 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def generated(session: nox.Session) -> None:
-    """Write anew what is generated: the catalogue and the options of passes."""
+    """Write anew what is generated: the catalogue, the options of passes, and pages of both."""
     session.install(*DEVELOPMENT)
     session.run("python", "tools/compile_catalog.py")
     session.run("python", "tools/write_options.py")
+    session.run("python", "tools/backends_page.py")
+    session.run("python", "tools/tested_page.py")
 
 
 @nox.session
@@ -45,3 +47,10 @@ def wheels(session: nox.Session) -> None:
     """Build each distribution, check what is in it, and run it in an environment of its own."""
     session.install("-c", "constraints.txt", "hatchling")
     session.run("python", "tools/built_distributions.py", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site, and run its notebooks."""
+    session.install(*DEVELOPMENT)
+    session.run("python", "-m", "sphinx", "-W", "--keep-going", "docs", "site")

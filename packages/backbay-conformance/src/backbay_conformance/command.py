@@ -62,17 +62,17 @@ def _levels() -> dict[str, str]:
 @click.option("--ray", is_flag=False, flag_value="", default=None, metavar="[ADDRESS]",
               help="Run the cases on a Ray cluster; without an address (then write it last), on "
                    "one that runs here or is started here.")  # fmt: skip
-@click.option("--expectations", type=_FILE, help="The failures that are known, and why.")
+@click.option("--expectations", type=_FILE, help="The known failures and their reasons.")
 @click.option("--collect", is_flag=True, help="Write the expectations file anew.")
 @json_option
 @click.option("--html", "html_path", type=_FILE, help="Write one self-contained HTML page.")
 @click.option("--badge", type=_FILE, help="Write a README's badge, as an SVG.")
 @click.option("--beside", type=_FILE, multiple=True,
-              help="A statement's JSON, to stand on the page too; may be repeated.")  # fmt: skip
+              help="JSON of another statement for the page; may be repeated.")  # fmt: skip
 @click.option("--repros", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
               help="Write each failure as one short file of plain torch.")  # fmt: skip
 @click.option("--fuzz", "seconds", type=SECONDS, metavar="SECONDS",
-              help="Random programs instead of the suite; --seed is the first.")  # fmt: skip
+              help="Run random programs instead of the suite, from --seed on.")  # fmt: skip
 def command(
     *,
     backend: str | None,
@@ -84,14 +84,14 @@ def command(
     seconds: float | None,
     **suite: Any,
 ) -> None:
-    """Put BACKEND through graded levels of cases, each held against eager and float64 truth.
+    """Run BACKEND through graded levels of cases, each compared with eager and float64.
 
-    BACKEND is a registered name, module:function or file.py:function. Failures that torch's own
-    aot_eager or eager show too are called upstream, and not held against it. Without BACKEND, only
-    the page of the statements named by --beside is made.
+    BACKEND is a registered name, module:function or file.py:function. A failure that torch's own
+    eager or aot_eager has too is attributed to torch. Without BACKEND, only the page of the
+    statements named by --beside is made.
 
-    Exit code 1: something is held against the backend. Interrupted, it writes the results that it
-    has, marked partial, and ends with 130 or 143.
+    Exit code 1: a failure is attributed to the backend, or an expectation is stale. When
+    interrupted, it writes the results that it has, marked partial, and ends with 130 or 143.
     """
     check_installed("backbay conform")
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last

@@ -175,7 +175,10 @@ def test_near_misses_and_recompiles_are_in_both(gated):
         assert "the size of x's dimension 0 changed from 4 to 5" in " ".join(where.split()).replace(
             "&#39;", "'"
         )
-        assert "ynamic from now on: " in where
+        assert "ow dynamic: " in where
+        assert "Call 2 (same inputs): " in where
+        assert "Call 3 (batch 4 to 5): " in where
+        assert "Call 1 (" not in where
         assert "BB501" in where
         assert "BB205" in where
 

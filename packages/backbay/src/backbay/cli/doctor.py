@@ -37,20 +37,20 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 )
 @click.option("--all", "all_", is_flag=True, help="Debug, experimental and absent backends too.")
 @click.option("--probe", is_flag=True, help="Load and try each, in a child process; measure it.")
-@click.option("--fresh", is_flag=True, help="Try again what was tried before.")
+@click.option("--fresh", is_flag=True, help="Ignore the results of earlier probes.")
 @click.option("--seconds", type=SECONDS, default=120.0, show_default=True, help="For one probe.")
 @json_option
 @click.option("--fresh-venvs", is_flag=True,
-              help="Install the engine of each in an environment of its own; try and race it.",
+              help="Install each engine in an environment of its own, try it and race it.",
               )  # fmt: skip
-@click.option("--torch", help="With --fresh-venvs: the version beside it.  [default: the one here]")
+@click.option("--torch", help="With --fresh-venvs: the version of torch.  [default: the one here]")
 @click.option("--constraints", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="With --fresh-venvs: pip's.")  # fmt: skip
-@click.option("--conformance", is_flag=True, help="With --fresh-venvs: the suite's quick profile.")
+              help="With --fresh-venvs: a constraints file for pip.")  # fmt: skip
+@click.option("--conformance", is_flag=True, help="With --fresh-venvs: run the suite, too.")
 @click.option("--where", type=click.Path(file_okay=False, path_type=Path),
-              help="With --fresh-venvs: where all is kept.  [default: in the cache folder]",
+              help="With --fresh-venvs: the folder.  [default: in the cache folder]",
               )  # fmt: skip
-@click.option("--markdown", type=_FILE, help="With --fresh-venvs: write the tables there.")
+@click.option("--markdown", type=_FILE, help="With --fresh-venvs: write the tables to FILE.")
 def command(
     *,
     names: tuple[str, ...],

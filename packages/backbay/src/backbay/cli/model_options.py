@@ -27,7 +27,7 @@ def built_as(command: Command) -> Command:
             type=DEVICE,
             help="cpu, cuda, cuda:1, ...  [default: the accelerator, if any]",
         ),
-        click.option("--size", type=click.Choice(SIZES), help="Of built-in models."),
+        click.option("--size", type=click.Choice(SIZES), help="Size of built-in models."),
         click.option("--seed", type=SEED, default=0, show_default=True),
     )
     for option in reversed(options):
@@ -43,8 +43,8 @@ def fail_on(command: Command) -> Command:
         multiple=True,
         shell_complete=complete_codes,
         metavar="CODES",
-        help="Exit code 1 where one of these is found: BB101, or BB1 for all of a kind but notes; "
-        "by commas.",
+        help="Exit code 1 if one of these is found, by commas: BB101, or BB1 for all of a kind "
+        "except notes.",
     )
     return option(command)
 

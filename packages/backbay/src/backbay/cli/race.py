@@ -51,27 +51,27 @@ Examples:
               help="What is compiled: whole, blocks (repeated layers, in place), or a submodule's "
                    "name; several by commas, each a row.")  # fmt: skip
 @click.option("--objective", type=click.Choice(KINDS), default=KINDS[0], show_default=True,
-              help="What is decided by: calls one right after the other; each finished before the "
-                   "next; peak memory; compilation and --calls together.")  # fmt: skip
-@click.option("--calls", type=click.IntRange(min=1), help="How often the model is called: total.")
-@click.option("--warm", is_flag=True, help="Of the total: compilation finds a warm cache.")
+              help="What arms are compared by: calls back to back; calls that each finish before "
+                   "the next; peak memory; compilation plus --calls.")  # fmt: skip
+@click.option("--calls", type=click.IntRange(min=1), help="Number of calls, for a total.")
+@click.option("--warm", is_flag=True, help="For a total: compile from a warm cache.")
 @click.option("--memory-limit", metavar="SIZE",
               help="Choose no arm whose step needs more, as in 8GiB.")  # fmt: skip
 @compiled_as
-@click.option("--require-all", is_flag=True, help="Refuse to race unless each named one is ready.")
+@click.option("--require-all", is_flag=True, help="Refuse to race unless all named are ready.")
 @click.option("--train/--infer", default=False, help="Forward and backward, or forward alone.")
 @built_as
 @click.option("--batch", type=BATCHES, metavar="N[,N...]",
-              help="Rows of a workload's inputs; of several, a step calls the model with each.",
+              help="Batch size; with several, a step calls the model with each.",
               )  # fmt: skip
 @click.option("--timeout", type=SECONDS, default=Limits().backend_s, show_default=True,
-              help="Seconds for one backend to compile and be proven, or be timed.")  # fmt: skip
+              help="Seconds to compile and judge one backend, or to time it.")  # fmt: skip
 @click.option("--seconds", type=SECONDS, default=Limits().timing_s, show_default=True,
               help="Seconds of timing for each workload.")  # fmt: skip
 @click.option("--timing-limit", type=SECONDS, default=Limits().whole_s, show_default=True,
               help="Seconds after which a workload's timing is cut off.")  # fmt: skip
 @click.option("--quick", is_flag=True,
-              help="A first answer: Inductor and what is made of it, two at once, 5 s of timing.",
+              help="A first answer: Inductor and what builds on it, two at once, 5 s of timing.",
               )  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1),
               help="Arms that are compiled at the same time.  [default: as cores and memory allow]",
@@ -79,16 +79,16 @@ Examples:
 @click.option("--against", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               metavar="OLD.json", help="Compare with an earlier race, row by row.")  # fmt: skip
 @click.option("--fail-below", type=click.FloatRange(min=0, min_open=True), metavar="RATIO",
-              help="With --against: exit code 1 where a row is surely less than so many times as "
-              "fast as then, or not right any more.")  # fmt: skip
+              help="With --against: exit code 1 if a row is certainly less than RATIO times as "
+              "fast as then, or no longer right.")  # fmt: skip
 @click.option("--results", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
-              help="Of a campaign: where its races are kept.  [default: CAMPAIGN.results]",
+              help="For a campaign: where its races are kept.  [default: CAMPAIGN.results]",
               )  # fmt: skip
 @click.option("--ray", is_flag=False, flag_value="", default=None, metavar="[ADDRESS]",
-              help="Of a campaign: race on a Ray cluster; without an address, on one that runs "
+              help="For a campaign: race on a Ray cluster; without an address, on one that runs "
                    "here or is started here.")  # fmt: skip
-@click.option("--device-name", help="With --ray: use devices of this name alone.")
-@click.option("--anew", is_flag=True, help="Of a campaign: race again what is done.")
+@click.option("--device-name", help="With --ray: use only devices of this name.")
+@click.option("--anew", is_flag=True, help="For a campaign: race everything again.")
 @click.option("--keep/--no-keep", default=True, show_default=True,
               help="Keep the decision: backend='backbay.auto' applies it.")  # fmt: skip
 @json_option
@@ -134,16 +134,16 @@ def command(
     file.py:function or module:function that returns (model, args), (model, args, kwargs) or a
     backbay.Workload.
 
-    CAMPAIGN.toml in place of WORKLOADs lists many, each with its arms; what is done stays done.
+    CAMPAIGN.toml in place of WORKLOADs lists many, each with its arms. Finished races are kept.
 
     An arm is a backend with a mode and options: backend[@mode][{option: value, ...}][ on SCOPE].
-    A backend that is named and not ready is a row with its reason.
+    A named backend that is not ready is a row with its reason.
 
-    Exit code 0: every workload was raced, whatever became of a backend. 1: one could not be: it
-    died, or eager itself failed; or with --fail-below a row failed. 2: what was asked for does not
-    exist, or can't be written; a backend does not take its mode or options; none of the backends
-    named is ready, or with --require-all one is not.
-    Interrupted, the race writes what it has, marked partial, and ends with 130 or 143.
+    Exit code 0: every workload was raced, even if a backend failed. 1: a workload could not be
+    raced, because it died or eager failed; or with --fail-below a row failed. 2: something named
+    does not exist, or a file can't be written; a backend does not take its mode or options; none of
+    the named backends is ready, or with --require-all one is not. An interrupted race writes what
+    it has, marked partial, and ends with 130 or 143.
     """
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     from backbay.cli.race_progress import watching  # noqa: PLC0415 (rich is loaded to draw only)

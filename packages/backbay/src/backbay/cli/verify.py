@@ -47,12 +47,12 @@ Examples:
               )  # fmt: skip
 @built_as
 @click.option("--steps", type=click.IntRange(1, 1_000), default=3, show_default=True,
-              help="Of training.")  # fmt: skip
+              help="Steps of training.")  # fmt: skip
 @click.option("--batches", help="Further batch sizes, by commas.  [default: two]")
 @click.option("--timeout", type=SECONDS, default=Limits().check_s, show_default=True,
-              help="Seconds for one check, with what it compiles.")  # fmt: skip
+              help="Seconds for one check and its compilation.")  # fmt: skip
 @click.option("--blame", type=SECONDS_OR_NONE, default=Limits().blame_s, show_default=True,
-              help="Seconds to look for the first module that is wrong; 0: don't.")  # fmt: skip
+              help="Seconds to search for the first faulty module; 0: don't.")  # fmt: skip
 @json_option
 def command(
     *,
@@ -75,13 +75,13 @@ def command(
 ) -> None:
     """Prove a backend right or wrong on WORKLOAD, and name the first faulty module.
 
-    Forward, gradients, steps of training and other batch sizes, all held against float64 truth. A
+    Forward, gradients, steps of training and other batch sizes, all compared with float64. A
     WORKLOAD is named as for a race: decoder (built in, the default), hf:NAME, diffusers:NAME,
     timm:NAME, file.py:function or module:function.
 
-    Exit code 0: everything is right. 1: something is not, or could not be proven. 2: what was asked
-    for does not exist, or can't be written. Interrupted, it writes what it has, marked partial, and
-    ends with 130 or 143.
+    Exit code 0: everything is right. 1: something is not, or could not be proven. 2: something
+    named does not exist, or a file can't be written. When interrupted, it writes what it has,
+    marked partial, and ends with 130 or 143.
     """
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
