@@ -22,6 +22,7 @@ def folds(text):
         ("xabcabcabcy", [("xabc", 0), ("abcabc", 2), ("y", 0)]),
         ("ababab", [("ababab", 0)]),  # fewer than three are no layer
         ("aaaaaaa", [("aaa", 0), ("aaa", 1), ("a", 0)]),
+        ("a" * 16, [("aaa", 0), ("a" * 12, 4), ("a", 0)]),  # as much as by fours, and shorter
         ("abcabcdefdef", [("abc", 0), ("abc", 1), ("def", 0), ("def", 1)]),
     ],
 )
