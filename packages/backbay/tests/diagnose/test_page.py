@@ -607,6 +607,7 @@ def test_a_page_of_a_big_model_is_bounded_and_says_what_is_left_out():
     shown = words(text)
     assert len(msgspec.json.encode(told)) > pages.MOST_EMBEDDED
     assert len(text) < 4_000_000
+    assert len([x for x in boxes(text) if "its kernels" in x]) == pages.MOST_GRAPHS
     assert 0.9 * pages.MOST_CODE < text.count("x" * 100) * 100 <= pages.MOST_CODE
     for part in (
         "20 more findings left out: --json has them all.",
