@@ -44,15 +44,13 @@ class Run:
 
     arguments: tuple[str, ...]
     """What follows `backbay`."""
-    published: bool = True
-    """Whether the site has its page; else a picture of it only, as the page is too large."""
     may_find: bool = False
     """Whether exit code 1 is a result of it: something was found."""
 
 
 RUNS = {
     "explain": Run(arguments=("explain", TALKING, "--backend", "inductor", *ON_CPU)),
-    "diagnose": Run(arguments=("diagnose", TALKING, *ON_CPU), published=False),
+    "diagnose": Run(arguments=("diagnose", TALKING, *ON_CPU)),
     "conform": Run(
         arguments=("conform", "backbay", *LEVELS, *ON_CPU),
         may_find=True,
@@ -81,24 +79,22 @@ def main() -> int:
     for folder in (GALLERY, PICTURES):
         folder.mkdir(parents=True, exist_ok=True)
     for name in arguments.names or NAMES:
-        with tempfile.TemporaryDirectory() as unpublished:
-            published = name == "race" or RUNS[name].published
-            page = (GALLERY if published else Path(unpublished)) / f"{name}.html"
-            if name == "race":
-                write_page(read(KEPT), page)
-                draw_table(read(KEPT), PICTURES / "race_table.svg")
-            else:
-                run(RUNS[name], page)
-            if arguments.chromium:
-                photograph(arguments.chromium, page, PICTURES / f"{name}.png")
+        if name == "race":
+            write_page(read(KEPT), GALLERY / "race.html")
+            draw_table(read(KEPT), PICTURES / "race_table.svg")
+        else:
+            run(name, RUNS[name])
+        if arguments.chromium:
+            photograph(arguments.chromium, GALLERY / f"{name}.html", PICTURES / f"{name}.png")
     large = [x.name for x in sorted(GALLERY.iterdir()) if x.stat().st_size > LARGEST_BYTES]
     print("\n".join(f"{x} is larger than {LARGEST_BYTES:,} bytes" for x in large) or "all is made")
     return 1 if large else 0
 
 
-def run(wanted: Run, path: Path) -> None:
+def run(name: str, wanted: Run) -> None:
     """Run a command, and keep its page."""
     shown = ["backbay", *wanted.arguments]
+    path = GALLERY / f"{name}.html"
     print(f"$ {' '.join(shown)}", flush=True)
     ended = subprocess.run(
         [sys.executable, "-m", *shown, "--html", str(path)],
@@ -107,7 +103,7 @@ def run(wanted: Run, path: Path) -> None:
         check=False,
     )
     if ended.returncode not in ((0, 1) if wanted.may_find else (0,)):
-        sys.exit(f"{path.stem}: exit code {ended.returncode}")
+        sys.exit(f"{name}: exit code {ended.returncode}")
     page = path.read_text(encoding="utf-8").replace(f"{ROOT}/", "")  # nobody else's folder
     path.write_text(page, encoding="utf-8")
 
