@@ -30,6 +30,7 @@ from backbay.race.caches import variables
 from backbay.race.requests import ArmSetup
 from backbay.registry import default_registry
 from backbay.reporting.machine import Load, cores, processor
+from backbay.reporting.wording import short
 from backbay.session import NoReply
 from backbay.workloads.setup import checked_setup
 
@@ -127,8 +128,7 @@ def main() -> None:
     """Diagnose, race, print the table, and say which bars are missed."""
     asked = parsed()
     asked.state.mkdir(parents=True, exist_ok=True)
-    rows = [row for case in CASES if not asked.only or case.name in asked.only
-            if (row := known(case, asked)) is not None]  # fmt: skip
+    rows = [known(case, asked) for case in CASES]
     document = Document(
         created=dt.datetime.now(dt.UTC).date().isoformat(),
         command=f"python benchmarks/diagnose_models.py --device {asked.device} "
@@ -174,6 +174,8 @@ def known(case: Case, asked: Asked) -> Row:
     path = asked.state / f"{case.name}.json"
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Row)
+    if asked.only and case.name not in asked.only:
+        return Row(name=case.name, reference=short(case.reference), skipped="not measured yet")
     row = measured(case, asked)
     path.write_bytes(msgspec.json.encode(row))
     print(f"{case.name}: {row.missed or row.skipped or row.sentence}", file=sys.stderr)
@@ -184,7 +186,7 @@ def measured(case: Case, asked: Asked) -> Row:
     """Diagnose a model, and race what is claimed."""
     if case.gpu and not asked.device.startswith("cuda"):
         why = "on a CPU the layout is Inductor's to choose: it is a defect on a GPU"
-        return Row(name=case.name, reference=case.reference, skipped=why)
+        return Row(name=case.name, reference=short(case.reference), skipped=why)
     load, start = Load(), time.monotonic()
     told = diagnose.run(
         case.reference,
@@ -202,13 +204,13 @@ def measured(case: Case, asked: Asked) -> Row:
     first = told.findings[0] if told.findings else None
     return Row(
         name=case.name,
-        reference=case.reference,
-        first=first,
+        reference=short(case.reference),
+        first=None if first is None else msgspec.structs.replace(first, line=short(first.line)),
         claimed=claimed,
         claimed_for="" if finding is None else finding.code,
         raced=raced,
         missed="; ".join(bars(case, first, claimed, raced)),
-        sentence=told.sentence,
+        sentence=short(told.sentence),
         diagnosed_s=diagnosed_s,
         busy_cores=load.others(),
     )
@@ -276,7 +278,8 @@ def lines(document: Document) -> Iterator[str]:
     if busy:
         yield f"Other processes used {min(busy):.1f} to {max(busy):.1f} cores meanwhile."
     yield ""
-    yield f"**{sum(bool(x.missed) for x in diagnosed)} of {len(diagnosed)} miss a bar.**"
+    whole, missed = len(document.rows), sum(bool(x.missed) for x in diagnosed)
+    yield f"**Of {whole} models {len(diagnosed)} were diagnosed; {missed} miss a bar.**"
     yield ""
     yield "| model | first finding | at | claimed | diagnosis | race | bar | s |"
     yield "|---|---|---|---|---|---|---|---|"
@@ -286,14 +289,14 @@ def lines(document: Document) -> Iterator[str]:
 
 def cells(row: Row) -> Iterator[str]:
     """Yield a row of the table."""
-    name = row.name if str(CASES_FILE) in row.reference else row.reference
+    name = row.name if CASES_FILE.name in row.reference else row.reference
     yield name
     if row.skipped:
         yield from ("", "", "", "", "", f"skipped: {row.skipped}", "")
         return
     yield f"{row.first.code}: {escaped(row.first.message)}" if row.first else "none"
     place = row.first.line if row.first else ""
-    yield f"`{escaped(place.rpartition('/')[2])}`" if place else ""
+    yield f"`{escaped(place)}`" if place else ""
     yield f"{row.claimed_for}: `{escaped(row.claimed.remedy)}`" if row.claimed else "nothing"
     yield escaped(row.claimed.sentence) if row.claimed else ""
     yield f"{row.raced.status}: {escaped(row.raced.sentence)}" if row.raced else ""

@@ -27,7 +27,7 @@ from backbay.race.table import table
 ROOT = Path(__file__).resolve().parent.parent
 GALLERY = ROOT / "docs" / "extra" / "gallery"
 PICTURES = ROOT / "docs" / "pictures"
-LARGEST_BYTES = 150_000
+LARGEST_BYTES = 200_000
 KEPT = ROOT / "benchmarks" / "results" / "2026-11-25-h100" / "race_decoder_tiny.json"
 TALKING = "examples/which_backend.py:talking"
 WIDTH = 100

@@ -96,9 +96,12 @@ def test_a_remedy_with_which_the_result_is_wrong_or_an_error_is_neither_timed_no
     assert "no values, please" in trial.sentence
 
 
-def test_a_growing_cache_is_the_first_finding_and_compiled_once_where_sizes_are_dynamic(diagnosed):
+def test_a_growing_cache_is_the_first_finding_and_compiled_once_where_sizes_are_dynamic(
+    diagnosed, line
+):
     found, trial = first(diagnosed("caching"))
     assert found.code == "BB205"
+    assert found.line == line("self.seen = torch.cat([self.seen, x])")
     assert "self.seen's dimension 0" in found.message
     assert not found.supposed
     assert trial.remedy == "torch.compile(dynamic=True)"
@@ -113,10 +116,11 @@ def test_a_number_that_changes_is_the_first_finding_with_its_line(diagnosed, lin
     assert trial.after.recompiles < trial.before.recompiles
 
 
-def test_a_batch_that_varies_is_the_first_finding_and_is_marked(diagnosed):
+def test_a_batch_that_varies_is_the_first_finding_and_is_marked(diagnosed, line):
     told = diagnosed("varying", further=[torch.randn(5, 8), torch.randn(6, 8)])
     found, trial = first(told)
     assert found.code == "BB205"
+    assert found.line == line("return self.lift(x).relu()")
     assert "x's dimension 0" in found.message
     assert not found.supposed
     assert trial.remedy == "torch._dynamo.mark_dynamic(x, 0)"

@@ -11,7 +11,7 @@ import backbay
 from backbay import diagnose
 from backbay.diagnose.inductor import Graph, Kernel, Scheduled, _assign
 from backbay.diagnose.looking import _pairs
-from backbay.diagnose.profiling import _is, _matched, _Sums
+from backbay.diagnose.profiling import _is, _matched, _steps, _Sums
 
 pytestmark = pytest.mark.slow
 
@@ -192,9 +192,12 @@ def test_an_events_name_is_a_kernels(function, event, same):
 class Event:
     """As torch's profiler has them."""
 
-    def __init__(self, name, *, start=0.0, us=0.0, children=(), kernels=()):
+    def __init__(self, name, *, start=0.0, us=0.0, children=(), kernels=(), thread=1):
         self.name, self.cpu_children, self.kernels = name, list(children), list(kernels)
-        self.time_range = SimpleNamespace(start=start, elapsed_us=lambda: us)
+        self.time_range = SimpleNamespace(start=start, end=start + us, elapsed_us=lambda: us)
+        self.thread, self.cpu_parent = thread, None
+        for child in children:
+            child.cpu_parent = self
 
 
 def launched(name, us):
@@ -241,6 +244,31 @@ def test_a_kernels_time_is_the_lower_quartile_of_its_calls():
         sums.add_step(step_of(Event("graph_0_cpp_a", us=us)), us)
     assert sums.spent(4).kernels == {(0, 0): pytest.approx(0.011)}
     assert sums.spent(4).calls == {0: 1.0}
+
+
+def mark(start):
+    return Event("backbay.diagnose step", start=start)
+
+
+def test_a_step_has_what_begins_between_two_marks_and_takes_the_time_between_them():
+    events = [
+        Event("before", start=0, us=5), mark(10), Event("a", start=11, us=4), mark(20),
+        Event("b", start=21, us=4), Event("other thread", start=22, us=1, thread=2), mark(50),
+        Event("after", start=51, us=4),
+    ]  # fmt: skip
+    found = [([x.name for x in step], us) for step, us in _steps(events, gpu=False)]
+    assert found == [(["a"], 10), (["b"], 30)]
+    on_gpu = [[x.name for x in step] for step, _ in _steps(events, gpu=True)]
+    assert on_gpu == [["a"], ["b", "other thread"]]
+
+
+def test_what_spans_two_steps_is_parted_and_guards_are_not():
+    inner = [Event("a", start=12, us=4), mark(20), Event("b", start=21, us=4)]
+    guards = Event("TorchDynamo Cache Lookup", start=39, us=3, children=[mark(40)])
+    events = [mark(10), Event("batch", start=11, us=20, children=inner), *inner, guards,
+              guards.cpu_children[0]]  # fmt: skip
+    found = [([x.name for x in step], us) for step, us in _steps(events, gpu=False)]
+    assert found == [(["a"], 10), (["b", "TorchDynamo Cache Lookup"], 20)]
 
 
 def test_events_are_matched_in_order_and_what_fits_nowhere_is_left():

@@ -354,6 +354,14 @@ def test_where_nothing_is_urgent_the_page_says_so_and_the_rest_is_worth_a_look()
     assert words(section(text, "then")).startswith("Worth a look BB703")
 
 
+def test_what_only_a_made_up_batch_met_is_marked():
+    met = finding("BB205", "note", message="a size became dynamic")
+    for supposed in (True, False):
+        one = msgspec.structs.replace(met, supposed=supposed)
+        shown = words(page(diagnosis(findings=(one,))))
+        assert ("Only where the batch varies" in shown) is supposed
+
+
 @pytest.mark.parametrize(
     ("interval", "better"), [((1.4, 1.6), True), ((0.5, 0.6), False), ((0.9, 1.2), None)]
 )

@@ -80,6 +80,7 @@ def test_a_script_that_trains_prints_the_same_and_its_report_is_apart(run, tmp_p
     watched = run(TRAINING, options=options)
     assert alone.returncode == watched.returncode == 0, watched.stderr
     assert watched.stdout == alone.stdout
+    assert watched.stderr.startswith("script.py  train  eager\n")
     assert "Where a step goes" in watched.stderr
     told = msgspec.json.decode(path.read_bytes(), type=diagnose.Diagnosis)
     assert (told.settings.workload, told.settings.mode) == ("script.py", "train")

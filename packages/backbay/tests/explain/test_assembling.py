@@ -1,12 +1,15 @@
 """What a watch saw is put together: each of torch's events goes where it belongs, and once."""
 
 import json
+from dataclasses import replace
+
+import torch
 
 from backbay.compile_log import Record
 from backbay.explain.assembling import assembled
 from backbay.explain.calls import Calls
 from backbay.explain.functions import Function
-from backbay.explain.record import PassRecord, ProblemRecord, Settings
+from backbay.explain.record import NodeRecord, PassRecord, ProblemRecord, Settings
 from backbay.explain.watching import Captured, Event, Stage
 from backbay.kit import Backend
 from backbay.kit.rewrites import remove_dead_code, rewrite_silu
@@ -330,3 +333,40 @@ def test_notes_say_what_was_not_seen():
     assert told(graphs=graphs, kit=Silus(), options=off).notes == ()
     seen = [captured(passes=[PassRecord(name="rewrite_silu", level="torch", changes=0)])]
     assert len(told(graphs=seen, kit=Silus()).notes) == 1
+
+
+def resized(name):
+    return f"tensor '{name}' size mismatch at index 0. expected 4, actual 5"
+
+
+def tensor(source, place):
+    return f"| +- GuardManager: source={source}, accessed_by=x\n| | +- TENSOR_MATCH: c  # {place}\n"
+
+
+def node(name, target, *, line="", inputs=()):
+    return NodeRecord(
+        name=name, op="placeholder" if not inputs else "call_function", target=target, shape="4",
+        dtype="float32", device="cpu", line=line, module="", inputs=inputs,
+    )  # fmt: skip
+
+
+def test_a_size_of_which_torch_names_no_line_has_the_one_that_uses_the_tensor_first():
+    in_torch = f"return F.linear(input)  # {torch.__path__[0]}/nn/linear.py:134 in forward"
+    tree = tensor("L['x']", in_torch) + tensor("L['self'].seen", "a = b  # me/model.py:6 in f")
+    nodes = (
+        node("l_x_", "L_x_"), node("other", "sin", line="me/model.py:3: z", inputs=("y",)),
+        node("h", "linear", line=f"{FILE}:9: h = self.lift(x)", inputs=("l_x_",)),
+    )  # fmt: skip
+    graph = replace(captured("0/0"), nodes=nodes)
+
+    def line(failed, graphs=(graph,)):
+        found = told(
+            event("dynamo_cpp_guards_str", "0/0", payload=tree), metrics("0/0"), metrics("0/1"),
+            again("0/1", failed=failed), graphs=graphs, names=("first", "again"),
+        )  # fmt: skip
+        return found.calls[1].recompiles[0].line
+
+    assert line(resized("x")) == f"{FILE}:9: h = self.lift(x)"
+    assert line(resized("self.seen")) == f"{FILE}:6: a = b"
+    assert line(resized("x"), graphs=()) == ""
+    assert line(resized("unknown")) == ""

@@ -1,6 +1,7 @@
 """What an explanation says is what happened: breaks, passes, guards, recompiles, errors."""
 
 import logging
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,10 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 import backbay
 from backbay.errors import BackendNotFound, InputError, WorkloadNotFound
 from backbay.explain import Explanation, run
+from backbay.graph.match import Pattern
 from backbay.kit.backend import Backend
 from backbay.kit.observing import collected
-from backbay.kit.passes import graph_pass
+from backbay.kit.passes import graph_pass, rewrite_pass
 from backbay.kit.rewrites import rewrite_silu
 from backbay.proof import Workload
 
@@ -112,6 +114,39 @@ def test_a_pass_that_fired_and_the_near_miss_with_its_condition_and_line(gated, 
     assert "int64, not floating point" in miss.reason
     assert miss.line == line("return gated, whole * whole.sigmoid()")
     assert "rewrite_silu fired 1x" in gated.sentence
+
+
+def bent(x):
+    return torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3)))
+
+
+def bent_with_another_pi(x):
+    return torch.tanh(math.sqrt(2 / 3.14159265) * (x + 0.044715 * torch.pow(x, 3)))
+
+
+def bent_with_a_product(x):
+    return torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (
+            bent_with_another_pi,
+            "the number is 0.7978845612587234 here, and 0.7978845608028654 in the pattern",
+        ),
+        (bent_with_a_product, "the power 3 is written with mul here, and with pow in the pattern"),
+    ],
+)
+def test_where_a_pattern_of_ones_own_nearly_fits_what_differs_is_a_finding(function, reason):
+    own = rewrite_pass(
+        Pattern(match=bent, replacement=lambda x: torch.tanh(x)), name="mine", level="torch"
+    )
+    backend = type("Mine", (Backend,), {"passes": (own,), "codegen": "eager"})()
+    told = run(Workload(function, (torch.ones(4, 4),)), backend=backend, again=False)
+    found = only([x for x in told.findings if x.code == "BB501"])
+    assert reason in found.message
+    assert found.line.startswith(f"{__file__}:")
 
 
 def test_the_diff_of_a_pass_has_what_went_and_what_came(gated):

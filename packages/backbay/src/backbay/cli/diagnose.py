@@ -17,7 +17,7 @@ from backbay.cli.parameters import (
     configured,
     json_option,
 )
-from backbay.diagnose import Limits, run
+from backbay.diagnose import Diagnosis, Limits, run
 from backbay.explain import failing, selection
 from backbay.registry.names import PluginName
 from backbay.workloads import DEFAULT
@@ -80,7 +80,6 @@ def command(
     wanted = selection(codes)
     sys.path.append(str(Path.cwd()))  # modules named by reference are looked for here, last
     from backbay.cli.progress import progress  # noqa: PLC0415 (rich is loaded to draw only)
-    from backbay.diagnose.text import text  # noqa: PLC0415 (likewise)
 
     check_writable(json_path, html_path)
     with progress() as tell:
@@ -99,6 +98,22 @@ def command(
             limits=Limits(budget_s=budget, request_s=timeout),
             tell=tell,
         )
+    report(diagnosis, json_path, html_path)
+    end(failing(diagnosis, wanted), raised=diagnosis.explanation.problem is not None)
+
+
+def report(
+    diagnosis: Diagnosis, json_path: Path | None, html_path: Path | None, *, stderr: bool = False
+) -> None:
+    """Draw a diagnosis, and write it as it is asked for.
+
+    Args:
+        diagnosis: what was found.
+        json_path: a file, or ``-`` for standard output.
+        html_path: a file for the page.
+        stderr: whether it is drawn to standard error anyway.
+    """
+    from backbay.diagnose.text import text  # noqa: PLC0415 (rich is loaded to draw only)
 
     def page(path: Path) -> None:
         from backbay.diagnose.page import write_page  # noqa: PLC0415 (jinja2)
@@ -106,5 +121,4 @@ def command(
         write_page(diagnosis, path)
 
     html = (html_path, page) if html_path is not None else None
-    write(diagnosis, text(diagnosis), json_path, html)
-    end(failing(diagnosis, wanted), raised=diagnosis.explanation.problem is not None)
+    write(diagnosis, text(diagnosis), json_path, html, stderr=stderr)

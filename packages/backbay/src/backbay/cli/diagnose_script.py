@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import click
 
+from backbay.cli.diagnose import report
 from backbay.cli.files import check_writable
 from backbay.dependencies import check_installed
 from backbay.diagnose.attaching import STEPS, Attached
@@ -16,7 +17,7 @@ _EXAMPLES = """
 \b
 Examples:
   python -m backbay.diagnose train.py --epochs 3
-  python -m backbay.diagnose --steps 50 --json report.json train.py
+  python -m backbay.diagnose --steps 50 --json report.json --html report.html train.py
 """
 
 
@@ -64,7 +65,7 @@ def command(
 
     def made(attached: Attached) -> None:
         try:
-            _write(attached, json_path, html_path)
+            report(attached.diagnosis, json_path, html_path, stderr=True)
         except InputError as error:
             one.unseen = str(error)
 
@@ -74,21 +75,6 @@ def command(
         if one.unseen:
             _say(one.unseen)
     sys.exit(code)
-
-
-def _write(attached: Attached, json_path: Path | None, html_path: Path | None) -> None:
-    from backbay.cli.output import write  # noqa: PLC0415 (rich is loaded to draw only)
-    from backbay.diagnose.text import text  # noqa: PLC0415 (likewise)
-
-    diagnosis = attached.diagnosis
-
-    def page(path: Path) -> None:
-        from backbay.diagnose.page import write_page  # noqa: PLC0415 (jinja2)
-
-        write_page(diagnosis, path)
-
-    html = (html_path, page) if html_path is not None else None
-    write(diagnosis, text(diagnosis), json_path, html, stderr=True)
 
 
 def _say(text: str) -> None:

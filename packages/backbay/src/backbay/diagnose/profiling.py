@@ -18,6 +18,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from backbay.diagnose.inductor import Graph, Kernel
+from backbay.session.environment import changed_environment
 from backbay.timing.device import synchronize
 
 _CALL = "## Call CompiledFxGraph"
@@ -27,6 +28,7 @@ _STEP = "backbay.diagnose step"
 """A mark: it takes no time."""
 _NESTING = ("Torch-Compiled Region", "CompiledFunction", "AOTDispatcher", "Pregraph", "## ")
 """Beginnings of events that are no work themselves."""
+_KINETO_LOG, _SILENT = "KINETO_LOG_LEVEL", "99"
 _MS = 1e-3
 """The profiler counts microseconds."""
 
@@ -73,7 +75,9 @@ class Recording:
 
     def start(self) -> None:
         """Begin to record."""
-        self._profiler.start()
+        # Kineto would say so on standard error, which may be a script's.
+        with changed_environment({_KINETO_LOG: _SILENT}):
+            self._profiler.start()
 
     def mark(self) -> None:
         """Mark where a step begins, and the one before it ends."""

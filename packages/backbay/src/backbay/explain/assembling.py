@@ -1,5 +1,6 @@
 """Puts together what a watch saw: one record for each thing, in words, nothing twice."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from backbay.explain.record import (
     GraphRecord,
     PassRecord,
     ProblemRecord,
+    ReasonRecord,
     RecompileRecord,
     Settings,
     StageRecord,
@@ -24,9 +26,10 @@ from backbay.explain.record import (
 from backbay.explain.watching import Captured, Event
 from backbay.kit.backend import Backend
 from backbay.reporting import breaks, reasons
-from backbay.reporting.lines import Place
+from backbay.reporting.lines import Place, own
 from backbay.reporting.wording import counted
 
+_NO_NAME = re.compile(r"[^a-zA-Z0-9]+")
 _RESUMED = "torch_dynamo_resume_in_"
 
 
@@ -62,7 +65,7 @@ def assembled(
             name=name,
             graphs=sum(x.call == number for x in watch.graphs),
             recompiles=tuple(
-                _recompile(x, seen)
+                _recompile(x, seen, watch.graphs)
                 for x in events
                 if x.call == number and x.kind == "recompile_reasons"
             ),
@@ -199,7 +202,7 @@ def _break(broken: breaks.GraphBreak, event: Event, seen: _Seen) -> BreakRecord:
     return BreakRecord(**known, function=function, calls=(event.call,))
 
 
-def _recompile(event: Event, seen: _Seen) -> RecompileRecord:
+def _recompile(event: Event, seen: _Seen, graphs: Sequence[Captured]) -> RecompileRecord:
     found = [
         msgspec.structs.replace(x, line=seen.whole(x.line))
         for x in guards.parse_reasons(event.payload)
@@ -214,10 +217,34 @@ def _recompile(event: Event, seen: _Seen) -> RecompileRecord:
         kind=why.kind,
         subject=why.subject,
         says=why.words,
-        line=next((x.line for x in found if x.says == why.words), ""),
+        line=_depending(found, why, seen, graphs),
         compile_s=metrics.get("entire_frame_compile_time_s"),
         limit=breaks.LIMIT in str(metrics.get("fail_reason")),
     )
+
+
+def _depending(
+    found: Sequence[ReasonRecord], why: reasons.Reason, seen: _Seen, graphs: Sequence[Captured]
+) -> str:
+    """Return the user's line by which compiled code depends on what changed.
+
+    Where torch does not say it of a tensor's size, it is the one that uses the tensor first.
+    """
+    one = next((x for x in found if x.says == why.words), None)
+    if one is None or one.line or not why.tensor:
+        return one.line if one is not None else ""
+    for guard in guards.parse(seen.trees.get(one.version, "")):
+        if reasons.plainly(guard.source) != why.tensor:
+            continue
+        if guard.line and own([Place(guard.line.partition(":")[0], 0, "")]):
+            return seen.whole(guard.line)
+        graph = next((x for x in graphs if x.compile_id == one.version), None)
+        name = _NO_NAME.sub("_", guard.source)  # as Dynamo names an input
+        inputs = {x.name for x in graph.nodes if x.target == name} if graph is not None else set()
+        if graph is not None and inputs:
+            lines = (x.line for x in graph.nodes if inputs.intersection(x.inputs))
+            return next(filter(None, lines), "")
+    return ""
 
 
 def _located(problem: ProblemRecord, seen: _Seen, call: int) -> ProblemRecord:

@@ -47,6 +47,8 @@ class Reason:
     words: str
     subject: str
     """What changed: of two reasons of one subject, one is told."""
+    tensor: str = ""
+    """Whose size changed, as the user would write it; empty where torch names no tensor."""
 
 
 class FailedGuard(NamedTuple):
@@ -111,7 +113,8 @@ def _unknown(_: re.Match[str]) -> Reason:
 def _size(found: re.Match[str]) -> Reason:
     name, number = plainly(found["name"]), found["number"]
     subject = f"the size of {name}'s dimension {number}"
-    return Reason("size", f"{subject} changed from {found['old']} to {found['new']}", subject)
+    words = f"{subject} changed from {found['old']} to {found['new']}"
+    return Reason("size", words, subject, tensor=name)
 
 
 def _stride(found: re.Match[str]) -> Reason:
