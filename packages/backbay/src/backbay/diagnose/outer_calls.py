@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C._dynamo.eval_frame import set_guard_complete_hook
 from torch._dynamo.callback import callback_handler
-from torch._dynamo.eval_frame import innermost_backend
 
 if TYPE_CHECKING:
     from torch._dynamo.types import DynamoGuardCompleteHook
 
 _CALLER = "compile_wrapper"
+_INNER = "_torchdynamo_orig_backend"
 _MARK = "backbay.diagnose"
 """Put among the local names of a call that was met: it goes with the call."""
 
@@ -74,7 +74,7 @@ class OuterCalls:
         if function is None or callback is None:
             return
         if self.compiled is None:
-            self.compiled = Compiled(function=function, backend=innermost_backend(callback))
+            self.compiled = Compiled(function=function, backend=_innermost(callback))
         if function is not self.compiled.function or _MARK in names:
             return
         names[_MARK] = True
@@ -88,3 +88,10 @@ def _outermost(frame: FrameType | None) -> FrameType | None:
             found = frame
         frame = frame.f_back
     return found
+
+
+def _innermost(backend: Any) -> Any:
+    """Return a backend without what Dynamo puts around it."""
+    while (inner := getattr(backend, _INNER, None)) is not None:
+        backend = inner
+    return backend
