@@ -2,10 +2,10 @@
 
     python tools/gallery.py [NAME ...] [--chromium PROGRAM]
 
-Each NAME is race or an entry of `RUNS`; without one, all are made. A run writes a page into
-docs/extra/gallery, which the site publishes as it is. The race is one that was kept, of
-a machine with a GPU: its page and its table are drawn anew from its record. Then Chromium takes the
-pictures that the README and the site show.
+Each NAME is an entry of `NAMES`; without one, all are made. A run writes a page into
+docs/extra/gallery, which the site publishes as it is. The race and the statements of conformance
+are some that were kept, of machines with a GPU: their pages are drawn anew from the records. Then
+Chromium takes the pictures that the README and the site show.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -23,40 +22,29 @@ from backbay.race import Report
 from backbay.race.page import write_page
 from backbay.race.reading import read
 from backbay.race.table import table
+from backbay_conformance import scoreboard
 
 ROOT = Path(__file__).resolve().parent.parent
 GALLERY = ROOT / "docs" / "extra" / "gallery"
 PICTURES = ROOT / "docs" / "pictures"
-LARGEST_BYTES = 150_000
-KEPT = ROOT / "benchmarks" / "results" / "2026-11-25-h100" / "race_decoder_tiny.json"
+LARGEST_BYTES = 200_000
+RESULTS = ROOT / "benchmarks" / "results"
+KEPT_RACE = RESULTS / "2026-11-25-h100" / "race_decoder_tiny.json"
+KEPT_STATEMENTS = tuple(
+    RESULTS / "2026-11-24-h200" / "conformance" / f"{x}.json" for x in ("backbay", "inductor")
+)
 TALKING = "examples/which_backend.py:talking"
 WIDTH = 100
 """Characters of a line in what is kept as text."""
 ON_CPU = ("--device", "cpu")
 
 
-LEVELS = ("--level", "load", "--level", "contract", "--level", "honesty")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A command of the gallery."""
-
-    arguments: tuple[str, ...]
-    """What follows `backbay`."""
-    may_find: bool = False
-    """Whether exit code 1 is a result of it: something was found."""
-
-
 RUNS = {
-    "explain": Run(arguments=("explain", TALKING, "--backend", "inductor", *ON_CPU)),
-    "diagnose": Run(arguments=("diagnose", TALKING, *ON_CPU)),
-    "conform": Run(
-        arguments=("conform", "backbay", *LEVELS, *ON_CPU),
-        may_find=True,
-    ),
+    "explain": ("explain", TALKING, "--backend", "inductor", *ON_CPU),
+    "diagnose": ("diagnose", TALKING, *ON_CPU),
 }
-NAMES = ("race", *RUNS)
+"""What follows `backbay`, for each page."""
+NAMES = ("race", "conform", *RUNS)
 SHOTS = {
     "race": (1280, 1000),
     "explain": (1280, 1000),
@@ -80,8 +68,11 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
     for name in arguments.names or NAMES:
         if name == "race":
-            write_page(read(KEPT), GALLERY / "race.html")
-            draw_table(read(KEPT), PICTURES / "race_table.svg")
+            write_page(read(KEPT_RACE), GALLERY / "race.html")
+            draw_table(read(KEPT_RACE), PICTURES / "race_table.svg")
+        elif name == "conform":
+            statements = [scoreboard.read(x) for x in KEPT_STATEMENTS]
+            scoreboard.write_page(statements, GALLERY / "conform.html")
         else:
             run(name, RUNS[name])
         if arguments.chromium:
@@ -91,9 +82,9 @@ def main() -> int:
     return 1 if large else 0
 
 
-def run(name: str, wanted: Run) -> None:
+def run(name: str, arguments: tuple[str, ...]) -> None:
     """Run a command, and keep its page."""
-    shown = ["backbay", *wanted.arguments]
+    shown = ["backbay", *arguments]
     path = GALLERY / f"{name}.html"
     print(f"$ {' '.join(shown)}", flush=True)
     ended = subprocess.run(
@@ -102,7 +93,7 @@ def run(name: str, wanted: Run) -> None:
         stdout=subprocess.DEVNULL,
         check=False,
     )
-    if ended.returncode not in ((0, 1) if wanted.may_find else (0,)):
+    if ended.returncode != 0:
         sys.exit(f"{name}: exit code {ended.returncode}")
     page = path.read_text(encoding="utf-8").replace(f"{ROOT}/", "")  # nobody else's folder
     path.write_text(page, encoding="utf-8")

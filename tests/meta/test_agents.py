@@ -58,13 +58,13 @@ def test_a_mistaken_command_parses(command):
 
 
 def documented(command: str) -> set[str]:
-    """Return every word that a command's section writes as code."""
+    """Return every word that a command's section, or its line of a table, writes as code."""
     pages = (ROOT / "docs" / "json.md").read_text()
-    sections = re.split(r"^## ", pages, flags=re.MULTILINE)
-    (section,) = (
+    parts = (*re.split(r"^## ", pages, flags=re.MULTILINE), *pages.splitlines())
+    section = next(
         x
-        for x in sections
-        if re.match(rf"`backbay {command} (?!--fresh|CODE|CAMPAIGN)[^`]*--json", x)
+        for x in parts
+        if re.match(rf"`backbay {command} (?!--fresh|CODE|CAMPAIGN)[^`]*--json|\| `{command} ", x)
     )
     words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", section))))
     return words | (documented(REFERS_TO[command]) if command in REFERS_TO else set())

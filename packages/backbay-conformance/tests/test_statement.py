@@ -131,6 +131,8 @@ def test_a_statement_without_passes_loses_its_verdict():
     known = statement([result(0), result(0, "fail_value", name="z")], levels=(0,))
     assert [x.id for x in brief(known).results] == ["load/z"]
     assert brief(known).levels == known.levels
+    assert verdict(brief(known)) == verdict(known)
+    assert "1 of 2 cases pass" in verdict(known)
 
 
 def test_an_old_statement_is_explained_by_the_lines_of_today():

@@ -208,6 +208,12 @@ def test_the_range_of_torch_is_backbays_own(here):
     text = (ROOT / "packages" / "backbay" / "pyproject.toml").read_text()
     ours = tomllib.loads(text)["project"]["optional-dependencies"]["torch"]
     assert ours == [f"torch{backbay.new.writing.TORCH}"]
+    assert new("acme-fast").exit_code == 0
+    made = here / "acme-fast"
+    needed = tomllib.loads((made / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert ours[0] in needed
+    tested = (made / "src" / "acme_fast" / "backends.toml").read_text()
+    assert f'torch = "{backbay.new.writing.TESTED_TORCH}"' in tested
 
 
 def test_the_committed_example_is_what_the_command_writes(here):

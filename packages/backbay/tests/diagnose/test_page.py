@@ -354,6 +354,14 @@ def test_where_nothing_is_urgent_the_page_says_so_and_the_rest_is_worth_a_look()
     assert words(section(text, "then")).startswith("Worth a look BB703")
 
 
+def test_what_only_a_made_up_batch_met_is_marked():
+    met = finding("BB205", "note", message="a size became dynamic")
+    for supposed in (True, False):
+        one = msgspec.structs.replace(met, supposed=supposed)
+        shown = words(page(diagnosis(findings=(one,))))
+        assert ("Only where the batch varies" in shown) is supposed
+
+
 @pytest.mark.parametrize(
     ("interval", "better"), [((1.4, 1.6), True), ((0.5, 0.6), False), ((0.9, 1.2), None)]
 )
@@ -599,6 +607,7 @@ def test_a_page_of_a_big_model_is_bounded_and_says_what_is_left_out():
     shown = words(text)
     assert len(msgspec.json.encode(told)) > pages.MOST_EMBEDDED
     assert len(text) < 4_000_000
+    assert len([x for x in boxes(text) if "its kernels" in x]) == pages.MOST_GRAPHS
     assert 0.9 * pages.MOST_CODE < text.count("x" * 100) * 100 <= pages.MOST_CODE
     for part in (
         "20 more findings left out: --json has them all.",

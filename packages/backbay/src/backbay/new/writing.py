@@ -13,8 +13,10 @@ import jinja2
 import backbay
 from backbay.errors import InputError, PathTaken
 
-TORCH = ">=2.11,<2.16"
-"""The releases that Backbay takes, and that what is written was tested on."""
+TESTED_TORCH = ">=2.11,<2.16"
+"""The releases that what is written was tested on: its manifest says so, and `doctor` warns."""
+TORCH = TESTED_TORCH.partition(",")[0]
+"""The releases that it installs beside: a newer torch is no reason to refuse."""
 
 LICENSES = ("Apache-2.0", "MIT", "BSD-3-Clause")
 
@@ -95,6 +97,7 @@ def _texts(*, name: str, package: str, license_: str, author: Author | None) -> 
         "author": author,
         "holder": holder,
         "torch": TORCH,
+        "tested_torch": TESTED_TORCH,
         "version": backbay.__version__,
     }
     templates = _environment("template")

@@ -83,7 +83,7 @@ def disturbance() -> str | None:
     if busy < QUIET_CORES:
         return None
     return (
-        f"other processes kept {busy:.1f} cores busy when the race began: "
+        f"other processes kept {busy:.1f} cores busy at the start: "
         "the times are those of a busy machine, and may mislead"
     )
 
