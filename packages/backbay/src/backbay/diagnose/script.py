@@ -13,7 +13,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from backbay.diagnose.attaching import Made, attach
-from backbay.registry.waiting import WaitingFinder
+from backbay.registry.bridge import WaitingFinder
 
 _DYNAMO = "torch._dynamo"
 """What torch.compile imports when it is called: nothing is compiled before."""

@@ -20,11 +20,14 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, cast
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from backbay.errors import BackendLoadError, BackendNotFound, warn_of_experimental
 from backbay.registry.spec import BackendSpec, CompilerFn, Origin
-from backbay.registry.waiting import WaitingFinder
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 TORCH_REGISTRY = "torch._dynamo.backends.registry"
 _REFUSING = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
@@ -272,6 +275,58 @@ def _act_on(registry: Any) -> None:
             except Exception as error:  # noqa: BLE001 (whoever imports torch must not pay for it)
                 text = f"torch could not be told of {key}: {type(error).__name__}: {error}"
                 warnings.warn(text, stacklevel=2)
+
+
+class WaitingFinder:
+    """Waits for a module to be imported, acts on it once, and is gone.
+
+    No ``importlib.abc.MetaPathFinder``: its import is a good part of what a registration costs.
+    """
+
+    def __init__(self, name: str, act: Callable[[types.ModuleType], None]) -> None:
+        """Wait, once it is on ``sys.meta_path``.
+
+        Args:
+            name: of the module.
+            act: called with the module, after it has been run.
+        """
+        self._name = name
+        self.act = act
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find the module as anyone would, and put a loader around its own."""
+        if fullname != self._name:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = cast("Loader", _ActingLoader(self, spec, spec.loader))
+        return spec
+
+
+class _ActingLoader:
+    """Runs the module with its own loader, then does what has waited for it."""
+
+    def __init__(self, finder: WaitingFinder, spec: ModuleSpec, loader: "Loader") -> None:
+        self._finder = finder
+        self._spec = spec
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._spec.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        self._finder.act(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # whoever looks for the module's source asks the loader
 
 
 _finder: Final = WaitingFinder(TORCH_REGISTRY, _act_on)
