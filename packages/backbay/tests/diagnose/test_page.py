@@ -863,7 +863,7 @@ def test_the_icicle_is_reached_by_one_tab_and_walked_by_arrows(text, tmp_path):
         tmp_path,
         """
         const cells = [...document.querySelectorAll(".cell")];
-        const name = x => x.getAttribute("aria-label").split(":")[0];
+        const name = x => x.title.split(":")[0];
         const stops = cells.filter(x => x.tabIndex === 0).length;
         const walked = [];
         cells[0].focus();
@@ -895,7 +895,7 @@ def test_a_line_fills_the_width_and_a_step_shows_everything_again(text, tmp_path
         tmp_path,
         """
         const cells = [...document.querySelectorAll(".cell")];
-        const named = x => cells.find(y => y.getAttribute("aria-label").startsWith(x));
+        const named = x => cells.find(y => y.title.startsWith(x));
         const shown = () => cells.filter(x => x.checkVisibility()).length;
         const before = shown();
         named("h = self.lift").click();

@@ -21,7 +21,7 @@
     if (!items.length) return () => {};
     told.hidden = false;
     told.textContent = "Point at something, or tap it, for its numbers.";
-    const text = one => one.getAttribute("aria-label");
+    const text = one => one.dataset.says || one.title;
     let now = null;
     const tell = one => {
       if (now) now.classList.remove("now");
@@ -66,7 +66,6 @@
     const cells = [...icicle.querySelectorAll(".cell")];
     const rows = [...icicle.children].map(row => [...row.children]);
     const at = new Map(cells.map(one => {
-      one.removeAttribute("title");  // it is told below
       const left = parseFloat(one.style.left), width = parseFloat(one.style.width);
       return [one, { left, width, depth: rows.findIndex(row => row.includes(one)) }];
     }));
@@ -121,7 +120,7 @@
     for (const pane of panes) {
       const items = [...pane.querySelectorAll("[data-node]")].map(one => {
         const title = one.querySelector("title"), item = one.closest("a") || one;
-        item.setAttribute("aria-label", title.textContent);
+        item.dataset.says = title.textContent;
         title.remove();  // it is told below
         return item;
       });
@@ -150,7 +149,7 @@
     let found = [], place = -1;
     const search = go => {
       const [items, tell] = tells.get(shown()), wanted = input.value.trim().toLowerCase();
-      const text = one => one.getAttribute("aria-label").toLowerCase();
+      const text = one => one.dataset.says.toLowerCase();
       found = wanted ? items.filter(one => text(one).includes(wanted)) : [];
       for (const one of items) one.classList.toggle("hit", found.includes(one));
       place = go && found.length ? (place + 1) % found.length : -1;
