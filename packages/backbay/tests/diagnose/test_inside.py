@@ -174,6 +174,20 @@ def test_a_node_belongs_to_the_kernel_that_has_its_origins_and_is_of_its_kind():
     assert [x.parts for x in kernels] == [[nodes[1]], [nodes[0]], []]
 
 
+def test_a_kernel_that_computes_a_node_again_is_not_the_one_it_belongs_to():
+    alone, again = scheduled(("a",)), scheduled(("a", "b"))
+    kernels = [kernel("cpp_fused_a_b:1", "a", "b"), kernel("cpp_fused_a:2", "a")]
+    graph = Graph(
+        compile_id="0/0",
+        direction="inference",
+        schedule=(alone, again),
+        unfused={},
+        kernels=kernels,
+    )
+    _assign(graph)
+    assert [x.parts for x in kernels] == [[again], [alone]]
+
+
 @pytest.mark.parametrize(
     ("function", "event", "same"),
     [

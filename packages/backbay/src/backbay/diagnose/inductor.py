@@ -186,13 +186,16 @@ def alike() -> Iterator[None]:
 
 
 def _assign(graph: Graph) -> None:
-    """Assign each scheduled node to the kernel that computes it: the first with its origins."""
+    """Assign each scheduled node to the kernel that computes it.
+
+    That is the kernel with its origins and the fewest others: a kernel of several nodes has them
+    too, where a node is computed again inside of it.
+    """
     for node in graph.schedule:
         wanted = {node.own} if node.extern and node.own else set(node.origins)
-        fitting = (x for x in graph.kernels if x.extern == node.extern and wanted <= x.origins)
-        kernel = next(fitting, None) if wanted else None
-        if kernel is not None:
-            kernel.parts.append(node)
+        fitting = [x for x in graph.kernels if x.extern == node.extern and wanted <= x.origins]
+        if wanted and fitting:
+            min(fitting, key=lambda x: len(x.origins)).parts.append(node)
 
 
 def _node(node: Any) -> Scheduled:
