@@ -4,9 +4,11 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from made_up_diagnoses import FINDINGS, LAYER, compiled, diagnosis, inside
 
 import backbay
 from backbay import diagnose
+from backbay.diagnose.page import page
 
 MODELS = Path(__file__).with_name("models.py")
 
@@ -46,3 +48,15 @@ def line():
         return f"{MODELS}:{number}: {code}"
 
     return found
+
+
+@pytest.fixture(scope="session")
+def told():
+    """A diagnosis that has something of everything."""
+    return diagnosis(inside(compiled(*LAYER)), findings=FINDINGS, notes=("the machine was busy",))
+
+
+@pytest.fixture(scope="session")
+def text(told):
+    """Its page."""
+    return page(told)

@@ -2,80 +2,45 @@
 
 import html
 import re
-from html.parser import HTMLParser
 
-import browser
 import msgspec
 import pytest
+from made_up_diagnoses import (
+    AGAIN,
+    BREAK,
+    CONFIRMED,
+    FILE,
+    FINDINGS,
+    LAYER,
+    LIFT,
+    MEAN,
+    SMALL,
+    compiled,
+    diagnosis,
+    explanation,
+    finding,
+    handed,
+    inside,
+    kernel,
+    node,
+    side,
+)
+from page_reader import read
 
 from backbay.diagnose import (
-    CompiledGraph,
     Diagnosis,
-    KernelRecord,
-    LimitRecord,
     NeighbourRecord,
     OutsideRecord,
-    RankedFinding,
-    SideRecord,
-    StepRecord,
     TrialRecord,
-    WhiteBox,
 )
 from backbay.diagnose import page as pages
 from backbay.diagnose.page import changes, page, write_page
-from backbay.diagnose.record import Settings
-from backbay.explain import Explanation
 from backbay.explain.record import (
-    BreakRecord,
     CallRecord,
-    GraphRecord,
-    NodeRecord,
     ProblemRecord,
-    RecompileRecord,
 )
-from backbay.explain.record import Settings as ExplainSettings
-from backbay.reporting.machine import Machine
 
 HOSTILE = "</script><script>alert('x')</script><evil a=\"b\" onclick='c'> & ]]>"
-FILE = "/nowhere/model.py"
-LIFT, GATE, MEAN = f"{FILE}:9: h = self.lift(x)", f"{FILE}:11: g = h * 2", f"{FILE}:12: g.mean()"
-
-
-class Reader(HTMLParser):
-    """Collects what a browser would see."""
-
-    def __init__(self):
-        super().__init__()
-        self.tags, self.ids, self.links, self.loads, self.text = [], [], [], [], []
-        self.scripts, self.open = {}, None
-        self.classes = {}
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.tags.append((tag, given))
-        if "id" in given:
-            self.ids.append(given["id"])
-        self.links += [v for k, v in attrs if k == "href"]
-        self.loads += [v for k, v in attrs if k in {"src", "srcset", "data", "xlink:href"}]
-        if tag in {"script", "style"}:
-            self.open = given.get("id", tag)
-            self.scripts[self.open] = ""
-
-    def handle_endtag(self, tag):
-        if tag in {"script", "style"}:
-            self.open = None
-
-    def handle_data(self, data):
-        if self.open is None:
-            self.text.append(data)
-        else:
-            self.scripts[self.open] += data
-
-
-def read(text):
-    reader = Reader()
-    reader.feed(text)
-    return reader
 
 
 def words(text):
@@ -100,237 +65,6 @@ def cells(text):
         (html.unescape(title), float(left), float(width), anchor, look)
         for anchor, look, left, width, title in found
     ]
-
-
-def kernel(name, work="pointwise", ms=1.0, lines=(GATE,), **more):
-    extern = name.startswith(("extern_kernels.", "torch.ops."))
-    given = {
-        "kind": "extern" if extern else "cpp",
-        "operators": ("aten.mul.Tensor",),
-        "share": None if ms is None else ms / 10,
-        "bytes": 4096,
-        "operations": None,
-        "of_limit": 0.5,
-        "not_fused": (),
-        "code": "" if extern else f"void {name.partition(':')[0]}() {{}}",
-    }
-    return KernelRecord(name=name, work=work, ms=ms, lines=lines, **{**given, **more})
-
-
-LAYER = (
-    kernel("extern_kernels.mm:1", "gemm", 4.0, (LIFT,), of_limit=0.8, operations=1 << 20),
-    kernel(
-        "cpp_fused_mul_0:2",
-        lines=(MEAN, GATE),
-        not_fused=(NeighbourRecord(kernel="extern_kernels.mm:1", reason="torch's own"),),
-    ),
-    kernel(
-        "cpp_fused_mean_1:3",
-        "reduction",
-        2.0,
-        (MEAN,),
-        not_fused=(NeighbourRecord(kernel="cpp_fused_mul_0:2", reason="no shared axis"),),
-    ),
-)
-MODULE = """
-def call(args):
-    # [Provenance debug handles] extern_kernels.mm:1
-    extern_kernels.mm(arg0_1, arg1_1, out=buf0)
-    # [Provenance debug handles] cpp_fused_mul_0:2
-    cpp_fused_mul_0(buf0, buf1)
-"""
-
-
-def compiled(*kernels, number=0, code=MODULE):
-    return CompiledGraph(
-        number=number,
-        compile_id=f"{number}/0",
-        direction="inference",
-        calls=1.0,
-        kernels=kernels,
-        code=code,
-    )
-
-
-def inside(*graphs, **changed):
-    by_work = {}
-    for one in (k for g in graphs for k in g.kernels):
-        by_work[one.work] = by_work.get(one.work, 0.0) + (one.ms or 0.0)
-    step = StepRecord(
-        wall_ms=12.0,
-        wall_ci_ms=(11.5, 12.5),
-        kernels_ms=sum(by_work.values()),
-        outside_ms=0.5,
-        copies_ms=0.0,
-        guards_ms=0.25,
-        host_ms=2.25,
-        by_work=by_work,
-        peak_bytes=None,
-    )
-    given = {
-        "outside": (OutsideRecord(name="aten::topk", ms=0.5),),
-        "step": step,
-        "limit": LimitRecord(copy_bytes_s=2e10, product_operations_s=1e11),
-        "phases_s": {"Dynamo": 1.0, "lowering": 3.0},
-        "compile_s": 4.0,
-        "notes": (),
-    }
-    return WhiteBox(graphs=graphs, **{**given, **changed})
-
-
-def node(name, *inputs, line="", op="call_function", target="add", shape="4x8", module=""):
-    return NodeRecord(
-        name=name,
-        op=op,
-        target=target,
-        shape=shape,
-        dtype="float32",
-        device="cpu",
-        line=line,
-        module=module,
-        inputs=inputs,
-    )
-
-
-def handed(*nodes, number=0):
-    return GraphRecord(
-        number=number,
-        compile_id="0/0",
-        call=0,
-        function=f"forward ({FILE}:8)",
-        dynamic={},
-        nodes=nodes,
-        operators={},
-        groups=(),
-        guards=(),
-        stages=(),
-    )
-
-
-SMALL = handed(
-    node("l_x_", op="placeholder", target="l_x_"),
-    node("h", "l_x_", line=LIFT, target="linear"),
-    node("g", "h", line=GATE, target="mul"),
-    node("output", "g", op="output", target="output"),
-)
-BREAK = BreakRecord(
-    reason="print can't be compiled",
-    explanation="",
-    hints=("leave it out",),
-    context="",
-    url="",
-    line=f"{FILE}:10: print(h)",
-    stack=(),
-    function=f"forward ({FILE}:8)",
-    skipped=True,
-    calls=(0,),
-)
-AGAIN = RecompileRecord(
-    compile_id="0/1",
-    function=f"forward ({FILE}:8)",
-    reasons=(),
-    dynamic={"s0": "L['x'].size()[0]"},
-    kind="size",
-    subject="the size of x's dimension 0",
-    says="the size of x's dimension 0 changed from 4 to 5",
-    line="",
-    compile_s=1.5,
-    limit=False,
-)
-
-
-def explanation(**changed):
-    settings = ExplainSettings(
-        workload="mine", backend=None, mode="infer", dtype="float32", device="cpu", seed=0
-    )
-    given = {
-        "findings": (),
-        "graphs": (SMALL,),
-        "breaks": (BREAK,),
-        "calls": (
-            CallRecord(name="first", graphs=1),
-            CallRecord(name="batch 4 to 5", graphs=1, recompiles=(AGAIN,)),
-        ),
-        "problem": None,
-        "notes": (),
-    }
-    return Explanation(
-        created="2026-11-25T12:00:00+00:00",
-        versions={"torch": "2.13.0"},
-        settings=settings,
-        sentence="one graph",
-        **{**given, **changed},
-    )
-
-
-def side(step_ms, **changed):
-    given = {"graphs": 1, "breaks": 0, "recompiles": 0, "compile_s": 4.0, "peak_bytes": None}
-    interval = None if step_ms is None else (step_ms * 0.99, step_ms * 1.01)
-    return SideRecord(step_ms=step_ms, step_ci_ms=interval, **{**given, **changed})
-
-
-CONFIRMED = TrialRecord(
-    remedy="torch._dynamo.config.reorderable_logging_functions = {print}",
-    status="confirmed",
-    sentence="2 graph breaks before, 0 after; the step is 1.50x [1.45, 1.55] as fast",
-    before=side(12.0, graphs=3, breaks=2),
-    after=side(8.0),
-    speedup=1.5,
-    speedup_ci=(1.45, 1.55),
-)
-
-
-def finding(code="BB101", severity="warning", **changed):
-    given = {
-        "message": "print can't be compiled",
-        "line": f"{FILE}:10: print(h)",
-        "fixes": ("leave print out",),
-        "count": 1,
-        "cost_s": None,
-        "calls": (0,),
-        "page": "",
-    }
-    return RankedFinding(code=code, severity=severity, **{**given, **changed})
-
-
-def diagnosis(box=None, *, findings=(), explained=None, **changed):
-    return Diagnosis(
-        created="2026-11-25T12:00:00+00:00",
-        machine=Machine(
-            system="Linux", processor="A processor", cores=2, memory_bytes=1 << 34, device="cpu"
-        ),
-        versions={"python": "3.11.7", "torch": "2.13.0"},
-        settings=Settings(
-            workload="mine.py:model",
-            arm="inductor",
-            dynamic=None,
-            fullgraph=False,
-            mode="infer",
-            dtype="float32",
-            device="cpu",
-            seed=3,
-        ),
-        findings=findings,
-        inside=box,
-        explanation=explained or explanation(),
-        **{"sentence": "nothing was found that has to be fixed", "notes": (), **changed},
-    )
-
-
-FINDINGS = (
-    finding(trials=(CONFIRMED,), saved_s=4.0),
-    finding("BB703", "note", message="2 repeated blocks", line="", fixes=()),
-)
-
-
-@pytest.fixture(scope="module")
-def told():
-    return diagnosis(inside(compiled(*LAYER)), findings=FINDINGS, notes=("the machine was busy",))
-
-
-@pytest.fixture(scope="module")
-def text(told):
-    return page(told)
 
 
 def test_what_to_fix_first_comes_first_with_its_line_what_was_tried_and_its_numbers(text):
@@ -802,209 +536,3 @@ def test_drawing_a_page_needs_no_torch(run_python):
         """
     )
     assert done.returncode == 0
-
-
-@browser.needs_browser
-def test_no_text_of_the_page_is_clipped_or_covered(told, tmp_path):
-    long = "cpp_fused_" + "a_rather_long_operator_" * 6
-    wide = compiled(
-        *LAYER, kernel(f"{long}:4", lines=(f"{FILE}:30: y = {'wide + ' * 40}1",)), number=0
-    )
-    findings = (*FINDINGS, finding(message="a_word" * 30, line=f"{FILE}:1: {'b' * 200}"))
-    text = page(diagnosis(inside(wide), findings=findings, notes=("a_word" * 30,)))
-    opened = text.replace("<details", "<details open")
-    assert opened != text
-    browser.check_layout(text, tmp_path)
-    browser.check_layout(opened, tmp_path)
-
-
-@browser.needs_browser
-def test_a_page_without_script_hides_what_needs_one(text, tmp_path):
-    found = browser.acted(
-        re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL),
-        tmp_path,
-        """
-        const all = selector => [...document.querySelectorAll(selector)];
-        document.querySelector("a.cell").click();
-        return {
-          tools: all(".tools, .told, #theme, #save, .scripted").some(x => x.checkVisibility()),
-          titles: all(".cell").every(x => x.title),
-          hash: location.hash,
-        };
-        """,
-    )
-    assert found == {"tools": False, "titles": True, "hash": "#kernel-0-0"}
-
-
-@browser.needs_browser
-def test_a_kernel_in_the_icicle_opens_its_code(text, tmp_path):
-    found = browser.acted(
-        text,
-        tmp_path,
-        """
-        const cell = document.querySelector("a.cell[href='#kernel-0-1']");
-        const entry = document.getElementById("kernel-0-1");
-        const before = entry.open;
-        cell.click();
-        await new Promise(done => setTimeout(done, 50));
-        const once = entry.open;
-        entry.open = false;
-        cell.click();
-        return { before, once, again: entry.open };
-        """,
-    )
-    assert found == {"before": False, "once": True, "again": True}
-
-
-@browser.needs_browser
-def test_the_icicle_is_reached_by_one_tab_and_walked_by_arrows(text, tmp_path):
-    found = browser.acted(
-        text,
-        tmp_path,
-        """
-        const cells = [...document.querySelectorAll(".cell")];
-        const name = x => x.title.split(":")[0];
-        const stops = cells.filter(x => x.tabIndex === 0).length;
-        const walked = [];
-        cells[0].focus();
-        for (const key of ["ArrowDown", "ArrowRight", "ArrowLeft", "ArrowDown", "ArrowDown",
-                           "ArrowUp"]) {
-          document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key }));
-          walked.push(name(document.activeElement));
-        }
-        const told = document.querySelector("#icicle ~ .told").textContent;
-        return { stops, walked, told, later: cells.filter(x => x.tabIndex === 0).length };
-        """,
-    )
-    assert found["stops"] == found["later"] == 1
-    assert found["walked"] == [
-        "graph 0, inference",
-        "rest of the host",
-        "graph 0, inference",
-        "h = self.lift(x)",
-        "extern_kernels.mm",
-        "h = self.lift(x)",
-    ]
-    assert found["told"].startswith("h = self.lift(x): 4.00 ms, 40.0% of the step")
-
-
-@browser.needs_browser
-def test_a_line_fills_the_width_and_a_step_shows_everything_again(text, tmp_path):
-    found = browser.acted(
-        text,
-        tmp_path,
-        """
-        const cells = [...document.querySelectorAll(".cell")];
-        const named = x => cells.find(y => y.title.startsWith(x));
-        const shown = () => cells.filter(x => x.checkVisibility()).length;
-        const before = shown();
-        named("h = self.lift").click();
-        const width = named("h = self.lift").style.width, zoomed = shown();
-        named("a step").click();
-        const back = shown();
-        named("h = self.lift").click();
-        cells[0].dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
-        return { before, width, zoomed, back, escaped: shown() };
-        """,
-    )
-    assert found["width"] == "100%"
-    assert found["zoomed"] == 4
-    assert found["before"] == found["back"] == found["escaped"]
-
-
-@browser.needs_browser
-def test_a_finger_gets_the_numbers_and_not_another_place(text, tmp_path):
-    found = browser.acted(
-        text,
-        tmp_path,
-        """
-        const cell = document.querySelector("a.cell[href='#kernel-0-1']");
-        const tap = { bubbles: true, cancelable: true, pointerType: "touch" };
-        cell.dispatchEvent(new PointerEvent("click", tap));
-        const told = document.querySelector("#icicle ~ .told");
-        return { hash: location.hash, told: told.textContent,
-                 link: told.querySelector("a").getAttribute("href") };
-        """,
-    )
-    assert found["hash"] == ""
-    assert found["told"].startswith("cpp_fused_mul_0: 1.00 ms")
-    assert found["link"] == "#kernel-0-1"
-
-
-@browser.needs_browser
-def test_kernels_are_searched_by_name_line_and_operator(text, tmp_path):
-    found = browser.acted(
-        text,
-        tmp_path,
-        """
-        const find = document.getElementById("find");
-        const shown = wanted => {
-          find.value = wanted;
-          find.dispatchEvent(new Event("input"));
-          return [...document.querySelectorAll(".entry")].filter(x => x.checkVisibility()).length;
-        };
-        return { name: shown("MUL_0()"), line: shown("self.lift"), none: shown("nowhere at all"),
-                 said: document.getElementById("found").textContent, all: shown("") };
-        """,
-    )
-    assert found == {"name": 1, "line": 1, "none": 0, "said": "0 of 3", "all": 3}
-
-
-@browser.needs_browser
-def test_a_drawing_is_searched_enlarged_and_unfolded(tmp_path):
-    layers = [
-        node(f"n{n}_{m}", target=target, module=f"layers.{n}")
-        for n in range(4)
-        for m, target in enumerate(("linear", "relu", "add"))
-    ]
-    text = page(diagnosis(explained=explanation(graphs=(handed(*layers),))))
-    found = browser.acted(
-        text,
-        tmp_path,
-        """
-        const views = document.querySelector(".views");
-        const find = selector => views.querySelector(selector);
-        const input = find("[type=search]"), svg = find(".folded svg");
-        const width = () => Number(svg.getAttribute("width"));
-        const first = width();
-        find(".more").click();
-        const larger = width();
-        find(".fit").click();
-        const hits = wanted => {
-          input.value = wanted;
-          input.dispatchEvent(new Event("input"));
-          return [...views.querySelectorAll(".hit")].filter(x => x.checkVisibility()).length;
-        };
-        const folded = hits("n2_1");
-        find(".to-whole").click();
-        const whole = hits("n2_1");
-        input.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
-        return { first, larger, fit: width(), pane: find(".whole").clientWidth, folded, whole,
-                 told: find(".told").textContent, said: find(".hits").textContent,
-                 shown: [find(".folded").checkVisibility(), find(".whole").checkVisibility()] };
-        """,
-    )
-    assert found["larger"] == pytest.approx(1.25 * found["first"])
-    assert found["fit"] == pytest.approx(found["pane"] - 4, abs=3)
-    assert (found["folded"], found["whole"]) == (1, 1)
-    assert found["told"].startswith("n2_1 = relu()")
-    assert found["said"] == "1 of 1 found"
-    assert found["shown"] == [False, True]
-
-
-@browser.needs_browser
-def test_the_theme_changes_and_the_json_is_saved(text, tmp_path):
-    found = browser.acted(
-        text,
-        tmp_path,
-        """
-        const background = () => getComputedStyle(document.body).backgroundColor;
-        const before = background();
-        document.getElementById("theme").click();
-        const saved = [];
-        HTMLAnchorElement.prototype.click = function () { saved.push(this.download); };
-        document.getElementById("save").click();
-        return { changed: background() !== before, saved };
-        """,
-    )
-    assert found == {"changed": True, "saved": ["diagnose.json"]}
