@@ -23,13 +23,18 @@ def commands(page: Path) -> list[str]:
     return COMMAND.findall(page.read_text())
 
 
-def parsed(command: str) -> None:
-    """Fail where a command line is none: no such command or option, or a value of another type."""
+def parsed(command: str) -> click.Context:
+    """Return a command line, parsed.
+
+    Raises:
+        AssertionError: there is no such command.
+        click.UsageError: there is no such option, or a value is of another type.
+    """
     name, *arguments = shlex.split(command)
     with click.Context(main, info_name="backbay") as context:
         found = main.get_command(context, name)
         assert found is not None, command
-        found.make_context(name, arguments, parent=context)
+        return found.make_context(name, arguments, parent=context)
 
 
 def told() -> list[str]:
@@ -46,7 +51,7 @@ def test_an_agent_is_told_of_too_few_commands():
 def test_a_command_that_an_agent_is_told_does_not_parse(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kept.json").write_text("{}")
-    parsed(command)
+    assert parsed(command).info_name == shlex.split(command)[0]
 
 
 @pytest.mark.parametrize(
