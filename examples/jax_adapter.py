@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -41,6 +41,7 @@ class Jax(Engine):
     """JAX, through torchax."""
 
     engine = "jax"
+    refuses: ClassVar = {torch.ops.aten.max_pool2d_with_indices_backward: "wrong in torchax"}
 
     def supports(self, node: torch.fx.Node) -> bool | str:
         """Return whether torchax has an operator."""

@@ -1,6 +1,7 @@
 """A loop of the user's own is looked at, runs as it would without, and is let go."""
 
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,19 @@ def test_a_print_that_leaves_nothing_compiled_is_found_though_no_step_is_seen(mo
     assert told.findings[0].line == line('print("a layer is done")')
     assert told.inside is None
     assert "no kernels were timed: the loop ended after 1 step" in told.notes
+
+
+def test_calls_of_another_thread_are_no_steps(models):
+    model, args = models.varying()
+    call = compiled(model)
+    call(*args)
+    with diagnose.attach(steps=1) as attached:
+        for _ in range(3):
+            other = threading.Thread(target=call, args=args)
+            other.start()
+            other.join()
+    with pytest.raises(InputError, match="nothing was compiled: no function"):
+        _ = attached.diagnosis
 
 
 def test_a_batch_that_changes_is_the_loops_own(models):
