@@ -2,11 +2,11 @@
 
     python tools/torch_versions.py 2.11.0 [2.15.0 ...] [--where DIR] [--index URL]
 
-For each release: a virtual environment ``DIR/torch-RELEASE`` with that torch and this package, then
-pytest in it. One that is there already and works is used again. A CPU build from PyTorch's own
-index is tried first (about 0.2 GB to download). Where that index is out of reach PyPI's build does:
-on Linux about 2.5 GB, as the loader wants most of the CUDA libraries even where there is no GPU;
-what it does not want is left out. Exit code 1 if anything failed.
+For each release: a virtual environment ``DIR/torch-RELEASE`` with that torch, the core and the
+optimizer, then pytest in it. One that is there already and works is used again. A CPU build from
+PyTorch's own index is tried first (about 0.2 GB to download). Where that index is out of reach
+PyPI's build does: on Linux about 2.5 GB, as the loader wants most of the CUDA libraries even where
+there is no GPU; what it does not want is left out. Exit code 1 if anything failed.
 """
 
 import argparse
@@ -22,22 +22,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-TESTS = ("tests/registry", "tests/cli/test_list_info.py")
-NEEDED = (
-    "click",
-    "hypothesis",
-    "jsonschema",
-    "msgspec",
-    "numpy",
-    "packaging",
-    "platformdirs",
-    "psutil",
-    "pytest",
-    "pytest-timeout",
-    "rich",
-    "tomlkit",
-)
-"""What the package and its tests import, beside what torch asks for itself."""
+CORE, OPTIMIZER = (ROOT / "packages" / x for x in ("backbay", "backbay-optimizer"))
+TESTS = ("packages/backbay/tests/registry", "packages/backbay/tests/cli/test_list_info.py")
+NEEDED = ("hypothesis", "jsonschema", "pytest", "pytest-timeout")
+"""What the tests import, beside what the core asks for itself."""
 
 LEFT_OUT = ("cuda-bindings",)
 """What torch's Linux build asks for and imports on a GPU only.
@@ -95,7 +83,7 @@ def verdict(release: str, folder: Path, index: str) -> tuple[str, bool]:
 
 
 def set_up(release: str, folder: Path, index: str) -> Path:
-    """Return the interpreter of an environment with this torch and this package.
+    """Return the interpreter of an environment with this torch and these packages.
 
     Raises:
         CannotSetUp: torch could not be installed, or does not compile once it is.
@@ -106,8 +94,9 @@ def set_up(release: str, folder: Path, index: str) -> Path:
         venv.create(folder, with_pip=True)
         install_torch(release, python, index)
         pip(python, *torchs_requirements(python))
-    pip(python, *NEEDED)
-    pip(python, "--no-deps", "-e", str(ROOT))  # again each time: its entry points may have changed
+    # Again each time: their entry points may have changed. The optimizer would bring another torch.
+    pip(python, *NEEDED, "-e", f"{CORE}[race]")
+    pip(python, "--no-deps", "-e", str(OPTIMIZER))
     if said := complaint(release, python):
         raise CannotSetUp(said)
     return python
