@@ -15,6 +15,7 @@ from backbay.registry import default_registry
 from backbay.registry.toml import parse_toml
 
 ENGINES = {
+    "executorch": "executorch.runtime",
     "iree": "iree.compiler",
     "onnxruntime": "onnxruntime",
     "openvino": "openvino",
