@@ -152,10 +152,10 @@ def test_a_process_is_left_as_it_was():
                       list(logging.getLogger("torch.__trace").handlers))  # fmt: skip
 
 
-def scheduled(origins, *, extern=False, own="", operations=("op0",), stacks=()):
+def scheduled(origins, *, extern=False, own="", operations=("op0",), operators=(), stacks=()):
     return Scheduled(
-        operations=frozenset(operations), origins=origins, operators=(), own=own, extern=extern,
-        stacks=stacks,
+        operations=frozenset(operations), origins=origins, operators=operators, own=own,
+        extern=extern, stacks=stacks,
         template=False, reduction=False, reads=frozenset(), writes=frozenset(), bytes=None,
         floating_operations=None,
     )  # fmt: skip
@@ -199,6 +199,30 @@ def test_a_kernel_of_which_torch_knows_no_line_has_its_nodes():
         )
         _assign(graph)
         assert one.stacks == stacks
+
+
+def test_an_extern_kernel_without_origins_is_the_next_of_its_name():
+    first, second, other = (
+        scheduled((x,), extern=True, own=x, operators=(f"aten.{target}.default",), stacks=(x,))
+        for x, target in (("a", "addmm"), ("b", "addmm"), ("c", "mm"))
+    )
+    kernels = [
+        kernel("extern_kernels.mm:1", "c"),
+        kernel("extern_kernels.addmm:2"),
+        kernel("extern_kernels.addmm:3"),
+        kernel("extern_kernels.bmm:4"),
+        kernel("triton_b:5"),
+    ]
+    graph = Graph(
+        compile_id="0/0",
+        direction="backward",
+        schedule=(first, other, second),
+        unfused={},
+        kernels=kernels,
+    )
+    _assign(graph)
+    assert [x.parts for x in kernels] == [[other], [first], [second], [], []]
+    assert [x.stacks for x in kernels] == [("c",), ("a",), ("b",), (), ()]
 
 
 def test_the_nearest_node_with_a_line_is_one_that_is_read_else_one_that_reads():

@@ -70,6 +70,18 @@ class Kernel:
         return self.name.rpartition(":")[0]
 
     @property
+    def operator(self) -> str:
+        """Of an extern kernel, the target of the graph's node that calls it."""
+        space, _, name = self.function.partition("extern_kernels.")
+        return f"aten.{name}.default" if name else space.removeprefix("torch.ops.")
+
+    def take(self, node: Scheduled) -> None:
+        """Compute a scheduled node, too."""
+        self.parts.append(node)
+        # Of a node that Inductor's own passes put in, torch knows no line.
+        self.stacks = self.stacks or node.stacks
+
+    @property
     def extern(self) -> bool:
         """Whether torch, and not Inductor, has its code."""
         return self.function.startswith(("extern_kernels.", "torch.ops.", "aten."))
@@ -191,16 +203,21 @@ def _assign(graph: Graph) -> None:
     """Assign each scheduled node to the kernel that computes it.
 
     That is the kernel with its origins and the fewest others: a kernel of several nodes has them
-    too, where a node is computed again inside of it.
+    too, where a node is computed again inside of it. Of an extern kernel torch may not know the
+    origin: then it is the next of its name.
     """
+    left = list[Scheduled]()
     for node in graph.schedule:
         wanted = {node.own} if node.extern and node.own else set(node.origins)
         fitting = [x for x in graph.kernels if x.extern == node.extern and wanted <= x.origins]
         if wanted and fitting:
-            kernel = min(fitting, key=lambda x: len(x.origins))
-            kernel.parts.append(node)
-            # Of a node that Inductor's own passes put in, torch knows no line.
-            kernel.stacks = kernel.stacks or node.stacks
+            min(fitting, key=lambda x: len(x.origins)).take(node)
+        elif node.extern:
+            left.append(node)
+    for kernel in (x for x in graph.kernels if x.extern and not x.parts):
+        for node in [x for x in left if kernel.operator in x.operators][:1]:
+            kernel.take(node)
+            left.remove(node)
 
 
 def _node(node: Any) -> Scheduled:
