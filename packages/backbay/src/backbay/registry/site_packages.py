@@ -1,0 +1,175 @@
+"""What is installed in the folders of an interpreter that is not this one: its path, its modules.
+
+Files are read and none is run. That is less than Python does when it starts, which runs lines of
+``.pth`` files and with them the finders of editable installations. Of such a finder the text is
+read: most have a table of modules and their places in it.
+"""
+
+import ast
+import functools
+import json
+import os
+import zipimport
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+
+from backbay.registry.distributions import Distribution, read_text, scan
+from backbay.registry.interpreter import OnlyAnImportTells
+
+_LARGEST_RECORD = 32 << 20
+"""Bytes; torch's, with its headers, has two million."""
+
+
+def search_path(folders: Iterable[str]) -> list[str]:
+    """Return site folders, each followed by those that ``.pth`` files in it name."""
+    found: dict[str, None] = {}
+    for folder in folders:
+        if os.path.isdir(folder):
+            found.update(dict.fromkeys([folder, *_named_in_pth_files(folder)]))
+    return list(found)
+
+
+def _named_in_pth_files(folder: str) -> Iterator[str]:
+    for name in sorted(os.listdir(folder)):
+        if name.startswith(".") or not name.endswith(".pth"):
+            continue
+        for line in _lines(os.path.join(folder, name)):
+            if not line.strip() or line.startswith(("#", "import ", "import\t")):
+                continue
+            place = os.path.abspath(os.path.join(folder, line.rstrip()))  # noqa: PTH100 (no links)
+            if os.path.exists(place):
+                yield place
+
+
+def _lines(path: str, largest: int = 1 << 20) -> list[str]:
+    try:
+        return read_text(path, largest).splitlines()
+    except OSError:
+        return []
+
+
+@dataclass(frozen=True)
+class ModuleFiles:
+    """The modules that another interpreter would find."""
+
+    path: Sequence[str]
+    """Its ``sys.path``."""
+    suffixes: Sequence[str]
+    """Ends of files that are modules to it, as ``.cpython-312-x86_64-linux-gnu.so``."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        """Find a module in these folders, or anywhere.
+
+        Raises:
+            OnlyAnImportTells: it is not found, and there is an editable installation whose modules
+                only its own code finds.
+        """
+        found = self._in_folders(name, self.path if path is None else path)
+        if found is not None:
+            return found
+        if name in self._editable.places:
+            return _spec_at(name, self._editable.places[name])
+        if any(x.startswith(f"{name}.") for x in self._editable.places):
+            return _namespace(name, [])
+        if path is None and self._editable.untold:
+            raise OnlyAnImportTells(f"{name}: {', '.join(self._editable.untold)}")
+        return None
+
+    def _in_folders(self, name: str, folders: Sequence[str]) -> ModuleSpec | None:
+        portions: list[str] = []
+        for folder in folders:
+            spec = self._in_folder(name, folder)
+            if spec is not None and spec.loader is not None:
+                return spec
+            portions += (spec.submodule_search_locations or ()) if spec is not None else ()
+        return _namespace(name, portions) if portions else None
+
+    def _in_folder(self, name: str, folder: str) -> ModuleSpec | None:
+        if not os.path.isfile(folder):
+            return FileFinder(folder, (SourceFileLoader, list(self.suffixes))).find_spec(name)
+        try:
+            return zipimport.zipimporter(folder).find_spec(name)
+        except zipimport.ZipImportError:
+            return None
+
+    @functools.cached_property
+    def _editable(self) -> "_EditableModules":
+        return _EditableModules.of(scan(self.path).distributions.values())
+
+
+@dataclass(frozen=True)
+class _EditableModules:
+    """What the finders of editable installations say."""
+
+    places: dict[str, str]
+    """Modules, each with its file or its package's folder."""
+    untold: tuple[str, ...]
+    """Distributions whose finders have no such table."""
+
+    @classmethod
+    def of(cls, distributions: Iterable[Distribution]) -> "_EditableModules":
+        places: dict[str, str] = {}
+        untold = []
+        for distribution in distributions:
+            if not _is_editable(distribution):
+                continue
+            finders = [*_finders(distribution)]
+            told = {name: place for x in finders for name, place in _places_in(x)}
+            places |= told
+            if finders and not told:
+                untold.append(distribution.name)
+        return cls(places, tuple(untold))
+
+
+def _is_editable(distribution: Distribution) -> bool:
+    try:
+        said = json.loads(read_text(os.path.join(distribution.folder, "direct_url.json")))
+        return said["dir_info"]["editable"] is True
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+
+
+def _finders(distribution: Distribution) -> Iterator[str]:
+    """Yield the modules that an editable installation put into the site folder itself."""
+    record = _lines(os.path.join(distribution.folder, "RECORD"), _LARGEST_RECORD)
+    names = (line.partition(",")[0] for line in record)
+    beside = os.path.dirname(distribution.folder)
+    yield from (os.path.join(beside, x) for x in names if x.endswith(".py") and "/" not in x)
+
+
+def _places_in(finder: str) -> Iterator[tuple[str, str]]:
+    """Yield the modules and places that a finder's text pairs: in a table, or as two arguments."""
+    try:
+        tree = ast.parse(read_text(finder))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    for node in ast.walk(tree):
+        pairs: list[tuple[ast.expr | None, ast.expr]] = []
+        if isinstance(node, ast.Dict):
+            pairs = list(zip(node.keys, node.values, strict=True))
+        elif isinstance(node, ast.Call) and len(node.args) == 2:
+            pairs = [(node.args[0], node.args[1])]
+        for left, right in pairs:
+            name, place = (x.value if isinstance(x, ast.Constant) else None for x in (left, right))
+            if not isinstance(name, str) or not isinstance(place, str):
+                continue
+            if all(x.isidentifier() for x in name.split(".")) and os.path.isabs(place):
+                yield name, place
+
+
+def _spec_at(name: str, place: str) -> ModuleSpec | None:
+    """Return what is at a place: a package's folder, a file, or a file without its ``.py``."""
+    if os.path.isdir(place):
+        place = os.path.join(place, "__init__.py")
+    elif not place.endswith(".py"):
+        place += ".py"
+    folders = [os.path.dirname(place)] if os.path.basename(place) == "__init__.py" else None
+    return spec_from_file_location(name, place, submodule_search_locations=folders)
+
+
+def _namespace(name: str, portions: list[str]) -> ModuleSpec:
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = portions
+    return spec
