@@ -1,4 +1,4 @@
-"""--python and --venv: what the commands say of another environment, and that they import nothing."""
+"""--python and --venv: what commands say of another environment, of which they import nothing."""
 
 import json
 import os
@@ -121,9 +121,7 @@ def test_a_lock_is_of_the_environment_and_a_drift_is_seen_there(other, tmp_path)
     before.rename(before.with_name("plug_in-3.2.dist-info"))
     changed = backbay(*same, "--json")
     assert changed.exit_code == 1
-    assert json.loads(changed.stdout)["drift"] == [
-        "plugged: version is 3.2, and the lock says 3.1"
-    ]
+    assert json.loads(changed.stdout)["drift"] == ["plugged: version is 3.2, and the lock says 3.1"]
     assert backbay("lock", "--check", "--file", "other.lock").exit_code == 1
 
 

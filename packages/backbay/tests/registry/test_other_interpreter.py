@@ -1,4 +1,4 @@
-"""Another interpreter's environment is read as that interpreter would see it, and nothing is run."""
+"""Another interpreter's environment is read as it would see it itself, and nothing is run."""
 
 import json
 import os
@@ -73,13 +73,14 @@ def test_a_virtual_environment_is_searched_in_the_order_in_which_its_python_does
     for name in ("added", "twice", "nested"):
         (tmp_path / name).mkdir()
     (tmp_path / "nested" / "deeper.pth").write_text(f"{tmp_path}\n")
+    root = str(tmp_path)
     other.write(
         {
-            "b.pth": f"# words\n\n{tmp_path / 'added'}  \n{tmp_path / 'gone'}\n{tmp_path / 'twice'}\n",
-            "a.pth": f"{tmp_path / 'nested'}\nimport sys; sys.path.append('/by/code')\nbeside\n",
-            "c.pth": f"{tmp_path / 'twice'}\n",
+            "b.pth": f"# words\n\n{root}/added  \n{root}/gone\n{root}/twice\n",
+            "a.pth": f"{root}/nested\nimport sys; sys.path.append('/by/code')\nbeside\n",
+            "c.pth": f"{root}/twice\n",
             "beside/x.py": "",
-            "words.txt": str(tmp_path),
+            "words.txt": root,
         }
     )
     found = list(other.read().interpreter.path)
@@ -169,7 +170,8 @@ def test_torch_and_torchvision_are_those_of_the_environment(other):
         }
     )
     other.publish("torch", "2.13.0+cu126")
-    other.publish("torchvision", "0.20.0", METADATA="Name: torchvision\nRequires-Dist: torch==2.5\n")
+    needs = "Name: torchvision\nRequires-Dist: torch==2.5\n"
+    other.publish("torchvision", "0.20.0", METADATA=needs)
     environment = other.read()
     assert environment.torch_build["__version__"] == "2.13.0+cu126"
     assert environment.torch_build["cuda"] == "12.6"
@@ -281,7 +283,7 @@ PLUGGED = (
     "[torch_dynamo_backends]\nplugged = plugged.fn:fn\n"
     "[backbay.backends]\nplugged = plugged:backends.toml\n"
 )
-SETUPTOOLS = """
+TABLE = """
 from __future__ import annotations
 MAPPING: dict[str, str] = {'plugged': %r}
 NAMESPACES: dict[str, list[str]] = {}
@@ -308,9 +310,9 @@ def test_an_editable_installation_is_followed(other, source, way):
     other.write({"torch/__init__.py": "", "torch/version.py": TORCH})
     files = {
         "path": {"_finder.pth": f"{source.parent}\n"},
-        "table": {"_finder.py": SETUPTOOLS % str(source), "_finder.pth": "import _finder\n"},
+        "table": {"_finder.py": TABLE % str(source), "_finder.pth": "import _finder\n"},
         "file": {"_finder.py": MAPPED % str(source / "__init__.py")},
-        "module": {"_finder.py": SETUPTOOLS.replace("plugged'", "plugged.fn'") % str(source / "fn")},
+        "module": {"_finder.py": TABLE.replace("plugged'", "plugged.fn'") % str(source / "fn")},
     }
     other.write(files[way])
     other.publish("plugged", entry_points_txt=PLUGGED, direct_url_json=EDITABLE, RECORD=RECORDED)

@@ -81,7 +81,8 @@ def _print(document: dict[str, Any], spec: BackendSpec) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, value in {**_state(document), **_declared(document, spec), **_rest(document)}.items():
+    rows = {**_state(document), **_declared(document, spec), **_rest(document)}
+    for label, value in rows.items():
         if value:
             table.add_row(label, Text(escaped(str(value))))
     Screen().print(table)

@@ -30,9 +30,7 @@ Examples:
               show_default=True)  # fmt: skip
 @elsewhere
 @json_option
-def command(
-    *, registry: KnownBackends, check: bool, path: Path, json_path: Path | None
-) -> None:
+def command(*, registry: KnownBackends, check: bool, path: Path, json_path: Path | None) -> None:
     """Lock each backend to its distribution, version, manifest and range of torch.
 
     Nothing is imported: neither torch nor any backend.

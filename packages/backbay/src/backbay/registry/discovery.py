@@ -208,9 +208,7 @@ def _no_manifest(entry_point: EntryPoint) -> str:
 
 def published_manifests(environment: Environment, problems: list[str]) -> Iterator[str]:
     """Yield the files of the manifests that are installed, ours too; add which are not found."""
-    for entry_point in _published(
-        environment.installed, MANIFEST_GROUP, problems, _MOST_MANIFESTS
-    ):
+    for entry_point in _published(environment.installed, MANIFEST_GROUP, problems, _MOST_MANIFESTS):
         path = manifest_path(entry_point, environment)
         if path is None:
             problems.append(_no_manifest(entry_point))

@@ -12,12 +12,13 @@ import platform
 import site
 import sys
 import sysconfig
+from pathlib import Path
 from typing import Any
 
 
 def facts() -> "dict[str, Any]":
     """Return what `backbay.registry.other_interpreter` reads."""
-    folders = site_folders(os.path.dirname(os.path.abspath(sys.executable)))
+    folders = site_folders(Path(sys.executable).absolute().parent)
     base = {"base": sys.prefix, "platbase": sys.prefix}
     return {
         "version": ".".join(str(x) for x in sys.version_info[:3]),
@@ -53,7 +54,7 @@ def markers() -> "dict[str, str]":
     }
 
 
-def site_folders(beside: str) -> "list[str]":
+def site_folders(beside: Path) -> "list[str]":
     """Return the folders in which packages are installed, in the order of ``sys.path``.
 
     In a virtual environment ``sys.prefix`` is that from now on.
@@ -61,22 +62,21 @@ def site_folders(beside: str) -> "list[str]":
     Args:
         beside: the interpreter's folder; a virtual environment is above it.
     """
-    above = os.path.dirname(beside)
-    configured = (os.path.join(x, "pyvenv.cfg") for x in (beside, above))
-    configuration = next((x for x in configured if os.path.isfile(x)), None)
+    configured = (x / "pyvenv.cfg" for x in (beside, beside.parent))
+    configuration = next((x for x in configured if x.is_file()), None)
     if configuration is None:
         return user_folders() + site.getsitepackages()
-    bases = [sys.base_prefix, sys.base_exec_prefix]
-    sys.prefix = sys.exec_prefix = above  # some distributions' `site` looks at it
-    own = site.getsitepackages([above])
+    prefixes = [str(beside.parent), sys.base_prefix, sys.base_exec_prefix]
+    sys.prefix = sys.exec_prefix = prefixes[0]  # some distributions' `site` looks at it
+    own = site.getsitepackages(prefixes[:1])
     if not shares_packages(configuration):
         return own
-    return own + user_folders() + site.getsitepackages([above] + bases)  # noqa: RUF005 (old Python)
+    return own + user_folders() + site.getsitepackages(prefixes)
 
 
-def shares_packages(configuration: str) -> bool:
+def shares_packages(configuration: Path) -> bool:
     """Whether a virtual environment has the packages of the Python that it was made from, too."""
-    with open(configuration, encoding="utf-8") as file:  # noqa: PTH123 (old Python)
+    with configuration.open(encoding="utf-8") as file:
         pairs = [line.partition("=") for line in file]
     said = {key.strip().lower(): value.strip().lower() for key, _, value in pairs}
     return said.get("include-system-site-packages", "true") == "true"

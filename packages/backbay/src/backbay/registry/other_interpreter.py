@@ -137,7 +137,8 @@ def _no_answer(python: Path, done: "subprocess.CompletedProcess[str]") -> str:
             "gone; install it again, or make the environment anew"
         )
     said = [x.strip() for x in done.stderr.splitlines() if x.strip()]
-    why = next((x for x in said if "error" in x.lower()), said[-1] if said else "it printed nothing")
+    last = said[-1] if said else "it printed nothing"
+    why = next((x for x in said if "error" in x.lower()), last)
     return f"{python} does not answer as a Python 3 (exit code {done.returncode}: {why})"
 
 

@@ -7,6 +7,7 @@ read: most have a table of modules and their places in it.
 
 import ast
 import functools
+import itertools
 import json
 import os
 import zipimport
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
+from pathlib import Path
 
 from backbay.registry.distributions import Distribution, read_text, scan
 from backbay.registry.interpreter import OnlyAnImportTells
@@ -25,27 +27,25 @@ _LARGEST_RECORD = 32 << 20
 def search_path(folders: Iterable[str]) -> list[str]:
     """Return site folders, each followed by those that ``.pth`` files in it name."""
     found: dict[str, None] = {}
-    for folder in folders:
-        if os.path.isdir(folder):
-            found.update(dict.fromkeys([folder, *_named_in_pth_files(folder)]))
+    for folder in map(Path, folders):
+        if folder.is_dir():
+            found.update(dict.fromkeys([str(folder), *_named_in_pth_files(folder)]))
     return list(found)
 
 
-def _named_in_pth_files(folder: str) -> Iterator[str]:
-    for name in sorted(os.listdir(folder)):
-        if name.startswith(".") or not name.endswith(".pth"):
-            continue
-        for line in _lines(os.path.join(folder, name)):
+def _named_in_pth_files(folder: Path) -> Iterator[str]:
+    for file in sorted(x for x in folder.glob("*.pth") if not x.name.startswith(".")):
+        for line in _lines(file):
             if not line.strip() or line.startswith(("#", "import ", "import\t")):
                 continue
-            place = os.path.abspath(os.path.join(folder, line.rstrip()))  # noqa: PTH100 (no links)
-            if os.path.exists(place):
+            place = os.path.abspath(folder / line.rstrip())  # noqa: PTH100 (links stay)
+            if Path(place).exists():
                 yield place
 
 
-def _lines(path: str, largest: int = 1 << 20) -> list[str]:
+def _lines(path: Path, largest: int = 1 << 20) -> list[str]:
     try:
-        return read_text(path, largest).splitlines()
+        return read_text(str(path), largest).splitlines()
     except OSError:
         return []
 
@@ -70,7 +70,7 @@ class ModuleFiles:
         if found is not None:
             return found
         if name in self._editable.places:
-            return _spec_at(name, self._editable.places[name])
+            return _spec_at(name, Path(self._editable.places[name]))
         if any(x.startswith(f"{name}.") for x in self._editable.places):
             return _namespace(name, [])
         if path is None and self._editable.untold:
@@ -87,7 +87,7 @@ class ModuleFiles:
         return _namespace(name, portions) if portions else None
 
     def _in_folder(self, name: str, folder: str) -> ModuleSpec | None:
-        if not os.path.isfile(folder):
+        if not Path(folder).is_file():
             return FileFinder(folder, (SourceFileLoader, list(self.suffixes))).find_spec(name)
         try:
             return zipimport.zipimporter(folder).find_spec(name)
@@ -125,47 +125,46 @@ class _EditableModules:
 
 def _is_editable(distribution: Distribution) -> bool:
     try:
-        said = json.loads(read_text(os.path.join(distribution.folder, "direct_url.json")))
+        said = json.loads(read_text(str(Path(distribution.folder, "direct_url.json"))))
         return said["dir_info"]["editable"] is True
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 
 
-def _finders(distribution: Distribution) -> Iterator[str]:
+def _finders(distribution: Distribution) -> Iterator[Path]:
     """Yield the modules that an editable installation put into the site folder itself."""
-    record = _lines(os.path.join(distribution.folder, "RECORD"), _LARGEST_RECORD)
-    names = (line.partition(",")[0] for line in record)
-    beside = os.path.dirname(distribution.folder)
-    yield from (os.path.join(beside, x) for x in names if x.endswith(".py") and "/" not in x)
+    folder = Path(distribution.folder)
+    names = (x.partition(",")[0] for x in _lines(folder / "RECORD", _LARGEST_RECORD))
+    yield from (folder.parent / x for x in names if x.endswith(".py") and "/" not in x)
 
 
-def _places_in(finder: str) -> Iterator[tuple[str, str]]:
+def _places_in(finder: Path) -> Iterator[tuple[str, str]]:
     """Yield the modules and places that a finder's text pairs: in a table, or as two arguments."""
     try:
-        tree = ast.parse(read_text(finder))
+        tree = ast.parse(read_text(str(finder)))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return
     for node in ast.walk(tree):
-        pairs: list[tuple[ast.expr | None, ast.expr]] = []
+        pairs: Iterable[tuple[ast.expr | None, ast.expr]] = ()
         if isinstance(node, ast.Dict):
-            pairs = list(zip(node.keys, node.values, strict=True))
-        elif isinstance(node, ast.Call) and len(node.args) == 2:
-            pairs = [(node.args[0], node.args[1])]
+            pairs = zip(node.keys, node.values, strict=True)
+        elif isinstance(node, ast.Call):
+            pairs = itertools.pairwise(node.args)
         for left, right in pairs:
             name, place = (x.value if isinstance(x, ast.Constant) else None for x in (left, right))
             if not isinstance(name, str) or not isinstance(place, str):
                 continue
-            if all(x.isidentifier() for x in name.split(".")) and os.path.isabs(place):
+            if all(x.isidentifier() for x in name.split(".")) and Path(place).is_absolute():
                 yield name, place
 
 
-def _spec_at(name: str, place: str) -> ModuleSpec | None:
+def _spec_at(name: str, place: Path) -> ModuleSpec | None:
     """Return what is at a place: a package's folder, a file, or a file without its ``.py``."""
-    if os.path.isdir(place):
-        place = os.path.join(place, "__init__.py")
-    elif not place.endswith(".py"):
-        place += ".py"
-    folders = [os.path.dirname(place)] if os.path.basename(place) == "__init__.py" else None
+    if place.is_dir():
+        place /= "__init__.py"
+    elif place.suffix != ".py":
+        place = place.with_name(f"{place.name}.py")
+    folders = [str(place.parent)] if place.name == "__init__.py" else None
     return spec_from_file_location(name, place, submodule_search_locations=folders)
 
 
