@@ -161,7 +161,8 @@ def _examine(
     notes = [f"note: {', '.join(blocked)}: {_STILL_FOUND}"] if blocked else []
     notes += [f"note: {x}" for x in refused]
     notes += [f"note: {x}" for x in (tested.problem(here), torchvision.problem(here)) if x]
-    if is_elsewhere(registry) and any("pip install" in row["remedy"] for row in entries):
+    advice = [*(row["remedy"] for row in entries), *notes]
+    if is_elsewhere(registry) and any("pip install" in x for x in advice):
         notes.append(f"note: pip installs there as: pip --python {_executable(registry)} install")
     document = {"schema": SCHEMA, "interpreter": interpreter(registry), "backends": entries}
     document |= {"unmet": unmet, "notes": notes, "problems": list(registry.problems)}

@@ -245,13 +245,13 @@ class _Asked:
             return
         if None in reasons.values():
             yield self._unknown(f"it needs {_either(wanted)}, and for what this PyTorch was built")
-        else:
-            name, reason = next(iter(reasons.items()))
-            yield Availability(
-                state="no_device",
-                reason=f"it needs {_either(wanted)}: {reason}",
-                remedy=f"run it on a machine with a {name} device and a PyTorch built for it",
-            )
+            return
+        name, why = next(iter(reasons.items()))
+        yield Availability(
+            state="no_device",
+            reason=f"it needs {_either(wanted)}: {why}",
+            remedy=f"run it on a machine with a {name} device and a PyTorch built for it",
+        )
 
     def modules(self) -> Iterator[Availability]:
         for module in self.spec.requires.modules:

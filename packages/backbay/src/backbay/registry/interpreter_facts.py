@@ -11,7 +11,6 @@ import os
 import platform
 import site
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from typing import Any
 def facts() -> "dict[str, Any]":
     """Return what `backbay.registry.other_interpreter` reads."""
     folders = site_folders(Path(sys.executable).absolute().parent)
+    import sysconfig  # noqa: PLC0415 (what it answers is decided when it is imported)
+
     base = {"base": sys.prefix, "platbase": sys.prefix}
     return {
         "version": ".".join(str(x) for x in sys.version_info[:3]),

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from backbay.errors import InputError
-from backbay.registry.interpreter import Interpreter, platform
+from backbay.registry.environment import Interpreter, platform
 from backbay.registry.site_packages import ModuleFiles, search_path
 
 _ANSWER_S = 60.0
@@ -137,8 +137,8 @@ def _no_answer(python: Path, done: "subprocess.CompletedProcess[str]") -> str:
             "gone; install it again, or make the environment anew"
         )
     said = [x.strip() for x in done.stderr.splitlines() if x.strip()]
-    last = said[-1] if said else "it printed nothing"
-    why = next((x for x in said if "error" in x.lower()), last)
+    first = said[0] if said else "it printed nothing"
+    why = next((x for x in said if "error" in x.lower()), first)
     return f"{python} does not answer as a Python 3 (exit code {done.returncode}: {why})"
 
 

@@ -18,7 +18,7 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 
 from backbay.registry.distributions import Distribution, read_text, scan
-from backbay.registry.interpreter import OnlyAnImportTells
+from backbay.registry.environment import OnlyAnImportTells
 
 _LARGEST_RECORD = 32 << 20
 """Bytes; torch's, with its headers, has two million."""
@@ -135,7 +135,8 @@ def _finders(distribution: Distribution) -> Iterator[Path]:
     """Yield the modules that an editable installation put into the site folder itself."""
     folder = Path(distribution.folder)
     names = (x.partition(",")[0] for x in _lines(folder / "RECORD", _LARGEST_RECORD))
-    yield from (folder.parent / x for x in names if x.endswith(".py") and "/" not in x)
+    files = (folder.parent / x for x in names if x.endswith(".py") and "/" not in x)
+    yield from (x for x in files if x.is_file())
 
 
 def _places_in(finder: Path) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from backbay.registry.interpreter import found_by_finders, module_exists
+from backbay.registry.environment import found_by_finders, module_exists
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LOADING = threading.RLock()
