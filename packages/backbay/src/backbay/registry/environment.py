@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
+from typing import NamedTuple
 
 from backbay.registry.distributions import Installed, scan
 
@@ -30,8 +31,7 @@ class OnlyAnImportTells(LookupError):  # noqa: N818 (reads as the answer that it
     """Whether there is such a module is decided by code of that environment, which is not run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interpreter:
+class Interpreter(NamedTuple):  # a dataclass would be felt in a listing
     """A Python interpreter, and where it looks for what is installed."""
 
     executable: str
