@@ -201,7 +201,7 @@ print("LOADED", *{"torch", "plug_in"} & set(sys.modules))
 """
 
 
-def test_torch_or_a_backend_is_imported(other):
+def test_neither_torch_nor_a_backend_is_imported(other):
     for name in ("torch", "plug_in"):
         (site(other) / name / "__init__.py").write_text("raise SystemExit('imported')\n")
     done = run([sys.executable, "-c", EVERY, other, *READING])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -120,15 +121,20 @@ def test_an_interpreter_without_a_virtual_environment_is_read_too():
     assert found.version == ".".join(map(str, sys.version_info[:3]))
 
 
-def test_it_has_the_folders_of_a_shell_s_pythonpath(other, tmp_path, monkeypatch):
+def test_a_shell_s_pythonpath_is_not_part_of_it(other, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert str(tmp_path) not in other.read().interpreter.path
+
+
+def test_hidden_files_name_no_folders(other, tmp_path):
+    other.write({".hidden.pth": f"{tmp_path}\n"})
     assert str(tmp_path) not in other.read().interpreter.path
 
 
 # -- nothing is run
 
 
-def test_code_of_the_environment_is_run(other, tmp_path):
+def test_no_code_of_the_environment_is_run(other, tmp_path):
     mark = tmp_path / "imported"
     code = f"open({str(mark)!r}, 'a').write(__file__ if '__file__' in globals() else 'a line')\n"
     other.write(
@@ -185,7 +191,7 @@ def test_without_torch_there_none_of_it_is_taken_from_here(other):
     assert other.known().availability("inductor").reason == "PyTorch is not installed"
 
 
-def test_modules_of_this_process_are_taken_for_the_other_s(other):
+def test_modules_of_this_process_are_not_taken_for_the_other_s(other):
     other.publish("mine", entry_points_txt="[torch_dynamo_backends]\nmine = backbay.cli:fn\n")
     other.write({"torch/__init__.py": "", "torch/version.py": TORCH})
     found = other.known().availability("mine")
@@ -325,6 +331,8 @@ def test_an_editable_installation_is_followed(other, source, way):
     if way != "module":
         assert known.spec("plugged").summary == "Plugged in"
         assert not known.environment.has_module("plugged.absent")
+        shutil.rmtree(source)
+        assert other.known().availability("plugged").state == "broken"
 
 
 def test_what_only_code_finds_is_unknown_and_what_else_is_absent_stays_so(other):
@@ -456,6 +464,13 @@ def test_what_is_no_interpreter_is_one_line_that_says_what_to_do(other, made, sa
     assert said in str(error.value)
     assert "\n" not in str(error.value)
     assert given.name in str(error.value)
+
+
+@posix
+def test_who_this_process_is_on_a_mac_is_not_handed_on(other, monkeypatch):
+    monkeypatch.setenv("__PYVENV_LAUNCHER__", "/ours")
+    with pytest.raises(InputError, match=r"launched by \)"):
+        other_interpreter(script(other, 'echo "launched by $__PYVENV_LAUNCHER__" >&2'))
 
 
 @posix

@@ -70,7 +70,7 @@ class ModuleFiles:
         if found is not None:
             return found
         if name in self._editable.places:
-            return _spec_at(name, Path(self._editable.places[name]))
+            return _spec_at(name, Path(self._editable.places[name]), self.suffixes)
         if any(x.startswith(f"{name}.") for x in self._editable.places):
             return _namespace(name, [])
         if path is None and self._editable.untold:
@@ -140,17 +140,17 @@ def _finders(distribution: Distribution) -> Iterator[Path]:
 
 
 def _places_in(finder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the modules and places that a finder's text pairs: in a table, or as two arguments."""
+    """Yield the modules and places that a finder's text pairs: in a table, or as arguments."""
     try:
         tree = ast.parse(read_text(str(finder)))
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):
         pairs: Iterable[tuple[ast.expr | None, ast.expr]] = ()
         if isinstance(node, ast.Dict):
             pairs = zip(node.keys, node.values, strict=True)
-        elif isinstance(node, ast.Call):
-            pairs = itertools.pairwise(node.args)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".map_module"):
+            pairs = itertools.pairwise(node.args)  # of `editables`
         for left, right in pairs:
             name, place = (x.value if isinstance(x, ast.Constant) else None for x in (left, right))
             if not isinstance(name, str) or not isinstance(place, str):
@@ -159,14 +159,20 @@ def _places_in(finder: Path) -> Iterator[tuple[str, str]]:
                 yield name, place
 
 
-def _spec_at(name: str, place: Path) -> ModuleSpec | None:
-    """Return what is at a place: a package's folder, a file, or a file without its ``.py``."""
-    if place.is_dir():
-        place /= "__init__.py"
-    elif place.suffix != ".py":
-        place = place.with_name(f"{place.name}.py")
-    folders = [str(place.parent)] if place.name == "__init__.py" else None
-    return spec_from_file_location(name, place, submodule_search_locations=folders)
+def _spec_at(name: str, place: Path, suffixes: Sequence[str]) -> ModuleSpec | None:
+    """Return what is at a place: a package's folder, a file, or a file without its suffix."""
+    candidates = (
+        place / "__init__.py",
+        place,
+        *(place.with_name(place.name + x) for x in suffixes),
+    )
+    file = next((x for x in candidates if x.is_file()), None)
+    if file is None:
+        return None
+    folders = [str(file.parent)] if file.stem == "__init__" else None
+    return spec_from_file_location(
+        name, file, loader=SourceFileLoader(name, str(file)), submodule_search_locations=folders
+    )
 
 
 def _namespace(name: str, portions: list[str]) -> ModuleSpec:
