@@ -469,7 +469,7 @@ def test_what_is_no_interpreter_is_one_line_that_says_what_to_do(other, made, sa
 @posix
 def test_who_this_process_is_on_a_mac_is_not_handed_on(other, monkeypatch):
     monkeypatch.setenv("__PYVENV_LAUNCHER__", "/ours")
-    with pytest.raises(InputError, match=r"launched by \)"):
+    with pytest.raises(InputError, match=r"launched by\)"):
         other_interpreter(script(other, 'echo "launched by $__PYVENV_LAUNCHER__" >&2'))
 
 

@@ -161,12 +161,8 @@ def _places_in(finder: Path) -> Iterator[tuple[str, str]]:
 
 def _spec_at(name: str, place: Path, suffixes: Sequence[str]) -> ModuleSpec | None:
     """Return what is at a place: a package's folder, a file, or a file without its suffix."""
-    candidates = (
-        place / "__init__.py",
-        place,
-        *(place.with_name(place.name + x) for x in suffixes),
-    )
-    file = next((x for x in candidates if x.is_file()), None)
+    beside = (place.with_name(f"{place.name}{suffix}") for suffix in suffixes)
+    file = next((x for x in (place / "__init__.py", place, *beside) if x.is_file()), None)
     if file is None:
         return None
     folders = [str(file.parent)] if file.stem == "__init__" else None
