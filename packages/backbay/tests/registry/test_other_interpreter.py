@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,7 @@ def test_a_virtual_environment_is_searched_in_the_order_in_which_its_python_does
             "a.pth": f"{root}/nested\nimport sys; sys.path.append('/by/code')\nbeside\n",
             "c.pth": f"{root}/twice\n",
             "beside/x.py": "",
+            "# words/x.py": "",
             "words.txt": root,
         }
     )
@@ -112,6 +114,15 @@ def _user_folders(python: Path) -> list[str]:
     program = "import site; print(site.getusersitepackages())"
     done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
     return done.stdout.split()
+
+
+def test_an_environment_that_does_not_say_so_shares_the_system_s_packages(other):
+    configuration = other.folder / "pyvenv.cfg"
+    lines = configuration.read_text().splitlines(keepends=True)
+    configuration.write_text("".join(x for x in lines if "site-packages" not in x))
+    found = list(other.read().interpreter.path)
+    assert found == sys_path(other.python)
+    assert other_interpreter(Path(sys._base_executable)).packages in found
 
 
 def test_an_interpreter_without_a_virtual_environment_is_read_too():
@@ -213,6 +224,16 @@ def test_extension_modules_of_another_python_are_found(other, tmp_path):
     assert environment.has_module("compiled") is True
     assert environment.has_module("of_ours") is False
     assert environment.has_module("sys") is True
+
+
+def test_modules_in_a_zip_file_are_found(other):
+    with zipfile.ZipFile(other.site / "library.zip", "w") as archive:
+        archive.writestr("zipped/__init__.py", "")
+    (other.site / "words.txt").write_text("no zip file")
+    other.write({"library.pth": "library.zip\nwords.txt\n"})
+    environment = other.read()
+    assert environment.has_module("zipped") is True
+    assert environment.has_module("words") is False
 
 
 def test_dotted_modules_and_namespaces_are_looked_for_as_an_import_would(other):
@@ -354,7 +375,8 @@ def test_what_only_code_finds_is_unknown_and_what_else_is_absent_stays_so(other)
 
 def test_a_finder_of_what_is_not_editable_makes_nothing_unknown(other):
     other.write({"torch/__init__.py": "", "torch/version.py": TORCH, "_finder.py": "import x\n"})
-    other.publish("plugged", entry_points_txt=PLUGGED, RECORD=RECORDED)
+    said = EDITABLE.replace("true", "false")
+    other.publish("plugged", entry_points_txt=PLUGGED, direct_url_json=said, RECORD=RECORDED)
     assert other.known().availability("plugged").state == "broken"
 
 
