@@ -27,6 +27,8 @@ from backbay.timing.interval import Interval
 from backbay.timing.rounds import plan
 
 _FEWEST_STEPS, _MOST_STEPS = 3, 20
+_AMPERE = (8, 0)
+"""The first whose matrix units have TF32."""
 _WORKS: tuple[tuple[Work, tuple[str, ...]], ...] = (
     ("attention", ("attention", "sdpa")),
     ("convolution", ("conv",)),
@@ -68,11 +70,19 @@ def look(subject: Subject, timing_s: float) -> WhiteBox:
         spent,
         wall_ms=wall_ms,
         wall_ci_ms=wall_ci_ms,
-        measured=limit(subject.device, _dtype(subject)),
+        measured=limit(subject.device, dtype_of(subject)),
         phases_s=phases,
         compile_s=side.compile_s,
         peak_bytes=subject.peak_bytes(),
     )
+
+
+def could_be_tf32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether matrix products in a dtype would be faster in TF32, which torch doesn't use now."""
+    if device.type != "cuda" or dtype != torch.float32 or torch.version.hip is not None:
+        return False
+    has = torch.cuda.get_device_capability(device) >= _AMPERE
+    return has and torch.get_float32_matmul_precision() == "highest"
 
 
 def white_box(
@@ -278,7 +288,8 @@ def _neighbours(
         )
 
 
-def _dtype(subject: Subject) -> torch.dtype:
+def dtype_of(subject: Subject) -> torch.dtype:
+    """Return what a workload computes in."""
     tensors: list[Any] = [*subject.workload.model.parameters()]
     tensors += [x for _, x in subject.step.inputs]
     floating = (x.dtype for x in tensors if x.is_floating_point())
