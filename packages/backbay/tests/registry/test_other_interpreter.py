@@ -373,6 +373,21 @@ def test_what_only_code_finds_is_unknown_and_what_else_is_absent_stays_so(other)
     assert "is not found" in problem
 
 
+def test_a_folder_of_built_files_does_not_hide_the_source_of_a_package(other, source):
+    other.write({"torch/__init__.py": "", "torch/version.py": TORCH, "plugged/built.so": ""})
+    other.write({"_finder.py": TABLE % str(source)})
+    other.publish("plugged", entry_points_txt=PLUGGED, direct_url_json=EDITABLE, RECORD=RECORDED)
+    assert other.known().spec("plugged").summary == "Plugged in"
+    other.write({"_finder.py": "import x\n"})
+    assert other.known().availability("plugged").state == "unknown"
+
+
+def test_a_table_that_leads_nowhere_finds_nothing(other):
+    other.write({"_finder.py": TABLE % "/"})
+    other.publish("plugged", direct_url_json=EDITABLE, RECORD=RECORDED)
+    assert other.read().has_module("plugged") is False
+
+
 def test_a_finder_of_what_is_not_editable_makes_nothing_unknown(other):
     other.write({"torch/__init__.py": "", "torch/version.py": TORCH, "_finder.py": "import x\n"})
     said = EDITABLE.replace("true", "false")

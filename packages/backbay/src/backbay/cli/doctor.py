@@ -1,5 +1,6 @@
 """``backbay doctor``: what runs here, what does not, why, and what to do about it."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -163,7 +164,8 @@ def _examine(
     notes += [f"note: {x}" for x in (tested.problem(here), torchvision.problem(here)) if x]
     advice = [*(row["remedy"] for row in entries), *notes]
     if is_elsewhere(registry) and any("pip install" in x for x in advice):
-        notes.append(f"note: pip installs there as: pip --python {_executable(registry)} install")
+        python = shlex.quote(_executable(registry))
+        notes.append(f"note: pip installs there as: pip --python {python} install")
     document = {"schema": SCHEMA, "interpreter": interpreter(registry), "backends": entries}
     document |= {"unmet": unmet, "notes": notes, "problems": list(registry.problems)}
     if not written(document, json_path):

@@ -63,11 +63,11 @@ class ModuleFiles:
         """Find a module in these folders, or anywhere.
 
         Raises:
-            OnlyAnImportTells: it is not found, and there is an editable installation whose modules
-                only its own code finds.
+            OnlyAnImportTells: no file of it is found, and there is an editable installation whose
+                modules only its own code finds.
         """
         found = self._in_folders(name, self.path if path is None else path)
-        if found is not None:
+        if found is not None and found.loader is not None:
             return found
         if name in self._editable.places:
             return _spec_at(name, Path(self._editable.places[name]), self.suffixes)
@@ -75,7 +75,7 @@ class ModuleFiles:
             return _namespace(name, [])
         if path is None and self._editable.untold:
             raise OnlyAnImportTells(f"{name}: {', '.join(self._editable.untold)}")
-        return None
+        return found  # folders without an ``__init__.py``, or nothing
 
     def _in_folders(self, name: str, folders: Sequence[str]) -> ModuleSpec | None:
         portions: list[str] = []
@@ -161,7 +161,7 @@ def _places_in(finder: Path) -> Iterator[tuple[str, str]]:
 
 def _spec_at(name: str, place: Path, suffixes: Sequence[str]) -> ModuleSpec | None:
     """Return what is at a place: a package's folder, a file, or a file without its suffix."""
-    beside = (place.with_name(f"{place.name}{suffix}") for suffix in suffixes)
+    beside = (Path(f"{place}{suffix}") for suffix in suffixes)
     file = next((x for x in (place / "__init__.py", place, *beside) if x.is_file()), None)
     if file is None:
         return None
