@@ -6,6 +6,7 @@ import torch
 
 import backbay
 
+torch.set_float32_matmul_precision("high")  # else that is a defect of each of them, on a GPU
 WIDTH, ROWS = (1024, 4096) if torch.cuda.is_available() else (256, 64)
 """On a GPU as much as keeps it busy longer than the host."""
 

@@ -288,7 +288,7 @@ def on_device(
         return None, ()
     kernels = [x for graph in inside.graphs for x in graph.kernels]
     lineless = [OutsideRecord(name=x.name, ms=x.ms) for x in kernels if x.ms and not x.lines]
-    lineless += inside.outside
+    lineless += (x for x in inside.outside if not x.lines)
     if inside.step.copies_ms:
         lineless.append(OutsideRecord(name="copies", ms=inside.step.copies_ms))
     whole = inside.step.kernels_ms + inside.step.outside_ms + inside.step.copies_ms

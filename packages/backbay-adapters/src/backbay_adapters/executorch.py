@@ -26,7 +26,8 @@ class ExecuTorch(Engine):
 
     name = "backbay_executorch"
     engine = "executorch"
-    graph_kinds: ClassVar = ("inference",)
+    dense_inputs = True
+    graph_kinds: ClassVar[Any] = ("inference",)
     decompositions = core_aten(torch.ops.aten.gelu)  # its own with tanh is an approximation
     refuses: ClassVar = {
         torch.ops.aten.constant_pad_nd: (_takes_off, "its padding takes nothing off")
@@ -47,15 +48,10 @@ class ExecuTorch(Engine):
 
         def run(*tensors: torch.Tensor) -> Sequence[Any]:
             assert loaded is not None  # a method dies with its program
-            results: Sequence[Any] = forward.execute([*map(_laid_out, tensors)])
+            results: Sequence[Any] = forward.execute(tensors)
             return results
 
         return run
-
-
-def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
-    last = tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)  # noqa: PLR2004 (N, C, H, W)
-    return tensor if last else tensor.contiguous()
 
 
 def lower(program: torch.export.ExportedProgram) -> bytes:

@@ -120,6 +120,13 @@ def test_a_growing_cache_is_the_first_finding_and_compiled_once_where_sizes_are_
     assert torch.compiler.config.dynamic_sources == ""
 
 
+def test_what_runs_uncompiled_has_the_lines_that_call_it(diagnosed, line):
+    told = diagnosed("printing")
+    names = {x.name: x.lines for x in told.inside.outside}
+    called = line("x = layer(x).relu()")
+    assert names["aten::linear"] == names["aten::relu"] == (called,)
+
+
 def test_a_number_that_changes_is_the_first_finding_with_its_line(diagnosed, line):
     found, trial = first(diagnosed("counting"))
     assert found.code == "BB202"

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from backbay.diagnose.record import (
     Work,
 )
 from backbay.diagnose.subject import Subject
+from backbay.diagnose.uncompiled import lines_of, operator
 from backbay.reporting.lines import innermost, places
 from backbay.timing import stats
 from backbay.timing.interval import Interval
@@ -74,6 +76,7 @@ def look(subject: Subject, timing_s: float) -> WhiteBox:
         phases_s=phases,
         compile_s=side.compile_s,
         peak_bytes=subject.peak_bytes(),
+        uncompiled=lines_of(subject) if spent.outside else {},
     )
 
 
@@ -95,6 +98,7 @@ def white_box(
     phases_s: Mapping[str, float],
     compile_s: float,
     peak_bytes: int | None,
+    uncompiled: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> WhiteBox:
     """Return what was seen inside of Inductor, and of a step.
 
@@ -107,13 +111,17 @@ def white_box(
         phases_s: phase of compiling to seconds.
         compile_s: seconds of all compiling.
         peak_bytes: memory of a step; ``None``: not known.
+        uncompiled: lines of what runs so, by operator.
     """
     graphs = tuple(_graph(n, x, spent, measured) for n, x in enumerate(compiled))
     nothing = "nothing was compiled by Inductor: its kernels are not seen"
     outside = sorted(spent.outside.items(), key=lambda x: -x[1])
     return WhiteBox(
         graphs=graphs,
-        outside=tuple(OutsideRecord(name=name, ms=ms) for name, ms in outside),
+        outside=tuple(
+            OutsideRecord(name=name, ms=ms, lines=uncompiled.get(operator(name), ()))
+            for name, ms in outside
+        ),
         step=_step(graphs, spent, (wall_ms, wall_ci_ms), peak_bytes),
         limit=measured,
         phases_s=dict(phases_s),

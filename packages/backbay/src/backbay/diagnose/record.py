@@ -125,6 +125,8 @@ class OutsideRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     ms: float
+    lines: tuple[str, ...] = ()
+    """The user's lines that call it, where the model was seen to run uncompiled."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
