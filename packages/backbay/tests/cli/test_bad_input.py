@@ -143,7 +143,7 @@ def test_a_lock_onto_a_full_disk_is_said():
 
 
 def test_terminal_codes_of_a_lock_file_are_shown_not_obeyed(monkeypatch, registry):
-    monkeypatch.setattr("backbay.cli.lock.default_registry", registry)
+    monkeypatch.setattr("backbay.cli.elsewhere.default_registry", registry)
     entry = ENTRY.replace('"a"', r'"\u001b[31ma\u202e"').replace('"d"', r'"\u001b]0;d\u0007"')
     torch = 'torch = ">=2.13,<2.14"'
     Path("backbay.lock").write_text(f"version = 1\n{torch}\n[[backend]]\n{entry}")

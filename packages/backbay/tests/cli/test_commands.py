@@ -20,8 +20,7 @@ def backbay(*arguments: str, **options):
 @pytest.fixture
 def seen(monkeypatch, registry):
     """Let every command look at the `registry` fixture's installation."""
-    for module in ("listing", "info", "doctor", "lock"):
-        monkeypatch.setattr(f"backbay.cli.{module}.default_registry", registry)
+    monkeypatch.setattr("backbay.cli.elsewhere.default_registry", registry)
     return registry
 
 

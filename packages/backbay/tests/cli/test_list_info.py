@@ -16,7 +16,7 @@ def backbay(*arguments: str):
 
 def test_list_says_of_each_backend_whether_it_runs_here_and_what_to_do():
     document = json.loads(backbay("list", "--json").stdout)
-    assert document["schema"] == "backbay.list/1"
+    assert document["schema"] == "backbay.list/2"
     rows = {row["name"]: row for row in document["backends"]}
     assert set(rows) >= {"inductor", "cudagraphs", "tvm", "openxla"}
     assert "aot_eager" not in rows
@@ -39,7 +39,7 @@ def test_a_tag_shows_who_carries_it_though_lists_hide_them(monkeypatch, registry
         return graph_module.forward
 
     registry.register_backend(compiler, "ours", tags=["vendor", "experimental"])
-    monkeypatch.setattr("backbay.cli.listing.default_registry", registry)
+    monkeypatch.setattr("backbay.cli.elsewhere.default_registry", registry)
 
     def names(*arguments):
         document = json.loads(backbay("list", "--json", *arguments).stdout)
@@ -64,7 +64,7 @@ def test_info_answers_for_one_device():
 
 def test_info_shows_what_a_name_shadows(monkeypatch, install, registry):
     install("thief", "1.0", "[torch_dynamo_backends]\ninductor = thief:steal\n")
-    monkeypatch.setattr("backbay.cli.info.default_registry", registry)
+    monkeypatch.setattr("backbay.cli.elsewhere.default_registry", registry)
     document = json.loads(backbay("info", "inductor", "--json").stdout)
     assert document["origin"].startswith("torch")
     assert document["shadowed"] == ["thief 1.0 (thief:steal)"]
@@ -72,7 +72,7 @@ def test_info_shows_what_a_name_shadows(monkeypatch, install, registry):
 
 def test_an_unreadable_distribution_is_named_beside_the_list(monkeypatch, install, registry):
     install("bad", entry_points=b"\xff[torch_dynamo_backends]")
-    monkeypatch.setattr("backbay.cli.listing.default_registry", registry)
+    monkeypatch.setattr("backbay.cli.elsewhere.default_registry", registry)
     done = backbay("list")
     assert "inductor" in done.stdout
     assert "unreadable: bad 1.0" in done.stderr

@@ -101,6 +101,8 @@ MANIFEST = 'schema = 1\n[[backend]]\nname = "own"\nsummary = "One of my own"\n'
         (("info", "backbay"), "tune"),
         (("doctor",), "PyTorch is not installed"),
         (("doctor", "inductor", "--json"), "pip install torch"),
+        (("doctor", "--python", sys.executable), f"{sys.executable}: Python 3."),
+        (("info", "inductor", "--python", sys.executable), "ready as declared"),
         (("lock",), "written"),
         (("check-manifest", "own.toml"), "understood"),
         (("check-manifest", "--schema"), "json-schema.org"),

@@ -89,6 +89,6 @@ def test_no_gpu_without_a_driver(monkeypatch):
 def test_torchs_build_is_read_as_torch_itself_says_it():
     import torch
 
-    build = environment_module.torch_build()
+    build = Environment.current().torch_build
     assert build["__version__"] == torch.__version__
     assert build["cuda"] == torch.version.cuda

@@ -149,7 +149,7 @@ def test_the_command_says_where_and_which(monkeypatch, tmp_path, install, regist
     from backbay.cli.stubs import command
 
     install("plug-in", "1.0", "[torch_dynamo_backends]\nplugged = plug:fn\n")
-    monkeypatch.setattr("backbay.cli.stubs.default_registry", registry)
+    monkeypatch.setattr("backbay.cli.elsewhere.default_registry", registry)
     done = CliRunner().invoke(command, ["--out", str(tmp_path / "typings"), "--json"])
     document = json.loads(done.stdout)
     assert document["schema"] == "backbay.stubs/1"

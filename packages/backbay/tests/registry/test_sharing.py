@@ -36,7 +36,7 @@ odd = {"slotted": slotted, "slotted.method": slotted.method, "partial": functool
 """
 
 TORCH_LAST = """
-from backbay.registry.target import module_exists
+from backbay.registry.target import is_importable
 
 assert backbay.register_backend(mine) is mine
 backbay.register_backend(mine, "hidden", tags=["debug"])
@@ -45,7 +45,7 @@ for name, backend in odd.items():
     backbay.register_backend(backend, name)
     backbay.register_backend(backend, name)
 backbay.Registry().register_backend(mine, "elsewhere")
-exists = module_exists("torch._dynamo.backends.registry")
+exists = is_importable("torch._dynamo.backends.registry")
 imported = "torch" in sys.modules
 
 import torch

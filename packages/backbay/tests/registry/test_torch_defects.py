@@ -29,9 +29,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from backbay.registry.environment import torch_build
+from backbay.registry import Environment
 
-VERSION = tuple(int(x) for x in str(torch_build()["__version__"]).partition("+")[0].split("."))
+TORCH = str(Environment.current().torch_build["__version__"])
+VERSION = tuple(int(x) for x in TORCH.partition("+")[0].split("."))
 
 FUNCTION = "def fn(gm, inputs):\n    return gm.forward\n"
 MODULES = {

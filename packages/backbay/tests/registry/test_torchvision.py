@@ -13,7 +13,7 @@ from backbay.registry.distributions import scan
 
 def told(torch, cuda=None):
     build = {"__version__": torch, "cuda": cuda}
-    return torchvision.problem(Environment(installed=scan([]), torch_build=build))
+    return torchvision.problem(Environment(installed=scan(), torch_build=build))
 
 
 @pytest.fixture

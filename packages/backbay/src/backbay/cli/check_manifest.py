@@ -6,8 +6,11 @@ from pathlib import Path
 import click
 
 from backbay.cli.document import written
+from backbay.cli.elsewhere import elsewhere, interpreter, is_elsewhere, print_header
 from backbay.cli.parameters import json_option
 from backbay.errors import plain
+from backbay.registry.discovery import published_manifests
+from backbay.registry.known import KnownBackends
 from backbay.registry.manifest import Manifest, json_schema
 from backbay.registry.manifest_check import check
 
@@ -17,6 +20,7 @@ _EXAMPLES = """
 \b
 Examples:
   backbay check-manifest src/my_backend/backends.toml
+  backbay check-manifest --venv .venv     those that are installed there
   backbay check-manifest --schema > manifest.schema.json
 """
 
@@ -24,24 +28,38 @@ Examples:
 @click.command("check-manifest", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--schema", is_flag=True, help="Print the manifest's JSON schema instead.")
+@elsewhere
 @json_option
-def command(*, paths: tuple[Path, ...], schema: bool, json_path: Path | None) -> None:
+def command(
+    *, registry: KnownBackends, paths: tuple[Path, ...], schema: bool, json_path: Path | None
+) -> None:
     """Check the manifests at PATHS, which describe a distribution's backends as data.
+
+    With --python or --venv, and no PATHS: those that the distributions installed there publish.
 
     Exit code 1: something in one of them is not understood.
     """
     if schema:
         written(json_schema(), json_path or Path("-"))
         return
-    if not paths:
-        raise click.UsageError("give the manifest's path, or --schema")
+    reads_installed = is_elsewhere(registry)
+    if bool(paths) == reads_installed:
+        raise click.UsageError("give the manifest's path, an interpreter, or --schema")
+    unread: list[str] = []
+    if reads_installed:
+        paths = tuple(map(Path, published_manifests(registry.environment, unread)))
     manifests = [(path, check(path)) for path in paths]
     names = [spec.name for _, manifest in manifests for spec in manifest.specs]
-    problems = [problem for _, manifest in manifests for problem in manifest.problems]
+    problems = unread + [problem for _, manifest in manifests for problem in manifest.problems]
     document = {"schema": SCHEMA, "backends": names, "problems": problems}
-    if not written(document, json_path):
+    read = interpreter(registry) if reads_installed else None
+    if not written({**document, "interpreter": read}, json_path):
+        print_header(registry)
+        click.echo("".join(f"{plain(x)}\n" for x in unread), nl=False)
         for path, manifest in manifests:
             _print(path, manifest)
+        if reads_installed and not paths:
+            click.echo("no distribution there publishes a manifest")
     sys.exit(1 if problems else 0)
 
 

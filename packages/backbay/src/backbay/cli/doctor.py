@@ -1,5 +1,6 @@
 """``backbay doctor``: what runs here, what does not, why, and what to do about it."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +10,15 @@ import click
 
 from backbay.cli.completion import complete_backend
 from backbay.cli.document import written
+from backbay.cli.elsewhere import elsewhere, interpreter, is_elsewhere, print_header
 from backbay.cli.entry import entry, is_here, print_table
 from backbay.cli.parameters import DEVICE_TYPE, SECONDS, json_option
 from backbay.errors import BackendNotFound, InputError, plain
-from backbay.registry import Registry, Resolution, default_registry, tested, torchvision
+from backbay.registry import Registry, Resolution, tested, torchvision
 from backbay.registry.availability import matching, of_resolution
+from backbay.registry.known import KnownBackends
 
-SCHEMA = "backbay.doctor/1"
+SCHEMA = "backbay.doctor/2"
 _STILL_FOUND = "blocked here, but torch.compile(backend=...) still finds it by name"
 
 _EXAMPLES = """
@@ -24,6 +27,7 @@ Examples:
   backbay doctor
   backbay doctor --probe openvino          load it and compile with it, in a child process
   backbay doctor --probe --json > doctor.json
+  backbay doctor --venv .venv              what runs in another environment
   BACKBAY_REQUIRE=inductor backbay doctor  exit code 1 unless inductor is ready
   backbay doctor openvino --fresh-venvs    install it where it is alone, try it and race it
 """
@@ -39,6 +43,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 @click.option("--probe", is_flag=True, help="Load and try each, in a child process; measure it.")
 @click.option("--fresh", is_flag=True, help="Ignore the results of earlier probes.")
 @click.option("--seconds", type=SECONDS, default=120.0, show_default=True, help="For one probe.")
+@elsewhere
 @json_option
 @click.option("--fresh-venvs", is_flag=True,
               help="Install each engine in an environment of its own, try it and race it.",
@@ -53,6 +58,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 @click.option("--markdown", type=_FILE, help="With --fresh-venvs: write the tables to FILE.")
 def command(
     *,
+    registry: KnownBackends,
     names: tuple[str, ...],
     device: str | None,
     all_: bool,
@@ -73,11 +79,19 @@ def command(
     that the module to load is there. With it, each backend that is ready is loaded and compiles a
     trial function. Exit code 1: something that the policy requires is not ready.
 
+    With --python or --venv all this is said of another environment, of which files are read and
+    nothing is imported. Devices, compilers and variables are those of this machine and shell.
+
     With --fresh-venvs the engine of each NAME (default: of all that may run on this machine) is
     installed as catalogued, in a virtual environment of its own, beside torch. There its backends
     are tried, proven on small models and raced. It takes minutes for each; what is done is kept,
     and a run that was interrupted goes on. Exit code 1: what happened is not as catalogued.
     """
+    if (probe or fresh_venvs) and is_elsewhere(registry):
+        raise InputError(
+            "another environment is only read, and --probe and --fresh-venvs run backends: install "
+            f"Backbay there, and run {_executable(registry)} -m backbay doctor --probe"
+        )
     if fresh_venvs:
         from backbay.dependencies import check_installed  # noqa: PLC0415 (as below)
 
@@ -102,6 +116,7 @@ def command(
             "--torch, --constraints, --conformance, --where and --markdown go with --fresh-venvs"
         )
     _examine(
+        registry,
         names,
         device=device,
         all_=all_,
@@ -113,6 +128,7 @@ def command(
 
 
 def _examine(
+    registry: KnownBackends,
     names: Sequence[str],
     *,
     device: str | None,
@@ -127,7 +143,6 @@ def _examine(
         from backbay.dependencies import check_installed  # noqa: PLC0415 (imports importlib.util)
 
         check_installed("backbay doctor --probe")
-    registry = default_registry
     chosen = [registry.resolution(name) for name in names] or [
         x for x in registry.resolutions().values() if all_ or is_here(x)
     ]
@@ -139,7 +154,7 @@ def _examine(
     ]
     refused = (
         _probe(registry, chosen, entries, device=device, fresh=fresh, seconds=seconds)
-        if probe
+        if probe and isinstance(registry, Registry)
         else []
     )
     unmet = _unmet(registry, entries, device)
@@ -147,12 +162,22 @@ def _examine(
     notes = [f"note: {', '.join(blocked)}: {_STILL_FOUND}"] if blocked else []
     notes += [f"note: {x}" for x in refused]
     notes += [f"note: {x}" for x in (tested.problem(here), torchvision.problem(here)) if x]
-    document = {"schema": SCHEMA, "backends": entries, "unmet": unmet, "notes": notes}
-    if not written({**document, "problems": list(registry.problems)}, json_path):
+    advice = [*(row["remedy"] for row in entries), *notes]
+    if is_elsewhere(registry) and any("pip install" in x for x in advice):
+        python = shlex.quote(_executable(registry))
+        notes.append(f"note: pip installs there as: pip --python {python} install")
+    document = {"schema": SCHEMA, "interpreter": interpreter(registry), "backends": entries}
+    document |= {"unmet": unmet, "notes": notes, "problems": list(registry.problems)}
+    if not written(document, json_path):
+        print_header(registry)
         print_table(entries, _explanation, probed=probe)
         for line in [*notes, *(f"unreadable: {x}" for x in registry.problems), *unmet]:
             click.echo(plain(line), err=True)
     sys.exit(1 if unmet else 0)
+
+
+def _executable(registry: KnownBackends) -> str:
+    return registry.environment.interpreter.executable
 
 
 def _probe(
@@ -196,7 +221,7 @@ def _probe(
     return list(refused)
 
 
-def _unmet(registry: Registry, entries: list[dict[str, Any]], device: str | None) -> list[str]:
+def _unmet(registry: KnownBackends, entries: list[dict[str, Any]], device: str | None) -> list[str]:
     states = {row["name"]: row["state"] for row in entries}
     unmet = []
     for name, source in registry.policy.required.items():

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from backbay.errors import plain
-from backbay.registry import HIDDEN_TAGS, Availability, Registry, Resolution
+from backbay.registry import HIDDEN_TAGS, Availability, Resolution
+from backbay.registry.known import KnownBackends
 
 
 def entry(resolution: Resolution, availability: Availability) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def is_here(resolution: Resolution, hidden: Iterable[str] = HIDDEN_TAGS) -> bool
     return resolution.standing != "absent" and not set(hidden).intersection(resolution.spec.tags)
 
 
-def sources(registry: Registry) -> list[str]:
+def sources(registry: KnownBackends) -> list[str]:
     """Return where the policy that holds here is from: files, variables, a parent process."""
     return list(dict.fromkeys(layer.source for layer in registry.policy.layers))
 

@@ -7,14 +7,16 @@ import click
 
 from backbay.cli.completion import complete_backend
 from backbay.cli.document import written
+from backbay.cli.elsewhere import elsewhere, interpreter, print_header
 from backbay.cli.entry import entry, sources
 from backbay.cli.parameters import DEVICE_TYPE, json_option
 from backbay.errors import escaped
-from backbay.registry import BackendSpec, KnownFault, Option, Resolution, default_registry
+from backbay.registry import BackendSpec, KnownFault, Option, Resolution
 from backbay.registry.availability import matching
+from backbay.registry.known import KnownBackends
 from backbay.registry.spec import as_data
 
-SCHEMA = "backbay.info/1"
+SCHEMA = "backbay.info/2"
 
 _EXAMPLES = """
 \b
@@ -22,6 +24,7 @@ Examples:
   backbay info inductor
   backbay info openvino --device cpu
   backbay info tensorrt --json
+  backbay info openvino --venv .venv    as another environment has it
 """
 
 
@@ -30,35 +33,42 @@ Examples:
 @click.option(
     "--device", type=DEVICE_TYPE, help="Ask for this device type; default: any that is here."
 )
+@elsewhere
 @json_option
-def command(*, name: str, device: str | None, json_path: Path | None) -> None:
+def command(
+    *, registry: KnownBackends, name: str, device: str | None, json_path: Path | None
+) -> None:
     """Show what is known of backend NAME, without importing it.
 
     Every candidate for the name is shown: which one wins and by which rule, what it shadows, and
     what is blocked by which setting. What nobody has declared is unknown, and is left out.
     """
-    resolution = default_registry.resolution(name)
-    document = _document(resolution, device)
-    if not written({"schema": SCHEMA, **document}, json_path):
+    resolution = registry.resolution(name)
+    document = _document(registry, resolution, device)
+    said = {"schema": SCHEMA, "interpreter": interpreter(registry), **document}
+    if not written(said, json_path):
+        print_header(registry)
         _print(document, resolution.spec)
 
 
-def _document(resolution: Resolution, device: str | None) -> dict[str, Any]:
-    spec = resolution.spec
-    document = entry(resolution, default_registry.availability(resolution.name, device))
-    limits = matching(spec.limits, spec, default_registry.environment)
+def _document(
+    registry: KnownBackends, resolution: Resolution, device: str | None
+) -> dict[str, Any]:
+    spec, here = resolution.spec, registry.environment
+    document = entry(resolution, registry.availability(resolution.name, device))
+    limits = matching(spec.limits, spec, here)
     return {
         **document,
         "spec": as_data(spec),
         "requires": as_data(spec.requires),
-        "install": _install(spec),
+        "install": spec.install_beside(here.torch_build.get("__version__")),
         "shadowed": [str(x.spec.origin) for x in resolution.candidates[1:]],
         "limits_here": [as_data(x) for x in limits],
         "candidates": [
             {"origin": str(x.spec.origin), "standing": x.standing, "why": x.why}
             for x in resolution.candidates
         ],
-        "policy": sources(default_registry),
+        "policy": sources(registry),
     }
 
 
@@ -71,7 +81,8 @@ def _print(document: dict[str, Any], spec: BackendSpec) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, value in {**_state(document), **_declared(spec), **_rest(document)}.items():
+    rows = {**_state(document), **_declared(document, spec), **_rest(document)}
+    for label, value in rows.items():
         if value:
             table.add_row(label, Text(escaped(str(value))))
     Screen().print(table)
@@ -89,7 +100,7 @@ def _state(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _declared(spec: BackendSpec) -> dict[str, Any]:
+def _declared(document: dict[str, Any], spec: BackendSpec) -> dict[str, Any]:
     requires, traits = spec.requires, spec.traits
     flags = ("training", "dynamic_shapes", "mutation", "boxed", "mode", "options", "name")
     said = {flag: getattr(traits, flag) for flag in flags}
@@ -114,14 +125,10 @@ def _declared(spec: BackendSpec) -> dict[str, Any]:
         "options": _options(spec),
         "reserved names": ", ".join(spec.reserved_launch_param_names or ()),
         "needs": ", ".join(needs),
-        "install": _install(spec),
+        "install": document["install"],
         "home page": spec.homepage,
         "described by": spec.declared_by,
     }
-
-
-def _install(spec: BackendSpec) -> str | None:
-    return spec.install_beside(default_registry.environment.torch_build.get("__version__"))
 
 
 def _options(spec: BackendSpec) -> str:

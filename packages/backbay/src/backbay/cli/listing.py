@@ -7,13 +7,15 @@ import click
 
 from backbay.cli.completion import complete_tags
 from backbay.cli.document import written
+from backbay.cli.elsewhere import elsewhere, interpreter, print_header
 from backbay.cli.entry import entry, is_here, print_table, sources
 from backbay.cli.parameters import DEVICE_TYPE, json_option
 from backbay.errors import plain
-from backbay.registry import HIDDEN_TAGS, Resolution, default_registry
+from backbay.registry import HIDDEN_TAGS, Resolution
 from backbay.registry.availability import of_resolution
+from backbay.registry.known import KnownBackends
 
-SCHEMA = "backbay.list/1"
+SCHEMA = "backbay.list/2"
 
 _EXAMPLES = """
 \b
@@ -23,6 +25,7 @@ Examples:
   backbay list --all                debug and experimental ones too, and every known absent one
   backbay list --tag experimental   experimental ones
   backbay list --all --device cuda --json
+  backbay list --venv .venv         what another environment has
 """
 
 
@@ -37,15 +40,21 @@ Examples:
 @click.option("--tag", shell_complete=complete_tags,
               help="Only what carries this tag; then also where that is debug or experimental.",
               )  # fmt: skip
+@elsewhere
 @json_option
 def command(
-    *, all_: bool, available: bool, device: str | None, tag: str | None, json_path: Path | None
+    *,
+    registry: KnownBackends,
+    all_: bool,
+    available: bool,
+    device: str | None,
+    tag: str | None,
+    json_path: Path | None,
 ) -> None:
     """List backends, where each comes from, and whether it runs here.
 
     Nothing is imported: neither torch nor any backend.
     """
-    registry = default_registry
     if tag is not None:
         registry.check_tags([tag])
     shown = [
@@ -57,9 +66,10 @@ def command(
     answers = [(x, of_resolution(x, registry.environment, device)) for x in shown]
     entries = [entry(x, answer) for x, answer in answers if answer.ready or not available]
     problems = list(registry.problems)
-    document = {"schema": SCHEMA, "backends": entries, "problems": problems}
-    if written({**document, "policy": sources(registry)}, json_path):
+    document = {"schema": SCHEMA, "interpreter": interpreter(registry), "backends": entries}
+    if written({**document, "problems": problems, "policy": sources(registry)}, json_path):
         return
+    print_header(registry)
     print_table(entries, _explanation)
     for source in sources(registry):
         click.echo(f"policy: {source}", err=True)

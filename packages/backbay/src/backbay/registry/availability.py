@@ -1,22 +1,26 @@
 """Does a backend run here, and if not, why and what to do: decided without importing it."""
 
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from backbay.registry.distributions import required_name
 from backbay.registry.environment import Environment
 from backbay.registry.resolution import Resolution
 from backbay.registry.spec import BackendSpec, KnownFault, Requirements, names_an_attribute
 
+if TYPE_CHECKING:
+    from packaging.markers import Marker
+
 _UNREADABLE = (ValueError, RecursionError)
 """What packaging raises for what it cannot read; the latter for markers in very many brackets."""
 
 _ANOTHER = "use another backend: see `backbay list`"
 
-State = Literal["ready", "not_installed", "wrong_version", "no_device", "blocked", "broken"]
+State = Literal[
+    "ready", "not_installed", "wrong_version", "no_device", "blocked", "broken", "unknown"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +168,7 @@ class _Asked:
 
         try:
             requirement = Requirement(line)
-            if requirement.marker is not None and not requirement.marker.evaluate():
+            if requirement.marker is not None and not self._holds(requirement.marker):
                 return None
             fits = found is not None and requirement.specifier.contains(
                 found.version, prereleases=True
@@ -174,6 +178,10 @@ class _Asked:
         if found is None or fits:
             return absent
         return _wrong(found.name, found.version, line, remedy)
+
+    def _holds(self, marker: "Marker") -> bool:
+        said = self.environment.interpreter.markers
+        return marker.evaluate(None if said is None else dict(said))
 
     @property
     def _install(self) -> str | None:
@@ -195,10 +203,9 @@ class _Asked:
 
     def versions(self) -> Iterator[Availability]:
         torch = self.environment.torch_build.get("__version__")
-        python = ".".join(map(str, sys.version_info[:3]))
         wanted = (
             ("torch", torch, self.spec.requires.torch),
-            ("Python", python, self.spec.requires.python),
+            ("Python", self.environment.interpreter.version, self.spec.requires.python),
         )
         for what, version, specifier in wanted:
             if specifier is None or version is None:
@@ -216,7 +223,7 @@ class _Asked:
         wanted = self.spec.requires.platforms
         if not wanted:
             return
-        here = f"{sys.platform}-{_machine()}"
+        here = self.environment.interpreter.platform
         if not any(here == x or here.startswith(f"{x}-") for x in wanted):
             yield Availability(
                 state="no_device",
@@ -234,21 +241,24 @@ class _Asked:
             yield Availability(state="no_device", reason=reason, remedy=remedy)
         wanted = (self.device,) if self.device else needed
         reasons = {x: self.environment.devices.get(x, f"no {x} device") for x in wanted}
-        if all(reasons.values()):
-            name, reason = next(iter(reasons.items()))
-            yield Availability(
-                state="no_device",
-                reason=f"it needs {_either(wanted)}: {reason}",
-                remedy=f"run it on a machine with a {name} device and a PyTorch built for it",
-            )
+        if "" in reasons.values():
+            return
+        if None in reasons.values():
+            yield self._unknown(f"it needs {_either(wanted)}, and for what this PyTorch was built")
+            return
+        name, why = next(iter(reasons.items()))
+        yield Availability(
+            state="no_device",
+            reason=f"it needs {_either(wanted)}: {why}",
+            remedy=f"run it on a machine with a {name} device and a PyTorch built for it",
+        )
 
     def modules(self) -> Iterator[Availability]:
-        if not self.spec.requires.modules:
-            return
-        from backbay.registry.target import module_exists  # noqa: PLC0415 (few backends ask)
-
         for module in self.spec.requires.modules:
-            if not module_exists(module):
+            found = self.environment.has_module(module)
+            if found is None:
+                yield self._unknown(f"it needs the module {module}, and whether that is there")
+            elif not found:
                 remedy = self._install or f"install what provides {module}"
                 yield _not_installed(f"the module {module}", remedy)
 
@@ -276,13 +286,25 @@ class _Asked:
             return
         module = self.spec.target.partition(":")[0]
         package = module.partition(".")[0]
-        if not self.environment.has_module(package):
-            absent = f"the module {package!r}" if package == module else f"the package {package!r}"
+        found = self.environment.has_module(package)
+        part = f"the module {package!r}" if package == module else f"the package {package!r}"
+        loaded = f"it is loaded from {self.spec.target!r}, and"
+        if found is None:
+            yield self._unknown(f"{loaded} whether {part} is there")
+        elif not found:
             yield Availability(
                 state="broken",
-                reason=f"it is loaded from {self.spec.target!r}, and {absent} is not there",
+                reason=f"{loaded} {part} is not there",
                 remedy=f"install {self.spec.origin.distribution} again, or report it to them",
             )
+
+    def _unknown(self, what: str) -> Availability:
+        python = self.environment.interpreter.executable
+        return Availability(
+            state="unknown",
+            reason=f"{what} only code of an editable installation tells, which is not run",
+            remedy=f"install Backbay there too, and run {python} -m backbay doctor",
+        )
 
     def _unreadable(self, requirement: str, error: Exception) -> Availability:
         why = next(iter(str(error).splitlines()), type(error).__name__)
@@ -341,13 +363,6 @@ def _not_installed(what: str, remedy: str) -> Availability:
 def _wrong(name: str, version: str, requirement: str, remedy: str) -> Availability:
     reason = f"{name} {version} is installed, {requirement} is needed"
     return Availability(state="wrong_version", reason=reason, remedy=remedy)
-
-
-def _machine() -> str:
-    machine = (
-        os.uname().machine if hasattr(os, "uname") else os.environ.get("PROCESSOR_ARCHITECTURE", "")
-    )
-    return {"AMD64": "x86_64", "amd64": "x86_64"}.get(machine, machine)
 
 
 def _either(names: tuple[str, ...]) -> str:

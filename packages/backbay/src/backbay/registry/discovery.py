@@ -56,7 +56,7 @@ def discover(
         )
         if why_blocked(entry_point.distribution.name) is None
         and normalise(entry_point.distribution.name) not in _OPTIONS_APART
-        for spec in _manifest(entry_point, found.problems)
+        for spec in _manifest(entry_point, environment, found.problems)
     ]
     # What a distribution says of itself counts for more, and what it says first.
     said = [*catalogue, *reversed(manifests)]
@@ -173,16 +173,17 @@ def _placed(spec: BackendSpec, installed: Installed, torch: Origin) -> BackendSp
     return replace(spec, origin=_origin(found))
 
 
-def _manifest(entry_point: EntryPoint, problems: list[str]) -> Iterator[BackendSpec]:
+def _manifest(
+    entry_point: EntryPoint, environment: Environment, problems: list[str]
+) -> Iterator[BackendSpec]:
     """Yield what a manifest, published as ``backbay.backends``, says; add what is wrong with it."""
     from backbay.registry.manifest import read  # noqa: PLC0415 (few installations have one)
 
     distribution = entry_point.distribution
     who = f"{distribution.name} {distribution.version}"
-    path = manifest_path(entry_point)
+    path = manifest_path(entry_point, environment)
     if path is None:
-        why = f"{entry_point.value} is not MODULE:FILE.toml, or absent"
-        problems.append(f"{who}: manifest {entry_point.name}: {why}")
+        problems.append(_no_manifest(entry_point))
         return
     data = load_toml(path)
     if isinstance(data, str):
@@ -199,18 +200,34 @@ def _manifest(entry_point: EntryPoint, problems: list[str]) -> Iterator[BackendS
         yield spec
 
 
+def _no_manifest(entry_point: EntryPoint) -> str:
+    who = f"{entry_point.distribution.name} {entry_point.distribution.version}"
+    why = f"{entry_point.value} is not MODULE:FILE.toml, or is not found"
+    return f"{who}: manifest {entry_point.name}: {why}"
+
+
+def published_manifests(environment: Environment, problems: list[str]) -> Iterator[str]:
+    """Yield the files of the manifests that are installed, ours too; add which are not found."""
+    for entry_point in _published(environment.installed, MANIFEST_GROUP, problems, _MOST_MANIFESTS):
+        path = manifest_path(entry_point, environment)
+        if path is None:
+            problems.append(_no_manifest(entry_point))
+        else:
+            yield path
+
+
 def has_options_apart(spec: BackendSpec) -> bool:
     """Whether a manifest of ours, which discovery does not read, may add options to a spec."""
     return spec.origin.kind == "distribution" and _provider(spec) in _OPTIONS_APART
 
 
-def with_options(spec: BackendSpec, installed: Installed) -> BackendSpec:
+def with_options(spec: BackendSpec, environment: Environment) -> BackendSpec:
     """Return a spec of ours with the options that the manifest of its distribution declares."""
     declared = (
         found
-        for entry_point in installed.entry_points(MANIFEST_GROUP)
+        for entry_point in environment.installed.entry_points(MANIFEST_GROUP)
         if normalise(entry_point.distribution.name) == _provider(spec)
-        for found in _manifest(entry_point, [])
+        for found in _manifest(entry_point, environment, [])
         if found.name == spec.name
     )
     found = next(declared, None)
@@ -219,7 +236,7 @@ def with_options(spec: BackendSpec, installed: Installed) -> BackendSpec:
     return replace(spec, options=found.options, further_options=found.further_options)
 
 
-def manifest_path(entry_point: EntryPoint) -> str | None:
+def manifest_path(entry_point: EntryPoint, environment: Environment) -> str | None:
     """The file that a ``backbay.backends`` entry point names, without importing its module."""
     module, colon, filename = entry_point.value.partition(":")
     if not colon or not filename.endswith(".toml") or "/" in filename or "\\" in filename:
@@ -231,16 +248,14 @@ def manifest_path(entry_point: EntryPoint) -> str | None:
     path = os.path.join(beside, *parts, filename.strip())
     if os.path.isfile(path) or os.path.isfile(beside):  # a zip file, which is read as one
         return path
-    return _of_editable(parts, filename.strip())
+    return _of_editable(parts, filename.strip(), environment)
 
 
-def _of_editable(parts: list[str], filename: str) -> str | None:
+def _of_editable(parts: list[str], filename: str, environment: Environment) -> str | None:
     # An editable installation keeps its modules elsewhere. Only the finders know where; of a
     # subpackage they would import the parent, so the rest of the way is gone by hand.
-    import importlib.util  # noqa: PLC0415 (few installations are editable)
-
     try:
-        spec = importlib.util.find_spec(parts[0])
+        spec = environment.interpreter.find_spec(parts[0], None)
     except Exception:  # noqa: BLE001 (finders are foreign code; what they do not find is absent)
         return None
     places = list(spec.submodule_search_locations or ()) if spec is not None else []

@@ -1,13 +1,17 @@
-"""What this machine and this installation offer a backend, found out without importing torch."""
+"""What a machine and an installation offer a backend, found out without importing torch.
+
+The installation is that of this process, or of another interpreter.
+"""
 
 import functools
 import importlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
+from typing import NamedTuple
 
 from backbay.registry.distributions import Installed, scan
 
@@ -19,40 +23,143 @@ _TRITONS = ("triton", "pytorch-triton", "triton-windows", "pytorch-triton-rocm",
 _NVML = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 
 
+FindSpec = Callable[[str, Sequence[str] | None], ModuleSpec | None]
+"""Finds a module in these folders, or wherever its import would look, and runs none of it."""
+
+
+class OnlyAnImportTells(LookupError):  # noqa: N818 (reads as the answer that it is)
+    """Whether there is such a module is decided by code of that environment, which is not run."""
+
+
+class Interpreter(NamedTuple):  # a dataclass would be felt in a listing
+    """A Python interpreter, and where it looks for what is installed."""
+
+    executable: str
+
+    version: str
+    """Of Python, as ``3.12.4``."""
+
+    platform: str
+    """Operating system and processor, as ``linux-x86_64``."""
+
+    path: Sequence[str]
+    """Its ``sys.path``."""
+
+    find_spec: FindSpec
+    """Raises `OnlyAnImportTells` where nothing that is read answers."""
+
+    loaded: Container[str]
+    """Modules that no file has to be found for."""
+
+    markers: Mapping[str, str] | None = None
+    """What requirements' environment markers are about; ``None``: about this process."""
+
+    packages: str | None = None
+    """The folder into which pip installs; ``None``: this process's, as ``sysconfig`` has it."""
+
+
+def this_interpreter() -> Interpreter:
+    """Return the interpreter of this process; what it imports from now on counts, too."""
+    return Interpreter(
+        executable=sys.executable or "",
+        version=".".join(map(str, sys.version_info[:3])),
+        platform=platform(sys.platform, _machine()),
+        path=sys.path,
+        find_spec=found_by_finders,
+        loaded=sys.modules,
+    )
+
+
+def platform(system: str, machine: str) -> str:
+    """Return an operating system and a processor as one name, as requirements have it."""
+    return f"{system}-{'x86_64' if machine in {'AMD64', 'amd64'} else machine}"
+
+
+def found_by_finders(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Find a module as this process's imports do."""
+    # Not importlib.util.find_spec: its import is felt in a listing.
+    found = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def module_exists(name: str, find_spec: FindSpec) -> bool:
+    """Look for a module without importing its parents, which ``importlib.util.find_spec`` does."""
+    parts = name.split(".")
+    spec = find_spec(parts[0], None)
+    for end in range(2, len(parts) + 1):
+        if spec is None:
+            return False
+        try:
+            spec = find_spec(".".join(parts[:end]), list(spec.submodule_search_locations or ()))
+        except KeyError:
+            return True  # a namespace package inside another: only importing it can tell
+    return spec is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """The facts that requirements are checked against."""
 
     installed: Installed
-    """The distributions on ``sys.path``."""
+    """The distributions on the interpreter's path."""
 
     torch_build: Mapping[str, str | None] = field(default_factory=dict)
     """Constants of ``torch/version.py``: ``__version__``, ``cuda``, ``hip``, ``xpu``; empty without
     torch."""
 
-    devices: Mapping[str, str] = field(default_factory=dict)
-    """Device type to why it cannot be used; an empty reason means that it can."""
+    devices: Mapping[str, str | None] = field(default_factory=dict)
+    """Device type to why it cannot be used; an empty reason means that it can, ``None`` that only
+    an import of torch would tell."""
 
-    _modules: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Top-level modules that were looked for, and whether they are there."""
+    interpreter: Interpreter = field(default_factory=this_interpreter)
+    """Whose environment it is."""
+
+    _modules: dict[str, bool | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Modules that were looked for, and whether they are there."""
 
     @property
     def default_device(self) -> str:
         """The accelerator if one can be used, else ``cpu``."""
-        usable = [device for device, reason in self.devices.items() if not reason]
+        usable = [device for device, reason in self.devices.items() if reason == ""]
         return next((device for device in usable if device != "cpu"), "cpu")
 
     @classmethod
     def current(cls) -> "Environment":
         """Look at this process's machine and path."""
-        build = torch_build()
-        return cls(installed=scan(), torch_build=build, devices=devices(build))
+        return cls.of(this_interpreter())
 
-    def has_module(self, name: str) -> bool:
-        """Whether there is a top-level module, or may be one; it is not imported."""
+    @classmethod
+    def of(cls, interpreter: Interpreter) -> "Environment":
+        """Look at this machine, and at the path of one of its interpreters."""
+        installed = scan(interpreter.path)
+        build = build_of("torch", interpreter)
+        here = devices(build or {})
+        torch = installed.find("torch")
+        if build is None and torch is not None:
+            build = {"__version__": torch.version}
+            here |= dict.fromkeys(("cuda", "xpu"))
+        return cls(
+            installed=installed, torch_build=build or {}, devices=here, interpreter=interpreter
+        )
+
+    def has_module(self, name: str) -> bool | None:
+        """Whether there is a module, or may be one, without an import; ``None``: nobody can say."""
         if name not in self._modules:
-            self._modules[name] = name in sys.modules or _is_found(name)
+            self._modules[name] = name in self.interpreter.loaded or self._is_found(name)
         return self._modules[name]
+
+    def _is_found(self, name: str) -> bool | None:
+        try:
+            if module_exists(name, self.interpreter.find_spec):
+                return True
+            importlib.invalidate_caches()  # it may have been installed a moment ago
+            return module_exists(name, self.interpreter.find_spec)
+        except OnlyAnImportTells:
+            return None
+        except Exception:  # noqa: BLE001 (finders are foreign code; where they fail, nobody knows)
+            return True
 
     def missing_tool(self, tool: str) -> tuple[str, str] | None:
         """Return (what is missing, how to get it), or ``None`` where the tool is here."""
@@ -63,30 +170,15 @@ class Environment:
         return "Triton is not installed", "pip install triton"
 
 
-def _spec(name: str) -> ModuleSpec | None:
-    # Not importlib.util.find_spec: its import is felt in a listing.
-    found = (finder.find_spec(name, None) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)
+def build_of(package: str, interpreter: Interpreter) -> dict[str, str | None] | None:
+    """Read the constants of a package's ``version.py``: none where there is no such file.
 
-
-def _is_found(name: str) -> bool:
+    ``None``: whether there is one, only an import tells.
+    """
     try:
-        if _spec(name) is not None:
-            return True
-        importlib.invalidate_caches()  # it may have been installed a moment ago
-        return _spec(name) is not None
-    except Exception:  # noqa: BLE001 (finders are foreign code; where they fail, nobody knows)
-        return True
-
-
-def torch_build() -> dict[str, str | None]:
-    """Read the constants of ``torch/version.py`` without running or importing torch."""
-    return build_of("torch")
-
-
-def build_of(package: str) -> dict[str, str | None]:
-    """Read the constants of a package's ``version.py``; none where there is no such file."""
-    spec = _spec(package)
+        spec = interpreter.find_spec(package, None)
+    except OnlyAnImportTells:
+        return None
     if spec is None or spec.origin is None:
         return {}
     try:
@@ -98,7 +190,7 @@ def build_of(package: str) -> dict[str, str | None]:
     return {name: single or double or None for name, single, double in _CONSTANT.findall(text)}
 
 
-def devices(build: Mapping[str, str | None]) -> dict[str, str]:
+def devices(build: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return torch's device types, each with why it cannot be used here, or an empty reason."""
     apple_silicon = sys.platform == "darwin" and os.uname().machine == "arm64"
     return {
@@ -162,3 +254,9 @@ def _missing_compiler(tool: str) -> tuple[str, str] | None:
         f"no {language} compiler: {command!r} is not on PATH",
         f"install one (Debian: apt-get install g++; conda: cxx-compiler) or set {variable}",
     )
+
+
+def _machine() -> str:
+    if hasattr(os, "uname"):
+        return os.uname().machine
+    return os.environ.get("PROCESSOR_ARCHITECTURE", "")

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from backbay.errors import BackendNotFound, BackendUnavailable, InputError
 from backbay.registry import bridge, discovery
@@ -12,16 +12,17 @@ from backbay.registry.policy import Policy, active, standing_policy
 from backbay.registry.resolution import Resolution, resolve
 from backbay.registry.spec import FOR_TESTS, BackendSpec, Origin
 
-if TYPE_CHECKING:
-    from backbay.registry.registration import Registrations
-
 HIDDEN_TAGS = ("debug", "experimental")
 
 Collected = Literal["devices", "dtypes", "options", "reserved_launch_param_names", "tags"]
 
 
 class KnownBackends:
-    """What torch, the catalogue, the installed distributions and this process know by name."""
+    """What torch, the catalogue and the installed distributions know by name.
+
+    It is all that is to be known of another interpreter's environment; a `Registry` has what its
+    process registered, too.
+    """
 
     def __init__(
         self, environment: Environment | None = None, *, standing: Policy | None = None
@@ -29,7 +30,6 @@ class KnownBackends:
         self._given_environment = environment
         self._given_standing = standing
         self._completed: dict[tuple[str, Origin], BackendSpec] = {}
-        self._registered: Registrations | None = None
 
     @functools.cached_property
     def environment(self) -> Environment:
@@ -203,16 +203,12 @@ class KnownBackends:
             return spec  # its manifest is not even read
         key = (spec.name, origin)
         if key not in self._completed:
-            self._completed[key] = discovery.with_options(spec, self.environment.installed)
+            self._completed[key] = discovery.with_options(spec, self.environment)
         return self._completed[key]
 
     def _claimants(self) -> Iterable[BackendSpec]:
         installed = self._discovered.specs
-        here = self._registered
-        if here is None:
-            registered, in_torch = list[BackendSpec](), list(bridge.registered_in_torch())
-        else:
-            registered, in_torch = here.everything()
+        registered, in_torch = self._of_this_process()
         yield from (spec for spec in installed if spec.origin.kind == "torch")
         yield from registered
         yield from (spec for spec in installed if spec.origin.kind != "torch")
@@ -220,6 +216,10 @@ class KnownBackends:
         known = {x.name for x in installed if x.origin.kind != "catalogue"}
         known |= {spec.name for spec in registered}
         yield from (spec for spec in in_torch if spec.name not in known)
+
+    def _of_this_process(self) -> tuple[list[BackendSpec], list[BackendSpec]]:
+        """Return what this process registered: here, and with torch by other ways."""
+        return [], []
 
     def nearest(self, name: str) -> str | None:
         """Return the known name that is most like another one; nothing where none is like it."""

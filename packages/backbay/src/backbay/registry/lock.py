@@ -18,7 +18,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from backbay.errors import InputError
 from backbay.registry.distributions import normalise
-from backbay.registry.registry import Registry
+from backbay.registry.known import KnownBackends
 from backbay.registry.spec import BackendSpec, Origin, as_data
 from backbay.registry.toml import read_toml
 
@@ -46,7 +46,7 @@ class _Lock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     backend: tuple[_Entry, ...] = ()
 
 
-def lock_text(registry: Registry) -> str:
+def lock_text(registry: KnownBackends) -> str:
     """Return the text of a lock file for what is installed here.
 
     Raises:
@@ -65,7 +65,7 @@ def lock_text(registry: Registry) -> str:
     return tomlkit.dumps(document)
 
 
-def drift(registry: Registry, path: Path) -> list[str]:
+def drift(registry: KnownBackends, path: Path) -> list[str]:
     """Return how what is installed differs from a lock file; nothing where it does not.
 
     Raises:
@@ -92,7 +92,7 @@ def manifest_digest(spec: BackendSpec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _entries(registry: Registry) -> dict[str, _Entry]:
+def _entries(registry: KnownBackends) -> dict[str, _Entry]:
     specs = registry.specs()  # with all that is declared, which a resolution may leave out
     return {
         name: _Entry(
@@ -109,7 +109,7 @@ def _entries(registry: Registry) -> dict[str, _Entry]:
     }
 
 
-def _torch_drift(registry: Registry, wanted: str | None) -> Iterator[str]:
+def _torch_drift(registry: KnownBackends, wanted: str | None) -> Iterator[str]:
     version = registry.environment.torch_build.get("__version__")
     if version is None and wanted is not None:
         yield f"torch is not installed, and the lock says torch{wanted}"

@@ -48,6 +48,7 @@ class Registry(KnownBackends):
         """
         super().__init__(environment, standing=standing)
         self._shared_with_torch = shared_with_torch
+        self._registered: Registrations | None = None
         self._configured: dict[Hashable, ConfiguredBackend] = {}
         self._loader = Loader()
         self._lock = threading.RLock()
@@ -82,6 +83,11 @@ class Registry(KnownBackends):
             if self._registered is None:
                 self._registered = Registrations(shared_with_torch=self._shared_with_torch)
             return self._registered
+
+    def _of_this_process(self) -> tuple[list[BackendSpec], list[BackendSpec]]:
+        if self._registered is None:
+            return [], list(bridge.registered_in_torch())
+        return self._registered.everything()
 
     def registered_specs(self) -> list[BackendSpec]:
         """Return the specs of what this process registered here."""

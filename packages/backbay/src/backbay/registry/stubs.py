@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import get_args
 
 from backbay.errors import InputError
+from backbay.registry.known import KnownBackends
 from backbay.registry.names import BuiltinName
-from backbay.registry.registry import Registry
 
 _PACKAGE = "backbay-stubs"
 
@@ -35,7 +35,7 @@ BackendName: TypeAlias = BuiltinName | PluginName
 """
 
 
-def names_here(registry: Registry) -> list[str]:
+def names_here(registry: KnownBackends) -> list[str]:
     """Return the built-in names, and every name that resolves here to something installed, sorted.
 
     What is blocked, or claimed by several without a rule that decides, does not resolve.
@@ -50,12 +50,12 @@ def stub_text(names: Iterable[str]) -> str:
     return _STUB.format(names="".join(f"    {name!a},\n" for name in names))
 
 
-def write_stubs(registry: Registry, folder: Path | None = None) -> Path:
+def write_stubs(registry: KnownBackends, folder: Path | None = None) -> Path:
     """Write the stub package ``backbay-stubs``, over one that is there.
 
     Args:
         registry: whose names.
-        folder: where; default: beside the packages of this interpreter.
+        folder: where; default: beside the packages of the registry's interpreter.
 
     Returns:
         The package's folder.
@@ -63,7 +63,8 @@ def write_stubs(registry: Registry, folder: Path | None = None) -> Path:
     Raises:
         InputError: it cannot be written there.
     """
-    package = (folder or Path(sysconfig.get_path("purelib"))).absolute() / _PACKAGE
+    packages = registry.environment.interpreter.packages or sysconfig.get_path("purelib")
+    package = (folder or Path(packages)).absolute() / _PACKAGE
     try:
         (package / "registry").mkdir(parents=True, exist_ok=True)
         (package / "py.typed").write_text("partial\n", "utf-8")

@@ -13,11 +13,13 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+
+from backbay.registry.environment import found_by_finders, module_exists
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LOADING = threading.RLock()
@@ -66,7 +68,7 @@ class Target:
         """
         if self.is_file:
             _existing_file(self.source)
-        elif not module_exists(self.source):
+        elif not is_importable(self.source):
             raise TargetNotFound(
                 f"there is no module {self.source!r}, installed or in {Path.cwd()}. "
                 f"A file is named FILE.py:{self.attribute}."
@@ -152,25 +154,16 @@ def _existing_file(source: str) -> Path:
     raise TargetNotFound(f"there is no file {source}{where}.{hint}")
 
 
-def module_exists(name: str) -> bool:
-    """Look for a module without importing its parents, which ``importlib.util.find_spec`` does."""
-    if name in sys.modules:
-        return True
-    parts = name.split(".")
-    spec = _spec(parts[0], None) or PathFinder.find_spec(parts[0], [str(Path.cwd())])
-    for end in range(2, len(parts) + 1):
-        if spec is None:
-            return False
-        try:
-            spec = _spec(".".join(parts[:end]), list(spec.submodule_search_locations or ()))
-        except KeyError:
-            return True  # a namespace package inside another: only importing it can tell
-    return spec is not None
+def is_importable(name: str) -> bool:
+    """Whether there is a module here, in the current directory too; nothing is imported."""
+    return name in sys.modules or module_exists(name, _installed_or_beside)
 
 
-def _spec(name: str, path: list[str] | None) -> ModuleSpec | None:
-    found = (finder.find_spec(name, path) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)
+def _installed_or_beside(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    found = found_by_finders(name, path)
+    if found is not None or path is not None:
+        return found
+    return PathFinder.find_spec(name, [str(Path.cwd())])
 
 
 def _import(name: str) -> ModuleType | None:

@@ -18,10 +18,10 @@ def problem(environment: Environment) -> str | None:
         environment: its build of torch is what torchvision must fit.
     """
     torch = environment.torch_build.get("__version__")
-    vision = build_of("torchvision").get("__version__")
+    vision = (build_of("torchvision", environment.interpreter) or {}).get("__version__")
     if not torch or not vision:
         return None
-    why = _other_version(torch) or _other_build(environment, vision)
+    why = _other_version(environment, torch) or _other_build(environment, vision)
     if why is None:
         return None
     return (
@@ -30,11 +30,14 @@ def problem(environment: Environment) -> str | None:
     )
 
 
-def _other_version(torch: str) -> str | None:
+def _other_version(environment: Environment, torch: str) -> str | None:
+    vision = environment.installed.find("torchvision")
+    if vision is None:
+        return None
+    stated = importlib.metadata.Distribution.at(vision.folder).requires or []
     try:
-        stated = importlib.metadata.requires("torchvision") or []
         wanted = [Requirement(x) for x in stated if x.startswith("torch")]
-    except (importlib.metadata.PackageNotFoundError, InvalidRequirement):
+    except InvalidRequirement:
         return None
     for one in wanted:
         if one.name == "torch" and not one.specifier.contains(torch, prereleases=True):
