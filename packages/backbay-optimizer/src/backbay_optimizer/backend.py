@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.fx import GraphModule
 
 from backbay import compile_log
@@ -132,7 +133,7 @@ class Optimizing(Backend):
         self, mode: str | None, options: dict[str, Any], own: Mapping[str, Any]
     ) -> Codegen:
         plain = super()._inductor(mode, options, own)
-        if own["cuda_graphs"] is False:
+        if own["cuda_graphs"] is False or not torch.cuda.is_available():
             return plain
         from backbay_optimizer.cuda_graphs import codegen  # noqa: PLC0415 (it is asked for)
         from backbay_optimizer.tuning import graph_timing  # noqa: PLC0415 (likewise)
@@ -143,7 +144,7 @@ class Optimizing(Backend):
             plain=plain,
             name=self.__name__,
             share=own["cuda_graphs_memory"],
-            decide=graph_timing.decided if own["cuda_graphs"] == "auto" else None,
+            decide=graph_timing.GraphDecision if own["cuda_graphs"] == "auto" else None,
         )
 
 

@@ -8,6 +8,7 @@ import torch
 from measurements import kept_keys
 
 from backbay import compile_log
+from backbay.timing import clock
 from backbay_optimizer.cuda_graphs.replaying import Recordings
 from backbay_optimizer.tuning import cache, graph_timing
 
@@ -22,7 +23,7 @@ def _fresh(tmp_path, monkeypatch):
     compile_log.clear()
 
 
-def decided(replay_s=0.0, plain_s=0.0, recordings=None, settings="default"):
+def deciding(replay_s=0.0, plain_s=0.0, recordings=None, settings="default"):
     """Return a graph that takes so long with and without replays, and what switches it."""
     recordings = recordings or Recordings(name="ours")
     seen = []
@@ -32,8 +33,9 @@ def decided(replay_s=0.0, plain_s=0.0, recordings=None, settings="default"):
         time.sleep(replay_s if recordings.enabled else plain_s)
         return (x + 1,)
 
-    finish = graph_timing.decided(GRAPH, [X], settings, recordings)
-    return finish(compiled), recordings, seen
+    decision = graph_timing.GraphDecision(GRAPH, [X], settings, recordings)
+    call = decision.found_by(compiled) if decision.known is None else compiled
+    return call, recordings, seen, decision.known
 
 
 def reasons():
@@ -42,44 +44,83 @@ def reasons():
 
 @pytest.mark.parametrize(("replay_s", "plain_s", "used"), [(0, 0.004, True), (0.004, 0, False)])
 def test_the_slower_way_is_kept_or_timed_again(replay_s, plain_s, used, tmp_path):
-    call, recordings, seen = decided(replay_s, plain_s)
+    call, recordings, seen, known = deciding(replay_s, plain_s)
+    assert known is None
     call(X)
     assert len(seen) == 1  # libraries choose kernels in the first call: nothing is timed
     assert not recordings.enabled
     recordings.held = "what is recorded while it is timed, which reads copies"
     assert call(X)[0].tolist() == [2, 2, 2]
+    assert sum(x is X for x in seen) == 2  # what the caller gets is computed once
     assert recordings.enabled is used
     assert recordings.held is None
     word = "used" if used else "not used"
-    assert any(f"CUDA graphs {word}, timed: " in x for x in reasons()), reasons()
+    assert any(x.startswith(f"CUDA graphs {word}: a replay takes") for x in reasons()), reasons()
     before = len(seen)
     call(X)
     assert len(seen) == before + 1
-    assert len(kept_keys(tmp_path, cache.PairTiming)) == 1
+    assert len(kept_keys(tmp_path, cache.Replays)) == 1
 
-    call, recordings, seen = decided(plain_s, replay_s)  # as another process: it is not timed
-    call(X), call(X)
-    assert recordings.enabled is used
+    *_, known = deciding(plain_s, replay_s)  # as another process: it is not timed
+    assert known is used
+    assert any(f"CUDA graphs {word}" in x and ", as found on 20" in x for x in reasons())
+
+
+def test_a_device_that_never_waits_is_timed(monkeypatch, tmp_path):
+    monkeypatch.setattr(clock, "handed_over", lambda step, _: (0.04, 1.0, step()))
+    call, recordings, seen, _ = deciding(plain_s=0.004)
+    call(X)
+    assert call(X)[0].tolist() == [2, 2, 2]
     assert len(seen) == 2
-    assert any(f"CUDA graphs {word}, timed on " in x for x in reasons()), reasons()
+    assert not recordings.enabled
+    assert any("the host takes 4% of a call's time" in x for x in reasons())
+    assert deciding()[-1] is False
+
+
+def test_code_that_can_not_be_recorded_is_timed():
+    recordings = Recordings(name="ours")
+    recordings.refuse("it waits for the device: item")
+    call, _, seen, _ = deciding(recordings=recordings)
+    call(X), call(X)
+    assert len(seen) == 2
+    assert deciding()[-1] is False
+    assert any("it waits for the device: item, as found on 20" in x for x in reasons())
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_parameters_are_copied_or_written(writes):
+    recordings, seen = Recordings(name="ours", writes=writes), []
+
+    def compiled(weight, x):
+        seen.append((weight, x))
+        return (weight * x,)
+
+    weight, x = torch.nn.Parameter(torch.ones(3), requires_grad=False), torch.ones(3)
+    decision = graph_timing.GraphDecision(GRAPH, [weight, x], "default", recordings)
+    call = decision.found_by(compiled)
+    call(weight, x), call(weight, x)
+    copies = seen[2:]
+    assert copies
+    assert all((y is weight) is not writes for y, _ in copies)
+    assert all(y is not x for _, y in copies)
 
 
 def test_other_settings_are_known(tmp_path):
     for settings in ("default", "max-autotune"):
-        call, *_ = decided(plain_s=0.004, settings=settings)
+        call, *_ = deciding(plain_s=0.004, settings=settings)
         call(X), call(X)
-    assert len(kept_keys(tmp_path, cache.PairTiming)) == 2
+    assert len(kept_keys(tmp_path, cache.Replays)) == 2
 
 
 def test_recordings_that_stop_while_they_are_timed_are_said_to_pay(tmp_path):
     recordings = Recordings(name="ours")
-    call, *_ = decided(plain_s=0.004, recordings=recordings)
+    call, *_ = deciding(plain_s=0.004, recordings=recordings)
     call(X)
     recordings.stop("too large")
     call(X)
     assert not recordings.enabled
-    assert any("not timed: nothing was replayed" in x for x in reasons())
-    assert not kept_keys(tmp_path, cache.PairTiming)
+    assert any("not used: nothing was replayed" in x for x in reasons())
+    assert not kept_keys(tmp_path, cache.Replays)
 
 
 @pytest.mark.parametrize("why", ["memory", "error"])
@@ -91,13 +132,14 @@ def test_what_can_not_be_timed_is_replayed_or_stops_the_model(why, tmp_path):
             raise RuntimeError("no kernel\nimage")
         return args
 
-    call = graph_timing.decided(GRAPH, [X, X], "default", recordings)(compiled)
+    decision = graph_timing.GraphDecision(GRAPH, [X, X], "default", recordings)
+    call = decision.found_by(compiled)
     call(X, X.clone())
     assert len(call(X, X.view(-1) if why == "memory" else X.clone())) == 2
     assert not recordings.enabled
     said = {"memory": "two inputs share memory", "error": "RuntimeError: no kernel"}[why]
     assert any(x.startswith(f"CUDA graphs not used: not timed: {said}") for x in reasons())
-    assert not kept_keys(tmp_path, cache.PairTiming)
+    assert not kept_keys(tmp_path, cache.Replays)
 
 
 def test_two_threads_time_one_graph(monkeypatch):
@@ -106,7 +148,7 @@ def test_two_threads_time_one_graph(monkeypatch):
     monkeypatch.setattr(
         graph_timing.variants, "compared", lambda *given: timed.append(1) or real(*given)
     )
-    call, *_ = decided()
+    call, *_ = deciding()
     call(X)
     threads = [threading.Thread(target=call, args=(X,)) for _ in range(2)]
     with call._lock:  # both find that a call is left

@@ -139,7 +139,12 @@ def unsuitable(args: Sequence[Any]) -> str | None:
 
 
 def timed(
-    arms: Arms, args: Sequence[Any], budget_s: float | None = None
+    arms: Arms,
+    args: Sequence[Any],
+    budget_s: float | None = None,
+    *,
+    fewest: int | None = None,
+    shares_parameters: bool = False,
 ) -> dict[tuple[str, ...], list[float]]:
     """Time variants in turns on copies of their inputs.
 
@@ -147,6 +152,8 @@ def timed(
         arms: what is left out, to the compiled graph.
         args: its inputs.
         budget_s: seconds for all of it. Default: those of a whole graph.
+        fewest: rounds that there are, however long they take. Default: those of a race.
+        shares_parameters: whether parameters are taken as they are; nothing writes them then.
 
     Returns:
         By variant, milliseconds a call, one sample a round.
@@ -156,12 +163,14 @@ def timed(
     device = next((x.device for x in args if isinstance(x, torch.Tensor)), torch.device("cpu"))
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        copies = [_copied(x) for x in args]
+        taken_as_is = (int, torch.nn.Parameter) if shares_parameters else int
+        copies = [x if isinstance(x, taken_as_is) else _copied(x) for x in args]
         steps = {",".join(off): _step(arm, copies) for off, arm in arms.items()}
         for step in steps.values():
             clock.seconds(step, rounds.WARMUPS + 1, device)  # CUDA graphs record in the second
         step_s = {name: clock.seconds(step, 1, device) for name, step in steps.items()}
-        plan = rounds.plan(step_s, BUDGET_S if budget_s is None else budget_s)
+        budget = BUDGET_S if budget_s is None else budget_s
+        plan = rounds.plan(step_s, budget, fewest=fewest or rounds.FEWEST_ROUNDS)
 
         def block(name: str) -> float:
             return clock.block(steps[name], warmups=1, calls=plan.calls[name], device=device)
@@ -171,7 +180,13 @@ def timed(
 
 
 def compared(
-    arms: Arms, plain: tuple[str, ...], args: Sequence[Any], budget_s: float
+    arms: Arms,
+    plain: tuple[str, ...],
+    args: Sequence[Any],
+    budget_s: float,
+    *,
+    fewest: int | None = None,
+    shares_parameters: bool = False,
 ) -> PairTiming:
     """Time the variant that leaves nothing out beside another one, as `timed` does.
 
@@ -180,12 +195,14 @@ def compared(
         plain: what the other one leaves out.
         args: their inputs.
         budget_s: seconds for all of it.
+        fewest: as `timed` takes it.
+        shares_parameters: likewise.
     """
     from backbay.timing import stats  # noqa: PLC0415 (as above)
 
-    samples = timed(arms, args, budget_s)
+    samples = timed(arms, args, budget_s, fewest=fewest, shares_parameters=shares_parameters)
     ratio, interval = stats.ratio(samples[ALL], samples[plain])
-    return PairTiming(ratio=ratio, interval=interval, created=_now())
+    return PairTiming(ratio=ratio, interval=interval, created=now())
 
 
 def _copied(value: Any) -> Any:
@@ -232,9 +249,10 @@ def chosen(samples: Mapping[tuple[str, ...], Sequence[float]], fired: Sequence[s
         gain=gain,
         interval=interval,
         milliseconds={",".join(off): x for off, x in medians.items()},
-        created=_now(),
+        created=now(),
     )
 
 
-def _now() -> str:
+def now() -> str:
+    """Return the time in UTC, in ISO 8601."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
