@@ -50,8 +50,9 @@ CASES = (
     "resnet50,10,infer",
     "convnext_tiny,64,infer",
 )
-OURS, GRAPHS, TORCHS = "backbay", "backbay:graphs", "inductor:reduce-overhead"
-ARMS = (arms.INDUCTOR, TORCHS, OURS, GRAPHS, "backbay:graphs-auto")
+PLAIN, GRAPHS = f"{arms.OURS}:{arms.NO_GRAPHS}", f"{arms.OURS}:{arms.GRAPHS}"
+TORCHS = f"{arms.INDUCTOR}:reduce-overhead"
+ARMS = (arms.INDUCTOR, TORCHS, PLAIN, GRAPHS, arms.OURS)
 WARM = 6
 """Steps before anything is timed: what is replayed is recorded by then."""
 HOST_CALLS = 60
@@ -177,12 +178,12 @@ def warmed(one: Step, names: Sequence[str]) -> tuple[dict[str, Call], dict[str, 
 
 def same_bits(one: Step, steps: Mapping[str, Call]) -> str:
     """Return whether ours gives the same bits with and without CUDA graphs, for several inputs."""
-    if OURS not in steps or GRAPHS not in steps:
+    if PLAIN not in steps or GRAPHS not in steps:
         return "not asked"
     kept, floating = [], [x for _, x in one.inputs if x.is_floating_point()]
     before = [x.detach().clone() for x in floating]
     for _ in range(3):
-        plain, graphed = (pytree.tree_leaves(steps[x]()) for x in (OURS, GRAPHS))
+        plain, graphed = (pytree.tree_leaves(steps[x]()) for x in (PLAIN, GRAPHS))
         kept += [(x, y) for x, y in zip(plain, graphed, strict=True)]
         with torch.no_grad():
             for x in floating:
@@ -246,7 +247,7 @@ def row(
 
 def saved(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     """Return what ours saves of the time that torch's own CUDA graphs save."""
-    calls, names = samples["a call"], (OURS, GRAPHS, arms.INDUCTOR, TORCHS)
+    calls, names = samples["a call"], (PLAIN, GRAPHS, arms.INDUCTOR, TORCHS)
     if not all(x in calls for x in names):
         return "not asked"
     ours, graphs, inductor, torchs = (stats.median(calls[x])[0] for x in names)

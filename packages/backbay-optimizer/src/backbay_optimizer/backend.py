@@ -83,15 +83,15 @@ class Optimizing(Backend):
         Option(
             name="cuda_graphs",
             type="any",
-            default=False,
+            default="auto",
             choices=(False, True, "auto"),
             help="replay inference as CUDA graphs, and run as ever where that could be told; "
-            "auto where it is measured to be faster",
+            "auto where it is measured to be faster, and no mode asks for torch's own",
         ),
         Option(
             name="cuda_graphs_memory",
             type="float",
-            default=0.5,
+            default=0.1,
             help="the part of a device's memory that CUDA graphs may hold, all together",
         ),
     )

@@ -42,7 +42,7 @@ def rows(count=16, seed=1):
 
 
 def default(function, **options):
-    return torch.compile(function, backend=backbay, **options)
+    return torch.compile(function, backend=backbay, options={"cuda_graphs": False}, **options)
 
 
 def ours(function, **options):
@@ -50,7 +50,7 @@ def ours(function, **options):
 
 
 def auto(function, **options):
-    return torch.compile(function, backend=backbay, options={"cuda_graphs": "auto"}, **options)
+    return torch.compile(function, backend=backbay, **options)
 
 
 def torchs(function, **options):

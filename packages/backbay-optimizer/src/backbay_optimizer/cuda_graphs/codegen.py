@@ -48,15 +48,18 @@ def replaying(
     """Return Inductor as a code generator whose code is replayed.
 
     Args:
-        mode: as torch.compile takes it; CUDA graphs that it asks for are these.
+        mode: as torch.compile takes it; CUDA graphs that it asks for are these, if they are always
+            used.
         options: Inductor's.
-        plain: compiles what is not replayed: graphs of training, or without a CUDA device.
+        plain: compiles what is not replayed: graphs of training, say.
         name: what the compile log calls the backend.
         share: the part of a device's memory that all recordings together may hold.
         decide: whether recordings are used. Default: always.
     """
     configured = torch._TorchCompileInductorWrapper(mode, dict(options), None)  # type: ignore[no-untyped-call] # noqa: SLF001 (torch.compile's own way)
     patches = {**configured.config, "triton.cudagraphs": False}
+    if decide is not None and configured.config.get("triton.cudagraphs"):
+        return plain  # torch's own are asked for
 
     def generate(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         held = _held(graph_module, example_inputs)

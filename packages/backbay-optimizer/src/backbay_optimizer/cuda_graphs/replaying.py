@@ -38,7 +38,7 @@ class Recordings:
 
     name: str
     """The backend, for the compile log."""
-    share: float = 0.5
+    share: float = 0.1
     """The part of a device's memory that all pools together may hold."""
     enabled: bool = True
     """Whether anything is recorded or replayed."""
