@@ -1,7 +1,7 @@
 """CUDA graphs by Backbay beside torch's own: whole steps, in turns, in one process a case.
 
     python benchmarks/cuda_graphs.py [CASE ...] [--arms inductor,...] [--at-once 1]
-        [--seconds 4] [--until 480] [--out FILE]
+        [--turn FILE] [--seconds 4] [--until 480] [--out FILE]
 
 A case is ``MODEL,BATCH,infer|train``, a model of timm with channels last, or
 ``WORKLOAD[,BATCH],infer|train``, one of Backbay's workloads or a user's: ``hf:bert@tiny,infer``.
@@ -20,8 +20,11 @@ timed one by one when all have compiled, or after ``--until`` seconds those that
 """
 
 import argparse
+import contextlib
 import datetime as dt
+import fcntl
 import multiprocessing
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +71,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE")
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--at-once", type=int, default=1, help="cases that compile side by side")
+    parser.add_argument("--turn", type=Path, help="a file; who has locked it is waited for")
     parser.add_argument("--seconds", type=float, default=4.0, help="of timing, a case")
     parser.add_argument("--until", type=float, default=480.0, help="seconds")
     parser.add_argument("--out", type=Path)
@@ -75,13 +79,12 @@ def main() -> None:
     lines = list(head())
     spawning = multiprocessing.get_context("spawn")
     with spawning.Manager() as manager:
-        turn = manager.Lock()
         compiled = manager.Barrier(min(given.at_once, len(given.cases)))
         measure = partial(
             table,
             names=given.arms.split(","),
             seconds=given.seconds,
-            turn=turn,
+            turn=given.turn or Path(tempfile.mkdtemp()) / "turn",
             compiled=compiled,
             until=time.time() + given.until,
         )
@@ -105,7 +108,7 @@ def table(
     *,
     names: Sequence[str],
     seconds: float,
-    turn: threading.Lock,
+    turn: Path,
     compiled: threading.Barrier,
     until: float,
 ) -> list[str]:
@@ -115,7 +118,7 @@ def table(
         case: its name.
         names: of the arms.
         seconds: of timing.
-        turn: is held by whoever times.
+        turn: a file that is locked by whoever times.
         compiled: is waited for by all that compile side by side.
         until: when they don't wait any longer, or begin, by the clock on the wall.
     """
@@ -126,25 +129,25 @@ def table(
     one = Step(built(case, device), train=case.endswith(",train"), seed=0)
     steps, failed = warmed(one, names)
     same = same_bits(one, steps)
-    try:
+    with contextlib.suppress(threading.BrokenBarrierError):
         compiled.wait(max(0.0, until - time.time()))
-    except threading.BrokenBarrierError:
-        pass
-    with turn:
+    with turn.open("w") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
         samples = timed(steps, seconds, device)
         rows = [row(name, steps, samples, device) for name in steps]
     said = dict.fromkeys(x.why for x in compile_log.records() if "CUDA graph" in x.why)
     pools = pool_bytes(torch.cuda.current_device()) >> 20
     return [
         "",
-        f"`{case.replace(',', ', ')}`; saved, of what `reduce-overhead` saves: {saved(samples)}; "
-        f"the same bits as without CUDA graphs: {same}; pools: {pools} MiB",
+        f"`{case.replace(',', ', ')}`",
         "",
         "| arm | a call, ms | waited for, ms | host, ms | at work, ms | inductor / this |",
         "|---|---|---|---|---|---|",
         *rows,
         *(f"| {name} | failed: {why} |" for name, why in failed.items()),
         "",
+        f"- saved, of what `reduce-overhead` saves: {saved(samples)}",
+        f"- the same bits as without CUDA graphs: {same}; pools: {pools} MiB",
         *(f"- {x}" for x in said),
     ]
 

@@ -40,7 +40,7 @@ def replaying(monkeypatch):
     """A backend whose graphs count as a device's, what it compiles plainly, and takes over."""
     plain, taken = [], []
 
-    def made(known="always"):
+    def made(*, known="always"):
         decide = None if known == "always" else Known(known)
         return codegen.replaying(
             None, {}, plain=inductor_plain, name="ours", share=0.5, decide=decide
@@ -65,7 +65,7 @@ def test_training_is_taken_over(replaying):
     for known in ("always", None):
         compile_log.clear()
         model = nn.Linear(8, 4)
-        torch.compile(model, backend=made(known))(torch.randn(3, 8)).sum().backward()
+        torch.compile(model, backend=made(known=known))(torch.randn(3, 8)).sum().backward()
         assert plain
         assert not taken
         assert (codegen.TRAINING in reasons()) == (known == "always")
@@ -74,14 +74,17 @@ def test_training_is_taken_over(replaying):
 def test_a_graph_of_no_device_is_taken_over(replaying, monkeypatch):
     made, plain, taken = replaying
     monkeypatch.undo()
-    assert torch.compile(lambda x: x + 1, backend=made(None))(torch.ones(2)).tolist() == [2, 2]
+    assert torch.compile(lambda x: x + 1, backend=made(known=None))(torch.ones(2)).tolist() == [
+        2,
+        2,
+    ]
     assert plain
     assert not taken
 
 
 def test_what_does_not_pay_is_taken_over(replaying):
     made, plain, taken = replaying
-    torch.compile(lambda x: x + 2, backend=made(False))(torch.ones(2))
+    torch.compile(lambda x: x + 2, backend=made(known=False))(torch.ones(2))
     assert plain
     assert not taken
 
@@ -94,7 +97,7 @@ def test_code_from_a_cache_is_not_taken_over(replaying, tmp_path, monkeypatch):
         torch.compiler.reset()
         taken.clear()
         counters.clear()
-        call = torch.compile(lambda x: torch.tanh(x).sin(), backend=made(known))
+        call = torch.compile(lambda x: torch.tanh(x).sin(), backend=made(known=known))
         call(torch.randn(3, 4))
         assert len(taken) == 1
         assert taken[0].source_code

@@ -146,7 +146,7 @@ def test_two_threads_time_one_graph(monkeypatch):
     timed = []
     real = graph_timing.variants.compared
     monkeypatch.setattr(
-        graph_timing.variants, "compared", lambda *given: timed.append(1) or real(*given)
+        graph_timing.variants, "compared", lambda *a, **k: timed.append(1) or real(*a, **k)
     )
     call, *_ = deciding()
     call(X)

@@ -139,7 +139,7 @@ class Replayed:
         finally:
             held.pool.lock.release()
 
-    def _recording(self, inputs: Sequence[Any], held: Held) -> Recording | str:
+    def _recording(self, inputs: list[Any], held: Held) -> Recording | str:
         """Return a recording for these inputs, earlier or new, or why there is none."""
         key = self._key(inputs)
         known = held.recordings.get(key, ())

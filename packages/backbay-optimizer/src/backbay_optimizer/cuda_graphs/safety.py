@@ -68,11 +68,11 @@ def graph_refusal(graph_module: GraphModule) -> str | None:
 
     for node in graph_module.graph.nodes:
         values = tree_leaves(node.meta.get("val"))
-        if is_cudagraph_unsafe_fx_node(node) or any(map(free_unbacked_symbols, values)):
-            return f"{node.target} is not safe in one"
         strange = [x for x in values if isinstance(x, torch.Tensor) and x.layout != torch.strided]
         if strange:
             return f"{node.name} is of layout {strange[0].layout}"
+        if is_cudagraph_unsafe_fx_node(node) or any(map(free_unbacked_symbols, values)):
+            return f"{node.target} is not safe in one"
     return None
 
 

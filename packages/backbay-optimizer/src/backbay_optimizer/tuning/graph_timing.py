@@ -69,9 +69,7 @@ class GraphDecision:
 class _Deciding:
     """A compiled graph; its second call decides, and until then nothing is recorded."""
 
-    def __init__(
-        self, compiled: Compiled, recordings: Recordings, decision: GraphDecision
-    ) -> None:
+    def __init__(self, compiled: Compiled, recordings: Recordings, decision: GraphDecision) -> None:
         self._compiled = compiled
         self._recordings = recordings
         self._decision = decision
