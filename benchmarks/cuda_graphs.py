@@ -126,11 +126,15 @@ def table(
         return ["", f"`{case}` was not reached."]
     torch._dynamo.config.recompile_limit = 256  # noqa: SLF001 (all arms compile the same code)
     device = torch.device("cuda")
-    one = Step(built(case, device), train=case.endswith(",train"), seed=0)
-    steps, failed = warmed(one, names)
-    same = same_bits(one, steps)
-    with contextlib.suppress(threading.BrokenBarrierError):
-        compiled.wait(max(0.0, until - time.time()))
+    try:
+        one = Step(built(case, device), train=case.endswith(",train"), seed=0)
+        steps, failed = warmed(one, names)
+        same = same_bits(one, steps)
+    except Exception as error:  # noqa: BLE001 (the other cases go on)
+        return ["", f"`{case}` failed: {one_line(error)}"]
+    finally:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            compiled.wait(max(0.0, until - time.time()))
     with turn.open("w") as locked:
         fcntl.flock(locked, fcntl.LOCK_EX)
         samples = timed(steps, seconds, device)

@@ -49,11 +49,11 @@ def test_the_slower_way_is_kept_or_timed_again(replay_s, plain_s, used, tmp_path
     call(X)
     assert len(seen) == 1  # libraries choose kernels in the first call: nothing is timed
     assert not recordings.enabled
-    recordings.held = "what is recorded while it is timed, which reads copies"
+    recordings.held = held = "what is recorded while it is timed"
     assert call(X)[0].tolist() == [2, 2, 2]
     assert sum(x is X for x in seen) == 2  # what the caller gets is computed once
     assert recordings.enabled is used
-    assert recordings.held is None
+    assert recordings.held == (held if used else None)
     word = "used" if used else "not used"
     assert any(x.startswith(f"CUDA graphs {word}: a replay takes") for x in reasons()), reasons()
     before = len(seen)
@@ -95,14 +95,44 @@ def test_parameters_are_copied_or_written(writes):
         seen.append((weight, x))
         return (weight * x,)
 
-    weight, x = torch.nn.Parameter(torch.ones(3), requires_grad=False), torch.ones(3)
+    weight, x = torch.ones(3), torch.ones(3)
+    weight._dynamo_static_input_type = "unguarded"  # what Dynamo says of a parameter
     decision = graph_timing.GraphDecision(GRAPH, [weight, x], "default", recordings)
     call = decision.found_by(compiled)
-    call(weight, x), call(weight, x)
+    call(weight, x)
+    recordings.held = "what reads what was written"
+    call(weight, x)
+    assert (recordings.held is None) or not writes
     copies = seen[2:]
     assert copies
     assert all((y is weight) is not writes for y, _ in copies)
     assert all(y is not x for _, y in copies)
+
+
+@pytest.mark.parametrize(
+    ("interval", "kept", "tries"),
+    [
+        ((0.6, 0.99), True, 1),
+        ((0.96, 1.2), False, 1),
+        ((1.1, 1.2), False, 1),
+        ((0.6, 1.01), None, graph_timing.MOST_TRIES),
+    ],
+)
+def test_a_busy_machine_is_believed_or_asked_without_end(
+    interval, kept, tries, monkeypatch, tmp_path
+):
+    timed = []
+    found = cache.PairTiming(ratio=0.8, interval=interval, created="")
+    compared = lambda *_, **__: timed.append(1) or found  # noqa: E731
+    monkeypatch.setattr(graph_timing.variants, "compared", compared)
+    call, recordings, seen, _ = deciding()
+    for _ in range(20):
+        call(X)
+    assert len(timed) == tries
+    assert len(seen) == 20
+    assert recordings.enabled is bool(kept)
+    assert deciding()[-1] is kept
+    assert any("CUDA graphs not used yet" in x for x in reasons()) == (kept is None)
 
 
 def test_other_settings_are_known(tmp_path):
@@ -125,7 +155,7 @@ def test_recordings_that_stop_while_they_are_timed_are_said_to_pay(tmp_path):
 
 @pytest.mark.parametrize("why", ["memory", "error"])
 def test_what_can_not_be_timed_is_replayed_or_stops_the_model(why, tmp_path):
-    recordings = Recordings(name="ours")
+    recordings = Recordings(name="ours", writes=why == "memory")
 
     def compiled(*args):
         if why == "error" and recordings.enabled:
@@ -140,6 +170,13 @@ def test_what_can_not_be_timed_is_replayed_or_stops_the_model(why, tmp_path):
     said = {"memory": "two inputs share memory", "error": "RuntimeError: no kernel"}[why]
     assert any(x.startswith(f"CUDA graphs not used: not timed: {said}") for x in reasons())
     assert not kept_keys(tmp_path, cache.Replays)
+
+
+def test_inputs_that_share_memory_and_are_only_read_are_not_timed():
+    decision = graph_timing.GraphDecision(GRAPH, [X, X], "default", Recordings(name="ours"))
+    call = decision.found_by(lambda *args: args)
+    call(X, X), call(X, X)
+    assert any("a replay takes" in x for x in reasons()), reasons()
 
 
 def test_two_threads_time_one_graph(monkeypatch):

@@ -1,9 +1,10 @@
 """Whether CUDA graphs pay for a graph here: it is timed with and without them, when it is called.
 
 The second call says how long the host takes to hand over the work. A device that never waits for it
-gains nothing, and no more is done. Else both ways take turns on that call's inputs, so what is
-measured is the time of calls in a row: with the copies of results that a replay makes, and with the
-time that the device waits for the host. Replays are used where they are shown to be faster.
+gains nothing, and no more is done. Else both ways take turns on copies of that call's inputs, so
+what is measured is the time of calls in a row: with the copies of results that a replay makes, and
+with the time that the device waits for the host. Replays are used where they are shown to be
+faster; a machine that is too busy to tell is asked again.
 """
 
 import threading
@@ -18,11 +19,18 @@ from backbay_optimizer.cuda_graphs.replaying import Recordings
 from backbay_optimizer.tuning import cache, variants
 from backbay_optimizer.tuning.cache import Replays
 
-BUDGET_S = 0.3
+BUDGET_S = 0.5
 """Seconds for the timing of one graph."""
 LEAST_HOST = 0.05
 """Of a call's time that the host takes, below which CUDA graphs are not tried: the device waits no
 longer than that for it."""
+LEAST_GAIN = 0.05
+"""Of the time, that is worth another look where nothing is shown."""
+MOST_TRIES = 3
+CALLS_BEFORE = 2
+"""A try, that is with the last of them: libraries choose kernels in the first."""
+_FIXED = "_dynamo_static_input_type"
+"""Dynamo's mark of what stays where it is; torch has no public one."""
 _PLAIN = ("cuda_graphs",)
 """The arm without them."""
 
@@ -47,6 +55,10 @@ class GraphDecision:
         """
         self._key = variants.key_of(graph_module, example_inputs, (), settings)
         self._recordings = recordings
+        self.fixed = [
+            i for i, x in enumerate(example_inputs) if getattr(x, _FIXED, None) is not None
+        ]
+        """Which inputs are parameters and buffers."""
         found = cache.read_replays(self._key)
         self.known = None if found is None else found.used
         if found is not None:
@@ -67,23 +79,24 @@ class GraphDecision:
 
 
 class _Deciding:
-    """A compiled graph; its second call decides, and until then nothing is recorded."""
+    """A compiled graph; an early call decides, and until then nothing is recorded."""
 
     def __init__(self, compiled: Compiled, recordings: Recordings, decision: GraphDecision) -> None:
         self._compiled = compiled
         self._recordings = recordings
         self._decision = decision
-        self._calls_left = 2
+        self._calls_left = CALLS_BEFORE
+        self._tries_left = MOST_TRIES
         self._lock = threading.Lock()
         recordings.enabled = False
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph."""
-        if self._calls_left and self._is_second():
+        if self._calls_left and self._is_last():
             return self._decided(args)
         return self._compiled(*args)
 
-    def _is_second(self) -> bool:
+    def _is_last(self) -> bool:
         with self._lock:
             if not self._calls_left:  # another thread is at it
                 return False
@@ -92,7 +105,7 @@ class _Deciding:
 
     def _decided(self, args: Sequence[Any]) -> Any:
         """Run the graph, and decide."""
-        why = variants.unsuitable(args)
+        why = variants.unsuitable(args, written=self._recordings.writes)
         if why is not None:
             self._recordings.say(f"CUDA graphs not used: not timed: {why}")
             return self._compiled(*args)
@@ -110,32 +123,29 @@ class _Deciding:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             self._recordings.enabled = False
             self._recordings.say(f"CUDA graphs not used: not timed: {why}")
-        self._recordings.forget()  # they read the copies
+        if self._recordings.writes or not self._recordings.enabled:
+            self._recordings.forget()  # they read copies, or are not used
         return results
 
     def _time(self, args: Sequence[Any]) -> None:
         """Time the graph both ways, and do as was found."""
-        from backbay.timing import rounds  # noqa: PLC0415 (likewise)
-
+        self._tries_left -= 1
         arms = {variants.ALL: self._switched(on=True), _PLAIN: self._switched(on=False)}
-        found = variants.compared(
-            arms,
-            _PLAIN,
-            args,
-            BUDGET_S,
-            fewest=rounds.LEAST_ROUNDS,
-            shares_parameters=not self._recordings.writes,
-        )
+        fixed = () if self._recordings.writes else self._decision.fixed
+        found = variants.compared(arms, _PLAIN, args, BUDGET_S, shared=fixed)
         self._recordings.enabled = False
         if self._recordings.stopped:  # both ways were the same
             self._recordings.say("CUDA graphs not used: nothing was replayed")
             return
-        used, (low, high) = found.interval[1] < 1.0, found.interval
-        self._decision.keep(
-            f"CUDA graphs {'used' if used else 'not used'}: a replay takes {found.ratio:.3f} "
-            f"[{low:.3f}, {high:.3f}] of the time",
-            used=used,
-        )
+        low, high = found.interval
+        said = f"a replay takes {found.ratio:.3f} [{low:.3f}, {high:.3f}] of the time"
+        if high < 1.0:
+            self._decision.keep(f"CUDA graphs used: {said}", used=True)
+        elif low > 1.0 - LEAST_GAIN:
+            self._decision.keep(f"CUDA graphs not used: {said}", used=False)
+        else:
+            self._recordings.say(f"CUDA graphs not used yet: {said}")
+            self._calls_left = CALLS_BEFORE if self._tries_left else 0
 
     def _switched(self, *, on: bool) -> Compiled:
         def run(*args: Any) -> Any:

@@ -12,7 +12,7 @@ import hashlib
 import importlib.metadata
 import platform
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,15 +121,20 @@ class Choosing:
         compile_log.note(record)
 
 
-def unsuitable(args: Sequence[Any]) -> str | None:
-    """Return why a graph can't be timed with copies of these inputs; None if it can."""
+def unsuitable(args: Sequence[Any], *, written: bool = True) -> str | None:
+    """Return why a graph can't be timed with copies of these inputs; None if it can.
+
+    Args:
+        args: the inputs.
+        written: whether the graph may write any of them.
+    """
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     odd = next((x for x in tensors if type(x) not in plain), None)
     if odd is not None:
         return f"an input is a {type(odd).__name__}, which is not copied"
     memory = [x.untyped_storage().data_ptr() for x in tensors if x.numel()]
-    if len(set(memory)) < len(memory):
+    if written and len(set(memory)) < len(memory):
         return "two inputs share memory, and copies would not"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "in a process group the others would wait, or choose otherwise"
@@ -143,8 +148,7 @@ def timed(
     args: Sequence[Any],
     budget_s: float | None = None,
     *,
-    fewest: int | None = None,
-    shares_parameters: bool = False,
+    shared: Collection[int] = (),
 ) -> dict[tuple[str, ...], list[float]]:
     """Time variants in turns on copies of their inputs.
 
@@ -152,8 +156,7 @@ def timed(
         arms: what is left out, to the compiled graph.
         args: its inputs.
         budget_s: seconds for all of it. Default: those of a whole graph.
-        fewest: rounds that there are, however long they take. Default: those of a race.
-        shares_parameters: whether parameters are taken as they are; nothing writes them then.
+        shared: which inputs are taken as they are, since nothing writes them.
 
     Returns:
         By variant, milliseconds a call, one sample a round.
@@ -163,14 +166,12 @@ def timed(
     device = next((x.device for x in args if isinstance(x, torch.Tensor)), torch.device("cpu"))
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        taken_as_is = (int, torch.nn.Parameter) if shares_parameters else int
-        copies = [x if isinstance(x, taken_as_is) else _copied(x) for x in args]
+        copies = [x if i in shared else _copied(x) for i, x in enumerate(args)]
         steps = {",".join(off): _step(arm, copies) for off, arm in arms.items()}
         for step in steps.values():
             clock.seconds(step, rounds.WARMUPS + 1, device)  # CUDA graphs record in the second
         step_s = {name: clock.seconds(step, 1, device) for name, step in steps.items()}
-        budget = BUDGET_S if budget_s is None else budget_s
-        plan = rounds.plan(step_s, budget, fewest=fewest or rounds.FEWEST_ROUNDS)
+        plan = rounds.plan(step_s, BUDGET_S if budget_s is None else budget_s)
 
         def block(name: str) -> float:
             return clock.block(steps[name], warmups=1, calls=plan.calls[name], device=device)
@@ -185,8 +186,7 @@ def compared(
     args: Sequence[Any],
     budget_s: float,
     *,
-    fewest: int | None = None,
-    shares_parameters: bool = False,
+    shared: Collection[int] = (),
 ) -> PairTiming:
     """Time the variant that leaves nothing out beside another one, as `timed` does.
 
@@ -195,12 +195,11 @@ def compared(
         plain: what the other one leaves out.
         args: their inputs.
         budget_s: seconds for all of it.
-        fewest: as `timed` takes it.
-        shares_parameters: likewise.
+        shared: which inputs are taken as they are, since nothing writes them.
     """
     from backbay.timing import stats  # noqa: PLC0415 (as above)
 
-    samples = timed(arms, args, budget_s, fewest=fewest, shares_parameters=shares_parameters)
+    samples = timed(arms, args, budget_s, shared=shared)
     ratio, interval = stats.ratio(samples[ALL], samples[plain])
     return PairTiming(ratio=ratio, interval=interval, created=now())
 
