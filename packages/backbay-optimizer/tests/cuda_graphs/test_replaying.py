@@ -179,6 +179,8 @@ def test_an_input_of_an_unknown_kind_is_copied(monkeypatch):
     assert replaying._unusual([torch.ones(2), 3], -1) == "an input is on another device"
     assert replaying._unusual([3], 0) is None
     assert replaying._unusual([3, None], 0) == "an input is a NoneType"
+    meta = torch.ones(2, device="meta")
+    assert replaying._unusual([meta], 0) == "an input is on another device"
 
 
 def test_parameters_elsewhere_are_recorded_without_end(device):

@@ -1,13 +1,12 @@
 """Inductor, with what it compiles handed over to be replayed as CUDA graphs where that is safe.
 
-The code is that of Inductor's default mode, and comes from the same caches. Torch's own
-``cudagraph_policy`` would hand over such code, too, compiled with other settings, and is only in
-torch 2.13 and later.
+The code is that of Inductor's default mode, and comes from the same caches: what it was compiled
+from need not be there, so the code itself is looked at. Torch's own ``cudagraph_policy`` would hand
+over code that is compiled with other settings, and is only in torch 2.13 and later.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 from unittest import mock
 
@@ -16,7 +15,7 @@ from torch.fx import GraphModule
 
 from backbay.kit.codegen import Codegen, Compiled
 from backbay_optimizer.cuda_graphs.replaying import Inputs, Recordings, Replayed
-from backbay_optimizer.cuda_graphs.safety import graph_refusal, refusal
+from backbay_optimizer.cuda_graphs.safety import refusal
 
 TRAINING = "training has no CUDA graph: it is not recorded"
 
@@ -74,13 +73,14 @@ def replaying(
         if decide is not None:
             settings = sorted((key, _known_by(x)) for key, x in patches.items())
             decision = decide(graph_module, example_inputs, settings, recordings)
-        known = None if decision is None else decision.known
-        if known is False:
+        if decision is not None and decision.known is False:
             return plain(graph_module, example_inputs)
-        handover = _Handover(recordings, is_known=known is not None)
-        compiled = handover.compiled(graph_module, example_inputs, patches)
-        if decision is None or known:
-            return compiled
+        from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 (as late as Inductor)
+
+        with taking_over(recordings):
+            compiled: Any = compile_fx(graph_module, example_inputs, config_patches=patches)
+        if decision is None or decision.known:
+            return compiled  # type: ignore[no-any-return]
         return decision.found_by(compiled)
 
     return generate
@@ -100,81 +100,39 @@ def _known_by(setting: Any) -> str:
     return str(uuid()) if callable(uuid) else repr(setting)
 
 
-@dataclass
-class _Handover:
-    """Takes code that Inductor has compiled, and has it replayed."""
+@contextlib.contextmanager
+def taking_over(recordings: Recordings) -> Iterator[None]:
+    """Have all code replayed that Inductor compiles meanwhile, or finds in a cache.
 
-    recordings: Recordings
-    is_known: bool
-    """Whether this graph was seen before, and is safe."""
-    unsafe: str | None = None
-    """What the graph that is being compiled has that can't be captured."""
+    Torch calls a method of the code in both cases. Only one thread compiles at a time: Dynamo has a
+    lock.
+    """
+    from torch._inductor.output_code import CompiledFxGraph  # noqa: PLC0415 (takes seconds)
 
-    def compiled(
-        self,
-        graph_module: GraphModule,
-        example_inputs: Sequence[Any],
-        patches: Mapping[str, Any],
-    ) -> Compiled:
-        """Compile one of Dynamo's graphs."""
-        from torch._functorch import config  # noqa: PLC0415 (as late as Inductor)
-        from torch._inductor.compile_fx import (  # noqa: PLC0415 (takes seconds)
-            compile_fx,
-            compile_fx_inner,
-        )
+    post_compile = CompiledFxGraph.post_compile
 
-        # Torch's cache of AOTAutograd's results has no graph that could be looked at.
-        cached = config.patch(enable_autograd_cache=False)
-        with contextlib.nullcontext() if self.is_known else cached, self._listening():
-            made: Any = compile_fx(
-                graph_module,
-                example_inputs,
-                inner_compile=compile_fx_inner if self.is_known else self._inner_compile,
-                config_patches=dict(patches),
-            )
-        return made  # type: ignore[no-any-return]
+    def finish(code: CompiledFxGraph, *given: Any) -> None:
+        post_compile(code, *given)
+        take_over(code, recordings)
 
-    def _inner_compile(
-        self, graph_module: GraphModule, example_inputs: Sequence[Any], **given: Any
-    ) -> Any:
-        """Compile one of AOTAutograd's graphs."""
-        from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415 (as above)
+    with mock.patch.object(CompiledFxGraph, "post_compile", finish):
+        yield
 
-        self.unsafe = graph_refusal(graph_module)
-        return compile_fx_inner(graph_module, example_inputs, **given)
 
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        """See all code that is compiled meanwhile, or comes from a cache.
-
-        Torch calls this method of the code in both cases. Only one thread compiles at a time:
-        Dynamo has a lock.
-        """
-        from torch._inductor.output_code import CompiledFxGraph  # noqa: PLC0415 (as above)
-
-        post_compile = CompiledFxGraph.post_compile
-
-        def finish(code: CompiledFxGraph, *given: Any) -> None:
-            post_compile(code, *given)
-            self.take(code)
-
-        with mock.patch.object(CompiledFxGraph, "post_compile", finish):
-            yield
-
-    def take(self, code: Any) -> None:
-        """Have Inductor's code replayed, if it can be."""
-        if "cuda" not in code.device_types:
-            return
-        if not code.fx_kwargs.get("is_inference"):
-            self.recordings.say(TRAINING)
-            return
-        why = self.unsafe or refusal(code)
-        if why is not None:
-            self.recordings.refuse(why)
-            return
-        self.recordings.writes |= bool(code.mutated_input_idxs)
-        inputs = Inputs(
-            device=next(iter(code.device_idxs)),
-            fixed=tuple(code.fx_kwargs.get("static_input_idxs") or ()),
-        )
-        code.current_callable = Replayed(code.current_callable, inputs, self.recordings)
+def take_over(code: Any, recordings: Recordings) -> None:
+    """Have Inductor's code replayed, if it can be."""
+    if "cuda" not in code.device_types:
+        return
+    if not code.fx_kwargs.get("is_inference"):
+        recordings.say(TRAINING)
+        return
+    why = refusal(code)
+    if why is not None:
+        recordings.refuse(why)
+        return
+    recordings.writes |= bool(code.mutated_input_idxs)
+    inputs = Inputs(
+        device=next(iter(code.device_idxs)),
+        fixed=tuple(code.fx_kwargs.get("static_input_idxs") or ()),
+    )
+    code.current_callable = Replayed(code.current_callable, inputs, recordings)

@@ -210,6 +210,8 @@ def _unusual(inputs: Sequence[Any], index: int) -> str | None:
         return "an input is of a subclass of tensor"
     if any(x.device.type != "cuda" or x.device.index != index for x in tensors):
         return "an input is on another device"
+    if any(x.layout != torch.strided for x in tensors):
+        return "an input is sparse"
     return None
 
 

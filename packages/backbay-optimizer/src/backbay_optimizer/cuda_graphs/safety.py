@@ -5,11 +5,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._pytree import tree_leaves
-
 WAITS = ("item", "tolist", "cpu", "nonzero", "synchronize")
 """Methods that wait for the device, or copy from it."""
 SAFE: Mapping[str, re.Pattern[str]] = {
@@ -55,25 +50,6 @@ def _reasons(code: Any) -> Iterator[str]:
     if written:
         yield f"it writes {len(written)} inputs that are neither parameters nor buffers"
     yield from _unsafe(code.source_code)
-
-
-def graph_refusal(graph_module: GraphModule) -> str | None:
-    """Return what of a graph of AOTAutograd's can't be captured; None if nothing is known.
-
-    Which operators torch itself keeps out of CUDA graphs,
-    `torch._inductor.utils.get_first_incompatible_cudagraph_node` says, too; but it raises on torch
-    2.11 where a Triton kernel of a user's is called: its operator's value is a dict.
-    """
-    from torch._inductor.utils import is_cudagraph_unsafe_fx_node  # noqa: PLC0415 (takes seconds)
-
-    for node in graph_module.graph.nodes:
-        values = tree_leaves(node.meta.get("val"))
-        strange = [x for x in values if isinstance(x, torch.Tensor) and x.layout != torch.strided]
-        if strange:
-            return f"{node.name} is of layout {strange[0].layout}"
-        if is_cudagraph_unsafe_fx_node(node) or any(map(free_unbacked_symbols, values)):
-            return f"{node.target} is not safe in one"
-    return None
 
 
 def _unsafe(source: str) -> Iterator[str]:
