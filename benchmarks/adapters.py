@@ -32,6 +32,7 @@ PAGE = HERE.parent / "docs" / "adapters.md"
 BEGIN, END = "<!-- tried -->", "<!-- /tried -->"
 BATCHES = (4, 7, 1)
 ENGINES = {
+    "executorch": ("ExecuTorch", "executorch"),
     "iree": ("IREE", "iree-base-compiler"),
     "onnxruntime": ("ONNX Runtime", "onnxruntime"),
     "openvino": ("OpenVINO", "openvino"),

@@ -6,8 +6,9 @@ import torch
 
 import backbay
 
-WIDTH = 256
-ROWS = 64
+torch.set_float32_matmul_precision("high")  # else that is a defect of each of them, on a GPU
+WIDTH, ROWS = (1024, 4096) if torch.cuda.is_available() else (256, 64)
+"""On a GPU as much as keeps it busy longer than the host."""
 
 
 class Printing(torch.nn.Module):
@@ -40,12 +41,17 @@ class Reading(torch.nn.Module):
 
 
 class Caching(torch.nn.Module):
-    """Keeps all that it has seen."""
+    """Keeps all that it has seen, and begins with a prompt."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lift = torch.nn.Linear(WIDTH, WIDTH)
-        self.seen = torch.zeros(1, WIDTH)
+        self.seen = torch.zeros(16, WIDTH)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Caching":
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call] # torch's own
+        self.seen = fn(self.seen)  # no buffer: its size changes
+        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the mean of everything so far."""

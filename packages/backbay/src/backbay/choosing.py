@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from backbay.decisions import Arm, Decision, Store
+from backbay.decisions import GAIN, Arm, Decision, Store
 from backbay.decisions.arm import WHOLE
 from backbay.decisions.place import place_on
 from backbay.decisions.standing import why_not
@@ -28,9 +28,6 @@ from backbay.race.requests import ArmSetup
 from backbay.race.scopes import parts_of
 from backbay.registry import Registry, default_registry
 from backbay.workloads.setup import placed
-
-GAIN = 0.03
-"""An arm that gains less is not worth what it may cost later: a compilation, a dependency."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,8 +113,18 @@ def test_a_growing_cache_is_the_first_finding_and_compiled_once_where_sizes_are_
     assert found.line == line("self.seen = torch.cat([self.seen, x])")
     assert "self.seen's dimension 0" in found.message
     assert not found.supposed
-    assert trial.remedy == "torch.compile(dynamic=True)"
+    assert "begin with a size of at least 2" in found.fixes[0]
+    sources = "L['self'].seen, L['x']"
+    assert trial.remedy == f'torch.compiler.config.dynamic_sources = "{sources}"'
     assert trial.after.recompiles < trial.before.recompiles
+    assert torch.compiler.config.dynamic_sources == ""
+
+
+def test_what_runs_uncompiled_has_the_lines_that_call_it(diagnosed, line):
+    told = diagnosed("printing")
+    names = {x.name: x.lines for x in told.inside.outside}
+    called = line("x = layer(x).relu()")
+    assert names["aten::linear"] == names["aten::relu"] == (called,)
 
 
 def test_a_number_that_changes_is_the_first_finding_with_its_line(diagnosed, line):

@@ -9,9 +9,9 @@ import torch
 
 import backbay
 from backbay import diagnose
-from backbay.diagnose.inductor import Graph, Kernel, Scheduled, _assign
+from backbay.diagnose.inductor import Graph, Kernel, Scheduled, _assign, _stack
 from backbay.diagnose.looking import _pairs
-from backbay.diagnose.profiling import _is, _matched, _steps, _Sums
+from backbay.diagnose.profiling import _event, _matched, _steps, _Sums
 
 pytestmark = pytest.mark.slow
 
@@ -152,9 +152,10 @@ def test_a_process_is_left_as_it_was():
                       list(logging.getLogger("torch.__trace").handlers))  # fmt: skip
 
 
-def scheduled(origins, *, extern=False, own="", operations=("op0",)):
+def scheduled(origins, *, extern=False, own="", operations=("op0",), operators=(), stacks=()):
     return Scheduled(
-        operations=frozenset(operations), origins=origins, operators=(), own=own, extern=extern,
+        operations=frozenset(operations), origins=origins, operators=operators, own=own,
+        extern=extern, stacks=stacks,
         template=False, reduction=False, reads=frozenset(), writes=frozenset(), bytes=None,
         floating_operations=None,
     )  # fmt: skip
@@ -188,19 +189,69 @@ def test_a_kernel_that_computes_a_node_again_is_not_the_one_it_belongs_to():
     assert [x.parts for x in kernels] == [[again], [alone]]
 
 
+def test_a_kernel_of_which_torch_knows_no_line_has_its_nodes():
+    node = scheduled(("a",), stacks=("near",))
+    unknown, known = kernel("cpp_a:1", "a"), kernel("cpp_a:1", "a")
+    known.stacks = ("own",)
+    for one, stacks in ((unknown, ("near",)), (known, ("own",))):
+        graph = Graph(
+            compile_id="0/0", direction="forward", schedule=(node,), unfused={}, kernels=[one]
+        )
+        _assign(graph)
+        assert one.stacks == stacks
+
+
+def test_an_extern_kernel_without_origins_is_the_next_of_its_name():
+    first, second, other = (
+        scheduled((x,), extern=True, own=x, operators=(f"aten.{target}.default",), stacks=(x,))
+        for x, target in (("a", "addmm"), ("b", "addmm"), ("c", "mm"))
+    )
+    kernels = [
+        kernel("extern_kernels.mm:1", "c"),
+        kernel("extern_kernels.addmm:2"),
+        kernel("extern_kernels.addmm:3"),
+        kernel("extern_kernels.bmm:4"),
+        kernel("triton_b:5"),
+    ]
+    graph = Graph(
+        compile_id="0/0",
+        direction="backward",
+        schedule=(first, other, second),
+        unfused={},
+        kernels=kernels,
+    )
+    _assign(graph)
+    assert [x.parts for x in kernels] == [[other], [first], [second], [], []]
+    assert [x.stacks for x in kernels] == [("c",), ("a",), ("b",), (), ()]
+
+
+def test_the_nearest_node_with_a_line_is_one_that_is_read_else_one_that_reads():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    seeds = graph.call_function(torch.ones, (2,))
+    first = graph.call_function(torch.relu, (x,))
+    made = graph.call_function(torch.add, (first, seeds))
+    last = graph.call_function(torch.sin, (made,))
+    assert _stack(made) == ""
+    last.meta["stack_trace"] = "last"
+    assert _stack(made) == _stack(seeds) == "last"
+    first.meta["stack_trace"] = "first"
+    assert _stack(made) == _stack(first) == "first"
+
+
 @pytest.mark.parametrize(
-    ("function", "event", "same"),
+    ("function", "event"),
     [
-        ("cpp_fused_add_0", "graph_0_cpp_fused_add_0", True),
-        ("cpp_fused_add_0", "graph_0_cpp_fused_add_01", False),
-        ("triton_poi_fused_0", "triton_poi_fused_0", True),
-        ("extern_kernels.mm", "aten::mm", True),
-        ("extern_kernels.mm", "aten::addmm", False),
-        ("torch.ops.mkldnn._linear_pointwise.default", "mkldnn::_linear_pointwise", True),
+        ("cpp_fused_add_0", "cpp_fused_add_0"),
+        ("triton_poi_fused_0", "triton_poi_fused_0"),
+        ("extern_kernels.mm", "aten::mm"),
+        ("torch.ops.mkldnn._linear_pointwise.default", "mkldnn::_linear_pointwise"),
+        ("aten.randint.low_out", "aten::randint"),
     ],
 )
-def test_an_events_name_is_a_kernels(function, event, same):
-    assert _is(function, event) is same
+def test_a_kernel_has_an_event_of_a_name_that_is_known(function, event):
+    assert _event(function) == event
+    assert kernel(f"{function}:1").extern is ("::" in event)
 
 
 class Event:
@@ -286,9 +337,27 @@ def test_what_spans_two_steps_is_parted_and_guards_are_not():
 
 
 def test_events_are_matched_in_order_and_what_fits_nowhere_is_left():
-    kernels = [kernel("extern_kernels.mm:1"), kernel("cpp_a:2"), kernel("extern_kernels.mm:3")]
-    events = [Event(x) for x in ("aten::mm", "aten::empty", "graph_0_cpp_a", "aten::mm")]
-    assert _matched(kernels, events) == {0: 0, 2: 1, 3: 2}
+    kernels = ("extern_kernels.mm", "cpp_a", "extern_kernels.mm")
+    assert _matched(kernels, ("aten::mm", "aten::empty", "cpp_a", "aten::mm")) == {0: 0, 2: 1, 3: 2}
+
+
+def test_an_event_that_is_no_kernels_does_not_take_a_later_ones_place():
+    kernels = ("triton_a", "triton_b", "triton_c", "triton_d", "triton_b")
+    events = ("triton_d", "triton_a", "triton_b", "triton_c", "triton_b")
+    assert _matched(kernels, events) == {1: 0, 2: 1, 3: 2, 4: 4}
+
+
+def test_a_copy_that_an_operator_launches_counts_with_the_copies_alone():
+    sums = _Sums([one_graph(kernel("triton_a:1"))], gpu=True, launched={"k": deque([4.0])})
+    copied = Event("aten::item", kernels=[launched("Memcpy DtoH", 7.0), launched("k", 4.0)])
+    sums.add_step([copied], 0.0)
+    assert sums.spent(1).outside == {"aten::item": pytest.approx(0.004)}
+
+
+def test_names_of_cpp_kernels_are_found_whatever_graph_they_are_in():
+    sums = _Sums([one_graph(kernel("cpp_a:1"))], gpu=False)
+    sums.add_step(step_of(Event("graph_17_cpp_a", us=30.0)), 30.0)
+    assert sums.spent(1).kernels == {(0, 0): pytest.approx(0.030)}
 
 
 def test_the_last_reason_of_two_operations_counts_both_ways():

@@ -31,6 +31,8 @@ def side(**known):
     ("before", "after", "speedup", "status"),
     [
         ({}, {}, (1.01, 1.2), "confirmed"),
+        ({}, {}, (1.01, 1.049), "no_gain"),
+        ({}, {}, (1.01, 1.063), "confirmed"),
         ({}, {}, (0.99, 1.2), "no_gain"),
         ({}, {}, (1.0, 1.2), "no_gain"),
         ({}, {}, (0.8, 1.0), "no_gain"),
@@ -46,7 +48,8 @@ def side(**known):
     ],
 )
 def test_a_verdict_rests_on_counts_and_whole_intervals(before, after, speedup, status):
-    assert verdict(side(**before), side(**after), speedup) == status
+    middle = sum(speedup) / 2
+    assert verdict(side(**before), side(**after), middle, speedup) == status
 
 
 def test_a_sentence_has_counts_the_interval_and_seconds():
@@ -166,7 +169,7 @@ def kernel(name, **known):
     return KernelRecord(**usual | known)
 
 
-def codes(*kernels, blocks=0, convolutions=0, **step):
+def codes(*kernels, blocks=0, convolutions=0, tf32=False, products_ms=0.0, **step):
     """Return what is found by code: its words and its line."""
     usual = dict.fromkeys(("kernels_ms", "outside_ms", "copies_ms", "guards_ms", "host_ms"), 0.0)
     graph = CompiledGraph(
@@ -176,14 +179,24 @@ def codes(*kernels, blocks=0, convolutions=0, **step):
         graphs=(graph,),
         outside=(),
         step=StepRecord(
-            **usual | step, wall_ms=9.0, wall_ci_ms=(9.0, 9.0), by_work={}, peak_bytes=None
+            **usual | step,
+            wall_ms=9.0,
+            wall_ci_ms=(9.0, 9.0),
+            by_work={"gemm": products_ms},
+            peak_bytes=None,
         ),
         limit=LimitRecord(copy_bytes_s=1.0, product_operations_s=1.0),
         phases_s={},
         compile_s=3.0,
         notes=(),
     )
-    looked = Looked(inside=inside, device_name="cpu", blocks=blocks, convolutions=convolutions)
+    looked = Looked(
+        inside=inside,
+        device_name="cpu",
+        blocks=blocks,
+        convolutions=convolutions,
+        could_be_tf32=tf32,
+    )
     return {x.code: (x.message, x.line, x.cost_s) for x in measured(looked)}
 
 
@@ -214,3 +227,13 @@ def test_repeated_blocks_and_convolutions_are_found_from_two_and_one():
     found = codes(kernel("mm", ms=9.0), other, longest, convolutions=1)
     assert found["BB704"][:2] == ("1 convolution with channels first in memory", "conv2.0:2")
     assert codes(convolutions=1)["BB704"][1] == ""
+
+
+def test_products_in_full_float32_are_found_where_there_is_tf32_and_they_take_a_tenth():
+    product = kernel("mm", work="gemm", ms=2.0)
+    found = codes(product, tf32=True, products_ms=2.0, kernels_ms=10.0)
+    words, line, _ = found["BB705"]
+    assert words.startswith("matrix products take 2.00 ms of 10.0 ms of a step, in full float32")
+    assert line == "mm:2"
+    assert codes(product, tf32=False, products_ms=2.0, kernels_ms=10.0) == {}
+    assert codes(product, tf32=True, products_ms=1.0, kernels_ms=10.0) == {}

@@ -72,7 +72,8 @@ def test_a_mark_is_tried_only_where_leading_sizes_of_inputs_are_all_that_changed
     batch = recompiled(BATCH, "L['args'][0].size()[0]")
     other = recompiled(BATCH, "L['x'].size()[1]")
     assert list(tried("BB205", recompiles=(batch,))) == [MARK]
-    assert list(tried("BB201", recompiles=(batch, other))) == [DYNAMIC]
+    sources = sources_of("L['args'][0], L['x']")
+    assert list(tried("BB201", recompiles=(batch, other))) == [sources, DYNAMIC]
     assert list(tried("BB201", recompiles=(recompiled(),))) == [DYNAMIC]
     (sizes,) = tried("BB201").values()
     assert (sizes.name, sizes.dynamic, sizes.mark) == (DYNAMIC, True, False)
@@ -86,6 +87,37 @@ def test_a_mark_is_tried_only_where_leading_sizes_of_inputs_are_all_that_changed
     assert list(tried("BB205", recompiles=(batch, elsewhere))) == [MARK]
     (marked,) = tried("BB205", recompiles=(batch,)).values()
     assert (marked.dynamic, marked.mark, marked.calls_again) == (None, True, True)
+
+
+def sources_of(names):
+    return f'torch.compiler.config.dynamic_sources = "{names}"'
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("L['self'].seen.size()[0]", "L['self'].seen"),
+        ("L['self']._modules['one']._buffers['seen'].size()[1]", None),
+        ("L['x'].size()[1]", "L['x']"),
+        ("L['n']", "L['n']"),
+        ("G['sizes'][0]", "G['sizes'][0]"),
+        ("L['x'].size()[1] + 1", ""),
+        ("2*L['n']", ""),
+        ("L['x'][(1, 2)].size()[0]", ""),
+    ],
+)
+def test_what_became_dynamic_is_so_from_the_beginning_by_torchs_name(tried, source, named):
+    named = source.partition(".size()")[0] if named is None else named
+    found = tried("BB205", recompiles=(recompiled(source),))
+    assert list(found) == [*([sources_of(named)] if named else []), DYNAMIC]
+    if named:
+        one = found[sources_of(named)]
+        assert (one.dynamic_sources, one.dynamic, one.calls_again) == (named, None, True)
+
+
+def test_of_several_none_is_left_out(tried):
+    one, other = recompiled("L['n']"), recompiled("2*L['n']")
+    assert list(tried("BB205", recompiles=(one, other))) == [DYNAMIC]
 
 
 def test_what_was_given_up_is_compiled_through_another_function_with_more_versions(tried):
@@ -117,6 +149,7 @@ def test_sizes_are_made_dynamic_for_sizes_alone_and_only_once(tried, dynamic):
         ("BB703", {}, ""),
         ("BB703", {"scope": "blocks"}, "a part of the model is compiled already"),
         ("BB704", {}, ""),
+        ("BB705", {}, ""),
         ("BB601", {}, "only a change of the code"),
     ],
 )
@@ -127,11 +160,13 @@ def test_what_can_not_be_tried_says_why(tried, code, known, unfit):
 
 
 def test_a_remedy_is_named_and_not_carried_out(tried):
-    changes = [next(iter(tried(code).values())) for code in ("BB701", "BB703", "BB704")]
-    assert [(x.arm, x.channels_last) for x in changes] == [
-        ({"mode": "reduce-overhead"}, False),
-        ({"scope": "blocks"}, False),
-        ({}, True),
+    found = ("BB701", "BB703", "BB704", "BB705")
+    changes = [next(iter(tried(code).values())) for code in found]
+    assert [(x.arm, x.channels_last, x.matmul_precision) for x in changes] == [
+        ({"mode": "reduce-overhead"}, False, ""),
+        ({"scope": "blocks"}, False, ""),
+        ({}, True, ""),
+        ({}, False, "high"),
     ]
 
 

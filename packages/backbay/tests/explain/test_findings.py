@@ -272,3 +272,10 @@ def test_codes_say_each_thing_once_and_in_sentences():
         assert known.code == code
         assert all(x.endswith(".") and x[0].isupper() for x in (known.what, known.why, known.fix))
         assert known.title[0].islower()
+
+
+@pytest.mark.parametrize(("was", "apart"), [(0, True), (1, True), (2, False), (None, False)])
+def test_sizes_that_torch_compiles_by_themselves_have_a_fix_of_their_own(was, apart):
+    call = CallRecord(name="first", graphs=1, recompiles=(again(dynamic={"s0": "x"}, was=was),))
+    (found,) = (x for x in findings((), (), (call,), None, ()) if x.code == "BB205")
+    assert ("begin with a size of at least 2" in found.fixes[0]) is apart

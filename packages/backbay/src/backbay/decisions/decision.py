@@ -7,6 +7,9 @@ import msgspec
 
 from backbay.decisions.arm import Arm
 
+GAIN = 0.03
+"""What gains less is not worth what it may cost later: a compilation, a dependency, a surprise."""
+
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """What a measured time depends on beside the model."""

@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from backbay import explain
-from backbay.diagnose.looking import look
+from backbay.diagnose.looking import could_be_tf32, dtype_of, look
 from backbay.diagnose.remedy import Remedy
 from backbay.diagnose.requests import Explain, Explained, Look, Looked, Reply, Request, Tried, Try
 from backbay.diagnose.structure import channels_first, repeated_blocks
@@ -91,6 +91,7 @@ class DiagnoseHandler:
             device_name=device_name(subject.device),
             blocks=repeated_blocks(model),
             convolutions=channels_first(model),
+            could_be_tf32=could_be_tf32(subject.device, dtype_of(subject)),
         )
 
     def _tried(self, request: Try) -> Tried:

@@ -41,6 +41,8 @@ class Scheduled:
     """Their targets."""
     own: str
     """Of an extern kernel, the node that it is the result of."""
+    stacks: tuple[str, ...]
+    """Of the user's lines, as Python prints them: of what it computes, else of what it reads."""
     extern: bool
     template: bool
     reduction: bool
@@ -68,9 +70,21 @@ class Kernel:
         return self.name.rpartition(":")[0]
 
     @property
+    def operator(self) -> str:
+        """Of an extern kernel, the target of the graph's node that calls it."""
+        space, _, name = self.function.partition("extern_kernels.")
+        return f"aten.{name}.default" if name else space.removeprefix("torch.ops.")
+
+    def take(self, node: Scheduled) -> None:
+        """Compute a scheduled node, too."""
+        self.parts.append(node)
+        # Of a node that Inductor's own passes put in, torch knows no line.
+        self.stacks = self.stacks or node.stacks
+
+    @property
     def extern(self) -> bool:
         """Whether torch, and not Inductor, has its code."""
-        return self.function.startswith(("extern_kernels.", "torch.ops."))
+        return self.function.startswith(("extern_kernels.", "torch.ops.", "aten."))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,13 +203,21 @@ def _assign(graph: Graph) -> None:
     """Assign each scheduled node to the kernel that computes it.
 
     That is the kernel with its origins and the fewest others: a kernel of several nodes has them
-    too, where a node is computed again inside of it.
+    too, where a node is computed again inside of it. Of an extern kernel torch may not know the
+    origin: then it is the next of its name.
     """
+    left = list[Scheduled]()
     for node in graph.schedule:
         wanted = {node.own} if node.extern and node.own else set(node.origins)
         fitting = [x for x in graph.kernels if x.extern == node.extern and wanted <= x.origins]
         if wanted and fitting:
-            min(fitting, key=lambda x: len(x.origins)).parts.append(node)
+            min(fitting, key=lambda x: len(x.origins)).take(node)
+        elif node.extern:
+            left.append(node)
+    for kernel in (x for x in graph.kernels if x.extern and not x.parts):
+        for node in [x for x in left if kernel.operator in x.operators][:1]:
+            kernel.take(node)
+            left.remove(node)
 
 
 def _node(node: Any) -> Scheduled:
@@ -207,6 +229,7 @@ def _node(node: Any) -> Scheduled:
         origins=tuple(origins),
         operators=tuple(dict.fromkeys(str(x.target) for x in origins.values())),
         own=own.name if own is not None else "",
+        stacks=tuple(dict.fromkeys(filter(None, map(_stack, origins.values())))),
         extern=bool(node.is_extern()),
         template=bool(node.is_template()),
         reduction=bool(node.is_reduction()),
@@ -215,6 +238,22 @@ def _node(node: Any) -> Scheduled:
         bytes=_counted(node.get_read_write_buffers_sizes),
         floating_operations=_counted(node.estimate_flops),
     )
+
+
+def _stack(node: Any) -> str:
+    """Return the stack of a node of the graph; of one that has none, that of the nearest node.
+
+    Those that it reads count first, then those that read it.
+    """
+    for near in (lambda x: x.all_input_nodes, lambda x: list(x.users)):
+        seen, level = {node}, [node]
+        while level:
+            found = next((x.meta["stack_trace"] for x in level if x.meta.get("stack_trace")), "")
+            if found:
+                return str(found)
+            level = [x for one in level for x in near(one) if x not in seen]
+            seen.update(level)
+    return ""
 
 
 def _counted(count: Callable[[], Any]) -> int | None:

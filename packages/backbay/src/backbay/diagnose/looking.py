@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,12 +22,15 @@ from backbay.diagnose.record import (
     Work,
 )
 from backbay.diagnose.subject import Subject
+from backbay.diagnose.uncompiled import lines_of, operator
 from backbay.reporting.lines import innermost, places
 from backbay.timing import stats
 from backbay.timing.interval import Interval
 from backbay.timing.rounds import plan
 
 _FEWEST_STEPS, _MOST_STEPS = 3, 20
+_AMPERE = (8, 0)
+"""The first whose matrix units have TF32."""
 _WORKS: tuple[tuple[Work, tuple[str, ...]], ...] = (
     ("attention", ("attention", "sdpa")),
     ("convolution", ("conv",)),
@@ -68,11 +72,20 @@ def look(subject: Subject, timing_s: float) -> WhiteBox:
         spent,
         wall_ms=wall_ms,
         wall_ci_ms=wall_ci_ms,
-        measured=limit(subject.device, _dtype(subject)),
+        measured=limit(subject.device, dtype_of(subject)),
         phases_s=phases,
         compile_s=side.compile_s,
         peak_bytes=subject.peak_bytes(),
+        uncompiled=lines_of(subject) if spent.outside else {},
     )
+
+
+def could_be_tf32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether matrix products in a dtype would be faster in TF32, which torch doesn't use now."""
+    if device.type != "cuda" or dtype != torch.float32 or torch.version.hip is not None:
+        return False
+    has = torch.cuda.get_device_capability(device) >= _AMPERE
+    return has and torch.get_float32_matmul_precision() == "highest"
 
 
 def white_box(
@@ -85,6 +98,7 @@ def white_box(
     phases_s: Mapping[str, float],
     compile_s: float,
     peak_bytes: int | None,
+    uncompiled: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> WhiteBox:
     """Return what was seen inside of Inductor, and of a step.
 
@@ -97,13 +111,17 @@ def white_box(
         phases_s: phase of compiling to seconds.
         compile_s: seconds of all compiling.
         peak_bytes: memory of a step; ``None``: not known.
+        uncompiled: lines of what runs so, by operator.
     """
     graphs = tuple(_graph(n, x, spent, measured) for n, x in enumerate(compiled))
     nothing = "nothing was compiled by Inductor: its kernels are not seen"
     outside = sorted(spent.outside.items(), key=lambda x: -x[1])
     return WhiteBox(
         graphs=graphs,
-        outside=tuple(OutsideRecord(name=name, ms=ms) for name, ms in outside),
+        outside=tuple(
+            OutsideRecord(name=name, ms=ms, lines=uncompiled.get(operator(name), ()))
+            for name, ms in outside
+        ),
         step=_step(graphs, spent, (wall_ms, wall_ci_ms), peak_bytes),
         limit=measured,
         phases_s=dict(phases_s),
@@ -278,7 +296,8 @@ def _neighbours(
         )
 
 
-def _dtype(subject: Subject) -> torch.dtype:
+def dtype_of(subject: Subject) -> torch.dtype:
+    """Return what a workload computes in."""
     tensors: list[Any] = [*subject.workload.model.parameters()]
     tensors += [x for _, x in subject.step.inputs]
     floating = (x.dtype for x in tensors if x.is_floating_point())

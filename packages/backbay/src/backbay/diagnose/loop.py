@@ -23,7 +23,7 @@ from backbay.causes import one_line
 from backbay.decisions import Arm
 from backbay.diagnose.inductor import InductorWatch, alike
 from backbay.diagnose.limits import limit
-from backbay.diagnose.looking import Compiling, white_box
+from backbay.diagnose.looking import Compiling, could_be_tf32, white_box
 from backbay.diagnose.outer_calls import OuterCalls
 from backbay.diagnose.profiling import Recording
 from backbay.diagnose.record import WhiteBox
@@ -156,6 +156,7 @@ class Loop:
             device_name=device_name(self.device),
             blocks=repeated_blocks(model),
             convolutions=channels_first(model),
+            could_be_tf32=could_be_tf32(self.device, self.dtype),
         )
 
     @property

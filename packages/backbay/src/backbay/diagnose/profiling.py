@@ -6,7 +6,10 @@ come in the order in which the code launches them.
 
 import bisect
 import contextlib
+import difflib
+import functools
 import itertools
+import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +20,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from backbay.diagnose.inductor import Graph, Kernel
+from backbay.diagnose.inductor import Graph
 from backbay.session.environment import changed_environment
 from backbay.timing.device import synchronize
 
@@ -28,6 +31,8 @@ _STEP = "backbay.diagnose step"
 """A mark: it takes no time."""
 _NESTING = ("Torch-Compiled Region", "CompiledFunction", "AOTDispatcher", "Pregraph", "## ")
 """Beginnings of events that are no work themselves."""
+_GRAPH = re.compile(r"^graph_\d+_(?=cpp_)")
+"""What names of C++ kernels begin with in the profiler's events."""
 _KINETO_LOG, _SILENT = "KINETO_LOG_LEVEL", "99"
 _MS = 1e-3
 """The profiler counts microseconds."""
@@ -222,7 +227,8 @@ class _Sums:
 
     def _add_call(self, events: Sequence[Any]) -> None:
         flat = list(_flat(events))
-        matched = [_matched(x.kernels, flat) for x in self._graphs]
+        names = tuple(_GRAPH.sub("", x.name) for x in flat)
+        matched = [_matched(tuple(y.function for y in x.kernels), names) for x in self._graphs]
         if not matched:
             return
         number = max(range(len(matched)), key=lambda x: (len(matched[x]), -x))
@@ -241,6 +247,8 @@ class _Sums:
             return float(event.time_range.elapsed_us())
         found = sum(self._time(x) for x in event.cpu_children)
         for kernel in event.kernels:
+            if kernel.name.startswith(_COPY):  # they are counted apart
+                continue
             found += kernel.duration
             self._take(kernel.name)
         return found or self._take(event.name)
@@ -256,25 +264,24 @@ def _usual(times: Sequence[float]) -> float:
     return sorted(times)[len(times) // 4]
 
 
-def _matched(kernels: Sequence[Kernel], events: Sequence[Any]) -> dict[int, int]:
-    """Return positions of events, each with the kernel's that it is, in the order of both."""
-    found, begin = dict[int, int](), 0
-    for position, event in enumerate(events):
-        for number in range(begin, len(kernels)):
-            if _is(kernels[number].function, event.name):
-                found[position], begin = number, number + 1
-                break
-    return found
+@functools.lru_cache(maxsize=256)  # each step is like the one before
+def _matched(functions: tuple[str, ...], names: tuple[str, ...]) -> dict[int, int]:
+    """Return positions of events, each with the kernel's that it is, in the order of both.
+
+    What only one of both has must not shift the rest: long runs that are equal count first.
+    """
+    matcher = difflib.SequenceMatcher(None, [*map(_event, functions)], names, autojunk=False)
+    blocks = matcher.get_matching_blocks()
+    return {x.b + n: x.a + n for x in blocks for n in range(x.size)}
 
 
-def _is(function: str, event: str) -> bool:
-    """Whether an event is a kernel's; of C++ kernels it has the graph's number before the name."""
+def _event(function: str) -> str:
+    """Return the name that the profiler's event of a kernel has."""
     name = function.removeprefix("extern_kernels.").removeprefix("torch.ops.")
-    if name == function:
-        return event == name or (event.startswith("graph_") and event.endswith(f"_{name}"))
+    if name == function and not name.startswith("aten."):
+        return name
     space, dot, rest = name.partition(".")
-    operator = f"{space}::{rest.partition('.')[0]}" if dot else f"aten::{name}"
-    return event == operator
+    return f"{space}::{rest.partition('.')[0]}" if dot else f"aten::{name}"
 
 
 def _flat(events: Iterable[Any]) -> Iterator[Any]:

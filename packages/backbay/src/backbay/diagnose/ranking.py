@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from backbay.diagnose.record import KernelRecord, RankedFinding, TrialRecord
+from backbay.diagnose.record import KernelRecord, RankedFinding, TrialRecord, Work
 from backbay.diagnose.requests import Looked
 from backbay.explain import Explanation, FindingRecord
 from backbay.explain.findings import finding
@@ -15,6 +15,8 @@ _HOST_SHARE = 0.5
 _FAR, _KERNEL_SHARE, _KERNEL_MS = 0.5, 0.1, 0.05
 """A kernel is worth a word that is below half of the limit, takes a tenth of the time of all, and
 takes so long that its launch is not what is measured."""
+_PRODUCTS_SHARE = 0.1
+"""Of a step, from where on faster products are worth a word."""
 _BREAKS, _NOTHING = {"BB101", "BB102", "BB103", "BB104", "BB105"}, "BB106"
 _RANK = ("error", "warning", "note")
 
@@ -53,7 +55,14 @@ def measured(looked: Looked) -> Iterator[FindingRecord]:
         yield finding("BB703", words, "", cost_s=inside.compile_s)
     if looked.convolutions:
         words = f"{counted(looked.convolutions, 'convolution')} with channels first in memory"
-        yield finding("BB704", words, _line_of_convolution(kernels))
+        yield finding("BB704", words, _longest_line(kernels, "convolution"))
+    products_ms = step.by_work.get("gemm", 0.0)
+    if looked.could_be_tf32 and products_ms > _PRODUCTS_SHARE * whole_ms:
+        words = (
+            f"matrix products take {_ms(products_ms)} of {_ms(whole_ms)} of a step, in full "
+            "float32: this GPU has TF32 for them"
+        )
+        yield finding("BB705", words, _longest_line(kernels, "gemm"))
 
 
 def ranked(
@@ -126,8 +135,8 @@ def _lost_ms(kernel: KernelRecord) -> float:
     return (kernel.ms or 0.0) * (1 - (kernel.of_limit or 0.0))
 
 
-def _line_of_convolution(kernels: Sequence[KernelRecord]) -> str:
-    found = [x for x in kernels if x.work == "convolution" and x.lines]
+def _longest_line(kernels: Sequence[KernelRecord], work: Work) -> str:
+    found = [x for x in kernels if x.work == work and x.lines]
     longest = max(found, key=lambda x: x.ms or 0.0, default=None)
     return longest.lines[-1] if longest is not None else ""
 

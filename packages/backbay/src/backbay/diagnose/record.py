@@ -17,9 +17,9 @@ from backbay.workloads.setup import Mode
 SCHEMA = "backbay.diagnose/1"
 
 Status = Literal["confirmed", "no_gain", "worse", "wrong", "failed", "not_tried"]
-"""``confirmed``: fewer breaks or recompiles and not slower, or surely faster. ``no_gain``: neither
-is shown. ``worse``: surely slower. ``wrong``: its result is not the model's. ``failed``: it raises,
-or its process died."""
+"""``confirmed``: fewer breaks or recompiles and not ``worse``, or surely faster, by more than 3 %.
+``worse``: surely slower, by more than 3 %. ``no_gain``: neither. ``wrong``: its result is not the
+model's. ``failed``: it raises, or its process died."""
 
 Work = Literal["pointwise", "reduction", "gemm", "attention", "convolution", "copy", "other"]
 
@@ -125,6 +125,8 @@ class OutsideRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     ms: float
+    lines: tuple[str, ...] = ()
+    """The user's lines that call it, where the model was seen to run uncompiled."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,10 +18,13 @@ from backbay.registry import Registry
 _BY_HAND = "only a change of the code removes it, and Backbay changes no code of yours"
 _LEADING = re.compile(r"L\['\w+'\](\[\d+\])?\.size\(\)\[0\]")
 """An input's leading size, as torch names it."""
+_SOURCE = re.compile(r"(?P<source>[LG]\['\w+'\](\.\w+|\[[^],]+\])*?)(\.size\(\)\[\d+\])?")
+"""What torch can be told to have dynamic: a tensor, of which a size changed, or a number."""
 _UNSPECIALISED = "allow_unspec_int_on_nn_module"
 _MORE_VERSIONS = 64
 OPTIMIZER = "backbay"
 REDUCED = "reduce-overhead"
+TF32 = "high"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,9 @@ class Remedies:
                 yield self._blocks()
             case "BB704":
                 yield Remedy(name="model.to(memory_format=torch.channels_last)", channels_last=True)
+            case "BB705":
+                name = f'torch.set_float32_matmul_precision("{TF32}")'
+                yield Remedy(name=name, matmul_precision=TF32)
 
     def _of_break(self, finding: FindingRecord) -> Iterator[Remedy]:
         for broken in self.explanation.breaks:
@@ -76,8 +82,14 @@ class Remedies:
         if recompiles and all(_is_batch(x) for x in recompiles):
             name = "torch._dynamo.mark_dynamic(x, 0)"
             yield Remedy(name=name, mark=True, calls_again=True)
-        else:
-            yield Remedy(name="torch.compile(dynamic=True)", dynamic=True, calls_again=True)
+            return
+        changed = {y for x in recompiles for y in x.dynamic.values()}
+        sources = [found["source"] for x in changed if (found := _SOURCE.fullmatch(x))]
+        if len(sources) == len(changed) > 0:  # of a computed size torch has no name
+            named = ", ".join(sorted(set(sources)))
+            name = f'torch.compiler.config.dynamic_sources = "{named}"'
+            yield Remedy(name=name, dynamic_sources=named, calls_again=True)
+        yield Remedy(name="torch.compile(dynamic=True)", dynamic=True, calls_again=True)
 
     def _reduced_overhead(self) -> Remedy:
         name = f'torch.compile(mode="{REDUCED}")'

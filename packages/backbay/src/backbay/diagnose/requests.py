@@ -65,6 +65,8 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
     """Repeated blocks that the model has."""
     convolutions: int
     """Convolutions whose weights are laid out with channels first."""
+    could_be_tf32: bool = False
+    """Whether it computes matrix products in float32 on a GPU that has TF32, and doesn't use it."""
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):

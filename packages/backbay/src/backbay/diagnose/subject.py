@@ -176,6 +176,16 @@ class Subject:
         found: int | None = self.running(measured, steady=self.steady)
         return found
 
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Compute, compiled or not, as precisely as the remedy has it."""
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(self.remedy.matmul_precision or before)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
     @property
     def device(self) -> torch.device:
         """Where it runs."""
@@ -190,8 +200,10 @@ class Subject:
             settings[name] = settings.get(name, getattr(torch._dynamo.config, name)) + more  # noqa: SLF001 (public)
         with (
             alike(),
+            self.computing(),
             changed_environment(variables(str(self.folder))),
             torch._dynamo.config.patch(settings),  # noqa: SLF001 (public)
+            torch.compiler.config.patch(dynamic_sources=self.remedy.dynamic_sources),  # type: ignore[attr-defined] # it is put in
         ):
             yield
 

@@ -99,7 +99,8 @@ def _step(inside: WhiteBox) -> Iterator[RenderableType]:
     if step.peak_bytes is not None:
         yield line(f"peak memory {size(step.peak_bytes)}")
     for one in inside.outside[:_MOST_OUTSIDE]:
-        yield indented(f"uncompiled: {one.name}, {milliseconds(one.ms, None)} ms", "dim")
+        place = f", {one.lines[0]}" if one.lines else ""
+        yield indented(f"uncompiled: {one.name}, {milliseconds(one.ms, None)} ms{place}", "dim")
     yield from _more(len(inside.outside) - _MOST_OUTSIDE, "operator outside of graphs",
                      "operators outside of graphs")  # fmt: skip
 

@@ -217,6 +217,7 @@ def _recompile(event: Event, seen: _Seen, graphs: Sequence[Captured]) -> Recompi
         kind=why.kind,
         subject=why.subject,
         says=why.words,
+        was=why.was,
         line=_depending(found, why, seen, graphs),
         compile_s=metrics.get("entire_frame_compile_time_s"),
         limit=breaks.LIMIT in str(metrics.get("fail_reason")),

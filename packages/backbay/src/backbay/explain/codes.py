@@ -244,6 +244,16 @@ _TABLE = (
         "every call.",
         fix="Call model.to(memory_format=torch.channels_last), and give it inputs in that layout.",
     ),
+    Code(
+        code="BB705",
+        title="matrix products in full float32",
+        severity="note",
+        what="Matrix products take much of a step, and are computed with all bits of float32.",
+        why="The GPU's matrix units take factors of 10 bits in TF32, some times as fast; sums stay "
+        "float32.",
+        fix='Call torch.set_float32_matmul_precision("high") if that is precise enough for you, or '
+        "compute in bfloat16.",
+    ),
 )
 CODES = {x.code: x for x in _TABLE}
 

@@ -33,6 +33,8 @@ _NUMBER_DYNAMIC = (
     "keep what changes at every call in a tensor, for example in a buffer",
     f"to have the module's numbers dynamic, set torch._dynamo.config.{_ON_MODULE} = True",
 )
+_COMPILED_APART = (0, 1)
+_FROM_TWO = ("begin with a size of at least 2: torch compiles for 0 and for 1 by themselves",)
 _RECOMPILED = {"size": "BB201", "value": "BB202", "other": "BB203"}
 
 
@@ -173,11 +175,18 @@ def _recompiled(calls: Sequence[CallRecord]) -> Iterator[FindingRecord]:
             code,
             first.says,
             first.line or first.function,
-            fixes=_NUMBER_DYNAMIC if code == "BB202" and _is_modules(first) else (),
+            fixes=_fixes(code, first),
             cost_s=sum(costs) if costs else None,
             calls=tuple(dict.fromkeys(number for number, _ in found)),
         )
         yield msgspec.structs.replace(made, count=len(found))
+
+
+def _fixes(code: str, one: RecompileRecord) -> tuple[str, ...]:
+    """Return what to do about a recompile; empty where its code says it."""
+    if code == "BB202" and _is_modules(one):
+        return _NUMBER_DYNAMIC
+    return _FROM_TWO if code == "BB205" and one.was in _COMPILED_APART else ()
 
 
 def _frame(one: RecompileRecord) -> str:

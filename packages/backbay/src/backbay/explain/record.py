@@ -149,6 +149,8 @@ class RecompileRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What changed, as a noun: ``the size of x's dimension 0``."""
     says: str
     """How it changed, in the user's words."""
+    was: int | None = None
+    """The size that was compiled for; ``null`` where another thing changed, or nobody says."""
     line: str
     """Where the compiled code depends on it."""
     compile_s: float | None

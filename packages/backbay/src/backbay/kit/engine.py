@@ -88,6 +88,8 @@ class Engine(Backend):
     fallback."""
     most_sizes: ClassVar[int] = 8
     """For how many sizes a region is built."""
+    dense_inputs: ClassVar[bool] = False
+    """Whether it takes only inputs that are contiguous: others are copied, at each call."""
     shares_results: ClassVar[bool] = False
     """Whether results lie in the engine's memory, where the next call overwrites them: they are
     then copied."""

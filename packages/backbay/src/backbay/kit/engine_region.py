@@ -95,7 +95,8 @@ class Region:
         """
         with _outside_of_tracing():
             graph_module = _for_sizes(self._graph_module, arguments)
-            plan = _Plan.of(graph_module, arguments)
+            dense = self._engine.dense_inputs
+            plan = _Plan.of(graph_module, arguments, dense=dense)
             if not plan.layouts:
                 return lambda *given: plan.results(given, ())
             program = Program(graph_module, self._kind, self._options, self._engine.made_by)
@@ -126,9 +127,11 @@ class _Plan:
     is`` and a value."""
     layouts: tuple[tuple[torch.dtype, torch.Size, tuple[int, ...]], ...]
     """Of each result of the program: dtype, shape and strides, as eager's."""
+    dense: bool
+    """Whether the program's inputs are contiguous."""
 
     @classmethod
-    def of(cls, graph_module: GraphModule, arguments: Sequence[Any]) -> "_Plan":
+    def of(cls, graph_module: GraphModule, arguments: Sequence[Any], *, dense: bool) -> "_Plan":
         """Make the plan, and strip the graph of all that the program has not."""
         graph = graph_module.graph
         (output,) = graph.find_nodes(op="output")
@@ -152,11 +155,14 @@ class _Plan:
         graph_module.recompile()
         layouts = [(x.dtype, x.shape, x.stride()) for x in map(value_of, computed)]
         read = graph.find_nodes(op="placeholder")
-        return cls(tuple(placeholders[x] for x in read), tuple(sources), tuple(layouts))
+        for node in read if dense else ():
+            node.meta["val"] = value_of(node).contiguous()
+        return cls(tuple(placeholders[x] for x in read), tuple(sources), tuple(layouts), dense)
 
     def taken(self, given: Sequence[Any]) -> Iterator[torch.Tensor]:
         """Return what the program takes of a region's inputs, without their gradients' record."""
-        return (given[x].detach() for x in self.tensors)
+        tensors = (given[x].detach() for x in self.tensors)
+        return (x.contiguous() for x in tensors) if self.dense else tensors
 
     def results(
         self, given: Sequence[Any], made: Sequence[Any], *, copied: bool = False

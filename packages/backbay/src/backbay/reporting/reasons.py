@@ -49,6 +49,8 @@ class Reason:
     """What changed: of two reasons of one subject, one is told."""
     tensor: str = ""
     """Whose size changed, as the user would write it; empty where torch names no tensor."""
+    was: int | None = None
+    """The size that was compiled for; ``None`` where another thing changed, or nobody says."""
 
 
 class FailedGuard(NamedTuple):
@@ -114,7 +116,7 @@ def _size(found: re.Match[str]) -> Reason:
     name, number = plainly(found["name"]), found["number"]
     subject = f"the size of {name}'s dimension {number}"
     words = f"{subject} changed from {found['old']} to {found['new']}"
-    return Reason("size", words, subject, tensor=name)
+    return Reason("size", words, subject, tensor=name, was=_number(found["old"]))
 
 
 def _stride(found: re.Match[str]) -> Reason:
@@ -155,7 +157,12 @@ def _gone(found: re.Match[str]) -> Reason:
 
 def _fixed_size(found: re.Match[str]) -> Reason:
     subject = f"the size of {plainly(found['name'])}'s dimension {found['number']}"
-    return Reason("size", f"{subject} is not {found['old']} any more", subject)
+    words = f"{subject} is not {found['old']} any more"
+    return Reason("size", words, subject, was=int(found["old"]))
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
 
 
 def _bounded(found: re.Match[str]) -> Reason:

@@ -22,6 +22,34 @@ def test_results_have_eagers_strides():
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_inputs_are_handed_over_as_the_program_says(dense, dynamic):
+    class Strided(Numpy):
+        dense_inputs = dense
+
+        def build(self, program):
+            run = super().build(program)
+
+            def checked(*tensors):
+                said = [tuple(map(int, x.stride())) for x in program.inputs]
+                assert [x.stride() for x in tensors] == said
+                assert all(x.is_contiguous() for x in tensors) is dense
+                return run(*tensors)
+
+            return checked
+
+    def turned(x, y):
+        return (x.t() * 2, x + y)
+
+    call = torch.compile(turned, backend=Strided(), dynamic=dynamic)
+    for size in (4, 6):
+        given = torch.randn(size, 3).t(), torch.randn(3, 1).expand(3, size)
+        for made, wanted in zip(call(*given), turned(*given), strict=True):
+            torch.testing.assert_close(made, wanted)
+            assert made.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_views_that_are_returned_are_copies_of_the_engines(dynamic):
     def viewing(x):
         n, wide = x.shape[0], x * 2
