@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from backbay_optimizer.tuning import cache, graph_timing
 
 GRAPH = torch.fx.symbolic_trace(lambda x: x + 1)
 X = torch.ones(3)
+RECORDED = SimpleNamespace(number=1)
+"""What stands for a recording."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +33,8 @@ def deciding(replay_s=0.0, plain_s=0.0, recordings=None, settings="default"):
 
     def compiled(x):
         seen.append(x)
+        if recordings.enabled and not recordings.stopped:
+            recordings.held = RECORDED
         time.sleep(replay_s if recordings.enabled else plain_s)
         return (x + 1,)
 
@@ -49,11 +54,10 @@ def test_the_slower_way_is_kept_or_timed_again(replay_s, plain_s, used, tmp_path
     call(X)
     assert len(seen) == 1  # libraries choose kernels in the first call: nothing is timed
     assert not recordings.enabled
-    recordings.held = held = "what is recorded while it is timed"
     assert call(X)[0].tolist() == [2, 2, 2]
     assert sum(x is X for x in seen) == 2  # what the caller gets is computed once
     assert recordings.enabled is used
-    assert recordings.held == (held if used else None)
+    assert recordings.held is (RECORDED if used else None)
     word = "used" if used else "not used"
     assert any(x.startswith(f"CUDA graphs {word}: a replay takes") for x in reasons()), reasons()
     before = len(seen)
@@ -100,7 +104,7 @@ def test_parameters_are_copied_or_written(writes):
     decision = graph_timing.GraphDecision(GRAPH, [weight, x], "default", recordings)
     call = decision.found_by(compiled)
     call(weight, x)
-    recordings.held = "what reads what was written"
+    recordings.held = RECORDED
     call(weight, x)
     assert (recordings.held is None) or not writes
     copies = seen[2:]
@@ -127,6 +131,7 @@ def test_a_busy_machine_is_believed_or_asked_without_end(
     monkeypatch.setattr(graph_timing.variants, "compared", compared)
     call, recordings, seen, _ = deciding()
     for _ in range(20):
+        recordings.held = RECORDED
         call(X)
     assert len(timed) == tries
     assert len(seen) == 20
@@ -140,6 +145,15 @@ def test_other_settings_are_known(tmp_path):
         call, *_ = deciding(plain_s=0.004, settings=settings)
         call(X), call(X)
     assert len(kept_keys(tmp_path, cache.Replays)) == 2
+
+
+def test_a_graph_of_which_nothing_was_replayed_is_known(tmp_path):
+    recordings = Recordings(name="ours")
+    decision = graph_timing.GraphDecision(GRAPH, [X], "default", recordings)
+    call = decision.found_by(lambda x: (x,))  # the caller watches what is dispatched, say
+    call(X), call(X)
+    assert any("not used: nothing was replayed" in x for x in reasons())
+    assert not kept_keys(tmp_path, cache.Replays)
 
 
 def test_recordings_that_stop_while_they_are_timed_are_said_to_pay(tmp_path):
@@ -173,9 +187,12 @@ def test_what_can_not_be_timed_is_replayed_or_stops_the_model(why, tmp_path):
 
 
 def test_inputs_that_share_memory_and_are_only_read_are_not_timed():
-    decision = graph_timing.GraphDecision(GRAPH, [X, X], "default", Recordings(name="ours"))
+    recordings = Recordings(name="ours")
+    decision = graph_timing.GraphDecision(GRAPH, [X, X], "default", recordings)
     call = decision.found_by(lambda *args: args)
-    call(X, X), call(X, X)
+    call(X, X)
+    recordings.held = RECORDED
+    call(X, X)
     assert any("a replay takes" in x for x in reasons()), reasons()
 
 

@@ -134,7 +134,8 @@ class _Deciding:
         fixed = () if self._recordings.writes else self._decision.fixed
         found = variants.compared(arms, _PLAIN, args, BUDGET_S, shared=fixed)
         self._recordings.enabled = False
-        if self._recordings.stopped:  # both ways were the same
+        held = self._recordings.held
+        if held is None or not held.number:  # both ways were the same
             self._recordings.say("CUDA graphs not used: nothing was replayed")
             return
         low, high = found.interval
