@@ -94,6 +94,20 @@ def test_what_does_not_pay_is_taken_over(replaying):
     assert not taken
 
 
+def test_a_mode_that_asks_for_torchs_own_gets_others():
+    def made(mode, decide):
+        given = {"plain": plain, "name": "ours", "share": 0.5, "decide": decide}
+        return codegen.replaying(mode, {}, **given)
+
+    def plain(*_):
+        raise AssertionError
+
+    assert made("reduce-overhead", Known(None)) is plain
+    assert made("max-autotune", Known(None)) is plain
+    assert made("max-autotune-no-cudagraphs", Known(None)) is not plain
+    assert made("reduce-overhead", None) is not plain
+
+
 def test_code_from_a_cache_is_not_taken_over(replaying, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     made, plain, taken = replaying
