@@ -80,6 +80,18 @@ def test_a_model_is_raced_in_each_process_though_it_was_decided(no_race):
         torch.testing.assert_close(second.model(x), model(x))
 
 
+def test_a_model_that_looks_alike_is_not_run_to_find_its_decision(no_race, monkeypatch):
+    x = torch.randn(512, 256)
+    given = {"arms": ["aot_eager"], "limits": QUICK}
+    first = backbay.choose(Wasteful().eval(), (x,), **given)
+    no_race()
+    monkeypatch.setattr(choosing._Asked, "_captured", None)
+    second = backbay.choose(Wasteful().eval(), (torch.randn(512, 256),), **given)
+    assert (second.arm, second.report, second.kept) == (first.arm, None, first.kept)
+    with pytest.raises(TypeError, match="not callable"):
+        backbay.choose(Wasteful().eval(), (torch.randn(64, 256),), **given)
+
+
 def test_what_a_race_could_not_tell_is_raced_again_or_never(no_race, monkeypatch):
     def abstains(deciding):
         return deciding._made("eager", "no significant difference; keep eager", abstained=True)

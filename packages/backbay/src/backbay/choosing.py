@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 import torch
 
-from backbay.decisions import GAIN, Arm, Decision, Store
+from backbay.decisions import GAIN, Arm, Decision, Store, StoreError
 from backbay.decisions.arm import WHOLE
 from backbay.decisions.place import place_on
 from backbay.decisions.standing import why_not
 from backbay.graph.region import captured_digest
 from backbay.proof import Step, Workload
+from backbay.proof.likeness import likeness
 from backbay.proof.sequence import mixed
 from backbay.race import Limits, Objective, Report, run
 from backbay.race.api import entrants
@@ -108,7 +109,7 @@ def choose(
     store = store or Store()
     raced = [x.name for x in entrants(arms, scopes, asked.device.type, registry)]
     with _unchanged(workload.model):
-        known = None if anew else asked.known(store, objective, raced)
+        known = None if anew else asked.known(store, objective, raced, asked.graphs(store))
     if known is not None:
         again = "; anew=True races again" if known.abstained else ""
         why = f"{known.arm}, {known.why}{again}"
@@ -126,10 +127,17 @@ def choose(
             store=store,
             registry=registry,
         )
-        kept = asked.known(store, objective, raced)
+        kept = asked.known(store, objective, raced, asked.graphs(store, anew=anew))
     (decided,) = report.decision
     arm = next((x.as_arm for x in report.results if x.arm == decided.winner), Arm(backend=EAGER))
     return Chosen(model=asked.applied(arm), arm=arm, why=decided.sentence, kept=kept, report=report)
+
+
+class Captured(msgspec.Struct, frozen=True, kw_only=True):
+    """What Dynamo captured of a workload; kept by what it looks like."""
+
+    graphs: tuple[str, ...]
+    """Digests."""
 
 
 @dataclass(frozen=True)
@@ -149,12 +157,13 @@ class _Asked:
         """Where the model runs."""
         return torch.device(placed(self.workload)[0])
 
-    def known(self, store: Store, objective: Objective, raced: Sequence[str]) -> Decision | None:
+    def known(
+        self, store: Store, objective: Objective, raced: Sequence[str], graphs: Sequence[str]
+    ) -> Decision | None:
         """Return what was decided before, among these arms at least, if it holds here.
 
         The newest counts; but where times scattered, an earlier one that they did not.
         """
-        graphs = self._graphs()
         place = place_on(self.device).key
         found = [{x.name: x for x in store.decided(graph, place)} for graph in graphs]
         common = set[str].intersection(*map(set, found)) if found else set()
@@ -169,7 +178,25 @@ class _Asked:
         ]
         return min(holding, key=lambda x: x.unclear, default=None)
 
-    def _graphs(self) -> list[str]:
+    def graphs(self, store: Store, *, anew: bool = False) -> tuple[str, ...]:
+        """Return the digests of the graphs that Dynamo captures.
+
+        A workload that looks like one that was captured before is not captured again: what that
+        may get wrong is how fast an arm is, and never what is right.
+
+        Args:
+            store: knows what was captured.
+            anew: capture, whatever is known.
+        """
+        looks = likeness(self.workload, train=self.train, dynamic=self.dynamic)
+        known = None if anew else store.measured(Captured, looks)
+        if known is None:
+            known = Captured(graphs=tuple(self._captured()))
+            with contextlib.suppress(StoreError):  # it is captured the next time, too
+                store.keep_measured(looks, known)
+        return known.graphs
+
+    def _captured(self) -> list[str]:
         """Return the digests of the graphs that Dynamo captures; nothing is compiled."""
         found: list[str] = []
 

@@ -1,7 +1,9 @@
 """Where a graph runs, as far as what was measured depends on it. Needs torch."""
 
+import contextlib
 import platform
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,9 @@ import torch
 
 from backbay.decisions.decision import Place
 from backbay.reporting.machine import processor
+
+_TRITONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-windows", "triton-xpu")
+"""Distributions that have it."""
 
 
 def place_of(example_inputs: Sequence[Any], providers: Mapping[str, str] | None = None) -> Place:
@@ -34,11 +39,11 @@ def place_on(device: torch.device, providers: Mapping[str, str] | None = None) -
 
 
 def _triton() -> dict[str, str]:
-    try:
-        import triton  # noqa: PLC0415 (may be absent)
-    except ImportError:
-        return {}
-    return {"triton": str(triton.__version__)}
+    """Return Triton's version, as its distribution says it: to import it takes 0.1 s."""
+    for name in _TRITONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return {"triton": metadata.version(name)}
+    return {}
 
 
 def _driver() -> str:
