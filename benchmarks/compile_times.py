@@ -17,8 +17,9 @@ forward and backward, as torch itself counts it (``torch._dynamo.utils.calculate
 Python's garbage is collected before: how much there is depends on what was imported, and when.
 
 A row of the table, which is of all in the file, has the medians, the ratio with its 95 % interval,
-whether every warm process found every graph in the caches of AOTAutograd and of Inductor, and how
-many kernels a process timed in several configurations, which a warm one should have found, too.
+whether every warm process found every graph in the caches of AOTAutograd and of Inductor, how many
+kernels a process timed in several configurations, which a warm one should have found, too, and how
+long the second call took, in which is found out whether CUDA graphs pay.
 """
 
 import argparse
@@ -65,6 +66,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Graphs that a cache had not, or was not asked for."""
     tuned: int | None = None
     """Triton's kernels that were timed in several configurations; None if nobody counted."""
+    second: float | None = None
+    """Seconds of the second step, which may find out whether CUDA graphs pay."""
     where: str = ""
     """Day, machine and versions; empty if nobody noted them."""
 
@@ -174,6 +177,10 @@ def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample
         step(call)
         synchronize(place)
         seconds = time.perf_counter() - start
+    start = time.perf_counter()
+    step(call)
+    synchronize(place)
+    second = time.perf_counter() - start
     found, aot = counters["inductor"], counters["aot_autograd"]
     missed = [aot["autograd_cache_miss"], aot["autograd_cache_bypass"]]
     missed += [found["fxgraph_cache_miss"], found["fxgraph_cache_bypass"]]
@@ -186,6 +193,7 @@ def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample
         hits=aot["autograd_cache_hit"],
         misses=sum(missed),
         tuned=len(tuned),
+        second=second,
         where=surroundings(device, size),
     )
 
@@ -232,8 +240,8 @@ def header(samples: Sequence[Sample]) -> str:
         "Ratios are backbay's time over Inductor's.\n\n"
         "| model | caches | samples | compiled in, inductor s | backbay s | ratio "
         "| first call, inductor s | backbay s | ratio | all found "
-        "| kernels tuned, inductor, backbay |\n"
-        "|---|---|---|---|---|---|---|---|---|---|---|"
+        "| kernels tuned, inductor, backbay | second call, inductor, backbay, s |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
 
 
@@ -244,14 +252,15 @@ def row(name: str, when: str, samples: Sequence[Sample]) -> tuple[str, bool]:
     }
     count = min(map(len, by_arm.values()))
     if count == 0:
-        return f"| {name} | {when} | 0 | | | not run | | | | | |", False
+        return f"| {name} | {when} | 0 | | | not run | | | | | | |", False
     both = {arm: found[:count] for arm, found in by_arm.items()}
     compiling, low = _compared({arm: [x.compiling for x in both[arm]] for arm in ARMS})
     first_calls, _ = _compared({arm: [x.seconds for x in both[arm]] for arm in ARMS})
     not_found = [x for x in by_arm[arms.OURS] if when == WARM and (x.misses or not x.hits)]
     found_all = "" if when == COLD else f"no: {not_found[-1]}" if not_found else "yes"
     missed = low > BARS[when] or bool(not_found)
-    columns = (name, when, str(count), *compiling, *first_calls, found_all, _tuned(both))
+    further = (found_all, _tuned(both), _second(both))
+    columns = (name, when, str(count), *compiling, *first_calls, *further)
     return f"| {' | '.join(columns)} |", missed
 
 
@@ -259,6 +268,12 @@ def _tuned(both: Mapping[str, Sequence[Sample]]) -> str:
     """Return the most that a process of each arm tuned."""
     counted = [[x.tuned for x in both[arm] if x.tuned is not None] for arm in ARMS]
     return ", ".join(str(max(x)) if x else "-" for x in counted)
+
+
+def _second(both: Mapping[str, Sequence[Sample]]) -> str:
+    """Return the medians of each arm's second calls."""
+    taken = [[x.second for x in both[arm] if x.second is not None] for arm in ARMS]
+    return ", ".join(f"{stats.median(x)[0]:.3f}" if x else "-" for x in taken)
 
 
 def _compared(both: Mapping[str, Sequence[float]]) -> tuple[list[str], float]:

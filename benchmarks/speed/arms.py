@@ -2,8 +2,8 @@
 
 ``MODE`` is one of torch.compile's modes, or ``tuned``: coordinate descent and combo kernels, which
 Inductor has and leaves off. Of ``backbay`` it may be ``hoist``, its option ``parameter_hoist``, or
-``hoist-graphs``, the same with CUDA graphs; ``graphs``, its option ``cuda_graphs``, or
-``graphs-auto`` where that is measured to pay. ``eager`` compiles nothing. Two arms are no backends:
+``hoist-graphs``, the same with CUDA graphs; ``graphs``, its option ``cuda_graphs`` everywhere, or
+``no-graphs``, nowhere. ``eager`` compiles nothing. Two arms are no backends:
 ``hand`` is Inductor on a model of transformers whose mask builders were made to return nothing,
 ``alt`` is Inductor on the alternative that a pattern names. ``inductor:again`` is Inductor's
 default once more, compiled for itself: its ratio to ``inductor`` is how far the same code differs.
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 EAGER, INDUCTOR, OURS, HAND, ALT = "eager", "inductor", "backbay", "hand", "alt"
 TUNED, AGAIN = "tuned", "again"
 HOIST, HOIST_GRAPHS = "hoist", "hoist-graphs"
-GRAPHS, GRAPHS_AUTO = "graphs", "graphs-auto"
+GRAPHS, NO_GRAPHS = "graphs", "no-graphs"
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     TUNED: {"coordinate_descent_tuning": True, "combo_kernels": True},
     HOIST: {"parameter_hoist": True},
     HOIST_GRAPHS: {"parameter_hoist": True, "triton.cudagraphs": True},
     GRAPHS: {"cuda_graphs": True},
-    GRAPHS_AUTO: {"cuda_graphs": "auto"},
+    NO_GRAPHS: {"cuda_graphs": False},
 }
 """What is no mode of torch.compile's, to the options that it is."""
-GRAPHED = ("reduce-overhead", "max-autotune", HOIST_GRAPHS, GRAPHS, GRAPHS_AUTO)
+GRAPHED = ("reduce-overhead", "max-autotune", HOIST_GRAPHS, GRAPHS)
 """The modes that replay CUDA graphs: only compared with each other."""
 
 _MASK_BUILDERS = ("create_causal_mask", "create_bidirectional_mask")

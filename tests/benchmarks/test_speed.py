@@ -217,7 +217,15 @@ def test_a_first_call_is_compared_with_another_model_cache_or_arm(speed):
     times = speed("compile_times")
     samples = [
         times.Sample(
-            name=name, arm=arm, when=when, seconds=n, compiling=n / 2, hits=hits, misses=0, tuned=t
+            name=name,
+            arm=arm,
+            when=when,
+            seconds=n,
+            compiling=n / 2,
+            hits=hits,
+            misses=0,
+            tuned=t,
+            second=None if t is None else n / 8,
         )
         for t, name, when, arm, hits, ns in (
             (0, "one", "warm", "inductor", 1, [4.0, 8.0, 6.0]),
@@ -232,14 +240,14 @@ def test_a_first_call_is_compared_with_another_model_cache_or_arm(speed):
     text, missed = times.row("one", "warm", samples)
     assert text.startswith("| one | warm | 2 | 3.00 [2.00, 4.00] | 1.50 [1.50, 1.50] | 0.500 [")
     assert "| 6.00 [4.00, 8.00] | 3.00 [3.00, 3.00] | 0.500 [" in text
-    assert text.endswith("| yes | 0, 3 |")
+    assert text.endswith("| yes | 0, 3 | 0.750, 0.375 |")
     assert not missed
     text, missed = times.row("one", "cold", samples)
     assert "2.000 [2.000, 2.000]" in text
     assert missed
     text, missed = times.row("other", "warm", samples)
     assert "no: Sample" in text
-    assert text.endswith("| -, - |")
+    assert text.endswith("| -, - | -, - |")
     assert missed
     assert "not run" in times.row("third", "warm", samples)[0]
 

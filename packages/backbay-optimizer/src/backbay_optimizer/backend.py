@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.fx import GraphModule
 
 from backbay import compile_log
@@ -82,15 +83,15 @@ class Optimizing(Backend):
         Option(
             name="cuda_graphs",
             type="any",
-            default=False,
+            default="auto",
             choices=(False, True, "auto"),
             help="replay inference as CUDA graphs, and run as ever where that could be told; "
-            "auto where it is measured to be faster",
+            "auto where it is measured to be faster, and no mode asks for torch's own",
         ),
         Option(
             name="cuda_graphs_memory",
             type="float",
-            default=0.5,
+            default=0.1,
             help="the part of a device's memory that CUDA graphs may hold, all together",
         ),
     )
@@ -132,7 +133,7 @@ class Optimizing(Backend):
         self, mode: str | None, options: dict[str, Any], own: Mapping[str, Any]
     ) -> Codegen:
         plain = super()._inductor(mode, options, own)
-        if own["cuda_graphs"] is False:
+        if own["cuda_graphs"] is False or not torch.cuda.is_available():
             return plain
         from backbay_optimizer.cuda_graphs import codegen  # noqa: PLC0415 (it is asked for)
         from backbay_optimizer.tuning import graph_timing  # noqa: PLC0415 (likewise)
@@ -143,7 +144,7 @@ class Optimizing(Backend):
             plain=plain,
             name=self.__name__,
             share=own["cuda_graphs_memory"],
-            decide=graph_timing.decided if own["cuda_graphs"] == "auto" else None,
+            decide=graph_timing.GraphDecision if own["cuda_graphs"] == "auto" else None,
         )
 
 

@@ -1,11 +1,11 @@
-"""Inductor's own code, handed over: on a CPU nothing is replayed, and nothing else is different."""
+"""What of Inductor's code is handed over to be replayed, and what is not."""
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch._inductor import compile_fx
 from torch._inductor.output_code import CompiledFxGraph
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from backbay import compile_log
 from backbay.errors import InputError
@@ -21,60 +21,151 @@ def _fresh():
     torch.compiler.reset()
 
 
-def test_training_on_a_cpu_differs():
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), torch.randn(3, 8)
-    call = torch.compile(model, backend=backbay, options={"cuda_graphs": True})
-    for _ in range(3):
-        model.zero_grad()
-        call(x).sum().backward()
-        gradients = [y.grad for y in model.parameters()]
-        model.zero_grad()
-        model(x).sum().backward()
-        for one, other in zip(gradients, model.parameters(), strict=True):
-            torch.testing.assert_close(one, other.grad)
+class Known:
+    """What a store says of a graph."""
+
+    def __init__(self, known):
+        self.known = known
+
+    def __call__(self, *_):
+        return self
+
+    def found_by(self, compiled):
+        return compiled
 
 
-def test_training_is_recorded(monkeypatch):
-    seen = []
-    monkeypatch.setattr(codegen, "_inner_compile", lambda *_, **__: seen.append(1))
-    compile_log.clear()
-    model = nn.Linear(8, 4)
-    torch.compile(model, backend=backbay, options={"cuda_graphs": True})(torch.randn(3, 8))
-    assert not seen
-    assert any("training has no CUDA graph" in x.why for x in compile_log.records())
+@pytest.fixture
+def replaying(monkeypatch):
+    """A backend whose graphs count as a device's, what it compiles plainly, and takes over."""
+    plain, taken = [], []
 
-
-def test_a_training_graph_that_inductor_makes_is_replayed(monkeypatch):
-    code = CompiledFxGraph.__new__(CompiledFxGraph)
-    code.device_types, code.device_idxs, code.mutated_input_idxs = {"cuda"}, {0}, ()
-    code.source_code, code.current_callable, code.compiled_fn_runner = "", list, None
-    monkeypatch.setattr(compile_fx, "compile_fx_inner", lambda *_, **__: code)
-    graph = torch.fx.symbolic_trace(lambda x: x + 1)
-    for training in (True, False):
-        compile_log.clear()
-        recordings = Recordings(name="ours")
-        codegen._inner_compile(recordings, graph, [torch.ones(2)], is_inference=not training)
-        assert (code.current_callable is list) is training
-        assert any(x.why == codegen.TRAINING for x in compile_log.records()) is training
-
-
-def test_what_is_compiled_is_not_seen(monkeypatch):
-    seen, inner = [], codegen._inner_compile
-
-    def seeing(shared, graph_module, example_inputs, **given):
-        seen.append(given.get("is_inference"))
-        return inner(shared, graph_module, example_inputs, **given)
-
-    monkeypatch.setattr(codegen, "_inner_compile", seeing)
-    for _ in range(2):  # torch's cache of AOTAutograd's results has the second
-        torch.compiler.reset()
-        seen.clear()
-        call = torch.compile(
-            lambda x: torch.tanh(x).sin(), backend=backbay, options={"cuda_graphs": True}
+    def made(*, known="always"):
+        decide = None if known == "always" else Known(known)
+        return codegen.replaying(
+            None, {}, plain=inductor_plain, name="ours", share=0.5, decide=decide
         )
+
+    def inductor_plain(graph_module, example_inputs):
+        plain.append(graph_module)
+        return compile_fx.compile_fx(graph_module, example_inputs)
+
+    monkeypatch.setattr(codegen, "_on_cuda", lambda _: True)
+
+    def take_over(code, _):
+        taken.append(code)
+        run = code.current_callable
+        code.current_callable = lambda inputs: run(inputs)  # which a cache can't have
+
+    monkeypatch.setattr(codegen, "take_over", take_over)
+    compile_log.clear()
+    return made, plain, taken
+
+
+def reasons():
+    return [x.why for x in compile_log.records()]
+
+
+def test_training_is_taken_over(replaying):
+    made, plain, taken = replaying
+    for known in ("always", None):
+        compile_log.clear()
+        model = nn.Linear(8, 4)
+        torch.compile(model, backend=made(known=known))(torch.randn(3, 8)).sum().backward()
+        assert plain
+        assert not taken
+        assert (codegen.TRAINING in reasons()) == (known == "always")
+
+
+def test_a_graph_of_no_device_is_taken_over(replaying, monkeypatch):
+    made, plain, taken = replaying
+    monkeypatch.undo()
+    assert torch.compile(lambda x: x + 1, backend=made(known=None))(torch.ones(2)).tolist() == [
+        2,
+        2,
+    ]
+    assert plain
+    assert not taken
+
+
+def test_what_does_not_pay_is_taken_over(replaying):
+    made, plain, taken = replaying
+    torch.compile(lambda x: x + 2, backend=made(known=False))(torch.ones(2))
+    assert plain
+    assert not taken
+
+
+def test_a_mode_that_asks_for_torchs_own_gets_others():
+    def made(mode, decide):
+        given = {"plain": plain, "name": "ours", "share": 0.5, "decide": decide}
+        return codegen.replaying(mode, {}, **given)
+
+    def plain(*_):
+        raise AssertionError
+
+    assert made("reduce-overhead", Known(None)) is plain
+    assert made("max-autotune", Known(None)) is plain
+    assert made("max-autotune-no-cudagraphs", Known(None)) is not plain
+    assert made("reduce-overhead", None) is not plain
+
+
+def test_code_from_a_cache_is_not_taken_over(replaying, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    made, plain, taken = replaying
+    hits = []
+    for known in ("always", None, True, True):
+        torch.compiler.reset()
+        taken.clear()
+        counters.clear()
+        call = torch.compile(lambda x: torch.tanh(x).sin(), backend=made(known=known))
         call(torch.randn(3, 4))
-        assert seen == [True]
+        assert len(taken) == 1
+        assert taken[0].source_code
+        hits.append(counters["aot_autograd"]["autograd_cache_hit"])
+    assert hits == [0, 1, 1, 1]
+    assert not plain
+    torch.compiler.reset()
+    torch.compile(torch.cos)(torch.ones(3))  # nobody listens any more
+    assert len(taken) == 1
+
+
+def code_of(source="", written=(), static=(), devices=("cuda",), inference=True, **given):
+    code = CompiledFxGraph.__new__(CompiledFxGraph)
+    code.device_types, code.device_idxs = set(devices), {0}
+    code.mutated_input_idxs, code.source_code = written, source
+    code.fx_kwargs = {"is_inference": inference, "static_input_idxs": static, **given}
+    code.current_callable, code.compiled_fn_runner = list, None
+    return code
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({}, None),
+        ({"written": (1,), "static": (1,)}, None),
+        ({"written": (1,)}, "it writes 1 inputs"),
+        ({"inference": False}, codegen.TRAINING),
+        ({"devices": ("cpu", "cuda")}, "it runs on cpu, cuda"),
+        ({"cpp_wrapper": True}, "its wrapper is not in Python"),
+        ({"source": "x = buf0.item()"}, "it waits for the device"),
+    ],
+)
+def test_code_is_replayed_that_is_not_safe(given, reason):
+    compile_log.clear()
+    recordings, code = Recordings(name="ours"), code_of(**given)
+    codegen.take_over(code, recordings)
+    assert (code.current_callable is list) == (reason is not None)
+    assert recordings.writes == (reason is None and bool(given.get("written")))
+    if reason is not None:
+        assert any(reason in x for x in reasons())
+        assert reason == codegen.TRAINING or reason in recordings.refused
+
+
+def test_code_for_the_host_is_spoken_of():
+    compile_log.clear()
+    code = code_of(devices=("cpu",))
+    codegen.take_over(code, Recordings(name="ours"))
+    assert code.current_callable is list
+    assert not compile_log.records()
 
 
 def test_an_option_is_taken_for_another():
@@ -121,24 +212,3 @@ def call(args):
 def test_unsafe_code_is_safe(line, reason):
     found = next(safety._unsafe(SOURCE + "    " + line + "\n"), None)
     assert (found is None) if reason is None else (found is not None and reason in found)
-
-
-def test_an_operator_is_taken_for_safe():
-    # A Triton kernel's operator has a dict as its value, which torch 2.11 can't read.
-    graph = torch.fx.symbolic_trace(lambda x: torch.ops.aten.sin(x))
-    sin = next(x for x in graph.graph.nodes if x.op == "call_function")
-    sin.meta["val"] = {"y_ptr": torch.ones(2), "n": 2, "name": None}
-    assert safety.unsafe_operator(graph) is None
-    unknown = ShapeEnv().create_unbacked_symint()
-    sin.meta["val"] = {"y_ptr": torch.ones(2), "n": [unknown]}
-    assert "sin" in safety.unsafe_operator(graph)
-    sin.meta.clear()
-    sin.target = torch.ops.aten._fused_moving_avg_obs_fq_helper.default
-    assert safety.unsafe_operator(graph) == "aten._fused_moving_avg_obs_fq_helper.default"
-
-
-def test_nothing_is_said_of_a_cpu():
-    compile_log.clear()
-    call = torch.compile(torch.sin, backend=backbay, options={"cuda_graphs": True})
-    call(torch.ones(3))
-    assert not any("CUDA graph" in x.why for x in compile_log.records())

@@ -36,6 +36,14 @@ class FakeGraph:
                 old.copy_(new)
 
 
+ADDRESSES = "_tensors_data_ptrs_at_indices_equal"
+"""Of torch's builds for CUDA."""
+
+
+def same_addresses(tensors, addresses, indices):
+    return all(tensors[i].data_ptr() == addresses[i] for i in indices)
+
+
 class FakePool:
     def __init__(self, index, stream):
         self.index, self.stream, self.bytes = index, stream, 1 << 20
@@ -54,6 +62,7 @@ def device(monkeypatch):
         graphs.append(FakeGraph(code, boxed))
         return graphs[-1], graphs[-1].results
 
+    monkeypatch.setattr(torch._C, ADDRESSES, same_addresses, raising=False)
     monkeypatch.setattr(recording, "captured", captured)
     monkeypatch.setattr(replaying, "pool_of", FakePool)
     monkeypatch.setattr(replaying, "pool_bytes", lambda _: state.get("bytes", 0))
@@ -149,13 +158,29 @@ def test_settings_of_cudnn_are_not_seen():
 
 
 def test_sizes_are_recorded_without_end(device):
-    call, _ = replayed(lambda n, x: [x[:n] * 2], integers=[0], symbolic=[1])
+    call, _ = replayed(lambda n, x: [x[:n] * 2])
     for _ in range(3):
         for size in range(1, 20):
             x = torch.randn(size)
             assert torch.equal(call([size, x])[0], x * 2)
     assert len(device["graphs"]) == replaying.MOST_RECORDINGS
     assert any("8 recordings are made" in x for x in reasons())
+
+
+def test_another_layout_is_copied_into_the_buffer_of_the_first(device):
+    call, _ = replayed(lambda x: [x * 2])
+    one, other = torch.randn(1, 3), torch.randn(2, 3)
+    for x in (one, one, one, other, other, one):
+        assert torch.equal(call([x])[0], x * 2)
+    assert [x.replays for x in device["graphs"]] == [3, 2]
+
+
+def test_an_input_of_an_unknown_kind_is_copied(monkeypatch):
+    assert replaying._unusual([torch.ones(2), 3], -1) == "an input is on another device"
+    assert replaying._unusual([3], 0) is None
+    assert replaying._unusual([3, None], 0) == "an input is a NoneType"
+    meta = torch.ones(2, device="meta")
+    assert replaying._unusual([meta], 0) == "an input is on another device"
 
 
 def test_parameters_elsewhere_are_recorded_without_end(device):

@@ -42,11 +42,15 @@ def rows(count=16, seed=1):
 
 
 def default(function, **options):
-    return torch.compile(function, backend=backbay, **options)
+    return torch.compile(function, backend=backbay, options={"cuda_graphs": False}, **options)
 
 
 def ours(function, **options):
     return torch.compile(function, backend=backbay, options={"cuda_graphs": True}, **options)
+
+
+def auto(function, **options):
+    return torch.compile(function, backend=backbay, **options)
 
 
 def torchs(function, **options):
@@ -325,6 +329,70 @@ def parameters_that_never_stay(way):
             held.append(one.data)
             one.data = torch.randn_like(one) / 8
     return results
+
+
+@compared
+@torch.no_grad()
+def parameters_whose_memory_is_freed(way):  # as FSDP does between calls
+    model, results = net(), []
+    call = way(model)
+    for step in range(6):
+        results.append(call(rows(seed=step)))
+        kept = [(x, x.clone()) for x in model.parameters()]
+        for one, _ in kept:
+            one.untyped_storage().resize_(0)
+        others = torch.full((1 << 16,), float("nan"), device="cuda")  # where parameters were
+        for one, values in kept:
+            one.untyped_storage().resize_(values.untyped_storage().nbytes())
+            one.copy_(values)
+        del others
+    return results
+
+
+@compared
+def inference_between_training_steps(way):
+    model, results = net(), []
+    call = way(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        with torch.no_grad():
+            results += [call(rows(seed=step)) for _ in range(2)]
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        call(rows(seed=step)).square().mean().backward()
+        optimizer.step()
+    return [*results, *(x.detach().clone() for x in model.parameters())]
+
+
+@compared
+@torch.no_grad()
+def exceptions_in_between(way):
+    call, results = way(net()), []
+    for step in range(6):
+        results.append(call(rows(seed=step)))
+        try:
+            call(torch.ones(4, D + 1, device="cuda"))
+        except Exception as error:  # noqa: BLE001 (it is compared with the default mode's)
+            results.append(torch.tensor(len(type(error).__name__)))
+    return results
+
+
+@compared
+@torch.no_grad()
+def memory_that_is_short(way):
+    call, x = way(torch.sin), torch.linspace(0, 1, 1 << 22, device="cuda")
+    results = [call(x * step).sum() for step in range(4)]
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved()
+    whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    torch.cuda.set_per_process_memory_fraction((held + (1 << 26)) / whole)
+    kept = []
+    try:
+        kept += [call(x) for _ in range(64)]
+    except torch.cuda.OutOfMemoryError:
+        results.append(torch.tensor(-1))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return [*results, *(call(x * step).sum() for step in range(4))]
 
 
 @compared

@@ -8,10 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graph_cases import CASES, both, ours, rows, torchs, waits  # noqa: E402
+from graph_cases import CASES, auto, both, ours, rows, torchs, waits  # noqa: E402
 
 from backbay import compile_log  # noqa: E402
 from backbay_optimizer.cuda_graphs import replaying  # noqa: E402
+from backbay_optimizer.tuning import graph_timing  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,6 +40,12 @@ def reasons():
 def test_a_replay_is_told_from_the_default_mode(name, replays):
     CASES[name](ours)
     assert replays or name in RUN_AS_THEY_ARE, reasons()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_timed_is_told_from_the_default_mode(name, monkeypatch):
+    monkeypatch.setattr(graph_timing, "BUDGET_S", 0.05)
+    CASES[name](auto)
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - VARY))
@@ -81,6 +88,16 @@ def test_code_that_can_not_be_captured_fails(replays, monkeypatch):
     both(waiting, ours)
     assert not replays
     assert any("could not be recorded" in x for x in reasons())
+
+
+@torch.no_grad()
+def test_a_number_that_the_device_gives_is_stale():
+    def scaled(way):
+        call = way(lambda x: x.sin() * x.sum().item())
+        return [call(rows(seed=x)) for x in range(5)]
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        both(scaled, ours)
 
 
 def test_recordings_are_not_few(replays):

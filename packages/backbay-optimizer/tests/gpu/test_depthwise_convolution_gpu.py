@@ -115,7 +115,8 @@ def test_backbay_leaves_a_block_to_cudnn_or_it_differs(train):
     x = torch.randn(64, 384, 14, 14, device="cuda", dtype=torch.bfloat16)
     x = x.contiguous(memory_format=torch.channels_last)
     model = Block().to("cuda", torch.bfloat16).to(memory_format=torch.channels_last)
-    compiled = torch.compile(model, backend=backbay)
+    options = {"depthwise_training": train}  # else training is left to cuDNN
+    compiled = torch.compile(model, backend=backbay, options=options)
     with torch.set_grad_enabled(train):
         y, wanted = (f(x.requires_grad_(train)) for f in (compiled, model))
         assert y.stride() == wanted.stride()
@@ -130,5 +131,5 @@ def test_backbay_leaves_a_block_to_cudnn_or_it_differs(train):
 
     torch.compiler.reset()
     with torch.set_grad_enabled(train):
-        _, codes = run_and_get_code(torch.compile(model, backend=backbay), x)
+        _, codes = run_and_get_code(torch.compile(model, backend=backbay, options=options), x)
     assert "depthwise_kernel" in "".join(codes)

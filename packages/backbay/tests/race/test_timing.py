@@ -9,6 +9,7 @@ import pytest
 
 from backbay.decisions import Arm
 from backbay.race.given import InputSets
+from backbay.race.handler import RaceHandler
 from backbay.race.objective import Objective
 from backbay.race.requests import ArmSetup, Done, Open, Opened, Renew, Watch, Watched
 from backbay.race.timing import Limits, Timing
@@ -304,3 +305,18 @@ def test_what_is_judged_while_the_clock_runs_is_of_one_set_of_inputs(fewest, fil
         assert len({x % sets for x in early}) == min(3, fewest, sets)
     assert all("eager" not in x for x in drawn)
     assert len({tuple(sorted(x["one"])) for x in drawn}) > 1  # nobody can know them
+
+
+@pytest.mark.parametrize(
+    ("taken", "step_s", "calls"),
+    [
+        ([3.0, 14.0, 1.0, 1.1, 1.2, 1.3, 0.1], 1.0, 6),  # the second one records
+        ([700.0, 0.9, 0.1], 0.9, 2),  # the first one times itself
+        ([9e3, 8e3, 1.0], 8e3, 2),
+    ],
+)
+def test_a_call_that_records_is_taken_for_a_step(taken, step_s, calls, monkeypatch):
+    left = [x / 1e3 for x in taken]
+    monkeypatch.setattr(RaceHandler, "_seconds", lambda *_, **__: left.pop(0))
+    assert RaceHandler()._step_s("arm") == pytest.approx(step_s / 1e3)
+    assert len(taken) - len(left) == calls

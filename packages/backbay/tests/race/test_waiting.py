@@ -16,6 +16,12 @@ OURS = BackendSpec(
     options=(Option(name="cuda_graphs", type="bool", default=False),),
     further_options="inductor",
 )
+BY_ITSELF = BackendSpec(
+    name="ours",
+    origin=Origin(kind="process"),
+    options=(Option(name="cuda_graphs", type="any", default="auto"),),
+    further_options="inductor",
+)
 AROUND = BackendSpec(
     name="around", origin=Origin(kind="process"), options=(), further_options="inductor"
 )
@@ -51,6 +57,8 @@ def row(arm="inductor", *, spec=INDUCTOR, step_ms=1.0, status="ok", **work):
         ("around{a: 1}", AROUND, "try around@reduce-overhead{a: 1}"),
         ("ours{a: 1}", OURS, "try ours{a: 1, cuda_graphs: true}"),
         ("ours{cuda_graphs: false}", OURS, "try ours{cuda_graphs: true}"),
+        ("ours{a: 1}", BY_ITSELF, "try ours@reduce-overhead{a: 1}"),
+        ("ours{cuda_graphs: false}", BY_ITSELF, "try ours{cuda_graphs: true}"),
         ("eager", None, "try inductor@reduce-overhead"),
         ("other", OTHER, "of the step (214 kernels)"),
         ("file.py:function", None, "of the step (214 kernels)"),

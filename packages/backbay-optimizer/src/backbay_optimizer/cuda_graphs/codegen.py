@@ -1,36 +1,38 @@
 """Inductor, with what it compiles handed over to be replayed as CUDA graphs where that is safe.
 
-The code is that of Inductor's default mode, and comes from the same cache. Torch's cache of
-AOTAutograd's results would hand over code that nothing here has seen, so it is not asked. Torch's
-own ``cudagraph_policy`` sees such code too, and is only in torch 2.13 and later.
+The code is that of Inductor's default mode, and comes from the same caches: what it was compiled
+from need not be there, so the code itself is looked at. Torch's own ``cudagraph_policy`` would hand
+over code that is compiled with other settings, and is only in torch 2.13 and later.
 """
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
+from unittest import mock
 
 import torch
 from torch.fx import GraphModule
 
-from backbay.graph.values import are_numbers
 from backbay.kit.codegen import Codegen, Compiled
 from backbay_optimizer.cuda_graphs.replaying import Inputs, Recordings, Replayed
-from backbay_optimizer.cuda_graphs.safety import refusal, unsafe_operator
+from backbay_optimizer.cuda_graphs.safety import refusal
 
 TRAINING = "training has no CUDA graph: it is not recorded"
 
 
-class Decide(Protocol):
-    """What decides whether recordings of a graph are used."""
+class Decision(Protocol):
+    """Whether recordings of a graph are used."""
 
-    def __call__(
-        self,
-        graph_module: GraphModule,
-        example_inputs: Sequence[Any],
-        settings: Any,
-        recordings: Recordings,
-    ) -> Callable[[Compiled], Compiled]:
-        """Return what makes, of compiled code, what is called in its place."""
+    @property
+    def known(self) -> bool | None:
+        """What was found before; None if nothing was."""
+
+    def found_by(self, compiled: Compiled) -> Compiled:
+        """Return compiled code that finds out when it is called."""
+
+
+Decide = Callable[[GraphModule, Sequence[Any], Any, Recordings], Decision]
+"""Takes a graph before Inductor has it, its inputs, settings, and what will be recorded of it."""
 
 
 def replaying(
@@ -45,43 +47,52 @@ def replaying(
     """Return Inductor as a code generator whose code is replayed.
 
     Args:
-        mode: as torch.compile takes it; CUDA graphs that it asks for are these.
+        mode: as torch.compile takes it; CUDA graphs that it asks for are these, if they are always
+            used.
         options: Inductor's.
-        plain: compiles graphs of training, which are not recorded.
+        plain: compiles what is not replayed: graphs of training, say.
         name: what the compile log calls the backend.
         share: the part of a device's memory that all recordings together may hold.
         decide: whether recordings are used. Default: always.
     """
     configured = torch._TorchCompileInductorWrapper(mode, dict(options), None)  # type: ignore[no-untyped-call] # noqa: SLF001 (torch.compile's own way)
     patches = {**configured.config, "triton.cudagraphs": False}
+    if decide is not None and configured.config.get("triton.cudagraphs"):
+        return plain  # torch's own are asked for
 
     def generate(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        from torch._functorch import config  # noqa: PLC0415 (as late as Inductor)
-        from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 (takes seconds)
-
-        recordings = Recordings(name=name, share=share)
-        if _trains(graph_module, example_inputs):
-            recordings.say(TRAINING)
+        held = _held(graph_module, example_inputs)
+        if not _on_cuda(held):
             return plain(graph_module, example_inputs)
-        settings = sorted((key, _known_by(x)) for key, x in patches.items())
-        # Before Inductor has the graph: it changes it.
-        finish = None
+        recordings = Recordings(name=name, share=share)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in held):
+            if decide is None:  # it was asked for
+                recordings.say(TRAINING)
+            return plain(graph_module, example_inputs)
+        decision = None
         if decide is not None:
-            finish = decide(graph_module, example_inputs, settings, recordings)
-        inner = functools.partial(_inner_compile, recordings)
-        with config.patch(enable_autograd_cache=False):
-            compiled: Any = compile_fx(
-                graph_module, example_inputs, inner_compile=inner, config_patches=patches
-            )
-        return compiled if finish is None else finish(compiled)
+            settings = sorted((key, _known_by(x)) for key, x in patches.items())
+            decision = decide(graph_module, example_inputs, settings, recordings)
+        if decision is not None and decision.known is False:
+            return plain(graph_module, example_inputs)
+        from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 (as late as Inductor)
+
+        with taking_over(recordings):
+            compiled: Any = compile_fx(graph_module, example_inputs, config_patches=patches)
+        if decision is None or decision.known:
+            return compiled  # type: ignore[no-any-return]
+        return decision.found_by(compiled)
 
     return generate
 
 
-def _trains(graph_module: GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether AOTAutograd makes a backward graph of it."""
+def _held(graph_module: GraphModule, example_inputs: Sequence[Any]) -> list[torch.Tensor]:
     held = (*graph_module.parameters(), *graph_module.buffers(), *example_inputs)
-    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in held)
+    return [x for x in held if isinstance(x, torch.Tensor)]
+
+
+def _on_cuda(held: Sequence[torch.Tensor]) -> bool:
+    return any(x.device.type == "cuda" for x in held)
 
 
 def _known_by(setting: Any) -> str:
@@ -89,36 +100,39 @@ def _known_by(setting: Any) -> str:
     return str(uuid()) if callable(uuid) else repr(setting)
 
 
-def _inner_compile(
-    shared: Recordings, graph_module: GraphModule, example_inputs: Sequence[Any], **given: Any
-) -> Any:
-    """Compile one of AOTAutograd's graphs."""
-    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415 (as above)
-    from torch._inductor.output_code import CompiledFxGraph  # noqa: PLC0415
+@contextlib.contextmanager
+def taking_over(recordings: Recordings) -> Iterator[None]:
+    """Have all code replayed that Inductor compiles meanwhile, or finds in a cache.
 
-    unsafe = unsafe_operator(graph_module)
-    code = compile_fx_inner(graph_module, example_inputs, **given)
-    if not isinstance(code, CompiledFxGraph) or "cuda" not in code.device_types:
-        return code
-    if not given.get("is_inference"):
-        shared.say(TRAINING)
-        return code
-    why = refusal(code, graph_module, example_inputs, given)
-    if unsafe is not None:
-        why = f"{unsafe} is not safe in one"
+    Torch calls a method of the code in both cases. Only one thread compiles at a time: Dynamo has a
+    lock.
+    """
+    from torch._inductor.output_code import CompiledFxGraph  # noqa: PLC0415 (takes seconds)
+
+    post_compile = CompiledFxGraph.post_compile
+
+    def finish(code: CompiledFxGraph, *given: Any) -> None:
+        post_compile(code, *given)
+        take_over(code, recordings)
+
+    with mock.patch.object(CompiledFxGraph, "post_compile", finish):
+        yield
+
+
+def take_over(code: Any, recordings: Recordings) -> None:
+    """Have Inductor's code replayed, if it can be."""
+    if "cuda" not in code.device_types:
+        return
+    if not code.fx_kwargs.get("is_inference"):
+        recordings.say(TRAINING)
+        return
+    why = refusal(code)
     if why is not None:
-        shared.say(f"inference graph has no CUDA graph: {why}")
-        return code
+        recordings.refuse(why)
+        return
+    recordings.writes |= bool(code.mutated_input_idxs)
     inputs = Inputs(
         device=next(iter(code.device_idxs)),
-        integers=[i for i, x in enumerate(example_inputs) if not isinstance(x, torch.Tensor)],
-        symbolic=[i for i, x in enumerate(example_inputs) if _is_symbolic(x)],
-        fixed=list(given.get("static_input_idxs") or ()),
+        fixed=tuple(code.fx_kwargs.get("static_input_idxs") or ()),
     )
-    assert code.current_callable is not None
-    code.current_callable = Replayed(code.current_callable, inputs, shared)
-    return code
-
-
-def _is_symbolic(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not are_numbers((*value.shape, *value.stride()))
+    code.current_callable = Replayed(code.current_callable, inputs, recordings)

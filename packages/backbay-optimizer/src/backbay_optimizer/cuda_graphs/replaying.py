@@ -38,18 +38,27 @@ class Recordings:
 
     name: str
     """The backend, for the compile log."""
-    share: float = 0.5
+    share: float = 0.1
     """The part of a device's memory that all pools together may hold."""
     enabled: bool = True
     """Whether anything is recorded or replayed."""
     stopped: bool = False
     """Whether that is over: nothing is recorded or replayed any more."""
+    refused: str | None = None
+    """Why code of it can't be recorded, if some can't."""
+    writes: bool = False
+    """Whether its code writes inputs: buffers, say."""
     held: Held | None = None
     _said: set[str] = field(default_factory=set)
 
     def forget(self) -> None:
         """Release what was recorded."""
         self.held = None
+
+    def refuse(self, why: str) -> None:
+        """Keep why code of it is not recorded."""
+        self.refused = f"inference graph has no CUDA graph: {why}"
+        self.say(self.refused)
 
     def stop(self, why: str) -> None:
         """Record and replay nothing from now on."""
@@ -69,10 +78,6 @@ class Inputs:
     """What is known of the inputs of compiled code before it runs."""
 
     device: int
-    integers: Sequence[int] = ()
-    """Which are integers: sizes, where they are symbols."""
-    symbolic: Sequence[int] = ()
-    """Which are tensors of such sizes."""
     fixed: Sequence[int] = ()
     """Which are parameters or buffers."""
 
@@ -91,6 +96,8 @@ class Replayed:
         self._code = code
         self._inputs = inputs
         self._shared = shared
+        self._integers: tuple[int, ...] | None = None
+        """Which inputs are sizes; None until the first call."""
         self._warm: set[tuple[Key, int]] = set()
         self._settings = _settings()
 
@@ -132,7 +139,7 @@ class Replayed:
         finally:
             held.pool.lock.release()
 
-    def _recording(self, inputs: Sequence[Any], held: Held) -> Recording | str:
+    def _recording(self, inputs: list[Any], held: Held) -> Recording | str:
         """Return a recording for these inputs, earlier or new, or why there is none."""
         key = self._key(inputs)
         known = held.recordings.get(key, ())
@@ -174,14 +181,10 @@ class Replayed:
         return True
 
     def _key(self, inputs: Sequence[Any]) -> Key:
-        """Return what tells recordings apart: the code, and what its sizes depend on."""
-        known = self._inputs
-        tensors = (inputs[i] for i in known.symbolic)
-        return (
-            id(self),
-            *(inputs[i] for i in known.integers),
-            *((tuple(x.shape), x.stride()) for x in tensors),
-        )
+        """Return what tells recordings apart: the code, and the sizes that it is given."""
+        if self._integers is None:
+            self._integers = tuple(i for i, x in enumerate(inputs) if isinstance(x, int))
+        return (id(self), *(inputs[i] for i in self._integers))
 
     def _premature(self, key: Key, held: Held) -> str | None:
         """Return why nothing is recorded whatever the inputs are; None if something may be."""
@@ -198,12 +201,17 @@ class Replayed:
 
 def _unusual(inputs: Sequence[Any], index: int) -> str | None:
     """Return why these inputs are not copied; None if they may be."""
+    strange = [x for x in inputs if not isinstance(x, (torch.Tensor, int))]
+    if strange:
+        return f"an input is a {type(strange[0]).__name__}"
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
     plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if any(type(x) not in plain for x in tensors):
         return "an input is of a subclass of tensor"
     if any(x.device.type != "cuda" or x.device.index != index for x in tensors):
         return "an input is on another device"
+    if any(x.layout != torch.strided for x in tensors):
+        return "an input is sparse"
     return None
 
 

@@ -2,15 +2,8 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-import torch
-from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._pytree import tree_leaves
-
-from backbay.graph.values import value_of
 
 WAITS = ("item", "tolist", "cpu", "nonzero", "synchronize")
 """Methods that wait for the device, or copy from it."""
@@ -41,54 +34,22 @@ SAFE: Mapping[str, re.Pattern[str]] = {
 """By namespace, operators that were read or seen to do nothing but hand over work."""
 
 
-def refusal(
-    code: Any, graph_module: GraphModule, example_inputs: Sequence[Any], given: Mapping[str, Any]
-) -> str | None:
-    """Return why Inductor's code is not captured; None if it may be.
-
-    Args:
-        code: Inductor's compiled graph.
-        graph_module: what it was compiled from.
-        example_inputs: the inputs of that.
-        given: what Inductor's inner compiler was told.
-    """
-    return next(_reasons(code, graph_module, example_inputs, given), None)
+def refusal(code: Any) -> str | None:
+    """Return why Inductor's code is not captured; None if it may be."""
+    return next(_reasons(code), None)
 
 
-def _reasons(
-    code: Any, graph_module: GraphModule, example_inputs: Sequence[Any], given: Mapping[str, Any]
-) -> Iterator[str]:
+def _reasons(code: Any) -> Iterator[str]:
+    given = code.fx_kwargs
     devices = sorted(code.device_types)
     if devices != ["cuda"] or len(code.device_idxs) != 1:
         yield f"it runs on {', '.join(devices)}, {len(code.device_idxs)} of CUDA"
     if given.get("cpp_wrapper") or given.get("fx_wrapper"):
         yield "its wrapper is not in Python"
-    strange = [x for x in example_inputs if not isinstance(x, (torch.Tensor, torch.SymInt, int))]
-    if strange:
-        yield f"an input is a {type(strange[0]).__name__}"
     written = set(code.mutated_input_idxs) - set(given.get("static_input_idxs") or ())
     if written:
         yield f"it writes {len(written)} inputs that are neither parameters nor buffers"
-    for node in graph_module.graph.nodes:
-        value = value_of(node)
-        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-            yield f"{node.name} is of layout {value.layout}"
     yield from _unsafe(code.source_code)
-
-
-def unsafe_operator(graph_module: GraphModule) -> str | None:
-    """Return the first operator that torch keeps out of CUDA graphs; None if there is none.
-
-    That is `torch._inductor.utils.get_first_incompatible_cudagraph_node`, which raises on torch
-    2.11 where a Triton kernel of a user's is called: its operator's value is a dict.
-    """
-    from torch._inductor.utils import is_cudagraph_unsafe_fx_node  # noqa: PLC0415 (takes seconds)
-
-    for node in graph_module.graph.nodes:
-        values = tree_leaves(node.meta.get("val"))
-        if is_cudagraph_unsafe_fx_node(node) or any(map(free_unbacked_symbols, values)):
-            return str(node.target)
-    return None
 
 
 def _unsafe(source: str) -> Iterator[str]:

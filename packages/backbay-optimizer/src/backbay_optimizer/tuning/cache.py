@@ -24,6 +24,16 @@ class PairTiming(msgspec.Struct, frozen=True, kw_only=True):
     """UTC, ISO 8601."""
 
 
+class Replays(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a graph is replayed as a CUDA graph."""
+
+    used: bool
+    why: str
+    """What was found, in one line."""
+    created: str
+    """UTC, ISO 8601."""
+
+
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """One graph's."""
 
@@ -66,7 +76,7 @@ def write(key: str, choice: Choice) -> None:
 
 
 def read_timing(key: str) -> PairTiming | None:
-    """Return what is known of a match site, or of a graph's replay."""
+    """Return what is known of a match site."""
     return _store().measured(PairTiming, key)
 
 
@@ -75,11 +85,21 @@ def write_timing(key: str, found: PairTiming) -> None:
     _keep(key, found)
 
 
+def read_replays(key: str) -> Replays | None:
+    """Return whether a graph is replayed."""
+    return _store().measured(Replays, key)
+
+
+def write_replays(key: str, found: Replays) -> None:
+    """Keep whether a graph is replayed, as `write` does."""
+    _keep(key, found)
+
+
 def _store() -> Store:
     return Store(on_problem=lambda why: _note(f"what was known is measured again: {why}"))
 
 
-def _keep(key: str, kept: Choice | PairTiming) -> None:
+def _keep(key: str, kept: Choice | PairTiming | Replays) -> None:
     try:
         _store().keep_measured(key, kept)
     except StoreError as error:

@@ -12,7 +12,7 @@ import hashlib
 import importlib.metadata
 import platform
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,15 +121,20 @@ class Choosing:
         compile_log.note(record)
 
 
-def unsuitable(args: Sequence[Any]) -> str | None:
-    """Return why a graph can't be timed with copies of these inputs; None if it can."""
+def unsuitable(args: Sequence[Any], *, written: bool = True) -> str | None:
+    """Return why a graph can't be timed with copies of these inputs; None if it can.
+
+    Args:
+        args: the inputs.
+        written: whether the graph may write any of them.
+    """
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     odd = next((x for x in tensors if type(x) not in plain), None)
     if odd is not None:
         return f"an input is a {type(odd).__name__}, which is not copied"
     memory = [x.untyped_storage().data_ptr() for x in tensors if x.numel()]
-    if len(set(memory)) < len(memory):
+    if written and len(set(memory)) < len(memory):
         return "two inputs share memory, and copies would not"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "in a process group the others would wait, or choose otherwise"
@@ -139,7 +144,11 @@ def unsuitable(args: Sequence[Any]) -> str | None:
 
 
 def timed(
-    arms: Arms, args: Sequence[Any], budget_s: float | None = None
+    arms: Arms,
+    args: Sequence[Any],
+    budget_s: float | None = None,
+    *,
+    shared: Collection[int] = (),
 ) -> dict[tuple[str, ...], list[float]]:
     """Time variants in turns on copies of their inputs.
 
@@ -147,6 +156,7 @@ def timed(
         arms: what is left out, to the compiled graph.
         args: its inputs.
         budget_s: seconds for all of it. Default: those of a whole graph.
+        shared: which inputs are taken as they are, since nothing writes them.
 
     Returns:
         By variant, milliseconds a call, one sample a round.
@@ -156,7 +166,7 @@ def timed(
     device = next((x.device for x in args if isinstance(x, torch.Tensor)), torch.device("cpu"))
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        copies = [_copied(x) for x in args]
+        copies = [x if i in shared else _copied(x) for i, x in enumerate(args)]
         steps = {",".join(off): _step(arm, copies) for off, arm in arms.items()}
         for step in steps.values():
             clock.seconds(step, rounds.WARMUPS + 1, device)  # CUDA graphs record in the second
@@ -171,7 +181,12 @@ def timed(
 
 
 def compared(
-    arms: Arms, plain: tuple[str, ...], args: Sequence[Any], budget_s: float
+    arms: Arms,
+    plain: tuple[str, ...],
+    args: Sequence[Any],
+    budget_s: float,
+    *,
+    shared: Collection[int] = (),
 ) -> PairTiming:
     """Time the variant that leaves nothing out beside another one, as `timed` does.
 
@@ -180,12 +195,13 @@ def compared(
         plain: what the other one leaves out.
         args: their inputs.
         budget_s: seconds for all of it.
+        shared: which inputs are taken as they are, since nothing writes them.
     """
     from backbay.timing import stats  # noqa: PLC0415 (as above)
 
-    samples = timed(arms, args, budget_s)
+    samples = timed(arms, args, budget_s, shared=shared)
     ratio, interval = stats.ratio(samples[ALL], samples[plain])
-    return PairTiming(ratio=ratio, interval=interval, created=_now())
+    return PairTiming(ratio=ratio, interval=interval, created=now())
 
 
 def _copied(value: Any) -> Any:
@@ -232,9 +248,10 @@ def chosen(samples: Mapping[tuple[str, ...], Sequence[float]], fired: Sequence[s
         gain=gain,
         interval=interval,
         milliseconds={",".join(off): x for off, x in medians.items()},
-        created=_now(),
+        created=now(),
     )
 
 
-def _now() -> str:
+def now() -> str:
+    """Return the time in UTC, in ISO 8601."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

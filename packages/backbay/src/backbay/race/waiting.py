@@ -62,7 +62,8 @@ def _graphed(arm: Arm, spec: BackendSpec | None) -> Arm | None:
     if spec is None:
         return None
     own = spec.options if isinstance(spec.options, tuple) else ()
-    if any(x.name == "cuda_graphs" for x in own):
+    option = next((x for x in own if x.name == "cuda_graphs"), None)
+    if option is not None and not arm.options.get(option.name, option.default):
         return msgspec.structs.replace(arm, options={**arm.options, "cuda_graphs": True})
     if "inductor" in {spec.options, spec.further_options} and arm.mode in _WITH_GRAPHS:
         return msgspec.structs.replace(arm, mode=_WITH_GRAPHS[arm.mode])

@@ -59,6 +59,22 @@ def block_of(
         gc.enable()
 
 
+def handed_over(step: Callable[[], Any], device: torch.device) -> tuple[float, float, Any]:
+    """Return how long a call takes to hand over its work, and to be done, and what it returned.
+
+    The device is idle when it begins. On a CPU both are the same.
+    """
+    waits = device.type == "cuda"
+    if waits:
+        synchronize(device)
+    start = perf_counter()
+    result = step()
+    handed = perf_counter()
+    if waits:
+        synchronize(device)
+    return handed - start, perf_counter() - start, result
+
+
 def _timed(steps: Sequence[Callable[[], Any]], device: torch.device) -> tuple[float, Any]:
     if not steps:
         return 0.0, None
