@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from backbay import diagnose
+from backbay.campaign.here import device_name
 from backbay.decisions import Arm
 from backbay.diagnose.record import (
     Diagnosis,
@@ -35,12 +36,13 @@ from backbay.errors import InputError
 from backbay.race.caches import variables
 from backbay.race.requests import ArmSetup
 from backbay.registry import default_registry
-from backbay.reporting.machine import Load, cores, processor
+from backbay.reporting import machine
+from backbay.reporting.machine import Load, Machine
 from backbay.reporting.wording import short
 from backbay.session import NoReply
 from backbay.workloads.setup import checked_setup
 
-SCHEMA = "backbay.benchmark.diagnose/1"
+SCHEMA = "benchmarks.diagnose_models/1"
 CASES_FILE = Path(__file__).with_name("diagnose_cases.py")
 _REQUEST_S = 1200.0
 _LEAST_WITH_LINES = 0.95
@@ -118,7 +120,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = SCHEMA
     created: str
     command: str
-    machine: str
+    machine: Machine
     versions: dict[str, str]
     rows: tuple[Row, ...]
 
@@ -144,7 +146,7 @@ def main() -> None:
         created=dt.datetime.now(dt.UTC).date().isoformat(),
         command=f"python benchmarks/diagnose_models.py --device {asked.device} "
         f"--budget {asked.budget_s:g} --timing {asked.timing_s:g}",
-        machine=f"{processor()}, {cores()} cores",
+        machine=machine.machine(device_name(asked.device)),
         versions=versions(),
         rows=tuple(rows),
     )
@@ -314,7 +316,9 @@ def lines(document: Document) -> Iterator[str]:
     yield ""
     yield f"    {document.command}"
     yield ""
-    yield f"{document.created}; {document.machine}; {versions}."
+    here = document.machine
+    name = here.processor if here.device == "cpu" else here.device
+    yield f"{document.created}; {name}, {here.cores} cores; {versions}."
     busy = [x.busy_cores for x in diagnosed]
     if busy:
         yield f"Other processes used {min(busy):.1f} to {max(busy):.1f} cores meanwhile."
@@ -370,8 +374,6 @@ def escaped(text: str) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions that the numbers depend on."""
-    from backbay.reporting import machine  # noqa: PLC0415 (the function has its name)
-
     extra = ("transformers", "timm", "diffusers")
     return machine.versions(default_registry.environment, [], extra)
 
