@@ -36,7 +36,7 @@ PAGES = (
     *("tutorials/which_backend", "tutorials/race_in_python", "tutorials/write_a_backend"),
     *("howto/speed_up_a_script", "howto/compile_parts", "howto/find_graph_breaks"),
     *("howto/find_what_is_wrong", "howto/check_first", "howto/ci_gate", "howto/cluster"),
-    *("howto/add_a_kernel", "howto/device", "howto/agents"),
+    *("howto/add_a_kernel", "howto/device", "howto/agents", "howto/other_environment"),
 )
 """The pages of docs/ that are followed, in this order."""
 TAKEN = {"tutorials/which_backend": ("examples/which_backend.py",)}
