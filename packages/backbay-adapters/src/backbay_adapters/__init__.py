@@ -5,7 +5,7 @@ Importing this imports none of them, nor torch.
 
 import backbay
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 if backbay.__version__ != __version__:
     raise ImportError(

@@ -6,7 +6,7 @@
 
 import backbay
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 if backbay.__version__ != __version__:
     raise ImportError(

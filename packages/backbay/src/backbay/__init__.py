@@ -6,7 +6,7 @@ Importing this package never imports torch: names that need it are loaded on fir
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOME_OF = {
     "Availability": "backbay.registry",
