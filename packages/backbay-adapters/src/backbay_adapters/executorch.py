@@ -14,11 +14,7 @@ from backbay.kit.apart import compiled_apart
 from backbay.kit.decompositions import core_aten
 from backbay.kit.engine import Engine
 from backbay.kit.program import Program
-
-
-def _takes_off(node: Node) -> bool:
-    sizes: Any = node.args[1]
-    return any(isinstance(x, Node) or x < 0 for x in sizes)
+from backbay_adapters.padding import may_take_off
 
 
 class ExecuTorch(Engine):
@@ -30,7 +26,7 @@ class ExecuTorch(Engine):
     graph_kinds: ClassVar[Any] = ("inference",)
     decompositions = core_aten(torch.ops.aten.gelu)  # its own with tanh is an approximation
     refuses: ClassVar = {
-        torch.ops.aten.constant_pad_nd: (_takes_off, "its padding takes nothing off")
+        torch.ops.aten.constant_pad_nd: (may_take_off, "its padding takes nothing off")
     }
 
     def supports(self, node: Node) -> bool | str:

@@ -11,15 +11,11 @@ from backbay.kit.decompositions import BATCH_NORM, core_aten
 from backbay.kit.engine import Engine
 from backbay.kit.exchange import shared_array
 from backbay.kit.program import Program
+from backbay_adapters.padding import may_take_off
 
 aten = torch.ops.aten
 _SCATTERS = (aten.as_strided_scatter, aten.diagonal_scatter)
 _OTHERS = (aten.copysign, aten.fmod, aten.log10, aten.permute_copy, aten.signbit)
-
-
-def _may_take_off(node: Node) -> bool:
-    sizes: Any = node.args[1]
-    return any(isinstance(x, Node) or x < 0 for x in sizes)
 
 
 class IREE(Engine):
@@ -30,7 +26,7 @@ class IREE(Engine):
     # Its own gelu with tanh is an approximation; batch norm in inference it has not.
     decompositions: ClassVar = {**core_aten(aten.gelu), **BATCH_NORM}
     refuses: ClassVar = {
-        aten.constant_pad_nd: (_may_take_off, "IREE's padding takes nothing off"),
+        aten.constant_pad_nd: (may_take_off, "IREE's padding takes nothing off"),
         **dict.fromkeys((*_SCATTERS, *_OTHERS), "IREE has no code for it"),
     }
 
