@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from other_environment import Other
 
 from backbay.cli import main
 
@@ -29,22 +30,19 @@ def backbay(*arguments: object):
 @pytest.fixture
 def other(tmp_path, monkeypatch) -> Path:
     """A virtual environment with a torch, and with a distribution that publishes a backend."""
-    folder = tmp_path / "other"
-    venv.EnvBuilder(symlinks=True).create(folder)
-    (site,) = folder.glob("lib/python*/site-packages")
-    files = {
-        "torch/__init__.py": "",
-        "torch/version.py": "__version__ = '2.12.1+cpu'\ncuda = None\n",
-        "plug_in/__init__.py": "",
-        "plug_in/backends.toml": MANIFEST,
-        "plug_in-3.1.dist-info/entry_points.txt": ENTRY_POINTS,
-    }
-    for name, text in files.items():
-        (site / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / name).write_text(text)
+    made = Other(tmp_path / "other")
+    made.write(
+        {
+            "torch/__init__.py": "",
+            "torch/version.py": "__version__ = '2.12.1+cpu'\ncuda = None\n",
+            "plug_in/__init__.py": "",
+            "plug_in/backends.toml": MANIFEST,
+            "plug_in-3.1.dist-info/entry_points.txt": ENTRY_POINTS,
+        }
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BACKBAY_CONFIG", "off")
-    return folder
+    return made.folder
 
 
 def python(other: Path) -> Path:

@@ -2,56 +2,23 @@
 
 import json
 import os
-import re
-import shutil
 import stat
 import subprocess
 import sys
 import types
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from other_environment import TORCH, Other
 
 from backbay.errors import InputError
 from backbay.registry import BackendSpec, Environment, Origin, Requirements, torchvision
 from backbay.registry.availability import check
 from backbay.registry.bridge import TORCH_REGISTRY
-from backbay.registry.known import KnownBackends
 from backbay.registry.other_interpreter import other_interpreter
 
-TORCH = "__version__ = '2.13.0+cu126'\ncuda: str | None = '12.6'\nhip: str | None = None\n"
 posix = pytest.mark.skipif(sys.platform == "win32", reason="scripts and links are others there")
-
-
-class Other:
-    """A virtual environment, and what is put into it by hand."""
-
-    def __init__(self, folder: Path, *, shared: bool = False) -> None:
-        venv.EnvBuilder(symlinks=True, system_site_packages=shared).create(folder)
-        self.folder = folder
-        self.python = folder / "bin" / "python"
-        (self.site,) = folder.glob("lib/python*/site-packages")
-
-    def write(self, files: dict[str, str]) -> None:
-        for name, text in files.items():
-            path = self.site / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-
-    def publish(self, name: str, version: str = "1.0", **files: str) -> None:
-        """Write a distribution's metadata; files are named as in ``entry_points_txt``."""
-        info = f"{name.replace('-', '_')}-{version}.dist-info"
-        said = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", **files}
-        named = {re.sub("_(txt|json)$", r".\1", key): text for key, text in said.items()}
-        self.write({f"{info}/{key}": text for key, text in named.items()})
-
-    def read(self) -> Environment:
-        return Environment.of(other_interpreter(self.python))
-
-    def known(self) -> KnownBackends:
-        return KnownBackends(self.read())
 
 
 @pytest.fixture
@@ -303,106 +270,6 @@ def test_required_pythons_and_platforms_are_compared_with_the_other_s(other, tmp
     for platforms, state in ((("win32-x86_64",), "ready"), (("linux",), "no_device")):
         one = BackendSpec(name="one", origin=torch, requires=Requirements(platforms=platforms))
         assert check(one, environment).state == state
-
-
-# -- editable installations
-
-EDITABLE = '{"url": "file:///src", "dir_info": {"editable": true}}'
-PLUGGED = (
-    "[torch_dynamo_backends]\nplugged = plugged.fn:fn\n"
-    "[backbay.backends]\nplugged = plugged:backends.toml\n"
-)
-TABLE = """
-from __future__ import annotations
-MAPPING: dict[str, str] = {'plugged': %r}
-NAMESPACES: dict[str, list[str]] = {}
-def install(): ...
-"""
-MAPPED = "from editables.redirector import RedirectingFinder as F\nF.map_module('plugged', %r)\n"
-RECORDED = "plugged-1.0.dist-info/METADATA,,\n_finder.py,sha256=x,1\n_finder.pth,,\n"
-
-
-@pytest.fixture
-def source(tmp_path) -> Path:
-    package = tmp_path / "source" / "plugged"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "fn.py").touch()
-    (package / "backends.toml").write_text(
-        'schema = 1\n[[backend]]\nname = "plugged"\nsummary = "Plugged in"\n'
-    )
-    return package
-
-
-@pytest.mark.parametrize("way", ["path", "table", "file", "module"])
-def test_an_editable_installation_is_followed(other, source, way):
-    other.write({"torch/__init__.py": "", "torch/version.py": TORCH})
-    files = {
-        "path": {"_finder.pth": f"{source.parent}\n"},
-        "table": {"_finder.py": TABLE % str(source), "_finder.pth": "import _finder\n"},
-        "file": {"_finder.py": MAPPED % str(source / "__init__.py")},
-        "module": {"_finder.py": TABLE.replace("plugged'", "plugged.fn'") % str(source / "fn")},
-    }
-    other.write(files[way])
-    other.publish("plugged", entry_points_txt=PLUGGED, direct_url_json=EDITABLE, RECORD=RECORDED)
-    known = other.known()
-    assert known.availability("plugged").state == "ready"
-    assert known.environment.has_module("plugged.fn")
-    assert known.environment.has_module("nobody") is False
-    if way != "module":
-        assert known.spec("plugged").summary == "Plugged in"
-        assert not known.environment.has_module("plugged.absent")
-        shutil.rmtree(source)
-        assert other.known().availability("plugged").state == "broken"
-
-
-def test_what_only_code_finds_is_unknown_and_what_else_is_absent_stays_so(other):
-    other.write({"torch/__init__.py": "", "torch/version.py": TORCH, "_finder.py": "import x\n"})
-    other.publish("plugged", entry_points_txt=PLUGGED, direct_url_json=EDITABLE, RECORD=RECORDED)
-    found = other.known().availability("plugged")
-    assert (found.state, found.ready) == ("unknown", False)
-    assert "whether the package 'plugged' is there only code" in found.reason
-    assert f"{other.python} -m backbay doctor" in found.remedy
-    needs = BackendSpec(
-        name="needs",
-        origin=Origin(kind="torch", distribution="torch", version="2.13.0"),
-        requires=Requirements(modules=("plugged.fn",)),
-    )
-    assert check(needs, other.read()).state == "unknown"
-    (problem,) = other.known().problems
-    assert "is not found" in problem
-
-
-def test_a_folder_of_built_files_does_not_hide_the_source_of_a_package(other, source):
-    other.write({"torch/__init__.py": "", "torch/version.py": TORCH, "plugged/built.so": ""})
-    other.write({"_finder.py": TABLE % str(source)})
-    other.publish("plugged", entry_points_txt=PLUGGED, direct_url_json=EDITABLE, RECORD=RECORDED)
-    assert other.known().spec("plugged").summary == "Plugged in"
-    other.write({"_finder.py": "import x\n"})
-    assert other.known().availability("plugged").state == "unknown"
-
-
-def test_a_table_that_leads_nowhere_finds_nothing(other):
-    other.write({"_finder.py": TABLE % "/"})
-    other.publish("plugged", direct_url_json=EDITABLE, RECORD=RECORDED)
-    assert other.read().has_module("plugged") is False
-
-
-def test_a_finder_of_what_is_not_editable_makes_nothing_unknown(other):
-    other.write({"torch/__init__.py": "", "torch/version.py": TORCH, "_finder.py": "import x\n"})
-    said = EDITABLE.replace("true", "false")
-    other.publish("plugged", entry_points_txt=PLUGGED, direct_url_json=said, RECORD=RECORDED)
-    assert other.known().availability("plugged").state == "broken"
-
-
-def test_a_torch_that_only_code_finds_has_a_version_and_unknown_devices(other):
-    other.write({"_finder.py": "import x\n"})
-    other.publish("torch", "2.14.0a0", direct_url_json=EDITABLE, RECORD=RECORDED)
-    known = other.known()
-    assert known.environment.torch_build == {"__version__": "2.14.0a0"}
-    assert known.availability("cudagraphs").state == "unknown"
-    assert known.availability("eager").state == "ready"
-    assert known.environment.default_device == "cpu"
 
 
 # -- how it is named
