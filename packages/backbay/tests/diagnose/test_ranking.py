@@ -37,6 +37,8 @@ def side(**known):
         ({}, {}, (1.0, 1.2), "no_gain"),
         ({}, {}, (0.8, 1.0), "no_gain"),
         ({}, {}, (0.8, 0.99), "worse"),
+        ({}, {}, (0.97, 0.99), "no_gain"),
+        ({"recompiles": 2}, {"recompiles": 0}, (0.97, 0.99), "confirmed"),
         ({"breaks": 2}, {"breaks": 1}, (0.9, 1.1), "confirmed"),
         ({"breaks": 2}, {"breaks": 1}, (0.8, 0.99), "worse"),
         ({"recompiles": 2}, {"recompiles": 0}, (0.9, 1.1), "confirmed"),
@@ -58,6 +60,11 @@ def test_a_sentence_has_counts_the_interval_and_seconds():
         "1 graph break before, 0 after; the step is 1.10x [0.90, 1.20] as fast; compiling took "
         "1.0 s before, 3.0 s after"
     )
+
+
+def test_a_sentence_says_what_is_less_precise():
+    said = sentence(side(), side(), 2.0, (1.9, 2.1), less_precise=True)
+    assert "rounded to 10 bits of their 23" in said
 
 
 def test_a_sentence_has_what_a_remedy_makes_worse_and_that_nothing_was_proven():

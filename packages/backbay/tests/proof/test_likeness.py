@@ -77,6 +77,7 @@ def test_models_that_are_made_alike_have_one_key_whatever_their_values(net, tmp_
         lambda model: setattr(model, "extra", "a"),
         lambda model: model.lift.requires_grad_(requires_grad=False),
         lambda model: model.double(),
+        lambda model: model.to("meta"),
         lambda model: setattr(model, "lift", torch.nn.Linear(8, 9)),
         lambda model: setattr(model, "lift", torch.nn.Bilinear(8, 8, 8)),
         lambda model: model.register_buffer("seen", torch.zeros(4)),
@@ -105,6 +106,7 @@ def test_inputs_steps_and_modes_count_and_tensors_by_their_shape_alone(net):
         key(model, x, 1),
         key(model, x, 2),
         key(model, [x, 2]),
+        key(model, (x, 2)),
         key(model, x, kwargs={"n": 1}),
         *(key(model, further=x) for x in further),
         key(model, train=True),
@@ -123,6 +125,28 @@ def test_a_file_that_changed_makes_another_key(net):
     before = key(net())
     assert key(net(MODEL.replace("* 2", "* 3"))) != before
     assert key(net()) == before
+
+
+def test_a_functions_file_counts_whatever_its_own_code(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = set()
+    for factor in (2, 3):
+        text = f"def scaled(x):\n    return helped(x)\n\ndef helped(x):\n    return x * {factor}\n"
+        (tmp_path / "a_function.py").write_text(text)
+        sys.modules.pop("a_function", None)
+        importlib.invalidate_caches()
+        keys.add(key(importlib.import_module("a_function").scaled))
+    sys.modules.pop("a_function", None)
+    assert len(keys) == 2
+
+
+def test_methods_are_told_by_what_they_are_and_by_whose(net):
+    model = net()
+    keys = []
+    for method in (model.lift.forward, model.lift.extra_repr, model.forward):
+        model.f = method
+        keys.append(key(model))
+    assert len(set(keys)) == len(keys)
 
 
 def test_functions_are_told_by_their_code_and_by_what_they_hold():
