@@ -1,0 +1,244 @@
+"""A linear layer with what follows it, in one kernel, in Triton.
+
+The product of rows by a weight, then what cuBLASLt has no epilogue for: a bias; statistics of a
+batch norm; a scale and a shift for each column; GELU by ``erf``, SiLU, ReLU or hard-swish; and a
+residual that is added. Before the product, rows of an image may be scaled by a gate, as
+squeeze-and-excitation does (Hu and others, 2018, arXiv 1709.01507). A convolution of one pixel with
+channels last is the same. That a tile's epilogue runs on its accumulators is CUTLASS's (Kerr and
+others, 2017), and Inductor's template for ``max_autotune`` does it likewise.
+
+What must move: the rows, the weight, the residual, and the result, once each. Operations: ``2 K``
+for each result of ``K`` products. On an H100, with 3 TB/s and about 600 TFLOP/s in 16 bits, a layer
+waits for memory where K and N are a few hundred.
+"""
+
+import functools
+import importlib.util
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.library import custom_op, triton_op, wrap_triton
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""What the kernel takes."""
+
+Activation = Literal["none", "gelu", "silu", "relu", "hardswish"]
+"""What it computes; GELU is the one by ``erf``."""
+
+
+# 1. The reference
+
+_ACTIVATIONS = {
+    "none": lambda y: y,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "relu": F.relu,
+    "hardswish": F.hardswish,
+}
+
+
+def reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str = "none",
+    mean: Tensor | None = None,
+    var: Tensor | None = None,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+) -> Tensor:
+    """Return ``activation(norm((x * gate) @ weight.T + bias)) + residual``, rounded once.
+
+    Args:
+        x: (..., K), of a floating-point dtype; those of 16 bits are computed in float32.
+        weight: (N, K), of the same dtype.
+        bias: (N,), or None for zeros.
+        activation: one of `Activation`.
+        mean: (N,), which is subtracted after the bias; None for no statistics.
+        var: (N,); the difference is multiplied by ``(var + eps) ** -0.5``.
+        scale: (N,), a factor after that.
+        shift: (N,), added after that.
+        eps: added to the variance.
+        residual: (..., N), added to what is activated.
+        gate: (G, K): of G equal parts of all rows, each has a factor for each of its K elements;
+            ``x * gate`` is rounded to the dtype.
+
+    Returns:
+        (..., N), contiguous, in the dtype of ``x``.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    if gate is not None:
+        parts = _widened(rows).reshape(gate.shape[0], -1, gate.shape[1])
+        rows = (parts * _widened(gate)[:, None, :]).to(x.dtype).reshape(rows.shape)
+    y = F.linear(_widened(rows), _widened(weight))
+    if bias is not None:
+        y = y + bias
+    if mean is not None and var is not None:
+        y = (y - mean) * (_widened(var) + eps).rsqrt()
+    if scale is not None:
+        y = y * scale
+    if shift is not None:
+        y = y + shift
+    y = _ACTIVATIONS[activation](y)
+    if residual is not None:
+        y = y + residual.reshape(y.shape)
+    return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.float() if x.dtype.itemsize < torch.float32.itemsize else x
+
+
+# 2. How a product is cut
+
+
+class Plan(NamedTuple):
+    """How large a program's piece is."""
+
+    block_m: int
+    """Rows."""
+    block_n: int
+    """Columns."""
+    block_k: int
+    """Of what is multiplied, at once."""
+    warps: int = 4
+    stages: int = 3
+    sweep: bool = False
+    """Whether a program does all columns of its rows; then ``block_k`` is a whole row."""
+
+
+def plan(rows: int, inner: int, columns: int) -> Plan:
+    """Return how to cut a product."""
+    return Plan(128, min(128, max(16, _power_from(columns))), min(64, max(16, _power_from(inner))))
+
+
+def _power_from(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+# 3. Launching
+
+
+def launch(
+    kernel: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str = "none",
+    mean: Tensor | None = None,
+    var: Tensor | None = None,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
+    chosen: Plan | None = None,
+) -> Tensor:
+    """Run the kernel, without a dispatcher or a check; the same as `reference`.
+
+    Under ``TRITON_INTERPRET=1`` it runs on the CPU. ``chosen`` is how to cut, by default `plan`.
+    """
+    columns, inner = int(weight.shape[0]), int(weight.shape[1])
+    flat = x.contiguous().view(-1, inner)
+    rows = flat.shape[0]
+    y = x.new_empty(rows, columns)
+    if y.numel():
+        how = chosen or plan(rows, inner, columns)
+        each = rows if gate is None else rows // gate.shape[0]
+        vectors = (_dense(bias), _dense(mean), _dense(var), _dense(scale), _dense(shift))
+        further = (_dense(residual), _dense(gate), y, rows, each, eps)
+        tiles = 1 if how.sweep else -(-columns // how.block_n)
+        grid = (-(-rows // how.block_m) * tiles,)
+        with torch.cuda.device(y.get_device()):  # Triton launches on the current one; -1 is none
+            kernel[grid](
+                flat,
+                weight.contiguous(),
+                *vectors,
+                *further,
+                inner=inner,
+                columns=columns,
+                activation=activation,
+                is_cpu=y.device.type == "cpu",
+                sweep=how.sweep,
+                block_m=how.block_m,
+                block_n=how.block_n,
+                block_k=how.block_k,
+                num_warps=how.warps,
+                num_stages=how.stages,
+            )
+    return y.view(*x.shape[:-1], columns)
+
+
+def _dense(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+# 4. When
+
+
+def refusal(x: Tensor, weight: Tensor) -> str | None:
+    """Return why the kernel can't take a product, or None. Then the reference runs."""
+    if x.device.type != "cuda":
+        return f"the tensor is on {x.device.type}, not on cuda"
+    if not has_triton():
+        return "Triton is not installed"
+    if x.dtype not in DTYPES or weight.dtype != x.dtype:
+        return f"no kernel for {x.dtype} by {weight.dtype}"
+    return None
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Return whether Triton is installed, without importing it."""
+    return importlib.util.find_spec("triton") is not None
+
+
+# 5. Registration
+
+_NAME = "linear_epilogue"
+
+
+def __getattr__(name: str) -> Any:
+    """Register the operator when it is first asked for: that imports Triton."""
+    if name != _NAME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = made = _operator()
+    return made
+
+
+@functools.cache
+def _operator() -> Any:
+    # torch reads the names of kernels in wrap_triton(...) from the source: their text is part of
+    # the key of compiled graphs that are kept on disk.
+    if has_triton():
+        from backbay_optimizer.kernels import linear_epilogue_device as device  # noqa: PLC0415
+
+        kernel: Any = device.linear_kernel
+    # Compilers see through a triton_op, to the kernel and to the reference; a custom_op is opaque
+    # to them, and asks for no Triton.
+    define: Any = triton_op if has_triton() else custom_op
+
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str = "none",
+        mean: Tensor | None = None,
+        var: Tensor | None = None,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
+        eps: float = 0.0,
+        residual: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> Tensor:
+        given = (x, weight, bias, activation, mean, var, scale, shift, eps, residual, gate)
+        if refusal(x, weight):
+            return reference(*given)
+        return launch(wrap_triton(kernel), *given)
+
+    return define("backbay::linear_epilogue", forward, mutates_args=())
