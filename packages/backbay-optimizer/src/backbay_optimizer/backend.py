@@ -39,6 +39,7 @@ from backbay_optimizer.passes.match_sites import MatchSites, is_site
 from backbay_optimizer.passes.one_row_linears import one_row_linears
 from backbay_optimizer.passes.one_token_attention import one_token_attention
 from backbay_optimizer.passes.parameter_hoist import parameter_hoist
+from backbay_optimizer.passes.product_epilogues import product_epilogues
 from backbay_optimizer.passes.slice_pushdown import slice_pushdown
 from backbay_optimizer.passes.space_to_depth import space_to_depth
 from backbay_optimizer.passes.windowed_attention import windowed_attention
@@ -68,6 +69,7 @@ class Optimizing(Backend):
         fused_convolutions,
         one_row_linears,
         linear_epilogues,
+        product_epilogues,
         horizontal_fusion,
         replace(parameter_hoist, enabled=False),  # it is asked for
     )

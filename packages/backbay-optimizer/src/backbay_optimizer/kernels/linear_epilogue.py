@@ -24,6 +24,21 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """What the kernel takes."""
 
+MEASURED = (9, 0)
+"""Compute capability of the GPU that times and plans are from: an H100."""
+
+EIGHTS = 8
+"""Elements of 16 bits that are read at once."""
+
+PAYS_FROM = 2**22
+"""Results from which it pays."""
+
+MOST_INNER = 768
+"""Products for each result up to which it pays, with an activation or a batch norm."""
+
+MOST_INNER_SCALED = 768
+"""Likewise with a scale and a residual alone."""
+
 Activation = Literal["none", "gelu", "silu", "relu", "hardswish"]
 """What it computes; GELU is the one by ``erf``."""
 
@@ -112,7 +127,7 @@ class Plan(NamedTuple):
     """Whether a program does all columns of its rows; then ``block_k`` is a whole row."""
 
 
-def plan(rows: int, inner: int, columns: int) -> Plan:
+def plan(rows: int, inner: int, columns: int, *, gated: bool = False) -> Plan:
     """Return how to cut a product."""
     return Plan(128, min(128, max(16, _power_from(columns))), min(64, max(16, _power_from(inner))))
 
@@ -148,7 +163,7 @@ def launch(
     rows = flat.shape[0]
     y = x.new_empty(rows, columns)
     if y.numel():
-        how = chosen or plan(rows, inner, columns)
+        how = chosen or plan(rows, inner, columns, gated=gate is not None)
         each = rows if gate is None else rows // gate.shape[0]
         vectors = (_dense(bias), _dense(mean), _dense(var), _dense(scale), _dense(shift))
         further = (_dense(residual), _dense(gate), y, rows, each, eps)
@@ -189,6 +204,41 @@ def refusal(x: Tensor, weight: Tensor) -> str | None:
         return "Triton is not installed"
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
         return f"no kernel for {x.dtype} by {weight.dtype}"
+    return None
+
+
+def pays(
+    result: Tensor,
+    rows: int,
+    inner: int,
+    columns: int,
+    activation: str,
+    *,
+    is_norm: bool,
+    is_gated: bool,
+) -> str | None:
+    """Return why the operator should not take the place of separate steps, or None.
+
+    Args:
+        result: of the last step.
+        rows: of the product.
+        inner: K.
+        columns: N.
+        activation: what follows; "none" where that is a scale, a norm or a residual alone.
+        is_norm: whether a batch norm is among the steps.
+        is_gated: whether rows are scaled before the product.
+    """
+    if not has_triton():
+        return "Triton is not installed"
+    if torch.cuda.get_device_capability(result.device) != MEASURED:
+        return "it was measured on GPUs of compute capability 9.0"
+    if inner % EIGHTS or columns % EIGHTS:
+        return f"{columns} by {inner}: sizes are not in eights"
+    if rows * columns < PAYS_FROM:
+        return f"{rows * columns} results: below {PAYS_FROM} it was not faster"
+    most = MOST_INNER if is_norm or activation != "none" else MOST_INNER_SCALED
+    if inner > most and not is_gated:
+        return f"{inner} products for each result: above {most} it was not faster"
     return None
 
 

@@ -1,0 +1,342 @@
+"""Compute products and what follows them in one Triton kernel, where cuBLASLt and cuDNN can't.
+
+::
+
+    before:  F.gelu(F.linear(x, weight, bias))
+    after:   torch.ops.backbay.linear_epilogue(x, weight, bias, "gelu")
+
+    before:  F.silu(F.batch_norm(torch.conv2d(x, weight), mean, var, scale, shift))    # 1 by 1
+    after:   torch.ops.backbay.linear_epilogue(x.permute(0, 2, 3, 1), weight.view(...), None,
+                 "silu", mean, var, scale, shift, eps).permute(0, 3, 1, 2)
+
+So it is with GELU by ``erf`` and SiLU, after linear layers; with a layer scale and a residual after
+them, as ConvNeXt has; and with convolutions of one pixel whose channels are last: batch norm, SiLU,
+hard-swish or GELU, or a residual, and before them the gate of squeeze-and-excitation. Inductor
+writes what the product gives, and reads it again. A batch norm is not folded into weights: its
+numbers are read in every call, and nothing is rounded for it.
+
+Only where something reads the result from memory anyway: a product, a convolution, attention, or
+the caller. Anything else Inductor computes in one kernel with it. And only of the sizes for which
+the kernel was measured to be faster.
+"""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay.graph import effects
+from backbay.graph.aliases import disturbed
+from backbay.graph.match import is_call
+from backbay.graph.rewrite import bound, call_before, cast_before, layout
+from backbay.graph.values import are_numbers, is_ordinary, value_of
+from backbay.kit.passes import NotApplicable, PassContext, Replacement, Requires, Rewrite
+from backbay_optimizer.kernels import linear_epilogue as kernel
+from backbay_optimizer.passes import convolutions
+from backbay_optimizer.passes.convolutions import Convolution
+
+_ATEN = torch.ops.aten
+_ACTIVATIONS: dict[Any, str] = {
+    F.gelu: "gelu",
+    F.silu: "silu",
+    F.hardswish: "hardswish",
+}
+_SUMS = (operator.add, torch.add, "add")
+_SUMS_IN_PLACE = (operator.iadd, "add_")
+_FACTORS = (operator.mul, torch.mul, "mul")
+_FACTORS_IN_PLACE = (operator.imul, "mul_")
+_VIEWS = ("view", "reshape", "permute", "flatten", torch.permute, torch.flatten)
+_READERS = (
+    *(F.linear, torch.addmm, torch.matmul, operator.matmul, torch.mm, torch.bmm, "matmul"),
+    *(torch.conv1d, torch.conv2d, torch.conv3d, F.scaled_dot_product_attention),
+)
+"""What reads from memory, and Inductor fuses nothing into."""
+_VECTORS = ("running_mean", "running_var", "weight", "bias")
+_BATCH_NORM = ("input", *_VECTORS, "training", "momentum", "eps")
+_LAST = [0, 3, 1, 2]
+"""From (N, H, W, C) to (N, C, H, W)."""
+_BINARY = 2
+
+
+@dataclass(kw_only=True)
+class _Site:
+    """A product, with what is computed in its kernel."""
+
+    node: Node
+    """Where it ends, and the call will stand."""
+    x: Node
+    weight: Node
+    bias: Node | None
+    order: list[int] | None
+    """How the dimensions of the kernel's result, features last, are permuted; None for not."""
+    inside: list[Node]
+    """All nodes, the product among them."""
+    gate: Node | None = None
+    norm: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the batch norm, where there is one."""
+    activation: str = "none"
+    scale: Node | None = None
+    residual: Node | None = None
+
+    @property
+    def reads(self) -> Iterator[Node]:
+        """What the call reads."""
+        vectors = (self.norm.get(x) for x in _VECTORS)
+        given = (self.x, self.weight, self.bias, self.gate, self.scale, self.residual, *vectors)
+        yield from (x for x in given if isinstance(x, Node))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductEpilogues(Rewrite[_Site]):
+    """Compute products and what follows them in one kernel; for CUDA."""
+
+    summary = (
+        "on CUDA, linear layers and 1x1 convolutions with GELU, SiLU, batch norm, layer scale or "
+        "residual are one kernel, in inference"
+    )
+    requires = Requires(
+        devices=("cuda",),
+        because="the kernel is Triton's",
+        rocm=False,
+        dtypes=(torch.bfloat16, torch.float16),
+        dtypes_because="in single precision cuBLAS is faster",
+        inference=True,
+    )
+    sources = (kernel, convolutions, effects)
+
+    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
+        """Yield products that something follows which cuBLASLt and cuDNN don't compute."""
+        targets = (F.linear, *convolutions.IMAGES)
+        for node in [x for x in graph_module.graph.nodes if is_call(x, targets)]:
+            if node._erased:  # noqa: SLF001 (nothing else tells)
+                continue
+            with context.attempt(node):
+                site = _linear(node) if node.target is F.linear else _convolution(node)
+                if site is not None:
+                    yield site
+
+    def replacement(self, site: _Site, context: PassContext) -> Replacement:  # noqa: ARG002 (of those that ask)
+        """Return one call for the product and what follows it."""
+        value, start = value_of(site.node), min(site.inside)
+        if not all(is_ordinary(value_of(x)) for x in (*site.reads, *site.inside)):
+            raise NotApplicable("it reads or computes what is no ordinary tensor that is known")
+        if any(value_of(x).dtype != value.dtype for x in site.inside):
+            raise NotApplicable("dtypes differ on the way")
+        if not are_numbers((*value_of(site.x).shape, *value_of(site.weight).shape)):
+            raise NotApplicable("its size is a symbol: whether it pays is not known")
+        columns, inner = value_of(site.weight).shape[:2]
+        rows = value_of(site.x).numel() // inner
+        is_norm, is_gated = bool(site.norm), site.gate is not None
+        reason = kernel.pays(
+            value, rows, inner, columns, site.activation, is_norm=is_norm, is_gated=is_gated
+        )
+        if reason is not None:
+            raise NotApplicable(reason)
+        if not _is_read_from_memory(site.node):
+            raise NotApplicable("what reads it is computed with it by Inductor")
+        why = disturbed(start, site.node, site.reads, inside={*site.inside})
+        if why is not None:
+            raise NotApplicable(why)
+        return Replacement({site.node: _put(site)}, site.inside)
+
+
+product_epilogues = ProductEpilogues()
+
+
+# 1. What is found: products, and the way down from them
+
+
+def _linear(node: Node) -> _Site | None:
+    """Return a linear layer with an activation, or with a layer scale and a residual."""
+    given = bound(node, ("input", "weight", "bias"))
+    site = _Site(
+        node=node,
+        x=given["input"],
+        weight=given["weight"],
+        bias=given.get("bias"),
+        order=None,
+        inside=[node],
+    )
+    after = _next(site, through_views=False)
+    if after is not None and after.target in _ACTIVATIONS:
+        return _activated(site, after)
+    permuted = _next(site, through_views=True)
+    if permuted is None or not _scaled(site, permuted) or not _summed(site, _next(site)):
+        return None
+    return site
+
+
+def _convolution(node: Node) -> _Site | None:
+    """Return a convolution of one pixel with what follows it; None where nothing does."""
+    weight = value_of(node.args[1] if len(node.args) > 1 else node.kwargs.get("weight"))
+    if not isinstance(weight, torch.Tensor) or tuple(weight.shape[2:]) != (1, 1):
+        return None
+    found = Convolution.of(node)
+    if (found.stride, found.padding, found.groups) != ([1, 1], [0, 0], 1):
+        return None
+    if value_of(found.x).shape[2:].numel() == 1:
+        return None  # that is a linear layer of a row for each image
+    site = _Site(
+        node=node, x=found.x, weight=found.weight, bias=found.bias, order=_LAST, inside=[node]
+    )
+    _gated(site)
+    after = _next(site)
+    if after is not None and after.target is F.batch_norm:
+        site.norm = bound(after, _BATCH_NORM)
+        _check_norm(site.norm)
+        _extend(site, after)
+        after = _next(site)
+    if after is not None and after.target in _ACTIVATIONS:
+        return _activated(site, after)
+    _summed(site, after)
+    return site if len(site.inside) > 1 else None
+
+
+def _next(site: _Site, *, through_views: bool = False) -> Node | None:
+    """Return what alone reads a site's end; a dropout that drops nothing becomes part of it.
+
+    With ``through_views`` so does a permutation of dimensions.
+    """
+    while len(site.node.users) == 1:
+        (user,) = site.node.users
+        if effects.is_dropout(user) and not effects.drops(user):
+            _extend(site, user)
+        elif through_views and site.order is None and is_call(user, ("permute", torch.permute)):
+            order = user.args[1] if isinstance(user.args[1], (list, tuple)) else user.args[1:]
+            if not all(isinstance(n, int) for n in order):
+                return None
+            site.order = [n % len(order) for n in order]  # type: ignore[operator, misc] # checked
+            _extend(site, user)
+        else:
+            return user
+    return None
+
+
+def _extend(site: _Site, node: Node) -> None:
+    site.inside.append(node)
+    site.node = node
+
+
+def _activated(site: _Site, node: Node) -> _Site | None:
+    if node.target is F.gelu and node.kwargs.get("approximate", "none") != "none":
+        return None  # that one has an epilogue of cuBLASLt's
+    site.activation = _ACTIVATIONS[node.target]
+    _extend(site, node)
+    return site
+
+
+def _gated(site: _Site) -> None:
+    """Take the gate that scales what a convolution reads, if there is one."""
+    node = site.x
+    if not is_call(node, _FACTORS) or len(node.users) > 1:
+        return
+    for x, gate in _operands(node, _FACTORS):
+        image, factor = value_of(x), value_of(gate)
+        if not is_ordinary(image) or not is_ordinary(factor):
+            continue
+        wanted = (*image.shape[:2], 1, 1)
+        if image.shape == value_of(node).shape and tuple(factor.shape) == wanted:
+            site.x, site.gate = x, gate
+            site.inside.insert(0, node)
+            return
+
+
+def _scaled(site: _Site, node: Node) -> bool:
+    """Take a factor for each feature, if that is what a node multiplies by."""
+    columns, value = value_of(site.weight).shape[0], value_of(site.node)
+    dim = value.dim() - 1 if site.order is None else site.order.index(value.dim() - 1)
+    for x, scale in _operands(node, (*_FACTORS, *_FACTORS_IN_PLACE)):
+        factor = value_of(scale)
+        if x is not site.node or not is_ordinary(factor):
+            continue
+        sizes = [1] * (value.dim() - factor.dim()) + [*factor.shape]
+        if sizes == [columns if n == dim else 1 for n in range(value.dim())]:
+            site.scale = scale
+            _extend(site, node)
+            return True
+    return False
+
+
+def _summed(site: _Site, node: Node | None) -> bool:
+    """Take what is added, if it is laid out as the sum."""
+    if node is None:
+        return False
+    for x, other in _operands(node, (*_SUMS, *_SUMS_IN_PLACE)):
+        if x is not site.node or x is other or not is_ordinary(value_of(other)):
+            continue
+        if layout(value_of(other)) == layout(value_of(x)):
+            site.residual = other
+            _extend(site, node)
+            return True
+    return False
+
+
+def _operands(node: Node, targets: tuple[Any, ...]) -> Iterator[tuple[Node, Node]]:
+    """Yield both operands in either order; in place only the left one is ours to write."""
+    if not is_call(node, targets) or len(node.args) != _BINARY or node.kwargs:
+        return
+    one, other = node.args
+    if isinstance(one, Node) and isinstance(other, Node):
+        yield one, other
+        if node.target not in {*_SUMS_IN_PLACE, *_FACTORS_IN_PLACE}:
+            yield other, one
+
+
+# 2. Whether it is taken
+
+
+def _check_norm(norm: dict[str, Any]) -> None:
+    if norm.get("training", False) is not False:
+        raise NotApplicable("the batch norm is training, or may be")
+    if norm.get("running_mean") is None or norm.get("running_var") is None:
+        raise NotApplicable("the batch norm has no statistics")
+    if not isinstance(norm.get("eps", 1e-5), float):
+        raise NotApplicable("eps of the batch norm is a symbol")
+
+
+def _is_read_from_memory(node: Node) -> bool:
+    """Return whether a result is written for what reads it, whoever computes it."""
+    for user in node.users:
+        if user.op == "output" or user.target in _READERS:
+            return True
+        if isinstance(user.target, OpOverload) and user.target.namespace == "backbay":
+            return True
+        is_idle = effects.is_dropout(user) and not effects.drops(user)
+        if (is_idle or is_call(user, _VIEWS)) and _is_read_from_memory(user):
+            return True
+    return False
+
+
+# 3. What takes its place
+
+
+def _put(site: _Site) -> Node:
+    assert callable(kernel.linear_epilogue)  # registers it: torch.ops has it only after that
+    place, dtype = site.node, value_of(site.node).dtype
+    columns, inner = value_of(site.weight).shape[:2]
+    x, weight = (cast_before(place, y, dtype) for y in (site.x, site.weight))
+    residual, gate, scale = site.residual, site.gate, site.scale
+    is_image = value_of(site.weight).dim() > _BINARY
+    if is_image:
+        weight = call_before(place, _ATEN.reshape.default, weight, [columns, inner])
+        x = call_before(place, _ATEN.permute.default, x, [0, 2, 3, 1])
+    if gate is not None:
+        gate = call_before(place, _ATEN.reshape.default, gate, [-1, inner])
+    if scale is not None:
+        scale = call_before(place, _ATEN.reshape.default, scale, [columns])
+    if residual is not None and site.order is not None:
+        inverse = [site.order.index(n) for n in range(len(site.order))]
+        residual = call_before(place, _ATEN.permute.default, residual, inverse)
+    mean, var, weights, shift = (site.norm.get(x) for x in _VECTORS)
+    eps = site.norm.get("eps", 1e-5)
+    given = (x, weight, site.bias, site.activation, mean, var, weights or scale, shift, eps)
+    operator_ = torch.ops.backbay.linear_epilogue.default
+    made = call_before(place, operator_, *given, residual, gate)
+    if site.order is None:
+        return made
+    return call_before(place, _ATEN.permute.default, made, site.order)

@@ -1,0 +1,179 @@
+"""Linear layers with what follows them, on the CPU: reference, registration, the kernel in Triton's
+interpreter."""  # noqa: D205, D209
+
+import importlib.util
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402, N812
+
+from backbay_optimizer.kernels import linear_epilogue as module  # noqa: E402
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def inputs(dtype, *leading, inner=12, columns=10, images=2):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*sizes):
+        return torch.randn(sizes, generator=generator, dtype=torch.float64).to(dtype)
+
+    vectors = [draw(columns), draw(columns), draw(columns).square() + 0.5, draw(columns)]
+    bias, mean, var, scale = vectors
+    x, weight = draw(*leading, inner), draw(columns, inner)
+    residual, gate = draw(*leading, columns), draw(images, inner)
+    return x, weight, bias, "gelu", mean, var, scale, draw(columns), 1e-3, residual, gate
+
+
+def widened(given):
+    return [x.double() if isinstance(x, torch.Tensor) else x for x in given]
+
+
+def steps(x, weight, bias, activation, mean, var, scale, shift, eps, residual, gate):
+    """Compute it as a model does: an image for each factor of the gate."""
+    image = x.reshape(gate.shape[0], -1, 1, x.shape[-1]).movedim(-1, 1)
+    y = F.conv2d(image * gate[:, :, None, None], weight[:, :, None, None], bias)
+    y = F.batch_norm(y, mean, var, scale, shift, training=False, eps=eps)
+    y = getattr(F, activation)(y).movedim(1, -1)
+    return y.reshape(residual.shape) + residual
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu", "relu", "hardswish"])
+def test_the_reference_means_something_else_than_a_model(activation):
+    given = [*inputs(torch.float64, 2, 3, 4)]
+    given[3] = activation
+    torch.testing.assert_close(module.reference(*given), steps(*given))
+    x, weight, bias, *_ = given
+    torch.testing.assert_close(module.reference(x, weight, bias), F.linear(x, weight, bias))
+    y = module.reference(x, weight, None, scale=given[6], residual=given[9])
+    torch.testing.assert_close(y, F.linear(x, weight) * given[6] + given[9])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_the_operator_strays_from_float64(dtype):
+    given = inputs(dtype, 2, 7)
+    y = module.linear_epilogue(*given)
+    wanted = module.reference(*widened(given))
+    assert y.dtype == dtype
+    assert y.is_contiguous()
+    torch.testing.assert_close(y.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("leading", [(2, 7), (2,), (0,), (2, 0, 3)], ids=str)
+def test_torch_finds_fault_in_the_registration(leading):
+    assert callable(module.linear_epilogue)
+    operator = torch.ops.backbay.linear_epilogue.default
+    torch.library.opcheck(operator, inputs(torch.float32, *leading))
+    torch.library.opcheck(operator, inputs(torch.float32, *leading)[:4])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_program_breaks_or_differs(dynamic):
+    def program(x, *given):
+        return module.linear_epilogue(x * 2, *given).sin()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for rows in (6, 8):
+        given = inputs(torch.float32, 2, rows)
+        found, wanted = (f(*given) for f in (compiled, program))
+        torch.testing.assert_close(found, wanted)
+        assert found.stride() == wanted.stride()
+
+
+def test_importing_the_module_imports_triton(run_python):
+    done = run_python("""
+        import sys
+        import backbay_optimizer.kernels.linear_epilogue
+        print("triton" in sys.modules)
+    """)
+    assert done.stdout.split() == ["False"]
+
+
+INTERPRETED = """
+    import torch
+    from hypothesis import given, settings, strategies as st
+    from torch.testing import assert_close
+    from backbay_optimizer.kernels import linear_epilogue as module
+    from backbay_optimizer.kernels.linear_epilogue_device import linear_kernel
+
+    settings.register_profile("few", deadline=None, max_examples=40, derandomize=True)
+    settings.load_profile("few")
+    TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 6e-2}
+
+    @given(st.data())
+    def check(data):
+        draw = data.draw
+        dtype = draw(st.sampled_from([*TOLERANCE]))
+        images, pixels = draw(st.integers(0, 3)), draw(st.sampled_from([1, 5, 16, 33]))
+        inner, columns = (draw(st.sampled_from([1, 8, 16, 24, 40])) for _ in range(2))
+        torch.manual_seed(draw(st.integers(0, 9)))
+
+        def tensor(*sizes):
+            if not draw(st.booleans()):
+                return None
+            return torch.randn(*sizes).to(dtype)
+
+        x = torch.randn(images, pixels, inner).to(dtype)
+        if draw(st.booleans()):
+            x = torch.cat((x, x), -1)[..., ::2]
+        weight = (torch.randn(columns, inner) * inner**-0.5).to(dtype)
+        bias, mean, scale, shift = (tensor(columns) for _ in range(4))
+        var = None if mean is None else torch.rand(columns).to(dtype) + 0.5
+        residual, gate = tensor(images, pixels, columns), tensor(images, inner)
+        activation = draw(st.sampled_from(["none", "gelu", "silu", "relu", "hardswish"]))
+        plans = [None, module.Plan(16, 16, 16), module.Plan(32, 16, 32), module.Plan(16, 32, 64)]
+        plans += [module.Plan(16, 16, 64, sweep=True)]
+        plan = draw(st.sampled_from(plans))
+        how = x, weight, bias, activation, mean, var, scale, shift, 1e-3, residual, gate
+        y = module.launch(linear_kernel, *how, plan)
+        wide = [t.double() if isinstance(t, torch.Tensor) else t for t in how]
+        if gate is not None:
+            wide[0], wide[-1] = (x.float() * gate[:, None].float()).to(dtype).double(), None
+        wanted = module.reference(*wide)
+        assert y.shape == wanted.shape and y.dtype == dtype
+        assert_close(y.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+    def check_special_numbers():
+        inf = float("inf")
+        x = torch.tensor([0.0, inf, -inf, float("nan"), 1e4, -1e4] * 2).to(torch.float16)[:, None]
+        one = torch.ones(1, 1, dtype=torch.float16)
+        for activation in ("gelu", "silu", "relu", "hardswish"):
+            y = module.launch(linear_kernel, x, one, None, activation)
+            assert_close(y, module.reference(x, one, None, activation), equal_nan=True)
+
+    def check_gelu():
+        x = torch.linspace(-12, 12, 4001).to(torch.float16)[:, None]
+        one = torch.ones(1, 1, dtype=torch.float16)
+        wanted = torch.nn.functional.gelu(x.double())
+        y = module.launch(linear_kernel, x, one, None, "gelu").double()
+        ours, eager = ((z - wanted).abs() for z in (y, torch.nn.functional.gelu(x).double()))
+        small = 2.0**-24  # the least that float16 has: what is less is rounded to it, or to zero
+        assert (ours <= 1.05 * eager + 2.0**-11 * 1.1 * wanted.abs() + small).all()
+
+    check()
+    check_special_numbers()
+    check_gelu()
+    print("right")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernel_is_wrong_in_tritons_interpreter(run_python, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    done = run_python(INTERPRETED)
+    assert done.stdout.endswith("right\n"), done.stderr[-2000:]
+
+
+def test_a_plan_is_no_power_of_two():
+    for rows in (1, 49, 25088, 3211264):
+        for inner in (8, 16, 24, 96, 144, 192, 768, 1152):
+            for columns in (8, 16, 24, 96, 112, 320, 1280):
+                for gated in (False, True):
+                    plan = module.plan(rows, inner, columns, gated=gated)
+                    for n in plan[:4]:
+                        assert n & (n - 1) == 0
+                    assert min(plan[:3]) >= 16
+                    assert not plan.sweep or plan.block_k >= inner
