@@ -128,8 +128,23 @@ class Plan(NamedTuple):
 
 
 def plan(rows: int, inner: int, columns: int, *, gated: bool = False) -> Plan:
-    """Return how to cut a product."""
-    return Plan(128, min(128, max(16, _power_from(columns))), min(64, max(16, _power_from(inner))))
+    """Return how to cut a product: by search on an H100."""
+    n, k = max(16, _power_from(columns)), max(16, _power_from(inner))
+    if gated:
+        if k <= 128:  # noqa: PLR2004 (by search)
+            return Plan(64, min(n, 128), k, 4, 1)
+        if n <= 128:  # noqa: PLR2004 (likewise)
+            return Plan(64, n, 64, 4, 3)
+        return Plan(128, 256, 64, 8, 4)
+    if k <= 32 and columns > 64:  # noqa: PLR2004 (likewise)
+        return Plan(128, 32, k, 4, 2, sweep=True)
+    if k <= 64:  # noqa: PLR2004 (likewise)
+        return Plan(64, min(n, 64), k, 4, 1)
+    if k <= 128:  # noqa: PLR2004 (likewise)
+        return Plan(128, min(n, 128), k, 4, 1)
+    if columns <= 192:  # noqa: PLR2004 (likewise)
+        return Plan(64, min(n, 128), 64, 4, 3)
+    return Plan(128, 128, 64, 8, 3)
 
 
 def _power_from(n: int) -> int:
@@ -178,6 +193,7 @@ def launch(
                 inner=inner,
                 columns=columns,
                 activation=activation,
+                few=gate is not None and each >= how.block_m,
                 is_cpu=y.device.type == "cpu",
                 sweep=how.sweep,
                 block_m=how.block_m,

@@ -80,15 +80,34 @@ def _finish(
 
 
 @jit
-def _rows(x_ptr, gate_ptr, row, k, rows, each, inner: tl.constexpr, block_k: tl.constexpr):
+def _factors(gate_ptr, row, k, inside, rows, each, inner: tl.constexpr, few: tl.constexpr):
+    """The gates of rows. Those of two images at most, which ``few`` says, are read as vectors."""
+    if few:
+        image = tl.min(row, 0) // each
+        real = k < inner
+        one = tl.load(gate_ptr + image * inner + k, mask=real, other=0.0)
+        more = real & ((image + 1) * each < rows)
+        other = tl.load(gate_ptr + (image + 1) * inner + k, mask=more, other=0.0)
+        gate = tl.where((row < (image + 1) * each)[:, None], one[None, :], other[None, :])
+    else:
+        at = (row // each)[:, None] * inner + k[None, :]
+        gate = tl.load(gate_ptr + at, mask=inside, other=0.0)
+    return gate.to(tl.float32)
+
+
+@jit
+def _rows(
+    x_ptr, gate_ptr, row, k, rows, each, inner: tl.constexpr, few: tl.constexpr,
+    block_k: tl.constexpr,
+):
     """Load a block of rows, scaled where there is a gate for each ``each`` of them."""
     inside = (row < rows)[:, None]
     if inner % block_k != 0:
         inside = inside & (k < inner)[None, :]
     x = tl.load(x_ptr + row[:, None] * inner + k[None, :], mask=inside, other=0.0)
     if gate_ptr is not None:
-        gate = tl.load(gate_ptr + (row // each)[:, None] * inner + k[None, :], mask=inside, other=0.0)
-        x = (x.to(tl.float32) * gate.to(tl.float32)).to(x.dtype)
+        gate = _factors(gate_ptr, row, k, inside, rows, each, inner, few)
+        x = (x.to(tl.float32) * gate).to(x.dtype)
     return x
 
 
@@ -111,7 +130,7 @@ def _product(x, weight, total, is_cpu: tl.constexpr):
 def linear_kernel(
     x_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, scale_ptr, shift_ptr, residual_ptr, gate_ptr,
     y_ptr, rows, each, eps, inner: tl.constexpr, columns: tl.constexpr, activation: tl.constexpr,
-    is_cpu: tl.constexpr, sweep: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
+    is_cpu: tl.constexpr, few: tl.constexpr, sweep: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
     block_k: tl.constexpr,
 ):
     """``x`` (rows, inner) by ``weight`` (columns, inner), and what follows."""
@@ -121,7 +140,7 @@ def linear_kernel(
     col = first + tl.arange(0, block_n)
     k = tl.arange(0, block_k)
     if sweep:
-        x = _rows(x_ptr, gate_ptr, row, k, rows, each, inner, block_k)
+        x = _rows(x_ptr, gate_ptr, row, k, rows, each, inner, few, block_k)
         for at in range(0, columns, block_n):
             col = at + tl.arange(0, block_n)
             weight = _weights(weight_ptr, col, k, inner, columns, block_k)
@@ -133,7 +152,7 @@ def linear_kernel(
     else:
         total = tl.zeros([block_m, block_n], tl.float32)
         for at in range(0, inner, block_k):
-            x = _rows(x_ptr, gate_ptr, row, at + k, rows, each, inner, block_k)
+            x = _rows(x_ptr, gate_ptr, row, at + k, rows, each, inner, few, block_k)
             weight = _weights(weight_ptr, col, at + k, inner, columns, block_k)
             total = _product(x, weight, total, is_cpu)
         _finish(
