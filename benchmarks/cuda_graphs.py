@@ -164,7 +164,9 @@ def built(case: str, device: torch.device) -> Workload:
         return load(model, seed=0, dtype=torch.bfloat16, device=device, train=train, batch=rows)
     assert rows is not None, f"{case}: a model of timm has a batch"
     with device:
-        return vision(model, rows, channels_last=True, train=train, size="full")
+        made = vision(model, rows, channels_last=True, train=train, size="full")
+    made.model.train(train)
+    return made
 
 
 def warmed(one: Step, names: Sequence[str]) -> tuple[dict[str, Call], dict[str, str]]:

@@ -31,7 +31,7 @@ CASES = [  # images, pixels, inner, columns
     (0, 49, 24, 40),
     (2, 0, 24, 40),
 ]
-KINDS = ["gelu", "silu", "relu", "hardswish", "none", "norm", "scale"]
+KINDS = ["gelu", "silu", "relu", "hardswish", "none", "norm", "entry", "scale"]
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +57,21 @@ def inputs(case, dtype, kind):
     residual, gate = draw(images, pixels, columns), draw(images, inner).sigmoid()
     if kind == "norm":
         return x, weight, None, "silu", *vectors[1:], vectors[0], 1e-3, residual, gate
+    if kind == "entry":
+        entry = [draw(inner), draw(inner).square() + 0.5, draw(inner), draw(inner)]
+        how = "none", *vectors[1:], vectors[0], 1e-3, residual, gate, *entry, "silu", 1e-3
+        return x, weight, None, *how
     if kind == "scale":
         return x, weight, vectors[0], "none", None, None, vectors[3], None, 0.0, residual, None
     return x, weight, vectors[0], kind, None, None, None, None, 0.0, None, None
 
 
-def in_steps(x, weight, bias, activation, mean, var, scale, shift, eps, residual, gate):
+def in_steps(x, weight, bias, activation, mean, *given):
     """Compute it as eager does: each step is rounded."""
+    var, scale, shift, eps, residual, gate, *entry = given
+    if entry:
+        x = F.batch_norm(x.movedim(-1, 1), *entry[:4], eps=entry[-1]).movedim(1, -1)
+        x = getattr(F, entry[-2])(x)
     x = x if gate is None else x * gate[:, None]
     y = F.linear(x, weight, bias)
     if mean is not None:
@@ -88,7 +96,9 @@ def test_results_stray_further_from_float64_than_eagers(case, dtype, kind):
     assert y.shape == wanted.shape
     if y.numel():
         ours, eagers = ((z.double() - wanted).norm() for z in (y, in_steps(*given)))
-        assert ours <= 1.05 * eagers + 1e-7 * wanted.norm(), (ours, eagers)
+        # In single precision cuBLAS adds up otherwise: the pass leaves it alone.
+        floor = 5e-7 if dtype == torch.float32 else 1e-7
+        assert ours <= 1.05 * eagers + floor * wanted.norm(), (ours, eagers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -133,7 +143,7 @@ def test_a_plan_gives_wrong_results():
     from backbay_optimizer.kernels.linear_epilogue_device import linear_kernel
 
     for plan in [*(module.Plan(*x) for x in plans), module.Plan(64, 32, 128, sweep=True)]:
-        y = module.launch(linear_kernel, *given, plan)
+        y = module.launch(linear_kernel, *given, chosen=plan)
         assert (y.double() - wanted).norm() < 4e-3 * wanted.norm(), plan
 
 

@@ -1,7 +1,7 @@
-"""Linear layers with what follows them, on the CPU: reference, registration, the kernel in Triton's
-interpreter."""  # noqa: D205, D209
+"""Linear layers with what follows them, on the CPU, the kernel in Triton's interpreter."""
 
 import importlib.util
+import itertools
 
 import pytest
 
@@ -24,16 +24,20 @@ def inputs(dtype, *leading, inner=12, columns=10, images=2):
     bias, mean, var, scale = vectors
     x, weight = draw(*leading, inner), draw(columns, inner)
     residual, gate = draw(*leading, columns), draw(images, inner)
-    return x, weight, bias, "gelu", mean, var, scale, draw(columns), 1e-3, residual, gate
+    norm = [draw(inner), draw(inner).square() + 0.5, draw(inner), draw(inner)]
+    how = "gelu", mean, var, scale, draw(columns), 1e-3, residual, gate, *norm, "silu", 1e-2
+    return x, weight, bias, *how
 
 
 def widened(given):
     return [x.double() if isinstance(x, torch.Tensor) else x for x in given]
 
 
-def steps(x, weight, bias, activation, mean, var, scale, shift, eps, residual, gate):
+def steps(x, weight, bias, activation, *given):
     """Compute it as a model does: an image for each factor of the gate."""
+    mean, var, scale, shift, eps, residual, gate, *norm, entry, entry_eps = given
     image = x.reshape(gate.shape[0], -1, 1, x.shape[-1]).movedim(-1, 1)
+    image = getattr(F, entry)(F.batch_norm(image, *norm, training=False, eps=entry_eps))
     y = F.conv2d(image * gate[:, :, None, None], weight[:, :, None, None], bias)
     y = F.batch_norm(y, mean, var, scale, shift, training=False, eps=eps)
     y = getattr(F, activation)(y).movedim(1, -1)
@@ -127,12 +131,17 @@ INTERPRETED = """
         plans = [None, module.Plan(16, 16, 16), module.Plan(32, 16, 32), module.Plan(16, 32, 64)]
         plans += [module.Plan(16, 16, 64, sweep=True)]
         plan = draw(st.sampled_from(plans))
-        how = x, weight, bias, activation, mean, var, scale, shift, 1e-3, residual, gate
-        y = module.launch(linear_kernel, *how, plan)
+        entry = draw(st.sampled_from(["none", "silu", "hardswish"]))
+        norm = [None] * 4
+        if draw(st.booleans()):
+            norm = [torch.rand(inner).to(dtype) + 0.5 for _ in range(4)]
+        how = x, weight, bias, activation, mean, var, scale, shift, 1e-3, residual, gate, *norm
+        y = module.launch(linear_kernel, *how, entry, 1e-3, chosen=plan)
+        norms = dict(zip(("mean", "var", "scale", "shift"), norm))
+        rows = module.reference(x.float(), torch.eye(inner), None, entry, **norms, eps=1e-3)
+        entered = (rows if gate is None else rows * gate[:, None].float()).to(dtype)
         wide = [t.double() if isinstance(t, torch.Tensor) else t for t in how]
-        if gate is not None:
-            wide[0], wide[-1] = (x.float() * gate[:, None].float()).to(dtype).double(), None
-        wanted = module.reference(*wide)
+        wanted = module.reference(entered.double(), *wide[1:10])
         assert y.shape == wanted.shape and y.dtype == dtype
         assert_close(y.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
@@ -170,13 +179,43 @@ def test_the_kernel_is_wrong_in_tritons_interpreter(run_python, monkeypatch):
     assert done.stdout.endswith("right\n"), done.stderr[-2000:]
 
 
-def test_a_plan_is_no_power_of_two():
-    for rows in (1, 49, 25088, 3211264):
-        for inner in (8, 16, 24, 96, 144, 192, 768, 1152):
-            for columns in (8, 16, 24, 96, 112, 320, 1280):
-                for gated in (False, True):
-                    plan = module.plan(rows, inner, columns, gated=gated)
-                    for n in plan[:4]:
-                        assert n & (n - 1) == 0
-                    assert min(plan[:3]) >= 16
-                    assert not plan.sweep or plan.block_k >= inner
+def test_a_plan_is_no_power_of_two_or_a_sweep_of_less_than_a_row():
+    sizes = (8, 16, 24, 96, 112, 144, 192, 320, 768, 1280)
+    kinds = [{}, {"is_normed": True}, {"is_normed": True, "is_gated": True}]
+    for given in itertools.product((1, 49, 25088, 3211264), sizes, sizes, (2, 4)):
+        for kind in kinds:
+            plan = module.plan(*given, **kind)
+            assert all(n & (n - 1) == 0 for n in plan[:4])
+            assert min(plan[:3]) >= 16
+            assert not plan.sweep or plan.block_k >= given[1]
+            loaded = (plan.block_m + plan.block_n) * plan.block_k * plan.stages * given[3]
+            assert loaded <= 220 * 1024  # of the 227 KiB of shared memory that an H100 has
+
+
+def test_what_was_not_measured_is_replaced():
+    def why(rows=25088, inner=384, columns=1536, *, is_activated=True, is_gated=False):
+        result = torch.empty(1, device="cuda", dtype=torch.bfloat16)
+        how = {"is_activated": is_activated, "is_gated": is_gated}
+        return module.pays(result, rows, inner, columns, **how)
+
+    with (
+        torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.MonkeyPatch.context() as m,
+    ):
+        m.setattr(module, "has_triton", lambda: True)
+        m.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+        assert why() is None
+        assert "eights" in why(columns=1500)
+        assert "eights" in why(inner=100)
+        assert "2097152" in why(rows=1024)
+        assert why(6272, 480, 80, is_gated=True) is None
+        assert "2097152" in why(6272, 480, 80)
+        assert why(inner=1024) is None
+        assert "1032 products" in why(inner=1032)
+        assert why(inner=1032, is_gated=True) is None
+        assert "776 products" in why(inner=776, is_activated=False)
+        assert why(inner=768, is_activated=False) is None
+        m.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+        assert "9.0" in why()
+        m.setattr(module, "has_triton", lambda: False)
+        assert "Triton" in why()

@@ -30,14 +30,19 @@ MEASURED = (9, 0)
 EIGHTS = 8
 """Elements of 16 bits that are read at once."""
 
-PAYS_FROM = 2**22
-"""Results from which it pays."""
+PAYS_FROM = 2**21
+"""Results from which it pays; with a gate, elements of the rows."""
 
-MOST_INNER = 768
-"""Products for each result up to which it pays, with an activation or a batch norm."""
+MOST_ACTIVATED = 1024
+"""Products for each result up to which it pays, with an activation."""
 
-MOST_INNER_SCALED = 768
-"""Likewise with a scale and a residual alone."""
+MOST_PLAIN = 768
+"""Likewise with a norm, or a scale and a residual, alone."""
+
+MOST_GATED = 1152
+"""Likewise with a gate."""
+
+_HALF = 2
 
 Activation = Literal["none", "gelu", "silu", "relu", "hardswish"]
 """What it computes; GELU is the one by ``erf``."""
@@ -66,8 +71,14 @@ def reference(
     eps: float = 0.0,
     residual: Tensor | None = None,
     gate: Tensor | None = None,
+    entry_mean: Tensor | None = None,
+    entry_var: Tensor | None = None,
+    entry_scale: Tensor | None = None,
+    entry_shift: Tensor | None = None,
+    entry_activation: str = "none",
+    entry_eps: float = 0.0,
 ) -> Tensor:
-    """Return ``activation(norm((x * gate) @ weight.T + bias)) + residual``, rounded once.
+    """Return ``activation(norm(entered @ weight.T + bias)) + residual``, rounded once.
 
     Args:
         x: (..., K), of a floating-point dtype; those of 16 bits are computed in float32.
@@ -80,29 +91,45 @@ def reference(
         shift: (N,), added after that.
         eps: added to the variance.
         residual: (..., N), added to what is activated.
-        gate: (G, K): of G equal parts of all rows, each has a factor for each of its K elements;
-            ``x * gate`` is rounded to the dtype.
+        gate: (G, K): of G equal parts of all rows, each has a factor for each of its K elements.
+        entry_mean: (K,), of a norm before the product, as that after it.
+        entry_var: likewise; and with these two are a scale and a shift.
+        entry_scale: likewise.
+        entry_shift: likewise.
+        entry_activation: of rows that were so normalised; then comes the gate, and ``entered`` is
+            rounded to the dtype.
+        entry_eps: added to the variance.
 
     Returns:
         (..., N), contiguous, in the dtype of ``x``.
     """
-    rows = x.reshape(-1, x.shape[-1])
+    rows = _widened(x.reshape(-1, x.shape[-1]))
+    rows = _normed(rows, entry_mean, entry_var, entry_scale, entry_shift, entry_eps)
+    rows = _ACTIVATIONS[entry_activation](rows)
     if gate is not None:
-        parts = _widened(rows).reshape(gate.shape[0], -1, gate.shape[1])
-        rows = (parts * _widened(gate)[:, None, :]).to(x.dtype).reshape(rows.shape)
-    y = F.linear(_widened(rows), _widened(weight))
+        parts = rows.reshape(gate.shape[0], -1, gate.shape[1]) * _widened(gate)[:, None, :]
+        rows = parts.reshape(rows.shape)
+    y = F.linear(_widened(rows.to(x.dtype)), _widened(weight))
     if bias is not None:
         y = y + bias
-    if mean is not None and var is not None:
-        y = (y - mean) * (_widened(var) + eps).rsqrt()
-    if scale is not None:
-        y = y * scale
-    if shift is not None:
-        y = y + shift
-    y = _ACTIVATIONS[activation](y)
+    y = _ACTIVATIONS[activation](_normed(y, mean, var, scale, shift, eps))
     if residual is not None:
         y = y + residual.reshape(y.shape)
     return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
+
+
+def _normed(
+    y: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    eps: float,
+) -> Tensor:
+    if mean is not None and var is not None:
+        y = (y - mean) * (_widened(var) + eps).rsqrt()
+    y = y if scale is None else y * scale
+    return y if shift is None else y + shift
 
 
 def _widened(x: Tensor) -> Tensor:
@@ -127,24 +154,53 @@ class Plan(NamedTuple):
     """Whether a program does all columns of its rows; then ``block_k`` is a whole row."""
 
 
-def plan(rows: int, inner: int, columns: int, *, gated: bool = False) -> Plan:
-    """Return how to cut a product: by search on an H100."""
+def plan(
+    rows: int,
+    inner: int,
+    columns: int,
+    itemsize: int = 2,
+    *,
+    is_normed: bool = False,
+    is_gated: bool = False,
+) -> Plan:
+    """Return how to cut a product: by search on an H100, in bfloat16.
+
+    Args:
+        rows: M.
+        inner: K.
+        columns: N.
+        itemsize: bytes of an element.
+        is_normed: whether there are statistics.
+        is_gated: whether there is a gate.
+    """
     n, k = max(16, _power_from(columns)), max(16, _power_from(inner))
-    if gated:
-        if k <= 128:  # noqa: PLR2004 (by search)
-            return Plan(64, min(n, 128), k, 4, 1)
-        if n <= 128:  # noqa: PLR2004 (likewise)
-            return Plan(64, n, 64, 4, 3)
-        return Plan(128, 256, 64, 8, 4)
-    if k <= 32 and columns > 64:  # noqa: PLR2004 (likewise)
+    if itemsize > _HALF:
+        return Plan(64, min(n, 64), 32, 4, 2)
+    if is_gated:
+        return _gated_plan(rows, columns, n, k)
+    if k <= 16 and columns > 64:  # noqa: PLR2004 (by search, as all of these)
         return Plan(128, 32, k, 4, 2, sweep=True)
-    if k <= 64:  # noqa: PLR2004 (likewise)
+    if k <= 64 or (k <= 128 and is_normed):  # noqa: PLR2004
         return Plan(64, min(n, 64), k, 4, 1)
-    if k <= 128:  # noqa: PLR2004 (likewise)
+    if k <= 128:  # noqa: PLR2004
         return Plan(128, min(n, 128), k, 4, 1)
-    if columns <= 192:  # noqa: PLR2004 (likewise)
+    if columns <= 192:  # noqa: PLR2004
         return Plan(64, min(n, 128), 64, 4, 3)
-    return Plan(128, 128, 64, 8, 3)
+    if inner <= 192:  # noqa: PLR2004
+        return Plan(64, 128, 32, 4, 4)
+    if is_normed:
+        return Plan(128, 128, 32, 4, 4)
+    if inner < 1024:  # noqa: PLR2004
+        return Plan(128, 128, 64, 8, 3)
+    return Plan(128, 256, 64, 8, 3)
+
+
+def _gated_plan(rows: int, columns: int, n: int, k: int) -> Plan:
+    if k <= 128:  # noqa: PLR2004
+        return Plan(128, min(n, 128), k, 4, 1)
+    if n > 128 and rows >= 128 * 64:  # noqa: PLR2004 (as many programs as keep it busy)
+        return Plan(128, 256, 64, 8, 4)
+    return Plan(128 if columns <= 32 else 64, min(n, 128), 64, 4, 3)  # noqa: PLR2004
 
 
 def _power_from(n: int) -> int:
@@ -167,6 +223,12 @@ def launch(
     eps: float = 0.0,
     residual: Tensor | None = None,
     gate: Tensor | None = None,
+    entry_mean: Tensor | None = None,
+    entry_var: Tensor | None = None,
+    entry_scale: Tensor | None = None,
+    entry_shift: Tensor | None = None,
+    entry_activation: str = "none",
+    entry_eps: float = 0.0,
     chosen: Plan | None = None,
 ) -> Tensor:
     """Run the kernel, without a dispatcher or a check; the same as `reference`.
@@ -178,10 +240,12 @@ def launch(
     rows = flat.shape[0]
     y = x.new_empty(rows, columns)
     if y.numel():
-        how = chosen or plan(rows, inner, columns, gated=gate is not None)
+        kinds = {"is_normed": mean is not None, "is_gated": gate is not None}
+        how = chosen or plan(rows, inner, columns, x.dtype.itemsize, **kinds)
         each = rows if gate is None else rows // gate.shape[0]
         vectors = (_dense(bias), _dense(mean), _dense(var), _dense(scale), _dense(shift))
-        further = (_dense(residual), _dense(gate), y, rows, each, eps)
+        before = (_dense(entry_mean), _dense(entry_var), _dense(entry_scale), _dense(entry_shift))
+        further = (_dense(residual), _dense(gate), *before, y, rows, each, eps, entry_eps)
         tiles = 1 if how.sweep else -(-columns // how.block_n)
         grid = (-(-rows // how.block_m) * tiles,)
         with torch.cuda.device(y.get_device()):  # Triton launches on the current one; -1 is none
@@ -193,6 +257,7 @@ def launch(
                 inner=inner,
                 columns=columns,
                 activation=activation,
+                entry_activation=entry_activation,
                 few=gate is not None and each >= how.block_m,
                 is_cpu=y.device.type == "cpu",
                 sweep=how.sweep,
@@ -224,14 +289,7 @@ def refusal(x: Tensor, weight: Tensor) -> str | None:
 
 
 def pays(
-    result: Tensor,
-    rows: int,
-    inner: int,
-    columns: int,
-    activation: str,
-    *,
-    is_norm: bool,
-    is_gated: bool,
+    result: Tensor, rows: int, inner: int, columns: int, *, is_activated: bool, is_gated: bool
 ) -> str | None:
     """Return why the operator should not take the place of separate steps, or None.
 
@@ -240,8 +298,7 @@ def pays(
         rows: of the product.
         inner: K.
         columns: N.
-        activation: what follows; "none" where that is a scale, a norm or a residual alone.
-        is_norm: whether a batch norm is among the steps.
+        is_activated: whether an activation is among the steps.
         is_gated: whether rows are scaled before the product.
     """
     if not has_triton():
@@ -250,11 +307,12 @@ def pays(
         return "it was measured on GPUs of compute capability 9.0"
     if inner % EIGHTS or columns % EIGHTS:
         return f"{columns} by {inner}: sizes are not in eights"
-    if rows * columns < PAYS_FROM:
-        return f"{rows * columns} results: below {PAYS_FROM} it was not faster"
-    most = MOST_INNER if is_norm or activation != "none" else MOST_INNER_SCALED
-    if inner > most and not is_gated:
-        return f"{inner} products for each result: above {most} it was not faster"
+    saved = rows * (max(inner, columns) if is_gated else columns)
+    if saved < PAYS_FROM:
+        return f"{saved} elements: below {PAYS_FROM} it was not faster"
+    most = MOST_GATED if is_gated else MOST_ACTIVATED if is_activated else MOST_PLAIN
+    if inner > most:
+        return f"{inner} products for each result: above {most} it was not faster, or not measured"
     return None
 
 
@@ -301,8 +359,15 @@ def _operator() -> Any:
         eps: float = 0.0,
         residual: Tensor | None = None,
         gate: Tensor | None = None,
+        entry_mean: Tensor | None = None,
+        entry_var: Tensor | None = None,
+        entry_scale: Tensor | None = None,
+        entry_shift: Tensor | None = None,
+        entry_activation: str = "none",
+        entry_eps: float = 0.0,
     ) -> Tensor:
         given = (x, weight, bias, activation, mean, var, scale, shift, eps, residual, gate)
+        given += (entry_mean, entry_var, entry_scale, entry_shift, entry_activation, entry_eps)
         if refusal(x, weight):
             return reference(*given)
         return launch(wrap_triton(kernel), *given)

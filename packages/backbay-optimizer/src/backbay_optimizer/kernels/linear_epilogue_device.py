@@ -1,8 +1,8 @@
 """Device code of :mod:`backbay_optimizer.kernels.linear_epilogue`; it imports Triton.
 
-A program computes ``block_m`` rows of ``block_n`` columns. Programs that are next to each other have
-the same rows, so that these are read from memory once, and from the L2 cache for the other columns.
-Where ``sweep`` is set and a row fits into one block, a program does all columns of its rows instead.
+A program computes ``block_m`` rows of ``block_n`` columns. Programs that are next to each other
+have the same rows: these are read from memory once, and from the L2 cache for the other columns.
+Where ``sweep`` is set and a row fits into one block, a program does all columns of its rows.
 
 What the products here take is the time to read and write; what is issued for each element that is
 written must hide behind that. So GELU is not by ``erf``, of about 25 instructions, but by
@@ -23,8 +23,10 @@ jit: Any = triton.jit
 
 @jit
 def _gelu(x):
-    """``x * Phi(x)``: with a polynomial for the logarithm of Phi, fitted between -7 and 0; beyond
-    it falls faster than Phi."""
+    """``x * Phi(x)``, by a polynomial for the logarithm of Phi, fitted between -7 and 0.
+
+    Beyond, it falls faster than Phi.
+    """
     t = tl.abs(x)
     q = -1.588218196957314e-06 * t + 5.615339978248812e-05
     q = q * t - 0.0008832158055156469
@@ -97,18 +99,27 @@ def _factors(gate_ptr, row, k, inside, rows, each, inner: tl.constexpr, few: tl.
 
 @jit
 def _rows(
-    x_ptr, gate_ptr, row, k, rows, each, inner: tl.constexpr, few: tl.constexpr,
+    x_ptr, entry_mean_ptr, entry_var_ptr, entry_scale_ptr, entry_shift_ptr, gate_ptr, row, k, rows,
+    each, entry_eps, inner: tl.constexpr, entry_activation: tl.constexpr, few: tl.constexpr,
     block_k: tl.constexpr,
 ):
-    """Load a block of rows, scaled where there is a gate for each ``each`` of them."""
+    """Load a block of rows: normalised, activated, and scaled by the gate of ``each`` of them."""
     inside = (row < rows)[:, None]
     if inner % block_k != 0:
         inside = inside & (k < inner)[None, :]
-    x = tl.load(x_ptr + row[:, None] * inner + k[None, :], mask=inside, other=0.0)
+    loaded = tl.load(x_ptr + row[:, None] * inner + k[None, :], mask=inside, other=0.0)
+    x = loaded
+    if entry_mean_ptr is not None:
+        real = k < inner
+        var = tl.load(entry_var_ptr + k, mask=real, other=1.0).to(tl.float32)
+        factor = tl.rsqrt(var + entry_eps) * _vector(entry_scale_ptr, k, real)
+        x = (x.to(tl.float32) - _vector(entry_mean_ptr, k, real)[None, :]) * factor[None, :]
+        x += _vector(entry_shift_ptr, k, real)[None, :]
+    if entry_activation != "none":
+        x = _activated(x.to(tl.float32), entry_activation, loaded.dtype == tl.float32)
     if gate_ptr is not None:
-        gate = _factors(gate_ptr, row, k, inside, rows, each, inner, few)
-        x = (x.to(tl.float32) * gate).to(x.dtype)
-    return x
+        x = x.to(tl.float32) * _factors(gate_ptr, row, k, inside, rows, each, inner, few)
+    return x.to(loaded.dtype)
 
 
 @jit
@@ -129,18 +140,21 @@ def _product(x, weight, total, is_cpu: tl.constexpr):
 @jit
 def linear_kernel(
     x_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, scale_ptr, shift_ptr, residual_ptr, gate_ptr,
-    y_ptr, rows, each, eps, inner: tl.constexpr, columns: tl.constexpr, activation: tl.constexpr,
-    is_cpu: tl.constexpr, few: tl.constexpr, sweep: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
-    block_k: tl.constexpr,
+    entry_mean_ptr, entry_var_ptr, entry_scale_ptr, entry_shift_ptr, y_ptr, rows, each, eps,
+    entry_eps, inner: tl.constexpr, columns: tl.constexpr, activation: tl.constexpr,
+    entry_activation: tl.constexpr, few: tl.constexpr, is_cpu: tl.constexpr, sweep: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):
-    """``x`` (rows, inner) by ``weight`` (columns, inner), and what follows."""
+    """``x`` (rows, inner) by ``weight`` (columns, inner), with what is before and after."""
     tiles: tl.constexpr = 1 if sweep else (columns + block_n - 1) // block_n
     row = (tl.program_id(0) // tiles).to(tl.int64) * block_m + tl.arange(0, block_m)
     first = (tl.program_id(0) % tiles) * block_n
-    col = first + tl.arange(0, block_n)
     k = tl.arange(0, block_k)
     if sweep:
-        x = _rows(x_ptr, gate_ptr, row, k, rows, each, inner, few, block_k)
+        x = _rows(
+            x_ptr, entry_mean_ptr, entry_var_ptr, entry_scale_ptr, entry_shift_ptr, gate_ptr, row,
+            k, rows, each, entry_eps, inner, entry_activation, few, block_k,
+        )
         for at in range(0, columns, block_n):
             col = at + tl.arange(0, block_n)
             weight = _weights(weight_ptr, col, k, inner, columns, block_k)
@@ -150,9 +164,13 @@ def linear_kernel(
                 col, rows, eps, columns, activation,
             )
     else:
+        col = first + tl.arange(0, block_n)
         total = tl.zeros([block_m, block_n], tl.float32)
         for at in range(0, inner, block_k):
-            x = _rows(x_ptr, gate_ptr, row, at + k, rows, each, inner, few, block_k)
+            x = _rows(
+                x_ptr, entry_mean_ptr, entry_var_ptr, entry_scale_ptr, entry_shift_ptr, gate_ptr,
+                row, at + k, rows, each, entry_eps, inner, entry_activation, few, block_k,
+            )
             weight = _weights(weight_ptr, col, at + k, inner, columns, block_k)
             total = _product(x, weight, total, is_cpu)
         _finish(

@@ -32,7 +32,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph import effects
 from backbay.graph.aliases import disturbed
-from backbay.graph.match import is_call
+from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import bound, call_before, cast_before, layout
 from backbay.graph.values import are_numbers, is_ordinary, value_of
 from backbay.kit.passes import NotApplicable, PassContext, Replacement, Requires, Rewrite
@@ -46,6 +46,8 @@ _ACTIVATIONS: dict[Any, str] = {
     F.silu: "silu",
     F.hardswish: "hardswish",
 }
+_ENTRIES = {F.silu: "silu", F.hardswish: "hardswish", F.relu: "relu"}
+_MEANS = ("mean", torch.mean, F.adaptive_avg_pool2d)
 _SUMS = (operator.add, torch.add, "add")
 _SUMS_IN_PLACE = (operator.iadd, "add_")
 _FACTORS = (operator.mul, torch.mul, "mul")
@@ -76,7 +78,12 @@ class _Site:
     """How the dimensions of the kernel's result, features last, are permuted; None for not."""
     inside: list[Node]
     """All nodes, the product among them."""
+    before: list[Node] = field(default_factory=list)
+    """Nodes that it computes again, and that stay for what else reads them."""
     gate: Node | None = None
+    entry: dict[str, Any] = field(default_factory=dict)
+    """Arguments of a batch norm before the product, whose result others read, too."""
+    entry_activation: str = "none"
     norm: dict[str, Any] = field(default_factory=dict)
     """Arguments of the batch norm, where there is one."""
     activation: str = "none"
@@ -86,7 +93,7 @@ class _Site:
     @property
     def reads(self) -> Iterator[Node]:
         """What the call reads."""
-        vectors = (self.norm.get(x) for x in _VECTORS)
+        vectors = (norm.get(x) for norm in (self.norm, self.entry) for x in _VECTORS)
         given = (self.x, self.weight, self.bias, self.gate, self.scale, self.residual, *vectors)
         yield from (x for x in given if isinstance(x, Node))
 
@@ -122,19 +129,15 @@ class ProductEpilogues(Rewrite[_Site]):
 
     def replacement(self, site: _Site, context: PassContext) -> Replacement:  # noqa: ARG002 (of those that ask)
         """Return one call for the product and what follows it."""
-        value, start = value_of(site.node), min(site.inside)
+        value, start = value_of(site.node), min([*site.inside, *site.before])
         if not all(is_ordinary(value_of(x)) for x in (*site.reads, *site.inside)):
             raise NotApplicable("it reads or computes what is no ordinary tensor that is known")
-        if any(value_of(x).dtype != value.dtype for x in site.inside):
+        if any(value_of(x).dtype != value.dtype for x in (*site.inside, *site.before)):
             raise NotApplicable("dtypes differ on the way")
-        if not are_numbers((*value_of(site.x).shape, *value_of(site.weight).shape)):
-            raise NotApplicable("its size is a symbol: whether it pays is not known")
         columns, inner = value_of(site.weight).shape[:2]
         rows = value_of(site.x).numel() // inner
-        is_norm, is_gated = bool(site.norm), site.gate is not None
-        reason = kernel.pays(
-            value, rows, inner, columns, site.activation, is_norm=is_norm, is_gated=is_gated
-        )
+        steps = {"is_activated": site.activation != "none", "is_gated": site.gate is not None}
+        reason = kernel.pays(value, rows, inner, columns, **steps)
         if reason is not None:
             raise NotApplicable(reason)
         if not _is_read_from_memory(site.node):
@@ -154,6 +157,7 @@ product_epilogues = ProductEpilogues()
 def _linear(node: Node) -> _Site | None:
     """Return a linear layer with an activation, or with a layer scale and a residual."""
     given = bound(node, ("input", "weight", "bias"))
+    _check_sizes(given["input"], given["weight"])
     site = _Site(
         node=node,
         x=given["input"],
@@ -179,6 +183,7 @@ def _convolution(node: Node) -> _Site | None:
     found = Convolution.of(node)
     if (found.stride, found.padding, found.groups) != ([1, 1], [0, 0], 1):
         return None
+    _check_sizes(found.x, found.weight)
     if value_of(found.x).shape[2:].numel() == 1:
         return None  # that is a linear layer of a row for each image
     site = _Site(
@@ -188,7 +193,8 @@ def _convolution(node: Node) -> _Site | None:
     after = _next(site)
     if after is not None and after.target is F.batch_norm:
         site.norm = bound(after, _BATCH_NORM)
-        _check_norm(site.norm)
+        if not _is_inference(site.norm):
+            raise NotApplicable("the batch norm is training, or may be, or has no statistics")
         _extend(site, after)
         after = _next(site)
     if after is not None and after.target in _ACTIVATIONS:
@@ -243,7 +249,25 @@ def _gated(site: _Site) -> None:
         if image.shape == value_of(node).shape and tuple(factor.shape) == wanted:
             site.x, site.gate = x, gate
             site.inside.insert(0, node)
+            _entered(site)
             return
+
+
+def _entered(site: _Site) -> None:
+    """Compute batch norm and activation of gated images again, if only means read them as well.
+
+    What makes the gate is such a mean: then nothing needs the images in memory.
+    """
+    node, norm = site.x, first_input(site.x) if site.x.target in _ENTRIES else None
+    if norm is None or not is_call(norm, (F.batch_norm,)) or len(norm.users) > 1:
+        return
+    if not all(x in site.inside or is_call(x, _MEANS) for x in node.users):
+        return
+    given = bound(norm, _BATCH_NORM)
+    if any(given.get(x) is None for x in _VECTORS) or not _is_inference(given):
+        return
+    site.x, site.entry, site.entry_activation = given["input"], given, _ENTRIES[node.target]
+    site.before = [norm, node]
 
 
 def _scaled(site: _Site, node: Node) -> bool:
@@ -290,13 +314,17 @@ def _operands(node: Node, targets: tuple[Any, ...]) -> Iterator[tuple[Node, Node
 # 2. Whether it is taken
 
 
-def _check_norm(norm: dict[str, Any]) -> None:
-    if norm.get("training", False) is not False:
-        raise NotApplicable("the batch norm is training, or may be")
-    if norm.get("running_mean") is None or norm.get("running_var") is None:
-        raise NotApplicable("the batch norm has no statistics")
-    if not isinstance(norm.get("eps", 1e-5), float):
-        raise NotApplicable("eps of the batch norm is a symbol")
+def _check_sizes(*nodes: Node) -> None:
+    if not all(is_ordinary(value_of(x)) for x in nodes):
+        raise NotApplicable("it reads what is no ordinary tensor that is known")
+    if not are_numbers([n for x in nodes for n in value_of(x).shape]):
+        raise NotApplicable("its size is a symbol: whether it pays is not known")
+
+
+def _is_inference(norm: dict[str, Any]) -> bool:
+    """Return whether a batch norm has numbers that no call changes."""
+    known = norm.get("running_mean") is not None and norm.get("running_var") is not None
+    return known and norm.get("training", False) is False and type(norm.get("eps", 0.0)) is float
 
 
 def _is_read_from_memory(node: Node) -> bool:
@@ -336,7 +364,9 @@ def _put(site: _Site) -> Node:
     eps = site.norm.get("eps", 1e-5)
     given = (x, weight, site.bias, site.activation, mean, var, weights or scale, shift, eps)
     operator_ = torch.ops.backbay.linear_epilogue.default
-    made = call_before(place, operator_, *given, residual, gate)
+    entry = [site.entry.get(x) for x in _VECTORS]
+    how = (*entry, site.entry_activation, site.entry.get("eps", 1e-5))
+    made = call_before(place, operator_, *given, residual, gate, *how)
     if site.order is None:
         return made
     return call_before(place, _ATEN.permute.default, made, site.order)
