@@ -26,6 +26,11 @@ stems, patches
 depthwise
     Depthwise convolutions with channels last, and their gradients by images: cuDNN's, beside
     ``depthwise_convolutions``'s kernel, with what is around it.
+epilogues
+    Linear layers and convolutions of one pixel with what follows them, as Inductor runs them, with
+    its Triton template for some, beside ``product_epilogues``'s kernel, and how long it takes to
+    move the bytes. *gelu*: bias and GELU; *scale*: bias, layer scale and residual; *silu* and
+    *norm*: a convolution and batch norm, with and without SiLU; *gate*: with a gate before it.
 merging
     Linear layers that read the same, forward and backward, one by one and as ``horizontal_fusion``
     makes one of them, where their weights are copied in every call.
@@ -44,13 +49,17 @@ from speed.condition_tables.biases import biases
 from speed.condition_tables.caches import one_token
 from speed.condition_tables.convolutions import pointwise
 from speed.condition_tables.depthwise import depthwise
+from speed.condition_tables.epilogues import epilogues
 from speed.condition_tables.merging import merging
 from speed.condition_tables.rows import one_row
 from speed.condition_tables.stems import patches, stems
 from speed.condition_tables.windows import windows
 from speed.surroundings import versions
 
-_ALL = (pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, merging)
+_ALL = (
+    *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
+    merging,
+)
 TABLES = {x.__name__: x for x in _ALL}
 
 

@@ -18,7 +18,7 @@ for tool in ${TOOLS:-memcheck racecheck}; do
   echo "== $tool"
   # A capture must not allocate, and without the pool everything allocates.
   run "$tool" "${1:-python3}" packages/backbay/tests/gpu/test_silu_gpu.py "not captured"
-  for kernel in group_norm_silu depthwise_convolution; do
+  for kernel in group_norm_silu depthwise_convolution linear_epilogue; do
     run "$tool" "${1:-python3}" $optimizer/test_${kernel}_gpu.py "stray or misread"
   done
 done

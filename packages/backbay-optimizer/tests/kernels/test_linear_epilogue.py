@@ -182,13 +182,15 @@ def test_the_kernel_is_wrong_in_tritons_interpreter(run_python, monkeypatch):
 def test_a_plan_is_no_power_of_two_or_a_sweep_of_less_than_a_row():
     sizes = (8, 16, 24, 96, 112, 144, 192, 320, 768, 1280)
     kinds = [{}, {"is_normed": True}, {"is_normed": True, "is_gated": True}]
+    kinds.append({"is_gated": True, "is_entered": True})
     for given in itertools.product((1, 49, 25088, 3211264), sizes, sizes, (2, 4)):
         for kind in kinds:
             plan = module.plan(*given, **kind)
             assert all(n & (n - 1) == 0 for n in plan[:4])
             assert min(plan[:3]) >= 16
             assert not plan.sweep or plan.block_k >= given[1]
-            loaded = (plan.block_m + plan.block_n) * plan.block_k * plan.stages * given[3]
+            loaded = plan.block_n + plan.block_m * (2 if "is_entered" in kind else 1)
+            loaded *= plan.block_k * plan.stages * given[3]
             assert loaded <= 220 * 1024  # of the 227 KiB of shared memory that an H100 has
 
 
@@ -208,11 +210,12 @@ def test_what_was_not_measured_is_replaced():
         assert "eights" in why(columns=1500)
         assert "eights" in why(inner=100)
         assert "2097152" in why(rows=1024)
-        assert why(6272, 480, 80, is_gated=True) is None
-        assert "2097152" in why(6272, 480, 80)
+        assert why(6272, 480, 80, is_activated=False, is_gated=True) is None
+        assert "2097152" in why(6272, 480, 80, is_activated=False)
         assert why(inner=1024) is None
+        assert "fewer" in why(inner=1024, columns=512)
         assert "1032 products" in why(inner=1032)
-        assert why(inner=1032, is_gated=True) is None
+        assert why(inner=1032, is_activated=False, is_gated=True) is None
         assert "776 products" in why(inner=776, is_activated=False)
         assert why(inner=768, is_activated=False) is None
         m.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))

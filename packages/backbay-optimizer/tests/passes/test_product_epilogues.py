@@ -134,6 +134,10 @@ def norm(y, v, **how):
     return F.batch_norm(y, v, v.abs() + 1, v, v, **how)
 
 
+def gate(v):
+    return v.sigmoid().view(1, -1, 1, 1).expand(2, -1, 1, 1)
+
+
 FUSED = {
     "GELU": lambda x, w, v, i: feed(x, w, v),
     "SiLU": lambda x, w, v, i: feed(x, w, None, activate=F.silu),
@@ -142,12 +146,10 @@ FUSED = {
     "a layer scale": lambda x, w, v, i: F.linear(x, w, v) * v + x,
     "a layer scale the other way": lambda x, w, v, i: torch.add(x, v * F.linear(x, w)),
     "a layer scale in place": lambda x, w, v, i: F.linear(x, w, v).mul_(v).add_(x),
-    "a convolution and GELU": lambda x, w, v, i: F.gelu(F.conv2d(i, w[:, :, None, None], v)),
-    "a batch norm": lambda x, w, v, i: norm(F.conv2d(i, w[:, :, None, None], v), v),
-    "a residual": lambda x, w, v, i: F.conv2d(i, w[:, :, None, None]) + i,
-    "a gate": lambda x, w, v, i: F.conv2d(
-        v.view(1, -1, 1, 1).expand(2, -1, 1, 1) * i, w[..., None, None]
-    ),
+    "a convolution": lambda x, w, v, i: F.hardswish(norm(F.conv2d(i, w[..., None, None], v), v)),
+    "a batch norm": lambda x, w, v, i: norm(F.conv2d(i, w[..., None, None], v), v),
+    "a residual": lambda x, w, v, i: norm(F.conv2d(i, w[..., None, None]), v) + i,
+    "a gate": lambda x, w, v, i: norm(F.conv2d(gate(v) * i, w[..., None, None]), v),
 }
 
 
@@ -197,6 +199,7 @@ LEFT = {
     "of one pixel": lambda x, w, v, i: norm(F.conv2d(i[:, :, :1, :1], w[:, :, None, None]), v),
     "channels first": lambda x, w, v, i: norm(F.conv2d(i.contiguous(), w[:, :, None, None]), v),
     "of two dtypes": lambda x, w, v, i: F.linear(x, w).double() * v.double() + x.double(),
+    "without a batch norm": lambda x, w, v, i: F.silu(F.conv2d(i, w[:, :, None, None], v)),
     "a gate of another shape": lambda x, w, v, i: F.conv2d(i * i, w[:, :, None, None]),
 }
 

@@ -14,6 +14,7 @@ waits for memory where K and N are a few hundred.
 
 import functools
 import importlib.util
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -42,6 +43,10 @@ MOST_PLAIN = 768
 MOST_GATED = 1152
 """Likewise with a gate."""
 
+ENTERED = 128
+"""Results of a row up to which it pays to normalise and activate rows once more, in the kernel,
+in place of reading what was written."""
+
 _HALF = 2
 
 Activation = Literal["none", "gelu", "silu", "relu", "hardswish"]
@@ -50,7 +55,7 @@ Activation = Literal["none", "gelu", "silu", "relu", "hardswish"]
 
 # 1. The reference
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda y: y,
     "gelu": F.gelu,
     "silu": F.silu,
@@ -115,7 +120,8 @@ def reference(
     y = _ACTIVATIONS[activation](_normed(y, mean, var, scale, shift, eps))
     if residual is not None:
         y = y + residual.reshape(y.shape)
-    return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
+    rounded: Tensor = y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
+    return rounded
 
 
 def _normed(
@@ -162,6 +168,7 @@ def plan(
     *,
     is_normed: bool = False,
     is_gated: bool = False,
+    is_entered: bool = False,
 ) -> Plan:
     """Return how to cut a product: by search on an H100, in bfloat16.
 
@@ -172,27 +179,37 @@ def plan(
         itemsize: bytes of an element.
         is_normed: whether there are statistics.
         is_gated: whether there is a gate.
+        is_entered: whether rows are activated before the product.
     """
     n, k = max(16, _power_from(columns)), max(16, _power_from(inner))
     if itemsize > _HALF:
         return Plan(64, min(n, 64), 32, 4, 2)
-    if is_gated:
-        return _gated_plan(rows, columns, n, k)
-    if k <= 16 and columns > 64:  # noqa: PLR2004 (by search, as all of these)
-        return Plan(128, 32, k, 4, 2, sweep=True)
-    if k <= 64 or (k <= 128 and is_normed):  # noqa: PLR2004
-        return Plan(64, min(n, 64), k, 4, 1)
-    if k <= 128:  # noqa: PLR2004
-        return Plan(128, min(n, 128), k, 4, 1)
+    if is_entered or is_gated:
+        return _entered_plan(n, k) if is_entered else _gated_plan(rows, columns, n, k)
+    if k <= 128:  # noqa: PLR2004 (by search, as all of these)
+        return _one_step_plan(columns, n, k, is_normed=is_normed)
     if columns <= 192:  # noqa: PLR2004
         return Plan(64, min(n, 128), 64, 4, 3)
-    if inner <= 192:  # noqa: PLR2004
-        return Plan(64, 128, 32, 4, 4)
-    if is_normed:
-        return Plan(128, 128, 32, 4, 4)
-    if inner < 1024:  # noqa: PLR2004
-        return Plan(128, 128, 64, 8, 3)
-    return Plan(128, 256, 64, 8, 3)
+    if is_normed or inner <= 192:  # noqa: PLR2004
+        return Plan(64 if inner <= 192 else 128, 128, 32, 4, 4)  # noqa: PLR2004
+    return Plan(128, 128 if inner < 1024 else 256, 64, 8, 3)  # noqa: PLR2004
+
+
+def _one_step_plan(columns: int, n: int, k: int, *, is_normed: bool) -> Plan:
+    """Whole rows are multiplied at once."""
+    if k <= 16 and columns > 64:  # noqa: PLR2004
+        return Plan(128, 32, k, 4, 2, sweep=True)
+    if k <= 64 or is_normed:  # noqa: PLR2004
+        return Plan(64, min(n, 64), k, 4, 1)
+    return Plan(128, min(n, 128), k, 4, 1)
+
+
+def _entered_plan(n: int, k: int) -> Plan:
+    if k <= 32:  # noqa: PLR2004
+        return Plan(128, min(n, 128), k, 4, 1)
+    if n <= 64:  # noqa: PLR2004
+        return Plan(128 if n <= 32 else 64, n, 32, 4, 4)  # noqa: PLR2004
+    return Plan(64, 128, 64, 4, 3)
 
 
 def _gated_plan(rows: int, columns: int, n: int, k: int) -> Plan:
@@ -241,6 +258,7 @@ def launch(
     y = x.new_empty(rows, columns)
     if y.numel():
         kinds = {"is_normed": mean is not None, "is_gated": gate is not None}
+        kinds["is_entered"] = entry_activation != "none"
         how = chosen or plan(rows, inner, columns, x.dtype.itemsize, **kinds)
         each = rows if gate is None else rows // gate.shape[0]
         vectors = (_dense(bias), _dense(mean), _dense(var), _dense(scale), _dense(shift))
@@ -301,19 +319,23 @@ def pays(
         is_activated: whether an activation is among the steps.
         is_gated: whether rows are scaled before the product.
     """
-    if not has_triton():
-        return "Triton is not installed"
-    if torch.cuda.get_device_capability(result.device) != MEASURED:
-        return "it was measured on GPUs of compute capability 9.0"
-    if inner % EIGHTS or columns % EIGHTS:
-        return f"{columns} by {inner}: sizes are not in eights"
     saved = rows * (max(inner, columns) if is_gated else columns)
-    if saved < PAYS_FROM:
-        return f"{saved} elements: below {PAYS_FROM} it was not faster"
     most = MOST_GATED if is_gated else MOST_ACTIVATED if is_activated else MOST_PLAIN
-    if inner > most:
-        return f"{inner} products for each result: above {most} it was not faster, or not measured"
-    return None
+    reasons = {
+        "Triton is not installed": not has_triton(),
+        "it was measured on GPUs of compute capability 9.0": _capability(result) != MEASURED,
+        f"{columns} by {inner}: sizes are not in eights": inner % EIGHTS or columns % EIGHTS,
+        f"{columns} results of {inner}: where they are fewer it was not faster in a graph": (
+            is_activated and columns < inner
+        ),
+        f"{saved} elements: below {PAYS_FROM} it was not faster": saved < PAYS_FROM,
+        f"{inner} products for each result: it was faster up to {most}": inner > most,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _capability(x: Tensor) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(x.device)
 
 
 @functools.cache
@@ -366,8 +388,9 @@ def _operator() -> Any:
         entry_activation: str = "none",
         entry_eps: float = 0.0,
     ) -> Tensor:
-        given = (x, weight, bias, activation, mean, var, scale, shift, eps, residual, gate)
-        given += (entry_mean, entry_var, entry_scale, entry_shift, entry_activation, entry_eps)
+        after = (activation, mean, var, scale, shift, eps, residual, gate)
+        entry = (entry_mean, entry_var, entry_scale, entry_shift, entry_activation, entry_eps)
+        given = (x, weight, bias, *after, *entry)
         if refusal(x, weight):
             return reference(*given)
         return launch(wrap_triton(kernel), *given)

@@ -10,10 +10,12 @@
                  "silu", mean, var, scale, shift, eps).permute(0, 3, 1, 2)
 
 So it is with GELU by ``erf`` and SiLU, after linear layers; with a layer scale and a residual after
-them, as ConvNeXt has; and with convolutions of one pixel whose channels are last: batch norm, SiLU,
-hard-swish or GELU, or a residual, and before them the gate of squeeze-and-excitation. Inductor
-writes what the product gives, and reads it again. A batch norm is not folded into weights: its
-numbers are read in every call, and nothing is rounded for it.
+them, as ConvNeXt has; and with convolutions of one pixel whose channels are last, if a batch norm
+follows: with SiLU, hard-swish, GELU or a residual after that, and before the convolution the gate
+of squeeze-and-excitation. Inductor writes what the product gives, and reads it again. A batch norm
+is not folded into weights: its numbers are read in every call, and nothing is rounded for it. What
+is gated is mostly a batch norm with an activation, which the gate is made of as well, by a mean:
+the kernel computes it once more, and it is not written at all.
 
 Only where something reads the result from memory anyway: a product, a convolution, attention, or
 the caller. Anything else Inductor computes in one kernel with it. And only of the sizes for which
@@ -46,7 +48,7 @@ _ACTIVATIONS: dict[Any, str] = {
     F.silu: "silu",
     F.hardswish: "hardswish",
 }
-_ENTRIES = {F.silu: "silu", F.hardswish: "hardswish", F.relu: "relu"}
+_ENTRIES: dict[Any, str] = {F.silu: "silu", F.hardswish: "hardswish", F.relu: "relu"}
 _MEANS = ("mean", torch.mean, F.adaptive_avg_pool2d)
 _SUMS = (operator.add, torch.add, "add")
 _SUMS_IN_PLACE = (operator.iadd, "add_")
@@ -176,7 +178,7 @@ def _linear(node: Node) -> _Site | None:
 
 
 def _convolution(node: Node) -> _Site | None:
-    """Return a convolution of one pixel with what follows it; None where nothing does."""
+    """Return a convolution of one pixel with a batch norm and what follows it, or None."""
     weight = value_of(node.args[1] if len(node.args) > 1 else node.kwargs.get("weight"))
     if not isinstance(weight, torch.Tensor) or tuple(weight.shape[2:]) != (1, 1):
         return None
@@ -189,18 +191,19 @@ def _convolution(node: Node) -> _Site | None:
     site = _Site(
         node=node, x=found.x, weight=found.weight, bias=found.bias, order=_LAST, inside=[node]
     )
+    norm = _next(site)
+    if norm is None or norm.target is not F.batch_norm:
+        return None
     _gated(site)
+    site.norm = bound(norm, _BATCH_NORM)
+    if not _is_inference(site.norm):
+        raise NotApplicable("the batch norm is training, or may be, or has no statistics")
+    _extend(site, norm)
     after = _next(site)
-    if after is not None and after.target is F.batch_norm:
-        site.norm = bound(after, _BATCH_NORM)
-        if not _is_inference(site.norm):
-            raise NotApplicable("the batch norm is training, or may be, or has no statistics")
-        _extend(site, after)
-        after = _next(site)
     if after is not None and after.target in _ACTIVATIONS:
         return _activated(site, after)
     _summed(site, after)
-    return site if len(site.inside) > 1 else None
+    return site
 
 
 def _next(site: _Site, *, through_views: bool = False) -> Node | None:
@@ -258,6 +261,8 @@ def _entered(site: _Site) -> None:
 
     What makes the gate is such a mean: then nothing needs the images in memory.
     """
+    if value_of(site.weight).shape[0] > kernel.ENTERED:
+        return
     node, norm = site.x, first_input(site.x) if site.x.target in _ENTRIES else None
     if norm is None or not is_call(norm, (F.batch_norm,)) or len(norm.users) > 1:
         return
