@@ -209,7 +209,8 @@ def assert_right(model, x, **options):
     golden = make_golden(workload, train=False)
     caches = torch._inductor.config.patch(force_disable_caches=True)
     with golden.context(), caches, collected() as reports:
-        call = torch.compile(model, backend=backbay, **options)
+        asked = {"epilogue_convolutions": True}
+        call = torch.compile(model, backend=backbay, options=asked, **options)
         proof = golden.judge(observe(call, golden.at(workload), train=False))
     assert proof.passed, proof.worst
     return {x.name: x.changes for x in reports}["product_epilogues"]
@@ -232,7 +233,9 @@ def test_inductors_code_has_other_kernels():
     model = Inverted(96).to("cuda", torch.bfloat16, memory_format=torch.channels_last).eval()
     x = drawing(torch.bfloat16)(32, 96, 56, 56).contiguous(memory_format=torch.channels_last)
     with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
-        y, (code,) = run_and_get_code(torch.compile(model, backend=backbay), x)
+        asked = {"epilogue_convolutions": True}
+        call = torch.compile(model, backend=backbay, options=asked)
+        y, (code,) = run_and_get_code(call, x)
         wanted = model(x)
     assert y.stride() == wanted.stride()
     assert code.count("linear_kernel_0.run(") + code.count("linear_kernel_1.run(") == 2

@@ -37,7 +37,14 @@ from backbay.graph.aliases import disturbed
 from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import bound, call_before, cast_before, layout
 from backbay.graph.values import are_numbers, is_ordinary, value_of
-from backbay.kit.passes import NotApplicable, PassContext, Replacement, Requires, Rewrite
+from backbay.kit.passes import (
+    NotApplicable,
+    PassContext,
+    Replacement,
+    Requires,
+    Rewrite,
+    option,
+)
 from backbay_optimizer.kernels import linear_epilogue as kernel
 from backbay_optimizer.passes import convolutions
 from backbay_optimizer.passes.convolutions import Convolution
@@ -105,8 +112,8 @@ class ProductEpilogues(Rewrite[_Site]):
     """Compute products and what follows them in one kernel; for CUDA."""
 
     summary = (
-        "on CUDA, linear layers and 1x1 convolutions with GELU, SiLU, batch norm, layer scale or "
-        "residual are one kernel, in inference"
+        "on CUDA, a linear layer with GELU or SiLU, or with layer scale and residual, is one "
+        "kernel, in inference"
     )
     requires = Requires(
         devices=("cuda",),
@@ -117,10 +124,15 @@ class ProductEpilogues(Rewrite[_Site]):
         inference=True,
     )
     sources = (kernel, convolutions, effects)
+    epilogue_convolutions: bool = option(
+        default=False,
+        help="product_epilogues also for 1x1 convolutions with a batch norm: the kernel was faster "
+        "alone, and whole models were slower with it",
+    )
 
     def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
         """Yield products that something follows which cuBLASLt and cuDNN don't compute."""
-        targets = (F.linear, *convolutions.IMAGES)
+        targets = (F.linear, *(convolutions.IMAGES if self.epilogue_convolutions else ()))
         for node in [x for x in graph_module.graph.nodes if is_call(x, targets)]:
             if node._erased:  # noqa: SLF001 (nothing else tells)
                 continue
