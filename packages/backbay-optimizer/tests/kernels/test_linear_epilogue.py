@@ -179,6 +179,27 @@ def test_the_kernel_is_wrong_in_tritons_interpreter(run_python, monkeypatch):
     assert done.stdout.endswith("right\n"), done.stderr[-2000:]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_a_float_that_inductor_gives_makes_it_compute_in_double_precision():
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from backbay_optimizer.kernels.linear_epilogue_device import linear_kernel
+
+    kinds = {"rows": "i32", "each": "i32", "eps": "fp64", "entry_eps": "fp64"}
+    values = {"inner": 64, "columns": 64, "block_m": 64, "block_n": 64, "block_k": 64}
+    values |= {"activation": "none", "entry_activation": "silu"}
+    values |= {"few": True, "is_cpu": False, "sweep": False}
+    names = linear_kernel.arg_names
+    kinds |= {x: "*bf16" for x in names if x.endswith("_ptr")} | {x: "constexpr" for x in values}
+    kinds = {x: kinds[x] for x in names}
+    code = ASTSource(linear_kernel, kinds, {(names.index(x),): y for x, y in values.items()})
+    made = triton.compile(code, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    assert "xf32>" in made.asm["ttir"]
+    assert "xf64>" not in made.asm["ttir"]
+
+
 def test_a_plan_is_no_power_of_two_or_a_sweep_of_less_than_a_row():
     sizes = (8, 16, 24, 96, 112, 144, 192, 320, 768, 1280)
     kinds = [{}, {"is_normed": True}, {"is_normed": True, "is_gated": True}]

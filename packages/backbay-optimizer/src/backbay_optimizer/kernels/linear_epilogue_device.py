@@ -57,6 +57,12 @@ def _vector(ptr, col, real):
 
 
 @jit
+def _rstd(var, eps):
+    # Inductor hands over a Python float as float64, and all that follows would be computed in it.
+    return tl.rsqrt(var.to(tl.float32) + eps.to(tl.float32))
+
+
+@jit
 def _finish(
     total, bias_ptr, mean_ptr, var_ptr, scale_ptr, shift_ptr, residual_ptr, y_ptr, row, col,
     rows, eps, columns: tl.constexpr, activation: tl.constexpr,
@@ -66,9 +72,8 @@ def _finish(
     if bias_ptr is not None:
         total += _vector(bias_ptr, col, real)[None, :]
     if mean_ptr is not None:
-        total = (total - _vector(mean_ptr, col, real)[None, :]) * tl.rsqrt(
-            _vector(var_ptr, col, real) + eps
-        )[None, :]
+        var = tl.load(var_ptr + col, mask=real, other=1.0)
+        total = (total - _vector(mean_ptr, col, real)[None, :]) * _rstd(var, eps)[None, :]
     if scale_ptr is not None:
         total *= _vector(scale_ptr, col, real)[None, :]
     if shift_ptr is not None:
@@ -111,8 +116,8 @@ def _rows(
     x = loaded
     if entry_mean_ptr is not None:
         real = k < inner
-        var = tl.load(entry_var_ptr + k, mask=real, other=1.0).to(tl.float32)
-        factor = tl.rsqrt(var + entry_eps) * _vector(entry_scale_ptr, k, real)
+        var = tl.load(entry_var_ptr + k, mask=real, other=1.0)
+        factor = _rstd(var, entry_eps) * _vector(entry_scale_ptr, k, real)
         x = (x.to(tl.float32) - _vector(entry_mean_ptr, k, real)[None, :]) * factor[None, :]
         x += _vector(entry_shift_ptr, k, real)[None, :]
     if entry_activation != "none":
