@@ -192,7 +192,7 @@ def test_a_float_that_inductor_gives_makes_it_compute_in_double_precision():
     values |= {"activation": "none", "entry_activation": "silu"}
     values |= {"few": True, "is_cpu": False, "sweep": False}
     names = linear_kernel.arg_names
-    kinds |= {x: "*bf16" for x in names if x.endswith("_ptr")} | {x: "constexpr" for x in values}
+    kinds |= {x: "*bf16" for x in names if x.endswith("_ptr")} | dict.fromkeys(values, "constexpr")
     kinds = {x: kinds[x] for x in names}
     code = ASTSource(linear_kernel, kinds, {(names.index(x),): y for x, y in values.items()})
     made = triton.compile(code, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})

@@ -59,7 +59,7 @@ def _vector(ptr, col, real):
 @jit
 def _rstd(var, eps):
     # Inductor hands over a Python float as float64, and all that follows would be computed in it.
-    return tl.rsqrt(var.to(tl.float32) + eps.to(tl.float32))
+    return tl.rsqrt(var.to(tl.float32) + tl.cast(eps, tl.float32))
 
 
 @jit
