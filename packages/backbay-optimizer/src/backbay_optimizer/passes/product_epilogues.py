@@ -127,8 +127,8 @@ class ProductEpilogues(Rewrite[_Site]):
     sources = (kernel, convolutions, effects)
     epilogue_convolutions: bool = option(
         default=False,
-        help="product_epilogues also for 1x1 convolutions with a batch norm: whole models were slower "
-        "with it before its kernel was mended, and not timed since",
+        help="product_epilogues also for 1x1 convolutions with a batch norm: whole models were "
+        "slower with it before its kernel was mended, and not timed since",
     )
 
     def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
