@@ -444,3 +444,10 @@ def test_arm_that_is_ready_stays_compiled_while_another_gets_ready(speed, monkey
     arms.warm_up("another", "cpu", train=True)
     call(torch.ones(3))
     assert len(compiled) == 1
+
+
+def test_a_pass_runs_in_the_arm_without_it(speed, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(torch, "compile", lambda _, **how: asked.update(how))
+    speed("speed.arms").compiled(torch.relu, "backbay:without-linear_epilogues")
+    assert asked["options"] == {"linear_epilogues": False}
