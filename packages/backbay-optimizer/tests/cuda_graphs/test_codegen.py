@@ -11,7 +11,7 @@ from backbay import compile_log
 from backbay.errors import InputError
 from backbay_optimizer.backend import backbay
 from backbay_optimizer.cuda_graphs import codegen, safety
-from backbay_optimizer.cuda_graphs.replaying import Recordings
+from backbay_optimizer.cuda_graphs.recordings import Recordings
 
 
 @pytest.fixture(autouse=True)

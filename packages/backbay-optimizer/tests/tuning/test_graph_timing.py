@@ -10,7 +10,7 @@ from measurements import kept_keys
 
 from backbay import compile_log
 from backbay.timing import clock
-from backbay_optimizer.cuda_graphs.replaying import Recordings
+from backbay_optimizer.cuda_graphs.recordings import Recordings
 from backbay_optimizer.tuning import cache, graph_timing
 
 GRAPH = torch.fx.symbolic_trace(lambda x: x + 1)

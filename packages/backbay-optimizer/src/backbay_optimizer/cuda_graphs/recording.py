@@ -1,6 +1,6 @@
 """One recording: compiled code with its inputs in fixed memory, to be replayed as a whole."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,14 @@ class Recording:
     """Compiled code, recorded for inputs of the same sizes, some of them at the same addresses."""
 
     def __init__(
-        self, code: Boxed, inputs: Sequence[Any], fixed: Sequence[int], pool: Pool
+        self,
+        code: Boxed,
+        inputs: Sequence[Any],
+        fixed: Sequence[int],
+        pool: Pool,
+        *,
+        saved: int = 0,
+        ours: Collection[int] = (),
     ) -> None:
         """Capture the code; nothing is computed.
 
@@ -25,6 +32,8 @@ class Recording:
             inputs: its inputs.
             fixed: which of them, tensors, are read where they are; the others are copied.
             pool: where its memory is.
+            saved: how many of its last results are saved for a backward, and stay in the pool.
+            ours: which of the fixed inputs another recording has kept so.
 
         Raises:
             NotCopied: its inputs or results can't be copied.
@@ -48,7 +57,25 @@ class Recording:
             given[i] = buffer
         boxed = list(given)  # the code clears it
         self._graph, recorded = captured(pool, lambda: code(boxed))
-        self._results = Results(recorded, given)
+        self._results = Results(recorded, given, saved=saved, ours=ours)
+        self.kept = self._results.kept.addresses
+        """Where what is saved for a backward stays."""
+        self.fixed_addresses = {x for x in self._addresses if x}
+        """Of the inputs that are read where they are."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether something that was saved for a backward is alive: it would be overwritten."""
+        return self._results.kept.is_alive()
+
+    @property
+    def sources(self) -> list[torch.Tensor]:
+        """What is copied out of the pool."""
+        return self._results.sources
+
+    def share(self, other: "Recording") -> None:
+        """Let a recording that was made of what this one keeps hold some of it."""
+        self._results.kept.share(other.sources)
 
     def fits(self, inputs: list[Any]) -> bool:
         """Whether what is read where it is, is where it was, and the rest is laid out as it was."""
