@@ -14,9 +14,9 @@ backward), medians with 95 % intervals over rounds in which the arms took turns:
 - *at work*: how long the device runs kernels or copies in it, by torch's profiler, and how many.
 
 Below each case: what is saved of what ``reduce-overhead`` saves, whether results are the same bits
-as without CUDA graphs, the pools' memory, and what the compile log says of CUDA graphs. Backbay
-replays inference alone: rows of training say what is left. Cases compile ``--at-once``, and are
-timed one by one when all have compiled, or after ``--until`` seconds those that have.
+as without CUDA graphs, the pools' memory, and what the compile log says of CUDA graphs. Cases
+compile ``--at-once``, and are timed one by one when all have compiled, or after ``--until`` seconds
+those that have.
 """
 
 import argparse

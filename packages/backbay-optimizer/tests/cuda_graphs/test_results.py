@@ -71,6 +71,8 @@ def test_an_input_is_copied():
 def test_nothing_is_something():
     recorded = [torch.empty(0, 3), torch.empty(3, 0).t(), torch.empty(0)]
     assert_shapes(Results(recorded, []).make([]), recorded)
+    expanded = [torch.empty(0, 1).expand(0, 3)]
+    assert_shapes(Results(expanded, []).make([]), expanded)
     empty = torch.empty(0, dtype=torch.int32)
     assert_shapes(Results(recorded, [empty]).make([empty]), recorded)
 
@@ -106,3 +108,58 @@ def test_an_input_of_another_type_is_made():
     x = torch.randn(4)
     with pytest.raises(NotCopied):
         Results([x.view(torch.int32)], [x])
+
+
+def test_what_is_saved_is_copied_or_known_to_nobody():
+    x, weight = torch.randn(3), torch.randn(3)
+    activation, other, returned = torch.randn(4, 2), torch.randn(6), torch.randn(5)
+    recorded = [returned, x, activation, activation.t(), weight, other[2:], returned, 7]
+    results = Results(recorded, [x, weight], saved=6)
+    recorded.clear()  # as code's own variables are when it has run
+    own = torch.randn(3)
+    made = results.make([own, weight])
+    assert made[1] is own
+    assert made[4] is weight
+    assert made[7] == 7
+    assert made[6] is made[0]  # saved and returned: one tensor, and the caller's
+    assert made[0].data_ptr() != returned.data_ptr()
+    assert [x.data_ptr() for x in made[2:4]] == [activation.data_ptr()] * 2
+    assert made[5].data_ptr() == other[2:].data_ptr()
+    assert results.kept.addresses == {activation.data_ptr(), other[2:].data_ptr()}
+    assert made[2]._version == 0
+    made[2].add_(1)
+    assert results.make([own, weight])[2]._version == 0
+
+
+def test_who_has_what_was_saved_is_not_seen():
+    results = Results([torch.randn(4, 2), torch.randn(3)], [], saved=1)
+    assert not results.kept.is_alive()
+    shown, saved = results.make([])
+    assert results.kept.is_alive()
+    view = saved[1:]
+    del saved
+    assert results.kept.is_alive()
+    del view
+    assert not results.kept.is_alive()
+    kept = results.make([])[1].untyped_storage()  # its Python object is the one that is held
+    assert not results.kept.is_alive()
+    assert kept.nbytes() == 12
+    assert shown.shape == (4, 2)
+
+
+def test_a_gradient_is_left_in_memory_of_the_forward():
+    forward = Results([torch.randn(4)], [], saved=1)
+    (saved,) = forward.make([])
+    given = [saved, torch.randn(4)]
+    backward = Results([given[0], given[0][1:], given[1]], given, ours=[0])
+    forward.kept.share(backward.sources)
+    given.clear()
+    del saved
+    assert not forward.kept.is_alive()  # but for what the backward reads from
+    mine = torch.randn(4)
+    made = backward.make([forward.make([])[0], mine])
+    assert made[2] is mine
+    assert made[0].data_ptr() not in forward.kept.addresses
+    assert made[1].untyped_storage().data_ptr() == made[0].untyped_storage().data_ptr()
+    del made
+    assert not forward.kept.is_alive()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from training_cases import CASES, DEVICE
+from training_cases import CASES, DEVICE, gradients, net, rows
 
 from backbay import compile_log
 from backbay_optimizer.cuda_graphs.recordings import Recordings
@@ -99,3 +99,116 @@ def test_a_replay_is_told_from_code_that_runs_as_it_is(name, device):
     assert any(x.replays for x in device["graphs"]), reasons()
     assert any(x.startswith("backward graph recorded") for x in reasons()), reasons()
     assert not any("could not be recorded" in x for x in reasons()), reasons()
+
+
+def trained(way, model, *, steps=1, **given):
+    """Return a compiled model, and its gradients after so many steps."""
+    call = way(model)
+    for step in range(steps):
+        model.zero_grad()
+        call(rows(seed=step, **given)).square().mean().backward()
+    return call, gradients(model)
+
+
+def test_a_pair_that_is_too_large_is_kept_or_ends_the_others(device):
+    way, model = Way(replays=True), net()
+    call, _ = trained(way, model, steps=4)
+    graphs = device["graphs"]
+    before = [x.replays for x in graphs]
+    model.up.weight.data = model.up.weight.data.clone()  # another recording is wanted
+    device["bytes"] = 1 << 40
+    for _ in range(2):
+        call(rows()).square().mean().backward()
+    assert len(graphs) == len(before) + 1
+    assert graphs[-1].replays == 0
+    assert any("recordings would hold 1048576 MiB with another one" in x for x in reasons())
+    assert not way.shared[0].stopped
+
+
+def test_a_backward_that_is_too_large_leaves_its_forward(device, monkeypatch):
+    way, model = Way(replays=True), net()
+    asked = []
+
+    def bytes_of_all(_):
+        asked.append(1)
+        return 1 << 40 if len(asked) == 2 else 0
+
+    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", bytes_of_all)
+    wanted = trained(Way(replays=False), net(), steps=6)[1]
+    torch.compiler.reset()
+    alike(trained(way, model, steps=6)[1], wanted)
+    assert [x.replays for x in device["graphs"]] == [1, 0]
+    assert not way.shared[0].held.number
+
+
+@pytest.mark.parametrize("what", ["forget", "stop", "switch off"])
+def test_what_is_released_while_it_is_pending_is_overwritten(what, device):
+    way, model = Way(replays=True), net()
+    call, _ = trained(way, model, steps=4)
+    model.zero_grad()
+    loss = call(rows(seed=9)).square().mean()
+    (shared,) = way.shared
+    if what == "forget":
+        shared.forget()
+    elif what == "stop":
+        shared.stop("enough")
+    else:
+        shared.enabled = False
+    before = [x.replays for x in device["graphs"]]
+    call(rows(seed=10))
+    loss.backward()
+    assert [x.replays for x in device["graphs"]][: len(before)] == before
+    torch.compiler.reset()
+    other = net()
+    wanted = Way(replays=False)(other)
+    wanted(rows(seed=9)).square().mean().backward()
+    alike(gradients(model), gradients(other))
+
+
+def test_a_stream_of_before_anything_was_recorded_is_the_only_one(device):
+    way, model = Way(replays=True), net()
+    call, _ = trained(way, model)
+    device["stream"] = 7
+    for _ in range(4):
+        call(rows()).square().mean().backward()
+    assert any(x.replays for x in device["graphs"])
+    assert not any("another stream" in x for x in reasons())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"stream": 7}, "another stream"), ({"capturing": True}, "the caller is capturing one")],
+)
+def test_somewhere_else_is_here(change, reason, device):
+    call, _ = trained(Way(replays=True), net(), steps=4)
+    loss = call(rows()).square().mean()
+    device.update(change)
+    before = [x.replays for x in device["graphs"]]
+    loss.backward()
+    call(rows())
+    assert [x.replays for x in device["graphs"]] == before
+    for kind in ("forward", "backward"):
+        assert f"{kind} graph ran without its CUDA graph: {reason}" in reasons()
+
+
+def test_another_threads_replay_is_waited_for(device):
+    way = Way(replays=True)
+    call, _ = trained(way, net(), steps=4)
+    before = [x.replays for x in device["graphs"]]
+    with way.shared[0].held.lock:
+        call(rows()).square().mean().backward()
+    assert [x.replays for x in device["graphs"]] == before
+    assert any("another thread was replaying" in x for x in reasons())
+
+
+def test_a_forward_that_can_not_be_recorded_stops_the_step(device, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no\nmemory")
+
+    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recording.captured", fails)
+    way, model = Way(replays=True), net()
+    found = trained(way, model, steps=4)[1]
+    torch.compiler.reset()
+    alike(found, trained(Way(replays=False), net(), steps=4)[1])
+    assert way.shared[0].stopped
+    assert any("the forward graph could not be recorded: RuntimeError: no" in x for x in reasons())

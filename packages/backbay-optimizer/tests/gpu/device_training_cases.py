@@ -4,7 +4,7 @@ import threading
 
 import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
-from training_cases import Net, as_it_is, case, gradients, net, raised, rows, values
+from training_cases import as_it_is, case, gradients, net, raised, rows, values
 
 
 @case
@@ -169,7 +169,7 @@ def random_numbers_that_are_drawn_again(way):  # in the backward, by a checkpoin
 
 @case
 def embeddings(way):
-    table, seen = torch.nn.EmbeddingBag(100, 32, mode="sum").cuda(), []
+    table, seen = torch.nn.Embedding(100, 32).cuda(), []
     with torch.no_grad():
         table.weight.copy_(torch.linspace(-1, 1, 3200, device="cuda").view(100, 32))
     call = way(lambda x: torch.tanh(table(x)))
@@ -194,7 +194,7 @@ def a_device_that_is_empty(way):
 
 @case
 def many_layers(way):
-    model = torch.nn.Sequential(*(net(Net) for _ in range(6)))
+    model = torch.nn.Sequential(*(net() for _ in range(6)))
     optimizer, seen = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True), []
     call = way(model)
     for step in range(30):

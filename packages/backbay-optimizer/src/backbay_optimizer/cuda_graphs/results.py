@@ -174,6 +174,6 @@ def copy_all(to: list[torch.Tensor], what: list[torch.Tensor]) -> None:
 
 def overlaps(value: torch.Tensor) -> bool:
     """Whether a tensor is expanded: some of its elements are the same memory."""
-    return any(
+    return value.numel() > 0 and any(
         stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True)
     )
