@@ -190,7 +190,7 @@ def same_bits(one: Step, steps: Mapping[str, Call]) -> str:
     kept, floating = [], [x for _, x in one.inputs if x.is_floating_point()]
     before = [x.detach().clone() for x in floating]
     for _ in range(3):
-        plain, graphed = (pytree.tree_leaves(steps[x]()) for x in (PLAIN, GRAPHS))
+        plain, graphed = (results(one, steps[x]) for x in (PLAIN, GRAPHS))
         kept += [(x, y) for x, y in zip(plain, graphed, strict=True)]
         with torch.no_grad():
             for x in floating:
@@ -200,6 +200,12 @@ def same_bits(one: Step, steps: Mapping[str, Call]) -> str:
             x.copy_(y)
     equal = (torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in kept)
     return "yes" if all(equal) else "no"
+
+
+def results(one: Step, step: Call) -> list[Any]:
+    """Return all that a step gives, gradients too, with the same random numbers each time."""
+    torch.manual_seed(0)
+    return [*pytree.tree_leaves(step()), *(x.grad for x in one.trained)]
 
 
 def timed(

@@ -19,7 +19,43 @@ from backbay import compile_log  # noqa: E402
 from backbay_optimizer.tuning import graph_timing  # noqa: E402
 
 pytestmark = pytest.mark.gpu
-TORCH_PASSES: set[str] = set()
+TORCH_PASSES = {
+    "a_backward_from_another_stream",
+    "a_backward_in_the_callers_thread",
+    "a_device_that_is_empty",
+    "a_graph_that_is_retained",
+    "a_graph_that_is_retained_too_late",
+    "an_optimizer_of_many_at_once",
+    "an_optimizer_one_by_one",
+    "an_optimizer_that_is_fused",
+    "another_thread",
+    "buffers_that_are_written",
+    "embeddings",
+    "exceptions_in_between",
+    "forwards_before_backwards",
+    "gradients_of_one_layer",
+    "graph_breaks",
+    "losses_of_the_whole",
+    "many_layers",
+    "numbers_of_less_precision",
+    "numbers_on_the_host",
+    "one_backward_of_many_forwards",
+    "parameters_elsewhere",
+    "parameters_that_are_frozen",
+    "parameters_whose_memory_is_freed",
+    "plain_steps",
+    "random_numbers",
+    "random_numbers_that_are_drawn_again",
+    "results_of_the_last_one",
+    "results_that_are_saved_and_written",
+    "results_that_are_views",
+    "results_that_die_at_once",
+    "several_models",
+    "sizes_that_are_compiled_anew",
+    "sizes_that_differ",
+    "some_results_alone",
+    "streams",
+}
 """Cases that ``reduce-overhead`` passes, too; in the others it fails, or gives something else."""
 VARY: set[str] = set()
 """Cases that ``reduce-overhead`` passes in one run and not in the next."""

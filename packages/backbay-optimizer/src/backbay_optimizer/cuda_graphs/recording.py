@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from backbay_optimizer.cuda_graphs.buffers import Buffers
 from backbay_optimizer.cuda_graphs.capture import Pool, captured
-from backbay_optimizer.cuda_graphs.results import NotCopied, Results, copy_all, overlaps
+from backbay_optimizer.cuda_graphs.results import Results
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 """Compiled code as AOTAutograd calls it: with one list, which it clears."""
@@ -44,16 +45,9 @@ class Recording:
         self._addresses: list[int | None] = [None] * len(inputs)
         for i in self._fixed:
             self._addresses[i] = inputs[i].data_ptr()
-        self._copied = [i for i in tensors if i not in set(fixed)]
-        if any(overlaps(inputs[i]) for i in self._copied):
-            raise NotCopied("an input overlaps itself: it is expanded")
-        self._buffers = [_like(inputs[i]) for i in self._copied]
-        places: dict[Any, list[int]] = {}
-        for place, buffer in enumerate(self._buffers):
-            places.setdefault(buffer.dtype, []).append(place)
-        self._groups = list(places.values())
+        self._buffers = Buffers(inputs, [i for i in tensors if i not in set(fixed)])
         given = list(inputs)
-        for i, buffer in zip(self._copied, self._buffers, strict=True):
+        for i, buffer in self._buffers.made.items():
             given[i] = buffer
         boxed = list(given)  # the code clears it
         self._graph, recorded = captured(pool, lambda: code(boxed))
@@ -82,22 +76,12 @@ class Recording:
         # In C++: hundreds of parameters, in each call. It is in torch's builds for CUDA alone.
         return torch._C._tensors_data_ptrs_at_indices_equal(  # noqa: SLF001 (its only home)
             inputs, self._addresses, self._fixed
-        ) and all(
-            inputs[i].shape == x.shape and inputs[i].stride() == x.stride()
-            for i, x in zip(self._copied, self._buffers, strict=True)
-        )
+        ) and self._buffers.fit(inputs)
 
     def replay(self, inputs: list[Any]) -> list[Any]:
         """Return what the code gives for these inputs, which fit; the list is cleared."""
-        for group in self._groups:
-            to = [self._buffers[x] for x in group]
-            copy_all(to, [inputs[self._copied[x]] for x in group])
+        self._buffers.fill(inputs)
         self._graph.replay()
         results = self._results.make(inputs)
         inputs.clear()
         return results
-
-
-def _like(value: torch.Tensor) -> torch.Tensor:
-    """Return memory of the same layout."""
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)

@@ -11,13 +11,10 @@ from typing import Any
 
 import torch
 
+from backbay_optimizer.cuda_graphs.buffers import NotCopied, copy_all, is_dense, overlaps
 from backbay_optimizer.cuda_graphs.kept import Kept, memory_of
 
 Inputs = Sequence[Any]
-
-
-class NotCopied(Exception):  # noqa: N818 (reads as what it says)
-    """What code returns can't be made once more from memory of a recording."""
 
 
 @dataclass(slots=True)
@@ -77,7 +74,8 @@ class Results:
         self.kept.count()
         by_kind: dict[Any, list[int]] = {}
         for number, source in enumerate(self.sources):
-            by_kind.setdefault((source.dtype, source.device), []).append(number)
+            kind = source.dtype, source.device, is_dense(source)
+            by_kind.setdefault(kind, []).append(number)
         self._groups = list(by_kind.values())
 
     def make(self, inputs: Inputs) -> list[Any]:
@@ -162,18 +160,3 @@ class Results:
             return copy
 
         return made
-
-
-def copy_all(to: list[torch.Tensor], what: list[torch.Tensor]) -> None:
-    """Copy tensors of one type, with few launches where they are many."""
-    if len(to) == 1:
-        to[0].copy_(what[0])
-    elif to:
-        torch._foreach_copy_(to, what)
-
-
-def overlaps(value: torch.Tensor) -> bool:
-    """Whether a tensor is expanded: some of its elements are the same memory."""
-    return value.numel() > 0 and any(
-        stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True)
-    )

@@ -19,6 +19,9 @@ from backbay_optimizer.cuda_graphs.recording import Recording
 from backbay_optimizer.cuda_graphs.recordings import ENOUGH, MOST_RECORDINGS
 from backbay_optimizer.cuda_graphs.replayable import Key, Replayable, current_stream, unusual
 
+CHECKPOINTS = "torch.utils.checkpoint"
+"""Its hooks hold what is saved, or nothing; others may read it in a stream of their own."""
+
 
 @dataclass(eq=False)
 class Pair:
@@ -92,6 +95,13 @@ class Forward(Trained):
     """A compiled forward."""
 
     kind = "forward graph"
+
+    def _elsewhere(self) -> str | None:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001 (as AOTAutograd)
+        found = hooks(True)  # noqa: FBT003 (takes it by position alone)
+        if found is not None and getattr(found[0], "__module__", None) != CHECKPOINTS:
+            return "hooks of the caller's see what is saved for the backward"
+        return super()._elsewhere()
 
     def _recording(self, inputs: list[Any], held: Pairs) -> Recording | str:
         key, shared = self._key(inputs), self._shared
