@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils.checkpoint import checkpoint
 from training_cases import CASES, DEVICE, gradients, net, rows
 
 from backbay import compile_log
@@ -212,3 +213,17 @@ def test_a_forward_that_can_not_be_recorded_stops_the_step(device, monkeypatch):
     alike(found, trained(Way(replays=False), net(), steps=4)[1])
     assert way.shared[0].stopped
     assert any("the forward graph could not be recorded: RuntimeError: no" in x for x in reasons())
+
+
+def test_hooks_that_might_read_it_in_another_stream_are_given_what_is_saved(device):
+    call, _ = trained(Way(replays=True), net(), steps=4)
+    before = [x.replays for x in device["graphs"]]
+    with torch.autograd.graph.save_on_cpu():
+        loss = call(rows()).square().mean()
+    loss.backward()
+    assert [x.replays for x in device["graphs"]] == before
+    assert any("hooks of the caller's see what is saved" in x for x in reasons())
+    result = checkpoint(call, rows(), use_reentrant=False)
+    assert [x.replays for x in device["graphs"]] == [before[0] + 1, before[1]]
+    result.square().mean().backward()
+    assert [x.replays for x in device["graphs"]] == [before[0] + 2, before[1] + 1]
