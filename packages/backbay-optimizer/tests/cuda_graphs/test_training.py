@@ -227,3 +227,58 @@ def test_hooks_that_might_read_it_in_another_stream_are_given_what_is_saved(devi
     assert [x.replays for x in device["graphs"]] == [before[0] + 1, before[1]]
     result.square().mean().backward()
     assert [x.replays for x in device["graphs"]] == [before[0] + 2, before[1] + 1]
+
+
+class Code:
+    """Boxed code, written by hand: Inductor's may write a gradient over what was saved."""
+
+    _boxed_call = True
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, inputs):
+        given = list(inputs)
+        inputs.clear()
+        return self.function(*given)
+
+
+def test_a_gradient_that_is_written_over_what_was_saved_is_the_callers(device):
+    shared = Recordings(name="ours", trains=True, saved=1)
+    forward_code = Code(lambda weight, x: [weight * x, torch.exp(x)])
+    forward = Forward(forward_code, Inputs(device=0, fixed=[0]), shared)
+    backward_code = Code(lambda saved, weight, given: [saved.mul_(given), given * weight])
+    backward = Backward(backward_code, Inputs(device=0, fixed=[0, 1]), shared)
+    weight, kept = torch.randn(3), []
+    for step in range(6):
+        x, given = torch.randn(3), torch.randn(3)
+        result, saved = forward([weight, x])
+        inputs = [saved, weight, given]
+        del saved
+        assert shared.ran_backward == (step > 0)
+        first, second = backward(inputs)
+        kept.append((result, first, second, x, given))
+    for result, first, second, x, given in kept:
+        assert torch.equal(result, weight * x)
+        assert torch.equal(first, torch.exp(x) * given)
+        assert torch.equal(second, given * weight)
+    assert [x.replays for x in device["graphs"]] == [5, 5]
+    (pair,) = shared.held.all
+    assert weight.data_ptr() in pair.backward.fixed_addresses  # it is read where it is
+    assert not pair.forward.pending
+    results = forward([weight, torch.randn(3)])
+    assert pair.forward.pending
+    assert len(results) == 2
+
+
+def test_a_backward_of_another_size_is_replayed(device):
+    shared = Recordings(name="ours", trains=True, saved=1)
+    forward = Forward(Code(lambda n, x: [x * n, n]), Inputs(device=0), shared)
+    backward = Backward(Code(lambda n, given: [given * n]), Inputs(device=0), shared)
+    for _ in range(4):
+        for n in (2, 3):  # which nothing tells but the number
+            x = torch.randn(3)
+            result, saved = forward([n, x])
+            assert torch.equal(result, x * n)
+            assert torch.equal(backward([saved, x])[0], x * n)
+    assert [x.replays for x in device["graphs"]] == [3, 3, 3, 3]
