@@ -1,17 +1,20 @@
 """Write the table "What was tried" of docs/adapters.md: each workload with each engine.
 
     python benchmarks/adapters.py [--engines tvm,iree] [--workloads hf:gpt2] [--again] [--limit 900]
+        [--rows FILE] [--page FILE]
 
 Each workload is compiled by each adapter, once for inference and once for training, in a process of
 its own with an empty cache, and is run with batches of 4, 7 and 1 rows, one after the other.
 What each gives is held against float64 truth by the golden check, in training gradients too. The
 share is that of operators that the engine ran itself, of all graphs that were compiled.
 
-Rows are kept in a JSON file. A later run makes those that it is asked for and lack, with --again
-all that it is asked for, and writes the page from all rows.
+Engines that are installed are tried by default. Rows are kept in a JSON file. A later run makes
+those that it is asked for and lack, with --again all that it is asked for, and writes the page from
+all rows.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import itertools
@@ -35,6 +38,7 @@ ENGINES = {
     "executorch": ("ExecuTorch", "executorch"),
     "iree": ("IREE", "iree-base-compiler"),
     "onnxruntime": ("ONNX Runtime", "onnxruntime"),
+    "onnxruntime_cuda": ("ONNX Runtime, CUDA", "onnxruntime-gpu"),
     "openvino": ("OpenVINO", "openvino"),
     "tvm": ("TVM", "apache-tvm"),
 }
@@ -114,7 +118,7 @@ def _arguments() -> argparse.Namespace:
         return text.split(",")
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engines", type=names, default=list(ENGINES))
+    parser.add_argument("--engines", type=names, default=list(filter(_version, ENGINES)))
     parser.add_argument("--workloads", type=names, default=list(WORKLOADS))
     parser.add_argument("--modes", type=names, default=list(MODES))
     parser.add_argument("--again", action="store_true", help="make rows that are known, too")
@@ -126,9 +130,14 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _version(engine: str) -> str | None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(ENGINES[engine][1])
+    return None
+
+
 def _versions(engine: str) -> dict[str, str]:
-    names = ("torch", ENGINES[engine][1])
-    return {x: metadata.version(x) for x in names}
+    return {"torch": metadata.version("torch"), ENGINES[engine][1]: _version(engine) or "absent"}
 
 
 def in_child(workload: str, engine: str, mode: str, limit_s: float) -> Row:
@@ -153,7 +162,7 @@ def _row(workload: str, engine: str, mode: str, ended: "subprocess.CompletedProc
     said = ended.stdout.decode("utf-8", "replace").splitlines()[-1:]
     if ended.returncode == 0 and said:
         return msgspec.json.decode(said[0], type=Row)
-    last = ended.stderr.decode("utf-8", "replace").splitlines()[-1:]
+    last = ended.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
     reason = f"the process ended with {ended.returncode}: {''.join(last)}"
     return Row(workload=workload, engine=engine, mode=mode, status="crashed", reason=reason)
 
@@ -170,10 +179,9 @@ def tried(workload: str, engine: str, mode: str) -> Row:
 
     train = mode == "train"
     row = Row(workload=workload, engine=engine, mode=mode, status="right")
-    given = load(
-        workload, seed=0, dtype=torch.float32, device=torch.device("cpu"), train=train, size="tiny"
-    )
     backend = getattr(importlib.import_module(f"backbay_adapters.{engine}"), f"backbay_{engine}")
+    device = torch.device(backend.devices[0])
+    given = load(workload, seed=0, dtype=torch.float32, device=device, train=train, size="tiny")
     call = torch.compile(given.model, backend=backend)
     try:
         for batch in BATCHES:

@@ -18,11 +18,20 @@ ENGINES = {
     "executorch": "executorch.runtime",
     "iree": "iree.compiler",
     "onnxruntime": "onnxruntime",
+    "onnxruntime_cuda": "onnxruntime",
     "openvino": "openvino",
+    "tensorrt": "tensorrt",
     "tvm": "tvm",
 }
 """Adapter to a module that its engine brings."""
 MANIFEST = parse_toml((resources.files("backbay_adapters") / "backends.toml").read_text())
+
+
+ON_CUDA = ("onnxruntime_cuda", "tensorrt")
+
+
+def extra(name):
+    return name.replace("_", "-")
 
 
 def adapter(name):
@@ -38,9 +47,24 @@ def is_installed(module):
 
 @pytest.fixture(params=ENGINES)
 def backend(request):
-    if not is_installed(ENGINES[request.param]):
-        pytest.skip(f"{request.param} is not installed: backbay-adapters[{request.param}]")
-    return adapter(request.param)
+    made = adapter(request.param)
+    if not (is_installed(ENGINES[request.param]) and has_distribution(made.engine)):
+        pytest.skip(f"{made.engine} is not installed: backbay-adapters[{extra(request.param)}]")
+    if request.param in ON_CUDA and not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    return made
+
+
+def has_distribution(name):
+    try:
+        return bool(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+@pytest.fixture
+def device(backend):
+    return backend.devices[0]
 
 
 @pytest.fixture(autouse=True)
@@ -94,12 +118,12 @@ MODELS = {
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", MODELS)
-def test_batches_of_4_7_and_1_are_right_and_the_engine_runs_most(backend, name, train):
+def test_batches_of_4_7_and_1_are_right_and_the_engine_runs_most(backend, device, name, train):
     made, given = MODELS[name]
-    model = made().train(train)
+    model = made().train(train).to(device)
     call = torch.compile(model, backend=backend)
     for rows in (4, 7, 1):
-        workload = Workload(model=model, args=(given(rows),))
+        workload = Workload(model=model, args=(given(rows).to(device),))
         golden = make_golden(workload, train=train)
         with golden.context():
             proof = golden.judge(observe(call, golden.at(workload), train=train))
@@ -116,27 +140,27 @@ def test_batches_of_4_7_and_1_are_right_and_the_engine_runs_most(backend, name, 
     assert {x.why.partition(" ")[0] for x in records} == kinds
 
 
-def test_frozen_weights_are_right(backend):
-    model, x = Convolving().eval(), torch.randn(2, 3, 16, 16)
+def test_frozen_weights_are_right(backend, device):
+    model, x = Convolving().eval().to(device), torch.randn(2, 3, 16, 16, device=device)
     with torch.no_grad():
         made = torch.compile(model, backend=backend, options={"freeze": True})(x)
     torch.testing.assert_close(made, model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_bfloat16_is_refused_in_one_line(backend):
+def test_bfloat16_is_refused_in_one_line(backend, device):
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
-        torch.compile(lambda x: x * 2, backend=backend)(torch.ones(3).bfloat16())
+        torch.compile(lambda x: x * 2, backend=backend)(torch.ones(3, device=device).bfloat16())
     said = f"{backend.__name__} computes in float32, and this graph in bfloat16"
     assert said in str(caught.value)
 
 
-def test_what_is_returned_is_kept(backend):
+def test_what_is_returned_is_kept(backend, device):
     call = torch.compile(lambda x: x * 2, backend=backend)
-    first = call(torch.ones(64))
-    call(torch.zeros(64))
+    first = call(torch.ones(64, device=device))
+    call(torch.zeros(64, device=device))
     assert first.eq(2).all()
     first.add_(1)
-    assert call(torch.ones(64)).eq(2).all()
+    assert call(torch.ones(64, device=device)).eq(2).all()
 
 
 SMALL = {
@@ -154,8 +178,8 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_small_functions_that_an_engine_had_wrong_are_right(backend, name):
-    x = torch.randn(4, 14)
+def test_small_functions_that_an_engine_had_wrong_are_right(backend, device, name):
+    x = torch.randn(4, 14, device=device)
     kept = x.clone()
     made = torch.compile(SMALL[name], backend=backend)(x)
     torch.testing.assert_close(made, SMALL[name](x))
@@ -165,13 +189,13 @@ def test_small_functions_that_an_engine_had_wrong_are_right(backend, name):
 
 
 @pytest.mark.parametrize("more", [0, -6])
-def test_padding_by_a_size_that_changes_is_right(backend, more):
+def test_padding_by_a_size_that_changes_is_right(backend, device, more):
     def padded(x):
         return F.pad(x, (0, x.shape[0] + more)) * 2
 
     call = torch.compile(padded, backend=backend, dynamic=True)
     for rows in (4, 7):
-        x = torch.randn(rows, 6)
+        x = torch.randn(rows, 6, device=device)
         torch.testing.assert_close(call(x), padded(x))
 
 
@@ -187,9 +211,10 @@ def test_the_manifest_says_what_the_class_does_and_importing_imports_no_engine(n
     spec = default_registry.spec(f"backbay_{name}")  # the rest is in the core's catalogue
     assert {x.name for x in spec.options} == set(options)
     assert spec.traits.mode is declared["traits"].mode
+    assert spec.traits.devices == tuple(made.devices)
     assert list(spec.traits.dtypes) == [str(x).removeprefix("torch.") for x in made.dtypes]
     assert made.engine in spec.requires.distributions
-    assert f"[{name}]" in spec.install
+    assert f"[{extra(name)}]" in spec.install
 
 
 def test_every_engine_has_an_extra_an_entry_point_and_a_test():
@@ -197,5 +222,5 @@ def test_every_engine_has_an_extra_an_entry_point_and_a_test():
     extras = set(here.metadata.get_all("Provides-Extra")) - {"all"}
     names = {x.name for x in here.entry_points.select(group="torch_dynamo_backends")}
     assert names == {f"backbay_{x}" for x in ENGINES}
-    assert extras == set(ENGINES)
+    assert extras == {extra(x) for x in ENGINES}
     assert {x["name"] for x in MANIFEST["backend"]} == names
