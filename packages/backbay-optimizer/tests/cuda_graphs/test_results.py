@@ -113,14 +113,15 @@ def test_an_input_of_another_type_is_made():
 def test_what_is_saved_is_copied_or_known_to_nobody():
     x, weight = torch.randn(3), torch.randn(3)
     activation, other, returned = torch.randn(4, 2), torch.randn(6), torch.randn(5)
-    recorded = [returned, x, activation, activation.t(), weight, other[2:], returned, 7]
-    results = Results(recorded, [x, weight], saved=6)
+    recorded = [returned, x, activation, activation.t(), weight, other[2:], returned, 7, weight[1:]]
+    results = Results(recorded, [x, weight], saved=7)
     recorded.clear()  # as code's own variables are when it has run
     own = torch.randn(3)
     made = results.make([own, weight])
     assert made[1] is own
     assert made[4] is weight
     assert made[7] == 7
+    assert made[8].data_ptr() == weight[1:].data_ptr()
     assert made[6] is made[0]  # saved and returned: one tensor, and the caller's
     assert made[0].data_ptr() != returned.data_ptr()
     assert [x.data_ptr() for x in made[2:4]] == [activation.data_ptr()] * 2
@@ -163,3 +164,12 @@ def test_a_gradient_is_left_in_memory_of_the_forward():
     assert made[1].untyped_storage().data_ptr() == made[0].untyped_storage().data_ptr()
     del made
     assert not forward.kept.is_alive()
+
+
+def test_a_constant_of_the_code_is_taken_for_something_that_is_alive():
+    constant = torch.randn(3)  # which the code has, too
+    results = Results([constant], [], saved=1)
+    assert not results.kept.is_alive()
+    made = results.make([])
+    assert results.kept.is_alive()
+    assert torch.equal(made[0], constant)

@@ -292,3 +292,15 @@ def test_training_is_timed_in_a_backward():
     y.backward()
     assert len(compiled.seen) == 2
     assert any("not timed: it is called in a backward" in x for x in reasons())
+
+
+def test_a_backward_that_can_not_be_recorded_is_timed():
+    call, compiled, weight = trains()
+    call(weight, X)
+    compiled.recordings.ran_backward = True
+    compiled.recordings.refuse("backward graph has no CUDA graph: it waits for the device: item")
+    call(weight, X)
+    assert len(compiled.seen) == 2
+    assert not compiled.recordings.enabled
+    again = graph_timing.GraphDecision(GRAPH, [weight, X], "default", Recordings(name="ours"))
+    assert again.known is False

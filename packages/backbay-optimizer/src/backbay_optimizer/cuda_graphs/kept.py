@@ -29,13 +29,11 @@ class Kept:
         """Where they are."""
         return frozenset(x.data_ptr() for x in self._tensors)
 
-    def add(self, value: torch.Tensor) -> torch.Tensor:
-        """Keep a tensor, and return it as one that nobody else has."""
-        own = value.data
-        self._tensors.append(own)
-        self._storages.setdefault(memory_of(own), own.untyped_storage())
-        self._known[memory_of(own)] += 1
-        return own
+    def add(self, value: torch.Tensor) -> None:
+        """Keep a tensor, which is added once and of which others are given only views."""
+        self._tensors.append(value)
+        self._storages.setdefault(memory_of(value), value.untyped_storage())
+        self._known[memory_of(value)] += 1
 
     def share(self, others: Sequence[torch.Tensor]) -> None:
         """Know of tensors that are held elsewhere for as long as these are."""

@@ -109,8 +109,8 @@ class Results:
         return self._of_storage(value) if whole else self._of_tensor(value)
 
     def _of_saved(self, value: torch.Tensor) -> _Step:
-        kept = self.kept.add(value)
-        return lambda _: kept.data  # one that has been written by nobody, of the same memory
+        self.kept.add(value)
+        return lambda _: value.data  # one that has been written by nobody, of the same memory
 
     def _of_input(self, value: torch.Tensor, position: int) -> _Step:
         owner = self._inputs[position]
