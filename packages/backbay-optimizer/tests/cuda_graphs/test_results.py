@@ -173,3 +173,13 @@ def test_a_constant_of_the_code_is_taken_for_something_that_is_alive():
     made = results.make([])
     assert results.kept.is_alive()
     assert torch.equal(made[0], constant)
+
+
+def test_who_has_the_very_tensor_that_a_backward_reads_is_not_seen():
+    forward = Results([torch.randn(4)], [], saved=1)
+    (saved,) = forward.make([])
+    backward = Results([saved], [saved], ours=[0])
+    forward.kept.share(backward.sources)
+    assert forward.kept.is_alive()
+    del saved
+    assert not forward.kept.is_alive()
