@@ -86,3 +86,12 @@ def test_an_expanded_input_is_copied():
     memory = torch.randn(100)
     with pytest.raises(NotCopied, match="expanded"):
         Buffers([memory[:1].expand(3), memory[-1:]], [0, 1])
+
+
+def test_two_memories_at_a_distance_are_one():
+    memory = bytearray(64)
+    apart = [torch.frombuffer(memory, dtype=torch.float32, count=4, offset=x) for x in (0, 16)]
+    whole = torch.arange(8, dtype=torch.float32)
+    made = Buffers([whole[:4], whole[4:]], [0, 1])
+    assert made.fit([whole[:4], whole[4:]])
+    assert not made.fit(apart)

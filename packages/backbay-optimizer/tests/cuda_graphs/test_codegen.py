@@ -12,6 +12,8 @@ from backbay.errors import InputError
 from backbay_optimizer.backend import backbay
 from backbay_optimizer.cuda_graphs import codegen, safety
 from backbay_optimizer.cuda_graphs.recordings import Recordings
+from backbay_optimizer.cuda_graphs.replaying import Replayed
+from backbay_optimizer.cuda_graphs.training import Backward, Forward
 
 
 @pytest.fixture(autouse=True)
@@ -168,6 +170,25 @@ def test_code_is_replayed_that_is_not_safe(given, reason):
     if reason is not None:
         assert any(reason in x for x in reasons())
         assert reason in recordings.refused
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({"inference": True}, Replayed),
+        ({"inference": False}, Forward),
+        ({"inference": False, "is_backward": True}, Backward),
+    ],
+)
+def test_code_is_taken_for_another_kind(given, kind):
+    recordings, code = Recordings(name="ours"), code_of(static=(0, 1, 2), **given)
+    codegen.take_over(code, recordings)
+    taken = code.current_callable
+    assert type(taken) is kind
+    assert recordings.trains == (kind is Forward)
+    assert recordings.saved == (3 if kind is Backward else None)
+    codegen.take_over(code, recordings)  # as it is finished and as it is compiled
+    assert code.current_callable is taken
 
 
 def test_code_for_the_host_is_spoken_of():

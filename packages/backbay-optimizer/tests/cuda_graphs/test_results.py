@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from backbay_optimizer.cuda_graphs import results as results_module
 from backbay_optimizer.cuda_graphs.results import NotCopied, Results
 
 
@@ -183,3 +184,13 @@ def test_who_has_the_very_tensor_that_a_backward_reads_is_not_seen():
     assert forward.kept.is_alive()
     del saved
     assert not forward.kept.is_alive()
+
+
+def test_a_result_with_holes_has_all_copied_one_by_one(monkeypatch):
+    counted, copy_all = [], results_module.copy_all
+    monkeypatch.setattr(
+        results_module, "copy_all", lambda *x: counted.append(len(x[0])) or copy_all(*x)
+    )
+    recorded = [torch.randn(3, 4), torch.randn(3, 8)[:, :4], torch.randn(5)]
+    assert_alike(Results(recorded, []).make([]), recorded)
+    assert sorted(counted) == [1, 2]
