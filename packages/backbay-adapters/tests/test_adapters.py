@@ -173,6 +173,7 @@ SMALL = {
     "largest": lambda x: F.max_pool1d(x, 4, 3, ceil_mode=True),
     "padding": lambda x: F.pad(x, (-1, 2)),
     "no padding": lambda x: F.pad(x, ()) + 1,
+    "three dimensions": lambda x: F.conv3d(x.view(1, 1, 4, 2, 7), x.new_ones(1, 1, 2, 2, 2)),
     "roll": lambda x: x.roll(2, 0) + F.gelu(x, approximate="tanh"),
 }
 

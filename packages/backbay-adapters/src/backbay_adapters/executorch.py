@@ -17,6 +17,11 @@ from backbay.kit.program import Program
 from backbay_adapters.padding import may_take_off
 
 
+def _is_in_space(convolution: Node) -> bool:
+    """Whether a convolution has more than two dimensions: it fails when it is called."""
+    return len(convolution.args[3]) > 2  # type: ignore[arg-type] # noqa: PLR2004 (its strides)
+
+
 class ExecuTorch(Engine):
     """ExecuTorch on CPUs, for inference; training runs in PyTorch."""
 
@@ -26,7 +31,8 @@ class ExecuTorch(Engine):
     graph_kinds: ClassVar[Any] = ("inference",)
     decompositions = core_aten(torch.ops.aten.gelu)  # its own with tanh is an approximation
     refuses: ClassVar = {
-        torch.ops.aten.constant_pad_nd: (may_take_off, "its padding takes nothing off")
+        torch.ops.aten.constant_pad_nd: (may_take_off, "its padding takes nothing off"),
+        torch.ops.aten.convolution: (_is_in_space, "its convolutions have at most two dimensions"),
     }
 
     def supports(self, node: Node) -> bool | str:

@@ -94,6 +94,14 @@ def test_copies_between_devices_are_not_a_reason_or_few_are():
     assert len(row(copied_ms=0.1, copies=1).waits) == 2
 
 
+def test_kernels_that_only_move_data_are_a_reason_where_they_take_a_tenth():
+    (said,) = row(busy_ms=0.9, moved_ms=0.25, moves=8).waits
+    assert said.startswith("moving data and changing its layout or dtype takes 25% of the step")
+    assert "(8 kernels)" in said
+    assert row(busy_ms=0.9, moved_ms=0.09, moves=8).waits == ()
+    assert row(busy_ms=0.9, moved_ms=0.1, moves=8).waits != ()
+
+
 def test_the_page_and_the_table_leave_it_out():
     result = row()
     section = Section(

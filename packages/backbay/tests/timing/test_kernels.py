@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch.autograd import DeviceType
 
@@ -65,6 +66,38 @@ def test_what_is_told_is_of_several_steps_or_of_what_is_no_work(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     work = kernels.gpu_work(lambda: calls.append(1), torch.device("cuda"))
     assert (work.busy_ms, work.launches, work.copied_ms, work.copies) == (6.5, 6, 1.5, 3)
+    assert (work.moved_ms, work.moves) == (1.0, 1)
     assert len(calls) == 4
     monkeypatch.setattr(Profiled, "seen", None)
     assert kernels.gpu_work(lambda: None, torch.device("cuda")) is None
+
+
+MOVES = (
+    "Memcpy DtoD (Device -> Device)",
+    "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda(float)>(int)",
+    "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>(cudnn::nhwcParams)",
+    "void cudnn::engines_precompiled::nhwcToNchwKernel<float>(cudnn::nhwcParams)",
+    "triton_poi_fused_clone_4",
+    "triton_poi_fused__to_copy_12",
+    "triton_poi_fused__unsafe_view_clone_permute_t_view_0",
+    "triton_poi_fused_convert_element_type_3",
+)
+WORK = (
+    "Memcpy HtoD (Pageable -> Device)",
+    "triton_poi_fused_add_clone_4",
+    "triton_poi_fused_clone_gelu_1",
+    "triton_poi_fused_clone",
+    "triton_red_fused_clone_sum_1",
+    "triton_poi_fused_transposed_add_1",
+    "sm90_xmma_gemm_bf16bf16_bf16f32",
+)
+
+
+@pytest.mark.parametrize(("name", "moves"), [*((x, 1) for x in MOVES), *((x, 0) for x in WORK)])
+def test_what_only_moves_data_is_told_by_its_name(monkeypatch, name, moves):
+    events = tuple(event(name, at, at + 2000) for at in (0, 5000, 10_000))
+    monkeypatch.setattr(kernels, "profile", Profiled)
+    monkeypatch.setattr(Profiled, "seen", events)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    work = kernels.gpu_work(lambda: None, torch.device("cuda"))
+    assert (work.moves, work.moved_ms) == (moves, 2.0 * moves)

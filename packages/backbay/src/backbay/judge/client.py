@@ -74,6 +74,7 @@ class Judge:
             NoReply: the process died, or took too long.
         """
         seeds = tuple(secret() for _ in range(FURTHER_SETS))
+        self._keeper.open()  # its process starts meanwhile
         with self._open_session() as session:
             request = Prepare(setup=self._setup, bank=str(self._bank), seeds=seeds)
             prepared = session.ask(request, timeout_s=self._timeout_s)

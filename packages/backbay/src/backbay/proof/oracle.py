@@ -9,6 +9,7 @@ the mean and the scale.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -191,6 +192,8 @@ class _Comparison:
     name: str | None
 
     def verdict(self) -> Verdict:
+        if all(map(_is_finite, (self.result, self.eager, self.truth))):
+            return self._measured(None)
         kinds = [_kind(x) for x in (self.result, self.eager, self.truth)]
         # Where eager overflowed and the truth did not, a finite result is the better one.
         alien = (kinds[0] != kinds[1]) & (kinds[0] != kinds[2])
@@ -213,23 +216,25 @@ class _Comparison:
             severity=math.inf,
         )
 
-    def _measured(self, counted: torch.Tensor) -> Verdict:
-        truth = self.truth[counted]
-        error = (self.result - self.truth)[counted]
-        own = (self.eager - self.truth)[counted].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    def _measured(self, counted: torch.Tensor | None) -> Verdict:
+        """Return the verdict on the elements that count; all do where they are not given."""
+        seen = self._errors(counted)
         tests = {
-            "an element's error": self._element(error, own, truth),
-            "the root-mean-square error": self._rms(error, truth),
-            "the middle element's error": self._middle(error, truth),
-            "the mean error": self._mean(error, truth),
-            "the error of scale": self._scale(error, truth),
+            "an element's error": self._element(seen),
+            "the root-mean-square error": self._rms(seen),
+            "the middle element's error": self._middle(seen),
+            "the mean error": self._mean(seen),
+            "the error of scale": self._scale(seen),
         }
         test = max(tests, key=lambda name: tests[name])
         severity = tests[test]
-        # Below every distance: where all are zero, the index must still be that of a number.
-        distance = torch.where(counted, (self.result - self.truth).abs(), -1.0)
+        if counted is None:
+            distance = seen.error.abs().reshape(self.truth.shape)
+        else:
+            # Below every distance: where all are zero, the index must still be that of a number.
+            distance = torch.where(counted, (self.result - self.truth).abs(), -1.0)
         index = _unravel(int(distance.argmax()), distance.shape)
-        ratio = _ratio(rms(error), rms(own))
+        ratio = _ratio(rms(seen.error), rms(seen.own))
         passed = severity <= 1.0
         return Verdict(
             passed=passed,
@@ -239,10 +244,17 @@ class _Comparison:
             where=self.name,
             worst=distance[index].item(),
             index=index,
-            ulps=self._ulps(distance[index].item(), self.truth[index].item(), truth),
+            ulps=self._ulps(distance[index].item(), self.truth[index].item(), seen),
             ratio=ratio,
             severity=severity,
         )
+
+    def _errors(self, counted: torch.Tensor | None) -> "_Errors":
+        error, own = self.result - self.truth, self.eager - self.truth
+        if counted is None:
+            return _Errors(error.flatten(), own.flatten(), self.truth.flatten())
+        own = own[counted].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        return _Errors(error[counted], own, self.truth[counted])
 
     @property
     def _is_full(self) -> bool:
@@ -261,58 +273,80 @@ class _Comparison:
     def _factor(self, elements: int) -> float:
         return RMS * self._slack + FEW / math.sqrt(elements)
 
-    def _element(self, error: torch.Tensor, own: torch.Tensor, truth: torch.Tensor) -> float:
-        rounding = 0.5 * self.eps * truth.abs()
-        noise = torch.maximum(own.abs(), rounding).clamp_min(self._least(truth))
-        allowed = (ELEMENT * self._slack * noise).clamp_min(PEAK * self.noise.peak)
+    def _element(self, seen: "_Errors") -> float:
+        # In place: memory that is new for each operator takes longer than what is computed.
+        rounding = seen.truth.abs().mul_(0.5 * self.eps)
+        noise = torch.maximum(seen.own.abs(), rounding, out=rounding).clamp_min_(self._least(seen))
+        allowed = noise.mul_(ELEMENT * self._slack).clamp_min_(PEAK * self.noise.peak)
         # An exact element needs no allowance.
-        return float(torch.where(error == 0, 0.0, error.abs() / allowed).max())
+        return float(seen.error.abs().div_(allowed).masked_fill_(seen.error == 0, 0.0).max())
 
-    def _rms(self, error: torch.Tensor, truth: torch.Tensor) -> float:
-        factor = self._factor(error.numel())
-        return _ratio(rms(error), factor * self._least(truth), equal=0.0)
+    def _rms(self, seen: "_Errors") -> float:
+        factor = self._factor(seen.error.numel())
+        return _ratio(rms(seen.error), factor * self._least(seen), equal=0.0)
 
-    def _middle(self, error: torch.Tensor, truth: torch.Tensor) -> float:
-        if error.numel() < MEAN_ELEMENTS:
+    def _middle(self, seen: "_Errors") -> float:
+        if seen.error.numel() < MEAN_ELEMENTS:
             return 0.0
-        factor = self._factor(error.numel())
-        noise = max(self.noise.middle, self._floor(truth))
-        return _ratio(middle(error, truth), factor * noise, equal=0.0)
+        factor = self._factor(seen.error.numel())
+        noise = max(self.noise.middle, self._floor(seen))
+        return _ratio(middle(seen.error, seen.truth), factor * noise, equal=0.0)
 
-    def _mean(self, error: torch.Tensor, truth: torch.Tensor) -> float:
-        if error.numel() < MEAN_ELEMENTS:
+    def _mean(self, seen: "_Errors") -> float:
+        if seen.error.numel() < MEAN_ELEMENTS:
             return 0.0
-        shared = self.noise.shared * truth.abs().mean().item()
-        allowed = CHANCE * self._chance(truth) + MEAN * self._slack * self.noise.mean + shared
-        return _ratio(abs(error.mean().item()), allowed, equal=0.0)
+        shared = self.noise.shared * seen.mean_size
+        allowed = CHANCE * self._chance(seen) + MEAN * self._slack * self.noise.mean + shared
+        return _ratio(abs(seen.error.mean().item()), allowed, equal=0.0)
 
-    def _scale(self, error: torch.Tensor, truth: torch.Tensor) -> float:
-        if error.numel() < MEAN_ELEMENTS:
+    def _scale(self, seen: "_Errors") -> float:
+        if seen.error.numel() < MEAN_ELEMENTS:
             return 0.0
-        size = rms(truth)
+        size = rms(seen.truth)
         # Relative errors weigh as truth squared: few large elements average little out.
-        weight = max(1.0, _ratio(rms(truth.square()), size**2))
-        chance, shared = CHANCE * weight * self._chance(truth), self.noise.shared * size
+        weight = max(1.0, _ratio(rms(seen.truth.square()), size**2))
+        chance, shared = CHANCE * weight * self._chance(seen), self.noise.shared * size
         allowed = chance + MEAN * self._slack * self.noise.along + shared
-        return _ratio(along(error, truth), allowed, equal=0.0)
+        return _ratio(along(seen.error, seen.truth), allowed, equal=0.0)
 
-    def _chance(self, truth: torch.Tensor) -> float:
-        return self._least(truth) / math.sqrt(truth.numel())
+    def _chance(self, seen: "_Errors") -> float:
+        return self._least(seen) / math.sqrt(seen.truth.numel())
 
-    def _least(self, truth: torch.Tensor) -> float:
+    def _least(self, seen: "_Errors") -> float:
         """Return the noise's size, never below a share of one rounding."""
-        return max(self.noise.rms, self._floor(truth))
+        return max(self.noise.rms, self._floor(seen))
 
-    def _floor(self, truth: torch.Tensor) -> float:
+    def _floor(self, seen: "_Errors") -> float:
         floor = FLOOR_IN_FULL if self._is_full else FLOOR
-        return floor * self.eps * truth.abs().mean().item()
+        return floor * self.eps * seen.mean_size
 
-    def _ulps(self, distance: float, at: float, truth: torch.Tensor) -> float | None:
+    def _ulps(self, distance: float, at: float, seen: "_Errors") -> float | None:
         # A truth near zero among large ones has units so small that their number says nothing.
-        size = max(abs(at), truth.abs().mean().item(), self.noise.rms)
+        size = max(abs(at), seen.mean_size, self.noise.rms)
         if not size or math.isinf(size):  # where nothing is off, `at` may be any element
             return None
         return distance / (self.eps * 2.0 ** math.floor(math.log2(size)))
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """The elements that count, in one dimension."""
+
+    error: torch.Tensor
+    """Of the result, from the truth."""
+    own: torch.Tensor
+    """Eager's."""
+    truth: torch.Tensor
+
+    @cached_property
+    def mean_size(self) -> float:
+        """The mean of the truth's absolute values."""
+        return self.truth.abs().mean().item()
+
+
+def _is_finite(value: torch.Tensor) -> bool:
+    """Return whether all elements are finite; may be False where their sum is not."""
+    return math.isfinite(value.sum().item())
 
 
 def _kind(value: torch.Tensor) -> torch.Tensor:

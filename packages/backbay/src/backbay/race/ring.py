@@ -68,13 +68,14 @@ class Ring:
             last: values for the last step that is used, whose truth is known.
             used: how many are used.
         """
-        generator = torch.Generator().manual_seed(seed)
-        for strip in self._strips:
-            order = torch.randperm(strip.first.shape[1], generator=generator)
-            values = strip.first.index_select(1, order.to(strip.first.device))
+        for number, strip in enumerate(self._strips):
+            device = strip.first.device  # on a GPU a permutation takes a hundredth of the time
+            generator = torch.Generator(device).manual_seed(seed + number)
+            order = torch.randperm(strip.first.shape[1], generator=generator, device=device)
+            values = strip.first.index_select(1, order)
             if values.is_floating_point() or values.is_complex():
-                factors = 1.0 - SHRINK * torch.rand(len(values), 1, generator=generator)
-                values *= factors.to(values.device, values.dtype)
+                drawn = torch.rand(len(values), 1, generator=generator, device=device)
+                values *= (1.0 - SHRINK * drawn).to(values.dtype)
             strip.memory.copy_(values)
             # Not through the tensor itself, whose version would say that it has other values.
             strip.memory[used - 2].copy_(_flat(last[strip.position]))

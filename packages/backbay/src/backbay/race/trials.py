@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -68,6 +69,8 @@ class Trials:
     """Who has changed what all in a process share, and what that was."""
     captured: Captured | None = None
     """The graphs that backends are handed."""
+    _asking: threading.Lock = field(default_factory=threading.Lock)
+    """Held while an arm's process finds the graphs."""
     _sessions: set[Session[Request, Reply]] = field(default_factory=set)
 
     def run(self, entrants: Sequence[Entrant]) -> None:
@@ -162,12 +165,23 @@ class Trials:
             pieces.append(Piece(path=str(path), inputs=0, what=what, picked=picked, row=True))
         finished = ask(Finish())
         assert isinstance(finished, Finished)
-        if self.capture and self.captured is None:
-            with contextlib.suppress(NoReply):  # then the next one is asked, or nothing is kept
+        if self.capture:
+            self._find_graphs(ask)
+        return finished, pieces
+
+    def _find_graphs(self, ask: Callable[[Request], Reply]) -> None:
+        """Ask an arm's process which graphs backends are handed; one says it for all."""
+        if not self._asking.acquire(blocking=False):  # somebody is being asked: nobody waits
+            return
+        try:
+            if self.captured is None:
                 captured = ask(Capture())
                 assert isinstance(captured, Captured)
                 self.captured = captured
-        return finished, pieces
+        except NoReply:
+            pass  # then the next one is asked, or nothing is kept
+        finally:
+            self._asking.release()
 
 
 def _outcome(finished: Finished, judged: Judged, calls: int) -> Trying:

@@ -13,6 +13,8 @@ WAITS = 0.2
 """Of a step that the GPU waits, from where on it is bound by the host."""
 COPIES = 0.05
 """Of a step that copies between devices take, from where on they are a reason."""
+MOVES = 0.1
+"""Of a step that copies within the GPU take, likewise: some are part of any model."""
 _GRAPHED_MODES = {"reduce-overhead", "max-autotune"}
 _GRAPHED_OPTIONS = {"cuda_graphs", "triton.cudagraphs"}
 _WITH_GRAPHS = {
@@ -45,6 +47,13 @@ def _waits(result: Result, spec: BackendSpec | None) -> Iterator[str]:
     if work.copied_ms >= COPIES * step_ms:
         copies = wording.counted(work.copies, "copy", "copies")
         yield f"{copies} between host and GPU take {work.copied_ms / step_ms:.0%} of the step"
+    if work.moved_ms >= MOVES * step_ms:
+        share = f"{work.moved_ms / step_ms:.0%}"
+        kernels = wording.counted(work.moves, "kernel")
+        yield (
+            f"moving data and changing its layout or dtype takes {share} of the step ({kernels}): "
+            "`backbay diagnose` shows for which lines"
+        )
 
 
 def _remedy(arm: Arm, spec: BackendSpec | None) -> str:

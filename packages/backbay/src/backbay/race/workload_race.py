@@ -18,6 +18,7 @@ from backbay.decisions import Arm
 from backbay.errors import WorkloadInvalid
 from backbay.judge import Judge, Prepared
 from backbay.judge.client import JudgeSession
+from backbay.race.ahead import Ahead
 from backbay.race.caches import Caches
 from backbay.race.costs import costs
 from backbay.race.decide import EAGER, INDUCTOR, Deciding, with_exceptions
@@ -45,6 +46,11 @@ _CORES_EACH = 2
 """That an arm which is being compiled keeps busy, more or less."""
 _PEAKS_EACH = 4
 """Of eager's peak memory: what compiling and proving an arm takes, more or less."""
+
+_MOST_AHEAD = 4
+"""Arms whose processes start while the reference is made."""
+_FEWEST_CORES = 3
+"""For that: the reference and the toolchain keep two busy."""
 
 _EXPERIMENTAL = "experimental: its author makes no promises"
 
@@ -105,6 +111,10 @@ class WorkloadRace:
     """Cores that other processes used while arms were timed."""
     decision: Decision | None = None
     results: tuple[Result, ...] = ()
+    _ahead: Ahead = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ahead = Ahead(self.sessions.backends)
 
     def run(self) -> None:
         """Race, and fill in what came of it.
@@ -122,8 +132,9 @@ class WorkloadRace:
             timeout_s=self.limits.backend_s,
         )
         try:
-            with judge:
+            with judge, self._ahead:
                 with self.turns.working(), self._toolchain():
+                    self._start_ahead()
                     prepared = self._prepared(judge)
                 if isinstance(prepared, Trying):
                     self.decision = self._without_reference(prepared)
@@ -135,6 +146,15 @@ class WorkloadRace:
         finally:
             tried = [entrant.name for entrant in self.entrants if entrant.name in self.tried]
             self.results = tuple(map(self._result, tried))
+
+    def _start_ahead(self) -> None:
+        """Start the processes of the first arms, and of the timing."""
+        if self.sessions.here or cores() < _FEWEST_CORES:
+            return
+        ready = [x.name for x in self.entrants if x.unavailable is None]
+        for name in ready[: 1 + min(_MOST_AHEAD, self._wanted_at_once())]:  # eager is the first
+            self.caches.empty(name)
+            self._ahead.start(self.caches.environment(name))
 
     def _race(self, judge: Judge, prepared: Prepared) -> Decision:
         self._tried(EAGER, Trying(status="ok", peak_bytes=prepared.peak_bytes))
@@ -191,7 +211,7 @@ class WorkloadRace:
             sets=sets,
             caches=self.caches,
             folder=self.folder,
-            open_session=self.sessions.backends,
+            open_session=self._ahead,
             limits=self.limits,
             at_once=at_once,
             tell=self._say,
@@ -207,10 +227,13 @@ class WorkloadRace:
         if self.sessions.here or self.objective.kind == "total":
             return 1
         ready = sum(x.unavailable is None for x in self.entrants) - 1
-        wanted = self.limits.at_once or max(1, cores() // _CORES_EACH)
+        wanted = self._wanted_at_once()
         if prepared.peak_bytes and prepared.free_bytes:
             wanted = min(wanted, prepared.free_bytes // (_PEAKS_EACH * prepared.peak_bytes))
         return max(1, min(wanted, ready))
+
+    def _wanted_at_once(self) -> int:
+        return self.limits.at_once or max(1, cores() // _CORES_EACH)
 
     def _tried(self, name: str, tried: Trying) -> None:
         self.tried[name] = tried
@@ -305,7 +328,7 @@ class WorkloadRace:
         timing = Timing(
             setup=self.setup,
             digest=prepared.digest,
-            open_session=lambda: self.sessions.backends(self.caches.environment(EAGER)),
+            open_session=lambda: self._ahead(self.caches.environment(EAGER)),
             limits=self.limits,
             objective=self.objective,
             turns=self.turns,

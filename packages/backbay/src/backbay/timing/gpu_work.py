@@ -15,3 +15,7 @@ class GpuWork(msgspec.Struct, frozen=True, kw_only=True):
     """Of copies between the host and a GPU, or two GPUs."""
     copies: int = 0
     """How many of these there are."""
+    moved_ms: float = 0.0
+    """Of kernels and copies that only move data within a GPU, or change its layout or dtype."""
+    moves: int = 0
+    """How many of these there are."""

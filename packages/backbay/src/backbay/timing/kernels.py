@@ -1,5 +1,6 @@
 """What a GPU does during a step: how long it works, and what it copies from and to the host."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,18 @@ _CALLS = 3
 """That are watched; the first one after a pause is not."""
 _BETWEEN = ("HtoD", "DtoH", "PtoP")
 """In the name of a copy: from the host, to it, and from one GPU to another."""
+_MOVING = re.compile(
+    r"""
+    Memcpy\ DtoD .* | .* (?: direct_copy_kernel | nchwToNhwc | nhwcToNchw ) .*
+    | triton_poi_fused (?: _ (?:
+        _to_copy | copy_? | clone | contiguous | convert_element_type | (?:_unsafe_)? view | reshape
+        | permute | transpose | t | expand | slice | select | (?:un)? squeeze | as_strided | detach
+    ) )+ _\d+
+    """,
+    re.VERBOSE,
+)
+"""Names of what only moves data: copies by CUDA, torch and cuDNN, and Inductor's kernels of nothing
+else, which are named after their operators."""
 
 
 def gpu_work(step: Callable[[], Any], device: torch.device) -> GpuWork | None:
@@ -35,12 +48,15 @@ def gpu_work(step: Callable[[], Any], device: torch.device) -> GpuWork | None:
     ]
     if not found:
         return None
-    copies = [(start, end) for start, end, name in found if any(x in name for x in _BETWEEN)]
+    copies = [end - start for start, end, name in found if any(x in name for x in _BETWEEN)]
+    moves = [end - start for start, end, name in found if _MOVING.fullmatch(name)]
     return GpuWork(
         busy_ms=sum(end - start for start, end in _joined(found)) / 1e3 / _CALLS,
         launches=len(found) // _CALLS,
-        copied_ms=sum(end - start for start, end in copies) / 1e3 / _CALLS,
+        copied_ms=sum(copies) / 1e3 / _CALLS,
         copies=len(copies) // _CALLS,
+        moved_ms=sum(moves) / 1e3 / _CALLS,
+        moves=len(moves) // _CALLS,
     )
 
 
