@@ -115,9 +115,7 @@ class _Deciding:
 
     def _decided(self, args: Sequence[Any]) -> Any:
         """Run the graph, and decide."""
-        if (
-            self._recordings.refused is not None
-        ):  # its backward, which is compiled when it first runs
+        if self._recordings.refused is not None:  # its backward's, compiled when it first runs
             self._decision.keep(self._recordings.refused, used=False)
             return self._compiled(*args)
         why = variants.unsuitable(args, written=self._copies_all)
