@@ -87,13 +87,13 @@ class Optimizing(Backend):
             type="any",
             default="auto",
             choices=(False, True, "auto"),
-            help="replay inference as CUDA graphs, and run as ever where that could be told; "
-            "auto where it is measured to be faster, and no mode asks for torch's own",
+            help="replay inference and training as CUDA graphs, and run as ever where that could "
+            "be told; auto where it is measured to be faster, and no mode asks for torch's own",
         ),
         Option(
             name="cuda_graphs_memory",
             type="float",
-            default=0.1,
+            default=0.25,
             help="the part of a device's memory that CUDA graphs may hold, all together",
         ),
     )

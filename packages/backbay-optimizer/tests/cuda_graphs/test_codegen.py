@@ -11,7 +11,9 @@ from backbay import compile_log
 from backbay.errors import InputError
 from backbay_optimizer.backend import backbay
 from backbay_optimizer.cuda_graphs import codegen, safety
-from backbay_optimizer.cuda_graphs.replaying import Recordings
+from backbay_optimizer.cuda_graphs.recordings import Recordings
+from backbay_optimizer.cuda_graphs.replaying import Replayed
+from backbay_optimizer.cuda_graphs.training import Backward, Forward
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +51,7 @@ def replaying(monkeypatch):
         plain.append(graph_module)
         return compile_fx.compile_fx(graph_module, example_inputs)
 
-    monkeypatch.setattr(codegen, "_on_cuda", lambda _: True)
+    monkeypatch.setattr(codegen, "_on_cuda", lambda *_: True)
 
     def take_over(code, _):
         taken.append(code)
@@ -65,15 +67,22 @@ def reasons():
     return [x.why for x in compile_log.records()]
 
 
-def test_training_is_taken_over(replaying):
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_backward_is_not_taken_over(replaying, dynamic, tmp_path, monkeypatch):
     made, plain, taken = replaying
-    for known in ("always", None):
-        compile_log.clear()
-        model = nn.Linear(8, 4)
-        torch.compile(model, backend=made(known=known))(torch.randn(3, 8)).sum().backward()
-        assert plain
-        assert not taken
-        assert (codegen.TRAINING in reasons()) == (known == "always")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for known in ("always", None):  # the second one comes from a cache
+        torch.compiler.reset()
+        taken.clear()
+        model = nn.Sequential(nn.Linear(8, 4), nn.Tanh())
+        call = torch.compile(model, backend=made(known=known), dynamic=dynamic)
+        call(torch.randn(3, 8)).sum().backward()
+        different = {id(x): x for x in taken}.values()
+        forward, backward = sorted(different, key=lambda x: x.fx_kwargs["is_backward"])
+        assert backward.fx_kwargs["is_backward"]
+        saved = len(backward.fx_kwargs["static_input_idxs"])
+        assert 0 < saved < len(forward.output_strides)
+    assert not plain
 
 
 def test_a_graph_of_no_device_is_taken_over(replaying, monkeypatch):
@@ -118,14 +127,15 @@ def test_code_from_a_cache_is_not_taken_over(replaying, tmp_path, monkeypatch):
         counters.clear()
         call = torch.compile(lambda x: torch.tanh(x).sin(), backend=made(known=known))
         call(torch.randn(3, 4))
-        assert len(taken) == 1
+        assert len({id(x) for x in taken}) == 1
         assert taken[0].source_code
         hits.append(counters["aot_autograd"]["autograd_cache_hit"])
     assert hits == [0, 1, 1, 1]
     assert not plain
     torch.compiler.reset()
+    before = len(taken)
     torch.compile(torch.cos)(torch.ones(3))  # nobody listens any more
-    assert len(taken) == 1
+    assert len(taken) == before
 
 
 def code_of(source="", written=(), static=(), devices=("cuda",), inference=True, **given):
@@ -143,7 +153,9 @@ def code_of(source="", written=(), static=(), devices=("cuda",), inference=True,
         ({}, None),
         ({"written": (1,), "static": (1,)}, None),
         ({"written": (1,)}, "it writes 1 inputs"),
-        ({"inference": False}, codegen.TRAINING),
+        ({"inference": False}, None),
+        ({"inference": False, "is_backward": True, "static": (0, 1)}, None),
+        ({"inference": False, "is_backward": True, "static": (1,), "written": (1,)}, "it writes 1"),
         ({"devices": ("cpu", "cuda")}, "it runs on cpu, cuda"),
         ({"cpp_wrapper": True}, "its wrapper is not in Python"),
         ({"source": "x = buf0.item()"}, "it waits for the device"),
@@ -157,7 +169,26 @@ def test_code_is_replayed_that_is_not_safe(given, reason):
     assert recordings.writes == (reason is None and bool(given.get("written")))
     if reason is not None:
         assert any(reason in x for x in reasons())
-        assert reason == codegen.TRAINING or reason in recordings.refused
+        assert reason in recordings.refused
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({"inference": True}, Replayed),
+        ({"inference": False}, Forward),
+        ({"inference": False, "is_backward": True}, Backward),
+    ],
+)
+def test_code_is_taken_for_another_kind(given, kind):
+    recordings, code = Recordings(name="ours"), code_of(static=(0, 1, 2), **given)
+    codegen.take_over(code, recordings)
+    taken = code.current_callable
+    assert type(taken) is kind
+    assert recordings.trains == (kind is Forward)
+    assert recordings.saved == (3 if kind is Backward else None)
+    codegen.take_over(code, recordings)  # as it is finished and as it is compiled
+    assert code.current_callable is taken
 
 
 def test_code_for_the_host_is_spoken_of():

@@ -1,79 +1,15 @@
 """When compiled code is replayed: with a device that a list of calls stands for."""
 
-import ctypes
 import threading
 
 import pytest
 import torch
 
 from backbay import compile_log
-from backbay_optimizer.cuda_graphs import recording, replaying
-from backbay_optimizer.cuda_graphs.replaying import Inputs, Recordings, Replayed
-
-
-def at_the_same_address(value):
-    """Return a tensor of the same memory, which does not keep it: as a CUDA graph has it."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    assert value.is_contiguous()
-    floats = (ctypes.c_float * value.numel()).from_address(value.data_ptr())
-    return torch.frombuffer(floats, dtype=torch.float32).view(value.shape)
-
-
-class FakeGraph:
-    """Runs the code again, on the same memory."""
-
-    def __init__(self, code, given):
-        self._code, self._given = code, [at_the_same_address(x) for x in given]
-        self.results = code(list(given))
-        self.replays = 0
-
-    def replay(self):
-        self.replays += 1
-        made = self._code(list(self._given))
-        for old, new in zip(self.results, made, strict=True):
-            if isinstance(old, torch.Tensor) and old is not new:
-                old.copy_(new)
-
-
-ADDRESSES = "_tensors_data_ptrs_at_indices_equal"
-"""Of torch's builds for CUDA."""
-
-
-def same_addresses(tensors, addresses, indices):
-    return all(tensors[i].data_ptr() == addresses[i] for i in indices)
-
-
-class FakePool:
-    def __init__(self, index, stream):
-        self.index, self.stream, self.bytes = index, stream, 1 << 20
-        self.lock = threading.Lock()
-
-
-@pytest.fixture
-def device(monkeypatch):
-    """The CPU in a CUDA device's place; what it gives tells how often something was recorded."""
-    graphs, state = [], {"stream": 0, "capturing": False}
-
-    def captured(pool, run):
-        # The recording's closure has what it is called with.
-        code, boxed = (x.cell_contents for x in run.__closure__)
-        code, boxed = (code, boxed) if callable(code) else (boxed, code)
-        graphs.append(FakeGraph(code, boxed))
-        return graphs[-1], graphs[-1].results
-
-    monkeypatch.setattr(torch._C, ADDRESSES, same_addresses, raising=False)
-    monkeypatch.setattr(recording, "captured", captured)
-    monkeypatch.setattr(replaying, "pool_of", FakePool)
-    monkeypatch.setattr(replaying, "pool_bytes", lambda _: state.get("bytes", 0))
-    monkeypatch.setattr(replaying, "_stream", lambda _: state["stream"])
-    monkeypatch.setattr(replaying, "_unusual", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capturing"])
-    properties = type("Properties", (), {"total_memory": 1 << 30})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    compile_log.clear()
-    state["graphs"] = graphs
-    return state
+from backbay_optimizer.cuda_graphs import recordings, replayable
+from backbay_optimizer.cuda_graphs.recordings import MOST_RECORDINGS, Recordings
+from backbay_optimizer.cuda_graphs.replayable import Inputs
+from backbay_optimizer.cuda_graphs.replaying import Replayed
 
 
 class Code:
@@ -163,7 +99,7 @@ def test_sizes_are_recorded_without_end(device):
         for size in range(1, 20):
             x = torch.randn(size)
             assert torch.equal(call([size, x])[0], x * 2)
-    assert len(device["graphs"]) == replaying.MOST_RECORDINGS
+    assert len(device["graphs"]) == MOST_RECORDINGS
     assert any("8 recordings are made" in x for x in reasons())
 
 
@@ -176,11 +112,11 @@ def test_another_layout_is_copied_into_the_buffer_of_the_first(device):
 
 
 def test_an_input_of_an_unknown_kind_is_copied(monkeypatch):
-    assert replaying._unusual([torch.ones(2), 3], -1) == "an input is on another device"
-    assert replaying._unusual([3], 0) is None
-    assert replaying._unusual([3, None], 0) == "an input is a NoneType"
+    assert replayable.unusual([torch.ones(2), 3], -1) == "an input is on another device"
+    assert replayable.unusual([3], 0) is None
+    assert replayable.unusual([3, None], 0) == "an input is a NoneType"
     meta = torch.ones(2, device="meta")
-    assert replaying._unusual([meta], 0) == "an input is on another device"
+    assert replayable.unusual([meta], 0) == "an input is on another device"
 
 
 def test_parameters_elsewhere_are_recorded_without_end(device):
@@ -190,7 +126,7 @@ def test_parameters_elsewhere_are_recorded_without_end(device):
         for weight in weights:
             x = torch.randn(3)
             assert torch.equal(call([weight, x])[0], weight * x)
-    assert len(device["graphs"]) == replaying.MOST_RECORDINGS
+    assert len(device["graphs"]) == MOST_RECORDINGS
 
 
 def test_what_can_not_be_recorded_is_tried_again(device):
@@ -226,7 +162,7 @@ def test_what_is_forgotten_by_another_thread_meanwhile_is_found_again(device, mo
     shared = Recordings(name="ours")
     call, _ = replayed(lambda x: [x + 1], shared=shared)
     call([torch.ones(2)])
-    monkeypatch.setattr(replaying, "pool_bytes", lambda _: shared.forget() or 0)
+    monkeypatch.setattr(recordings, "pool_bytes", lambda _: shared.forget() or 0)
     call([torch.ones(2)])  # recorded while the other one forgets
     assert shared.held is None
     device["stream"] = 7

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from backbay_optimizer.cuda_graphs import results as results_module
 from backbay_optimizer.cuda_graphs.results import NotCopied, Results
 
 
@@ -71,6 +72,8 @@ def test_an_input_is_copied():
 def test_nothing_is_something():
     recorded = [torch.empty(0, 3), torch.empty(3, 0).t(), torch.empty(0)]
     assert_shapes(Results(recorded, []).make([]), recorded)
+    expanded = [torch.empty(0, 1).expand(0, 3)]
+    assert_shapes(Results(expanded, []).make([]), expanded)
     empty = torch.empty(0, dtype=torch.int32)
     assert_shapes(Results(recorded, [empty]).make([empty]), recorded)
 
@@ -106,3 +109,88 @@ def test_an_input_of_another_type_is_made():
     x = torch.randn(4)
     with pytest.raises(NotCopied):
         Results([x.view(torch.int32)], [x])
+
+
+def test_what_is_saved_is_copied_or_known_to_nobody():
+    x, weight = torch.randn(3), torch.randn(3)
+    activation, other, returned = torch.randn(4, 2), torch.randn(6), torch.randn(5)
+    recorded = [returned, x, activation, activation.t(), weight, other[2:], returned, 7, weight[1:]]
+    results = Results(recorded, [x, weight], saved=7)
+    recorded.clear()  # as code's own variables are when it has run
+    own = torch.randn(3)
+    made = results.make([own, weight])
+    assert made[1] is own
+    assert made[4] is weight
+    assert made[7] == 7
+    assert made[8].data_ptr() == weight[1:].data_ptr()
+    assert made[6] is made[0]  # saved and returned: one tensor, and the caller's
+    assert made[0].data_ptr() != returned.data_ptr()
+    assert [x.data_ptr() for x in made[2:4]] == [activation.data_ptr()] * 2
+    assert made[5].data_ptr() == other[2:].data_ptr()
+    assert results.kept.addresses == {activation.data_ptr(), other[2:].data_ptr()}
+    assert made[2]._version == 0
+    made[2].add_(1)
+    assert results.make([own, weight])[2]._version == 0
+
+
+def test_who_has_what_was_saved_is_not_seen():
+    results = Results([torch.randn(4, 2), torch.randn(3)], [], saved=1)
+    assert not results.kept.is_alive()
+    shown, saved = results.make([])
+    assert results.kept.is_alive()
+    view = saved[1:]
+    del saved
+    assert results.kept.is_alive()
+    del view
+    assert not results.kept.is_alive()
+    kept = results.make([])[1].untyped_storage()  # its Python object is the one that is held
+    assert not results.kept.is_alive()
+    assert kept.nbytes() == 12
+    assert shown.shape == (4, 2)
+
+
+def test_a_gradient_is_left_in_memory_of_the_forward():
+    forward = Results([torch.randn(4)], [], saved=1)
+    (saved,) = forward.make([])
+    given = [saved, torch.randn(4)]
+    backward = Results([given[0], given[0][1:], given[1]], given, ours=[0])
+    forward.kept.share(backward.sources)
+    given.clear()
+    del saved
+    assert not forward.kept.is_alive()  # but for what the backward reads from
+    mine = torch.randn(4)
+    made = backward.make([forward.make([])[0], mine])
+    assert made[2] is mine
+    assert made[0].data_ptr() not in forward.kept.addresses
+    assert made[1].untyped_storage().data_ptr() == made[0].untyped_storage().data_ptr()
+    del made
+    assert not forward.kept.is_alive()
+
+
+def test_a_constant_of_the_code_is_taken_for_something_that_is_alive():
+    constant = torch.randn(3)  # which the code has, too
+    results = Results([constant], [], saved=1)
+    assert not results.kept.is_alive()
+    made = results.make([])
+    assert results.kept.is_alive()
+    assert torch.equal(made[0], constant)
+
+
+def test_who_has_the_very_tensor_that_a_backward_reads_is_not_seen():
+    forward = Results([torch.randn(4)], [], saved=1)
+    (saved,) = forward.make([])
+    backward = Results([saved], [saved], ours=[0])
+    forward.kept.share(backward.sources)
+    assert forward.kept.is_alive()
+    del saved
+    assert not forward.kept.is_alive()
+
+
+def test_a_result_with_holes_has_all_copied_one_by_one(monkeypatch):
+    counted, copy_all = [], results_module.copy_all
+    monkeypatch.setattr(
+        results_module, "copy_all", lambda *x: counted.append(len(x[0])) or copy_all(*x)
+    )
+    recorded = [torch.randn(3, 4), torch.randn(3, 8)[:, :4], torch.randn(5)]
+    assert_alike(Results(recorded, []).make([]), recorded)
+    assert sorted(counted) == [1, 2]

@@ -10,7 +10,7 @@ from measurements import kept_keys
 
 from backbay import compile_log
 from backbay.timing import clock
-from backbay_optimizer.cuda_graphs.replaying import Recordings
+from backbay_optimizer.cuda_graphs.recordings import Recordings
 from backbay_optimizer.tuning import cache, graph_timing
 
 GRAPH = torch.fx.symbolic_trace(lambda x: x + 1)
@@ -220,3 +220,87 @@ def test_two_threads_time_one_graph(monkeypatch):
     for one in threads:
         one.join()
     assert len(timed) == 1
+
+
+class Trains:
+    """A graph that trains: it is slow unless it is replayed, and its backward says that it ran."""
+
+    def __init__(self, recordings):
+        self.recordings, self.seen = recordings, []
+        recordings.trains = True
+
+    def __call__(self, weight, x):
+        self.seen.append((weight, x))
+        if self.recordings.enabled:
+            self.recordings.held = RECORDED
+        else:
+            time.sleep(0.004)
+        return (weight * x,)
+
+
+def trains():
+    recordings = Recordings(name="ours")
+    weight, compiled = torch.ones(3, requires_grad=True), Trains(recordings)
+    weight._dynamo_static_input_type = "unguarded"  # what Dynamo says of a parameter
+    decision = graph_timing.GraphDecision(GRAPH, [weight, X], "default", recordings)
+    return decision.found_by(compiled), compiled, weight
+
+
+def test_training_is_timed_before_its_backward_has_run():
+    call, compiled, weight = trains()
+    for _ in range(4):
+        call(weight, X)
+    assert len(compiled.seen) == 4
+    compiled.recordings.ran_backward = True
+    call(weight, X)
+    assert len(compiled.seen) > 5
+    assert compiled.recordings.enabled
+    assert compiled.recordings.held is None  # it reads copies
+
+
+def test_hooks_of_parameters_see_what_is_timed():
+    call, compiled, weight = trains()
+    seen = []
+    weight.register_hook(seen.append)
+    compiled.recordings.ran_backward = True
+    call(weight, X)
+    (result,) = call(weight, X)
+    assert len(compiled.seen) > 4
+    assert not seen
+    assert weight.grad is None
+    result.sum().backward()
+    assert len(seen) == 1
+
+
+def test_hooks_of_what_is_saved_see_what_is_timed():
+    call, compiled, weight = trains()
+    compiled.recordings.ran_backward = True
+    call(weight, X)
+    with torch.autograd.graph.save_on_cpu():
+        call(weight, X)
+    assert len(compiled.seen) == 2
+    assert any("not timed: hooks of the caller's" in x for x in reasons())
+
+
+def test_training_is_timed_in_a_backward():
+    call, compiled, weight = trains()
+    compiled.recordings.ran_backward = True
+    call(weight, X)
+    with torch.enable_grad():
+        y = torch.ones(1, requires_grad=True) * 2
+    y.register_hook(lambda _: call(weight, X) and None)
+    y.backward()
+    assert len(compiled.seen) == 2
+    assert any("not timed: it is called in a backward" in x for x in reasons())
+
+
+def test_a_backward_that_can_not_be_recorded_is_timed():
+    call, compiled, weight = trains()
+    call(weight, X)
+    compiled.recordings.ran_backward = True
+    compiled.recordings.refuse("backward graph has no CUDA graph: it waits for the device: item")
+    call(weight, X)
+    assert len(compiled.seen) == 2
+    assert not compiled.recordings.enabled
+    again = graph_timing.GraphDecision(GRAPH, [weight, X], "default", Recordings(name="ours"))
+    assert again.known is False

@@ -18,7 +18,8 @@ class Pool:
     """Memory that recordings share because only one of them is replayed at a time.
 
     They are replayed in one stream, and whoever replays holds the lock: what a recording writes is
-    copied out before the next one may write there.
+    copied out before the next one may write there. A forward and its backward have one of their
+    own, in which the forward keeps what it saves.
     """
 
     def __init__(self, index: int, stream: int) -> None:
@@ -97,7 +98,8 @@ def captured(pool: Pool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, 
 def _recover(pool: Pool, current: torch.cuda.Stream, side: torch.cuda.Stream) -> None:
     """Undo what torch leaves behind where a capture does not end well."""
     torch.cuda.set_stream(current)
-    _by_stream.pop((pool.index, pool.stream), None)  # nothing more is captured into it
+    if _by_stream.get((pool.index, pool.stream)) is pool:
+        del _by_stream[pool.index, pool.stream]  # nothing more is captured into it
     with contextlib.suppress(RuntimeError):  # the capture did end: nothing is left
         torch._C._cuda_endAllocateToPool(pool.index, pool.handle)  # noqa: SLF001 (its only home)
         torch._C._cuda_releasePool(pool.index, pool.handle)  # noqa: SLF001 (as above)

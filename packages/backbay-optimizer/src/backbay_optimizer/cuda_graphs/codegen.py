@@ -14,10 +14,11 @@ import torch
 from torch.fx import GraphModule
 
 from backbay.kit.codegen import Codegen, Compiled
-from backbay_optimizer.cuda_graphs.replaying import Inputs, Recordings, Replayed
+from backbay_optimizer.cuda_graphs.recordings import Recordings
+from backbay_optimizer.cuda_graphs.replayable import Inputs, Replayable
+from backbay_optimizer.cuda_graphs.replaying import Replayed
 from backbay_optimizer.cuda_graphs.safety import refusal
-
-TRAINING = "training has no CUDA graph: it is not recorded"
+from backbay_optimizer.cuda_graphs.training import Backward, Forward
 
 
 class Decision(Protocol):
@@ -50,7 +51,7 @@ def replaying(
         mode: as torch.compile takes it; CUDA graphs that it asks for are these, if they are always
             used.
         options: Inductor's.
-        plain: compiles what is not replayed: graphs of training, say.
+        plain: compiles what is not replayed: graphs of other devices, say.
         name: what the compile log calls the backend.
         share: the part of a device's memory that all recordings together may hold.
         decide: whether recordings are used. Default: always.
@@ -61,24 +62,28 @@ def replaying(
         return plain  # torch's own are asked for
 
     def generate(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        held = _held(graph_module, example_inputs)
-        if not _on_cuda(held):
+        if not _on_cuda(graph_module, example_inputs):
             return plain(graph_module, example_inputs)
         recordings = Recordings(name=name, share=share)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in held):
-            if decide is None:  # it was asked for
-                recordings.say(TRAINING)
-            return plain(graph_module, example_inputs)
         decision = None
         if decide is not None:
             settings = sorted((key, _known_by(x)) for key, x in patches.items())
             decision = decide(graph_module, example_inputs, settings, recordings)
         if decision is not None and decision.known is False:
             return plain(graph_module, example_inputs)
-        from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 (as late as Inductor)
+        from torch._inductor import compile_fx  # noqa: PLC0415 (as late as Inductor)
 
+        def inner(*given: Any, **more: Any) -> Any:
+            code = compile_fx.compile_fx_inner(*given, **more)
+            take_over(code, recordings)
+            return code
+
+        # A backward may be compiled when it first runs, by the inner compiler: it comes from no
+        # cache then. What a cache has is finished meanwhile.
         with taking_over(recordings):
-            compiled: Any = compile_fx(graph_module, example_inputs, config_patches=patches)
+            compiled: Any = compile_fx.compile_fx(
+                graph_module, example_inputs, inner_compile=inner, config_patches=patches
+            )
         if decision is None or decision.known:
             return compiled  # type: ignore[no-any-return]
         return decision.found_by(compiled)
@@ -86,13 +91,9 @@ def replaying(
     return generate
 
 
-def _held(graph_module: GraphModule, example_inputs: Sequence[Any]) -> list[torch.Tensor]:
+def _on_cuda(graph_module: GraphModule, example_inputs: Sequence[Any]) -> bool:
     held = (*graph_module.parameters(), *graph_module.buffers(), *example_inputs)
-    return [x for x in held if isinstance(x, torch.Tensor)]
-
-
-def _on_cuda(held: Sequence[torch.Tensor]) -> bool:
-    return any(x.device.type == "cuda" for x in held)
+    return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in held)
 
 
 def _known_by(setting: Any) -> str:
@@ -120,19 +121,26 @@ def taking_over(recordings: Recordings) -> Iterator[None]:
 
 
 def take_over(code: Any, recordings: Recordings) -> None:
-    """Have Inductor's code replayed, if it can be."""
-    if "cuda" not in code.device_types:
+    """Have Inductor's code replayed, if it can be and is not yet."""
+    if "cuda" not in getattr(code, "device_types", ()):
         return
-    if not code.fx_kwargs.get("is_inference"):
-        recordings.say(TRAINING)
+    if isinstance(code.current_callable, Replayable):
         return
+    known = code.fx_kwargs
+    fixed = tuple(known.get("static_input_idxs") or ())
+    kind: type[Replayable] = Forward
+    if known.get("is_inference"):
+        kind = Replayed
+    elif known.get("is_backward"):
+        kind = Backward
     why = refusal(code)
     if why is not None:
-        recordings.refuse(why)
+        recordings.refuse(f"{kind.kind} has no CUDA graph: {why}")
         return
     recordings.writes |= bool(code.mutated_input_idxs)
-    inputs = Inputs(
-        device=next(iter(code.device_idxs)),
-        fixed=tuple(code.fx_kwargs.get("static_input_idxs") or ()),
-    )
-    code.current_callable = Replayed(code.current_callable, inputs, recordings)
+    recordings.trains |= kind is Forward
+    if kind is Backward:
+        # All but the gradients that it is given: as many as the forward's last results.
+        recordings.saved = len(fixed)
+    inputs = Inputs(device=next(iter(code.device_idxs)), fixed=fixed)
+    code.current_callable = kind(code.current_callable, inputs, recordings)

@@ -1,12 +1,13 @@
 """One recording: compiled code with its inputs in fixed memory, to be replayed as a whole."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
+from backbay_optimizer.cuda_graphs.buffers import Buffers
 from backbay_optimizer.cuda_graphs.capture import Pool, captured
-from backbay_optimizer.cuda_graphs.results import NotCopied, Results, copy_all, overlaps
+from backbay_optimizer.cuda_graphs.results import Results
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 """Compiled code as AOTAutograd calls it: with one list, which it clears."""
@@ -16,7 +17,14 @@ class Recording:
     """Compiled code, recorded for inputs of the same sizes, some of them at the same addresses."""
 
     def __init__(
-        self, code: Boxed, inputs: Sequence[Any], fixed: Sequence[int], pool: Pool
+        self,
+        code: Boxed,
+        inputs: Sequence[Any],
+        fixed: Sequence[int],
+        pool: Pool,
+        *,
+        saved: int = 0,
+        ours: Collection[int] = (),
     ) -> None:
         """Capture the code; nothing is computed.
 
@@ -25,6 +33,8 @@ class Recording:
             inputs: its inputs.
             fixed: which of them, tensors, are read where they are; the others are copied.
             pool: where its memory is.
+            saved: how many of its last results are saved for a backward, and stay in the pool.
+            ours: which of the fixed inputs another recording has kept so.
 
         Raises:
             NotCopied: its inputs or results can't be copied.
@@ -35,42 +45,43 @@ class Recording:
         self._addresses: list[int | None] = [None] * len(inputs)
         for i in self._fixed:
             self._addresses[i] = inputs[i].data_ptr()
-        self._copied = [i for i in tensors if i not in set(fixed)]
-        if any(overlaps(inputs[i]) for i in self._copied):
-            raise NotCopied("an input overlaps itself: it is expanded")
-        self._buffers = [_like(inputs[i]) for i in self._copied]
-        places: dict[Any, list[int]] = {}
-        for place, buffer in enumerate(self._buffers):
-            places.setdefault(buffer.dtype, []).append(place)
-        self._groups = list(places.values())
+        self._buffers = Buffers(inputs, [i for i in tensors if i not in set(fixed)])
         given = list(inputs)
-        for i, buffer in zip(self._copied, self._buffers, strict=True):
+        for i, buffer in self._buffers.made.items():
             given[i] = buffer
         boxed = list(given)  # the code clears it
         self._graph, recorded = captured(pool, lambda: code(boxed))
-        self._results = Results(recorded, given)
+        self._results = Results(recorded, given, saved=saved, ours=ours)
+        self.kept = self._results.kept.addresses
+        """Where what is saved for a backward stays."""
+        self.fixed_addresses = {x for x in self._addresses if x}
+        """Of the inputs that are read where they are."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether something that was saved for a backward is alive: it would be overwritten."""
+        return self._results.kept.is_alive()
+
+    @property
+    def sources(self) -> list[torch.Tensor]:
+        """What is copied out of the pool."""
+        return self._results.sources
+
+    def share(self, other: "Recording") -> None:
+        """Let a recording that was made of what this one keeps hold some of it."""
+        self._results.kept.share(other.sources)
 
     def fits(self, inputs: list[Any]) -> bool:
         """Whether what is read where it is, is where it was, and the rest is laid out as it was."""
         # In C++: hundreds of parameters, in each call. It is in torch's builds for CUDA alone.
         return torch._C._tensors_data_ptrs_at_indices_equal(  # noqa: SLF001 (its only home)
             inputs, self._addresses, self._fixed
-        ) and all(
-            inputs[i].shape == x.shape and inputs[i].stride() == x.stride()
-            for i, x in zip(self._copied, self._buffers, strict=True)
-        )
+        ) and self._buffers.fit(inputs)
 
     def replay(self, inputs: list[Any]) -> list[Any]:
         """Return what the code gives for these inputs, which fit; the list is cleared."""
-        for group in self._groups:
-            to = [self._buffers[x] for x in group]
-            copy_all(to, [inputs[self._copied[x]] for x in group])
+        self._buffers.fill(inputs)
         self._graph.replay()
         results = self._results.make(inputs)
         inputs.clear()
         return results
-
-
-def _like(value: torch.Tensor) -> torch.Tensor:
-    """Return memory of the same layout."""
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)

@@ -1,17 +1,20 @@
-"""What the caller gets of a recording: tensors of its own, that share memory as the recorded do."""
+"""What the caller gets of a recording: tensors of its own, that share memory as the recorded do.
+
+What is saved for a backward is not the caller's: autograd alone has it, and a recording keeps it in
+its own memory.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from backbay_optimizer.cuda_graphs.buffers import NotCopied, copy_all, is_dense, overlaps
+from backbay_optimizer.cuda_graphs.kept import Kept, memory_of
+
 Inputs = Sequence[Any]
-
-
-class NotCopied(Exception):  # noqa: N818 (reads as what it says)
-    """What code returns can't be made once more from memory of a recording."""
 
 
 @dataclass(slots=True)
@@ -31,31 +34,48 @@ class Results:
     """How the results of a recording are made anew in each call.
 
     - An input that was handed through is the caller's own, and a view of one is a view of that.
+    - What is saved for a backward, and shares no memory with anything else, is where it is.
     - All else is copied: each tensor, or its whole storage where several share one.
     """
 
-    def __init__(self, recorded: Sequence[Any], inputs: Inputs) -> None:
+    def __init__(
+        self,
+        recorded: Sequence[Any],
+        inputs: Inputs,
+        *,
+        saved: int = 0,
+        ours: Collection[int] = (),
+    ) -> None:
         """Find out how the results lie in memory.
 
         Args:
             recorded: what was captured.
             inputs: what it was captured with.
+            saved: how many of the last results are saved for a backward.
+            ours: which inputs another recording keeps: they are no caller's, and are copied.
 
         Raises:
             NotCopied: a result can't be made once more.
         """
-        self._inputs = inputs
-        self._owners = {_memory(x): i for i, x in enumerate(inputs) if _memory(x)}
-        self._sources: list[torch.Tensor] = []
+        self._inputs: list[Any] = [None if i in ours else x for i, x in enumerate(inputs)]
+        self._owners = {memory_of(x): i for i, x in enumerate(self._inputs) if memory_of(x)}
+        first = len(recorded) - saved
+        shown = {memory_of(x) for x in recorded[:first]}
+        self._saved = {memory_of(x) for x in recorded[first:]} - shown - self._owners.keys() - {0}
+        self.kept = Kept()
+        self.sources: list[torch.Tensor] = []
+        """What is copied, as tensors that nobody else has."""
         self._storages: dict[int, int] = {}
         """Each storage that is copied whole, to its number among what is copied."""
         self._seen: dict[int, int] = {}
-        self._shared = Counter(_memory(x) for x in {id(x): x for x in recorded}.values())
+        self._shared = Counter(memory_of(x) for x in {id(x): x for x in recorded}.values())
         self._steps = [self._step(number, x) for number, x in enumerate(recorded)]
-        self._inputs = ()
+        self._inputs = []
+        self.kept.count()
         by_kind: dict[Any, list[int]] = {}
-        for number, source in enumerate(self._sources):
-            by_kind.setdefault((source.dtype, source.device), []).append(number)
+        for number, source in enumerate(self.sources):
+            kind = source.dtype, source.device, is_dense(source)
+            by_kind.setdefault(kind, []).append(number)
         self._groups = list(by_kind.values())
 
     def make(self, inputs: Inputs) -> list[Any]:
@@ -64,7 +84,7 @@ class Results:
         for step in self._steps:
             call.results.append(step(call))
         for group in self._groups:
-            copy_all([call.copies[x] for x in group], [self._sources[x] for x in group])
+            copy_all([call.copies[x] for x in group], [self.sources[x] for x in group])
         return call.results
 
     def _step(self, number: int, value: Any) -> _Step:
@@ -78,14 +98,19 @@ class Results:
         same = self._seen.setdefault(id(value), number)
         if same != number:
             return lambda call: call.results[same]
-        memory = _memory(value)
+        memory = memory_of(value)
+        if memory in self._saved:
+            return self._of_saved(value)
         if memory in self._owners:
             return self._of_input(value, self._owners[memory])
-        if memory and self._shared[memory] > 1:
-            return self._of_storage(value)
-        if overlaps(value):
+        whole = memory and self._shared[memory] > 1
+        if not whole and overlaps(value):
             raise NotCopied("a result overlaps itself")
-        return self._of_tensor(value)
+        return self._of_storage(value) if whole else self._of_tensor(value)
+
+    def _of_saved(self, value: torch.Tensor) -> _Step:
+        self.kept.add(value)
+        return lambda _: value.data  # one that has been written by nobody, of the same memory
 
     def _of_input(self, value: torch.Tensor, position: int) -> _Step:
         owner = self._inputs[position]
@@ -99,9 +124,9 @@ class Results:
     def _of_storage(self, value: torch.Tensor) -> _Step:
         dtype, device, size = value.dtype, value.device, tuple(value.shape)
         stride, offset = value.stride(), value.storage_offset()
-        known = self._storages.get(_memory(value))
+        known = self._storages.get(memory_of(value))
         storage = value.untyped_storage()
-        number = len(self._sources) if known is None else known
+        number = len(self.sources) if known is None else known
 
         def made(call: _Call) -> torch.Tensor:
             if known is None:
@@ -112,9 +137,9 @@ class Results:
             return empty.set_(memory, offset, size, stride)
 
         if known is None:
-            self._storages[_memory(value)] = number
+            self._storages[memory_of(value)] = number
             source = torch.empty(0, dtype=torch.uint8, device=device)
-            self._sources.append(source.set_(storage, 0, (storage.nbytes(),), (1,)))
+            self.sources.append(source.set_(storage, 0, (storage.nbytes(),), (1,)))
         return made
 
     def _of_tensor(self, value: torch.Tensor) -> _Step:
@@ -122,7 +147,7 @@ class Results:
         offset, length = value.storage_offset(), value.untyped_storage().nbytes()
         usual = torch.empty_strided(size, stride, dtype=dtype, device="meta").untyped_storage()
         is_usual = offset == 0 and length == usual.nbytes()
-        self._sources.append(value)
+        self.sources.append(value.data)
 
         def made(call: _Call) -> torch.Tensor:
             if is_usual:
@@ -135,25 +160,3 @@ class Results:
             return copy
 
         return made
-
-
-def copy_all(to: list[torch.Tensor], what: list[torch.Tensor]) -> None:
-    """Copy tensors of one type, with few launches where they are many."""
-    if len(to) == 1:
-        to[0].copy_(what[0])
-    elif to:
-        torch._foreach_copy_(to, what)
-
-
-def _memory(value: Any) -> int:
-    """Return where the memory of a tensor begins; 0 where it has none."""
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return 0
-    return value.untyped_storage().data_ptr()
-
-
-def overlaps(value: torch.Tensor) -> bool:
-    """Whether a tensor is expanded: some of its elements are the same memory."""
-    return any(
-        stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True)
-    )

@@ -5,6 +5,8 @@ gains nothing, and no more is done. Else both ways take turns on copies of that 
 what is measured is the time of calls in a row: with the copies of results that a replay makes, and
 with the time that the device waits for the host. Replays are used where they are shown to be
 faster; a machine that is too busy to tell is asked again.
+
+A graph that trains is timed as a whole, forward and backward, once its backward has run.
 """
 
 import threading
@@ -15,7 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from backbay.kit.codegen import Compiled
-from backbay_optimizer.cuda_graphs.replaying import Recordings
+from backbay_optimizer.cuda_graphs.recordings import Recordings
 from backbay_optimizer.tuning import cache, variants
 from backbay_optimizer.tuning.cache import Replays
 
@@ -100,12 +102,25 @@ class _Deciding:
         with self._lock:
             if not self._calls_left:  # another thread is at it
                 return False
+            known = self._recordings
+            if self._calls_left == 1 and known.trains and not known.ran_backward:
+                return False  # it may never run, and is not compiled for this
             self._calls_left -= 1
             return not self._calls_left
 
+    @property
+    def _copies_all(self) -> bool:
+        """Whether parameters are timed as copies, too: they are written, or hooks see them."""
+        return self._recordings.writes or self._recordings.trains
+
     def _decided(self, args: Sequence[Any]) -> Any:
         """Run the graph, and decide."""
-        why = variants.unsuitable(args, written=self._recordings.writes)
+        if self._recordings.refused is not None:  # its backward's, compiled when it first runs
+            self._decision.keep(self._recordings.refused, used=False)
+            return self._compiled(*args)
+        why = variants.unsuitable(args, written=self._copies_all)
+        if self._recordings.trains:
+            why = why or _watched()
         if why is not None:
             self._recordings.say(f"CUDA graphs not used: not timed: {why}")
             return self._compiled(*args)
@@ -123,7 +138,7 @@ class _Deciding:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             self._recordings.enabled = False
             self._recordings.say(f"CUDA graphs not used: not timed: {why}")
-        if self._recordings.writes or not self._recordings.enabled:
+        if self._copies_all or not self._recordings.enabled:
             self._recordings.forget()  # they read copies, or are not used
         return results
 
@@ -131,7 +146,7 @@ class _Deciding:
         """Time the graph both ways, and do as was found."""
         self._tries_left -= 1
         arms = {variants.ALL: self._switched(on=True), _PLAIN: self._switched(on=False)}
-        fixed = () if self._recordings.writes else self._decision.fixed
+        fixed = () if self._copies_all else self._decision.fixed
         found = variants.compared(arms, _PLAIN, args, BUDGET_S, shared=fixed)
         self._recordings.enabled = False
         held = self._recordings.held
@@ -154,3 +169,13 @@ class _Deciding:
             return self._compiled(*args)
 
         return run
+
+
+def _watched() -> str | None:
+    """Return who would see that a graph is called more often; None if nobody."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001 (as AOTAutograd)
+    if hooks(True) is not None:  # noqa: FBT003 (takes it by position alone)
+        return "hooks of the caller's see what is saved for the backward"
+    if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 (its only home)
+        return "it is called in a backward"
+    return None

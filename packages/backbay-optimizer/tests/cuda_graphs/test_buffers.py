@@ -1,0 +1,97 @@
+"""Memory that inputs are copied into: laid out as they are, with few copies."""
+
+import pytest
+import torch
+
+from backbay_optimizer.cuda_graphs import buffers
+from backbay_optimizer.cuda_graphs.buffers import Buffers, NotCopied
+
+
+def filled(inputs):
+    made = Buffers(inputs, range(len(inputs)))
+    assert made.fit(inputs)
+    made.fill(inputs)
+    return made
+
+
+def assert_alike(made, inputs):
+    for i, x in enumerate(inputs):
+        one = made.made[i]
+        assert (one.shape, one.stride(), one.dtype) == (x.shape, x.stride(), x.dtype)
+        assert torch.equal(one, x)
+        assert one.data_ptr() != x.data_ptr() or not x.numel()
+
+
+def copies(monkeypatch):
+    """Count launches, as a device has them."""
+    counted, copy_all = [], buffers.copy_all
+    monkeypatch.setattr(buffers, "copy_all", lambda *x: counted.append(len(x[0])) or copy_all(*x))
+    return counted
+
+
+def test_inputs_are_laid_out_otherwise(monkeypatch):
+    counted = copies(monkeypatch)
+    inputs = [
+        torch.randn(3, 4),
+        torch.randn(5, 4).t(),
+        torch.randn(4, 6)[:, ::2],
+        torch.randint(0, 9, (7,)),
+        torch.empty(0, 3),
+        torch.tensor(2.0),
+    ]
+    assert_alike(filled(inputs), inputs)
+    assert sorted(counted) == [1, 1, 4]  # what has holes is not with the others
+
+
+def test_columns_of_one_table_are_copied_one_by_one(monkeypatch):
+    counted = copies(monkeypatch)
+    table = torch.randint(0, 100, (8, 26))
+    inputs = [table[:, i] for i in range(26)]
+    made = filled(inputs)
+    assert_alike(made, inputs)
+    assert not counted
+    others = [torch.randint(0, 100, (8, 26))[:, i] for i in range(26)]
+    assert not made.fit(others)  # they are not of one table
+    assert not made.fit([*inputs[:-1], inputs[0]])
+    assert not made.fit(list(reversed(inputs)))
+    larger = torch.randint(0, 100, (9, 26))[1:]
+    inputs = [larger[:, i] for i in range(26)]
+    assert made.fit(inputs)
+    made.fill(inputs)
+    assert_alike(made, inputs)
+
+
+def test_where_views_begin_is_moved():
+    flat = torch.arange(64, dtype=torch.float32)
+    inputs = [flat[1:9], flat[3:17], flat.view(torch.int32)[8:12]]
+    made = filled(inputs)
+    assert_alike(made, inputs)
+    for i, x in enumerate(inputs):
+        assert (made.made[i].data_ptr() - x.data_ptr()) % buffers.ALIGNMENT == 0
+    made.made[0].zero_()
+    assert made.made[1][0] == 0  # they share memory, as the inputs do
+
+
+def test_all_of_a_large_memory_is_copied_for_two_of_its_ends(monkeypatch):
+    counted = copies(monkeypatch)
+    memory = torch.randn(1000)
+    inputs = [memory[:3], memory[-3:]]
+    assert_alike(filled(inputs), inputs)
+    assert counted == [2]
+
+
+def test_an_expanded_input_is_copied():
+    with pytest.raises(NotCopied, match="expanded"):
+        Buffers([torch.randn(3).expand(2, 3)], [0])
+    memory = torch.randn(100)
+    with pytest.raises(NotCopied, match="expanded"):
+        Buffers([memory[:1].expand(3), memory[-1:]], [0, 1])
+
+
+def test_two_memories_at_a_distance_are_one():
+    memory = bytearray(64)
+    apart = [torch.frombuffer(memory, dtype=torch.float32, count=4, offset=x) for x in (0, 16)]
+    whole = torch.arange(8, dtype=torch.float32)
+    made = Buffers([whole[:4], whole[4:]], [0, 1])
+    assert made.fit([whole[:4], whole[4:]])
+    assert not made.fit(apart)

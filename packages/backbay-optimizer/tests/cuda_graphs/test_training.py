@@ -1,0 +1,284 @@
+"""When a forward and its backward are replayed: with a device that is made up.
+
+The code is that of AOTAutograd's graphs, as they are; what autograd does with it is real.
+"""
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils.checkpoint import checkpoint
+from training_cases import CASES, DEVICE, gradients, net, rows
+
+from backbay import compile_log
+from backbay_optimizer.cuda_graphs.recordings import Recordings
+from backbay_optimizer.cuda_graphs.replayable import Inputs
+from backbay_optimizer.cuda_graphs.replaying import Replayed
+from backbay_optimizer.cuda_graphs.training import Backward, Forward
+
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="the CPU stands for a device")
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Way:
+    """Compiles as AOTAutograd does, with code that is replayed or runs as it is."""
+
+    def __init__(self, *, replays, share=0.5):
+        self.replays, self.share, self.shared = replays, share, []
+
+    def __call__(self, function, **options):
+        return torch.compile(function, backend=self.backend, **options)
+
+    def backend(self, graph_module, example_inputs):
+        shared = Recordings(name="ours", share=self.share)
+        self.shared.append(shared)
+
+        def compiler(kind):
+            def made(graph, inputs):
+                return self.code(kind, shared, graph)
+
+            return made
+
+        compiled = aot_autograd(
+            fw_compiler=compiler(Forward),
+            bw_compiler=compiler(Backward),
+            inference_compiler=compiler(Replayed),
+            partition_fn=min_cut_rematerialization_partition,
+        )
+        return compiled(graph_module, example_inputs)
+
+    def code(self, kind, shared, graph):
+        def run(inputs):
+            given = list(inputs)
+            inputs.clear()
+            return graph(*given)
+
+        run._boxed_call = True
+        if not self.replays:
+            return run
+        fixed = torch._guards.TracingContext.get().fw_metadata.static_input_indices
+        if kind is Backward:
+            names = [x.name for x in graph.graph.find_nodes(op="placeholder")]
+            fixed = [i for i, x in enumerate(names) if "tangents" not in x]
+            shared.saved = len(fixed)
+        shared.trains |= kind is Forward
+        call = kind(run, Inputs(device=0, fixed=fixed), shared)
+        call._boxed_call = True
+        return call
+
+
+def alike(got, wanted):
+    assert len(got) == len(wanted)
+    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
+        if isinstance(other, torch.Tensor):
+            said = lambda x, n=number: f"number {n} of what is seen: {x}"  # noqa: E731
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, msg=said)
+        else:
+            assert one == other, number
+
+
+def seen(case, way):
+    torch.compiler.reset()
+    torch.manual_seed(3)
+    return case(way)
+
+
+def reasons():
+    return [x.why for x in compile_log.records()]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_replay_is_told_from_code_that_runs_as_it_is(name, device):
+    wanted = seen(CASES[name], Way(replays=False))
+    alike(seen(CASES[name], Way(replays=True)), wanted)
+    assert any(x.replays for x in device["graphs"]), reasons()
+    assert any(x.startswith("backward graph recorded") for x in reasons()), reasons()
+    assert not any("could not be recorded" in x for x in reasons()), reasons()
+
+
+def trained(way, model, *, steps=1, **given):
+    """Return a compiled model, and its gradients after so many steps."""
+    call = way(model)
+    for step in range(steps):
+        model.zero_grad()
+        call(rows(seed=step, **given)).square().mean().backward()
+    return call, gradients(model)
+
+
+def test_a_pair_that_is_too_large_is_kept_or_ends_the_others(device):
+    way, model = Way(replays=True), net()
+    call, _ = trained(way, model, steps=4)
+    graphs = device["graphs"]
+    before = [x.replays for x in graphs]
+    model.up.weight.data = model.up.weight.data.clone()  # another recording is wanted
+    device["bytes"] = 1 << 40
+    for _ in range(2):
+        call(rows()).square().mean().backward()
+    assert len(graphs) == len(before) + 1
+    assert graphs[-1].replays == 0
+    assert any("recordings would hold 1048576 MiB with another one" in x for x in reasons())
+    assert not way.shared[0].stopped
+
+
+def test_a_backward_that_is_too_large_leaves_its_forward(device, monkeypatch):
+    way, model = Way(replays=True), net()
+    asked = []
+
+    def bytes_of_all(_):
+        asked.append(1)
+        return 1 << 40 if len(asked) == 2 else 0
+
+    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", bytes_of_all)
+    wanted = trained(Way(replays=False), net(), steps=6)[1]
+    torch.compiler.reset()
+    alike(trained(way, model, steps=6)[1], wanted)
+    assert [x.replays for x in device["graphs"]] == [1, 0]
+    assert not way.shared[0].held.number
+
+
+@pytest.mark.parametrize("what", ["forget", "stop", "switch off"])
+def test_what_is_released_while_it_is_pending_is_overwritten(what, device):
+    way, model = Way(replays=True), net()
+    call, _ = trained(way, model, steps=4)
+    model.zero_grad()
+    loss = call(rows(seed=9)).square().mean()
+    (shared,) = way.shared
+    if what == "forget":
+        shared.forget()
+    elif what == "stop":
+        shared.stop("enough")
+    else:
+        shared.enabled = False
+    before = [x.replays for x in device["graphs"]]
+    call(rows(seed=10))
+    loss.backward()
+    assert [x.replays for x in device["graphs"]][: len(before)] == before
+    torch.compiler.reset()
+    other = net()
+    wanted = Way(replays=False)(other)
+    wanted(rows(seed=9)).square().mean().backward()
+    alike(gradients(model), gradients(other))
+
+
+def test_a_stream_of_before_anything_was_recorded_is_the_only_one(device):
+    way, model = Way(replays=True), net()
+    call, _ = trained(way, model)
+    device["stream"] = 7
+    for _ in range(4):
+        call(rows()).square().mean().backward()
+    assert any(x.replays for x in device["graphs"])
+    assert not any("another stream" in x for x in reasons())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"stream": 7}, "another stream"), ({"capturing": True}, "the caller is capturing one")],
+)
+def test_somewhere_else_is_here(change, reason, device):
+    call, _ = trained(Way(replays=True), net(), steps=4)
+    loss = call(rows()).square().mean()
+    device.update(change)
+    before = [x.replays for x in device["graphs"]]
+    loss.backward()
+    call(rows())
+    assert [x.replays for x in device["graphs"]] == before
+    for kind in ("forward", "backward"):
+        assert f"{kind} graph ran without its CUDA graph: {reason}" in reasons()
+
+
+def test_another_threads_replay_is_waited_for(device):
+    way = Way(replays=True)
+    call, _ = trained(way, net(), steps=4)
+    before = [x.replays for x in device["graphs"]]
+    with way.shared[0].held.lock:
+        call(rows()).square().mean().backward()
+    assert [x.replays for x in device["graphs"]] == before
+    assert any("another thread was replaying" in x for x in reasons())
+
+
+def test_a_forward_that_can_not_be_recorded_stops_the_step(device, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no\nmemory")
+
+    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recording.captured", fails)
+    way, model = Way(replays=True), net()
+    found = trained(way, model, steps=4)[1]
+    torch.compiler.reset()
+    alike(found, trained(Way(replays=False), net(), steps=4)[1])
+    assert way.shared[0].stopped
+    assert any("the forward graph could not be recorded: RuntimeError: no" in x for x in reasons())
+
+
+def test_hooks_that_might_read_it_in_another_stream_are_given_what_is_saved(device):
+    call, _ = trained(Way(replays=True), net(), steps=4)
+    before = [x.replays for x in device["graphs"]]
+    with torch.autograd.graph.save_on_cpu():
+        loss = call(rows()).square().mean()
+    loss.backward()
+    assert [x.replays for x in device["graphs"]] == before
+    assert any("hooks of the caller's see what is saved" in x for x in reasons())
+    result = checkpoint(call, rows(), use_reentrant=False)
+    assert [x.replays for x in device["graphs"]] == [before[0] + 1, before[1]]
+    result.square().mean().backward()
+    assert [x.replays for x in device["graphs"]] == [before[0] + 2, before[1] + 1]
+
+
+class Code:
+    """Boxed code, written by hand: Inductor's may write a gradient over what was saved."""
+
+    _boxed_call = True
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, inputs):
+        given = list(inputs)
+        inputs.clear()
+        return self.function(*given)
+
+
+def test_a_gradient_that_is_written_over_what_was_saved_is_the_callers(device):
+    shared = Recordings(name="ours", trains=True, saved=1)
+    forward_code = Code(lambda weight, x: [weight * x, torch.exp(x)])
+    forward = Forward(forward_code, Inputs(device=0, fixed=[0]), shared)
+    backward_code = Code(lambda saved, weight, given: [saved.mul_(given), given * weight])
+    backward = Backward(backward_code, Inputs(device=0, fixed=[0, 1]), shared)
+    weight, kept = torch.randn(3), []
+    for step in range(6):
+        x, given = torch.randn(3), torch.randn(3)
+        result, saved = forward([weight, x])
+        inputs = [saved, weight, given]
+        del saved
+        assert shared.ran_backward == (step > 0)
+        first, second = backward(inputs)
+        kept.append((result, first, second, x, given))
+    for result, first, second, x, given in kept:
+        assert torch.equal(result, weight * x)
+        assert torch.equal(first, torch.exp(x) * given)
+        assert torch.equal(second, given * weight)
+    assert [x.replays for x in device["graphs"]] == [5, 5]
+    (pair,) = shared.held.all
+    assert weight.data_ptr() in pair.backward.fixed_addresses  # it is read where it is
+    assert not pair.forward.pending
+    results = forward([weight, torch.randn(3)])
+    assert pair.forward.pending
+    assert len(results) == 2
+
+
+def test_a_backward_of_another_size_is_replayed(device):
+    shared = Recordings(name="ours", trains=True, saved=1)
+    forward = Forward(Code(lambda n, x: [x * n, n]), Inputs(device=0), shared)
+    backward = Backward(Code(lambda n, given: [given * n]), Inputs(device=0), shared)
+    for _ in range(4):
+        for n in (2, 3):  # which nothing tells but the number
+            x = torch.randn(3)
+            result, saved = forward([n, x])
+            assert torch.equal(result, x * n)
+            assert torch.equal(backward([saved, x])[0], x * n)
+    assert [x.replays for x in device["graphs"]] == [3, 3, 3, 3]

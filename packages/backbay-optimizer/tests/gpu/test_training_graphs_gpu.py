@@ -1,0 +1,108 @@
+"""``cuda_graphs``: nothing tells a replayed training step from the default mode, errors included.
+
+Each case compares with the default mode. Torch's own ``mode="reduce-overhead"`` goes through the
+same cases, and what it does in them is written down: those that it passes are in `TORCH_PASSES`.
+"""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+import device_training_cases  # noqa: E402, F401 (which adds cases)
+from graph_cases import auto, default, ours, torchs  # noqa: E402
+from training_cases import AS_THEY_ARE, CASES  # noqa: E402
+
+from backbay import compile_log  # noqa: E402
+from backbay_optimizer.tuning import graph_timing  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+TORCH_PASSES = {
+    "a_backward_from_another_stream",
+    "a_backward_in_the_callers_thread",
+    "a_device_that_is_empty",
+    "a_graph_that_is_retained",
+    "a_graph_that_is_retained_too_late",
+    "an_optimizer_of_many_at_once",
+    "an_optimizer_one_by_one",
+    "an_optimizer_that_is_fused",
+    "another_thread",
+    "buffers_that_are_written",
+    "embeddings",
+    "exceptions_in_between",
+    "forwards_before_backwards",
+    "gradients_of_one_layer",
+    "graph_breaks",
+    "losses_of_the_whole",
+    "many_layers",
+    "numbers_of_less_precision",
+    "one_backward_of_many_forwards",
+    "parameters_elsewhere",
+    "parameters_that_are_frozen",
+    "parameters_whose_memory_is_freed",
+    "plain_steps",
+    "random_numbers",
+    "random_numbers_that_are_drawn_again",
+    "results_of_the_last_one",
+    "results_that_are_saved_and_written",
+    "results_that_are_views",
+    "results_that_die_at_once",
+    "several_models",
+    "sizes_that_are_compiled_anew",
+    "sizes_that_differ",
+    "some_results_alone",
+    "streams",
+}
+"""Cases that ``reduce-overhead`` passes, too; in the others it fails, or gives something else."""
+VARY = {"numbers_on_the_host"}
+"""Cases that ``reduce-overhead`` passes in one run and not in the next."""
+
+
+def reasons():
+    return [x.why for x in compile_log.records()]
+
+
+def both(case, way):
+    """Compare what a case gives for the default mode with what it gives for another one."""
+    found = []
+    for one in (default, way):
+        torch.compiler.reset()
+        torch.manual_seed(3)
+        found.append(case(one))
+    wanted, got = found
+    assert len(got) == len(wanted)
+    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
+        if isinstance(other, torch.Tensor):
+            said = lambda x, n=number: f"number {n} of what is seen: {x}"  # noqa: E731
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=said)
+        else:
+            assert one == other, number
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_replay_is_told_from_the_default_mode(name, replays):
+    both(CASES[name], ours)
+    assert not any("could not be recorded" in x for x in reasons()), reasons()
+    if name not in AS_THEY_ARE:
+        assert any(x.startswith("backward graph recorded") for x in reasons()), reasons()
+        assert replays
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_timed_is_told_from_the_default_mode(name, monkeypatch):
+    monkeypatch.setattr(graph_timing, "BUDGET_S", 0.05)
+    both(CASES[name], auto)
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - VARY))
+def test_torchs_own_mode_is_otherwise_than_written_down(name):
+    try:
+        both(CASES[name], torchs)
+        passed = True
+    except Exception:  # noqa: BLE001 (whatever it is, it is told from the default mode)
+        passed = False
+    finally:
+        torch.compiler.reset()
+    assert passed == (name in TORCH_PASSES)
