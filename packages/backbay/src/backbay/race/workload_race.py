@@ -48,9 +48,7 @@ _PEAKS_EACH = 4
 """Of eager's peak memory: what compiling and proving an arm takes, more or less."""
 
 _MOST_AHEAD = 4
-"""Arms whose processes start while the reference is made."""
-_FEWEST_CORES = 3
-"""For that: the reference and the toolchain keep two busy."""
+"""Arms whose processes start while the reference is made, and the toolchain is looked at."""
 
 _EXPERIMENTAL = "experimental: its author makes no promises"
 
@@ -149,7 +147,7 @@ class WorkloadRace:
 
     def _start_ahead(self) -> None:
         """Start the processes of the first arms, and of the timing."""
-        if self.sessions.here or cores() < _FEWEST_CORES:
+        if self.sessions.here:
             return
         ready = [x.name for x in self.entrants if x.unavailable is None]
         for name in ready[: 1 + min(_MOST_AHEAD, self._wanted_at_once())]:  # eager is the first
