@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OTHERS = {
     "backbay-adapters": {
+        "backbay.errors",
         "backbay.kit.apart",
         "backbay.kit.decompositions",
         "backbay.kit.engine",

@@ -109,7 +109,9 @@ def test_onnxruntime_is_said_to_be_missing_where_torch_dropped_its_backend(name,
     install("onnxruntime", "1.32.0")
     found = registry.availability(name)
     assert "torch dropped it, with or without onnxruntime installed" in found.reason
-    assert "use backbay_onnxruntime: pip install 'backbay-adapters[onnxruntime]'" in found.remedy
+    here, extra = ("_cuda", "-cuda") if name == "onnxrt_cuda" else ("", "")
+    wanted = f"pip install 'backbay-adapters[onnxruntime{extra}]'"
+    assert f"use backbay_onnxruntime{here}: {wanted}" in found.remedy
 
 
 @pytest.mark.parametrize("name", ["openvino", "onnxruntime"])

@@ -45,7 +45,7 @@ def test_a_cheat_is_right(here):
     # What is right in the first call is found out in a later one.
     assert statuses["keyed_by_pointer"] == {"forward": "right", "calls": "wrong"}
     (calls,) = [x for x in rows["keyed_by_pointer"].checks if x.check == "calls"]
-    assert "new values at the same addresses" in calls.reason
+    assert "new values at" in calls.reason  # other addresses may be those of an earlier call
 
 
 @pytest.mark.slow

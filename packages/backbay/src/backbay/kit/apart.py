@@ -1,7 +1,8 @@
 """Compiles a program in another process: for engines whose compilers enter Dynamo themselves.
 
 ``torch.export`` and ``torch._dynamo.reset`` fail, or break what goes on, inside of torch.compile.
-In a process of its own nothing is being compiled.
+In a process of its own nothing is being compiled. It needs psutil: an adapter that compiles so
+names it among what it needs.
 """
 
 import functools
