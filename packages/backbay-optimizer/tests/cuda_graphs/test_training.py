@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import checkpoint
-from training_cases import CASES, DEVICE, gradients, net, rows
+from training_cases import CASES, DEVICE, assert_alike, gradients, net, rows
 
 from backbay import compile_log
 from backbay_optimizer.cuda_graphs.recordings import Recordings
@@ -73,16 +73,6 @@ class Way:
         return call
 
 
-def alike(got, wanted):
-    assert len(got) == len(wanted)
-    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        if isinstance(other, torch.Tensor):
-            said = lambda x, n=number: f"number {n} of what is seen: {x}"  # noqa: E731
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, msg=said)
-        else:
-            assert one == other, number
-
-
 def seen(case, way):
     torch.compiler.reset()
     torch.manual_seed(3)
@@ -96,7 +86,7 @@ def reasons():
 @pytest.mark.parametrize("name", CASES)
 def test_a_replay_is_told_from_code_that_runs_as_it_is(name, device):
     wanted = seen(CASES[name], Way(replays=False))
-    alike(seen(CASES[name], Way(replays=True)), wanted)
+    assert_alike(seen(CASES[name], Way(replays=True)), wanted, rtol=1e-5, atol=1e-6)
     assert any(x.replays for x in device["graphs"]), reasons()
     assert any(x.startswith("backward graph recorded") for x in reasons()), reasons()
     assert not any("could not be recorded" in x for x in reasons()), reasons()
@@ -137,7 +127,7 @@ def test_a_backward_that_is_too_large_leaves_its_forward(device, monkeypatch):
     monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", bytes_of_all)
     wanted = trained(Way(replays=False), net(), steps=6)[1]
     torch.compiler.reset()
-    alike(trained(way, model, steps=6)[1], wanted)
+    assert_alike(trained(way, model, steps=6)[1], wanted, rtol=1e-5, atol=1e-6)
     assert [x.replays for x in device["graphs"]] == [1, 0]
     assert not way.shared[0].held.number
 
@@ -163,7 +153,7 @@ def test_what_is_released_while_it_is_pending_is_overwritten(what, device):
     other = net()
     wanted = Way(replays=False)(other)
     wanted(rows(seed=9)).square().mean().backward()
-    alike(gradients(model), gradients(other))
+    assert_alike(gradients(model), gradients(other), rtol=1e-5, atol=1e-6)
 
 
 def test_a_stream_of_before_anything_was_recorded_is_the_only_one(device):
@@ -210,7 +200,7 @@ def test_a_forward_that_can_not_be_recorded_stops_the_step(device, monkeypatch):
     way, model = Way(replays=True), net()
     found = trained(way, model, steps=4)[1]
     torch.compiler.reset()
-    alike(found, trained(Way(replays=False), net(), steps=4)[1])
+    assert_alike(found, trained(Way(replays=False), net(), steps=4)[1], rtol=1e-5, atol=1e-6)
     assert way.shared[0].stopped
     assert any("the forward graph could not be recorded: RuntimeError: no" in x for x in reasons())
 

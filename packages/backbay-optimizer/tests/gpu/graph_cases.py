@@ -3,32 +3,13 @@
 import threading
 
 import torch
+from small_models import Images, Net
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.backend import backbay
 
 D = 64
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
-        self.norm = nn.LayerNorm(D)
-
-    def forward(self, x):
-        return torch.sin(x + self.down(F.gelu(self.up(self.norm(x)))))
-
-
-class Images(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-
-    def forward(self, x):
-        return self.second(F.relu(self.norm(self.first(x)))).mean((2, 3))
 
 
 def net(kind=Net):

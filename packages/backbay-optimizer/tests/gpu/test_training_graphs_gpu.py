@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 
 import device_training_cases  # noqa: E402, F401 (which adds cases)
 from graph_cases import auto, default, ours, torchs  # noqa: E402
-from training_cases import AS_THEY_ARE, CASES  # noqa: E402
+from training_cases import AS_THEY_ARE, CASES, assert_alike  # noqa: E402
 
 from backbay import compile_log  # noqa: E402
 from backbay_optimizer.tuning import graph_timing  # noqa: E402
@@ -64,26 +64,20 @@ def reasons():
     return [x.why for x in compile_log.records()]
 
 
-def both(case, way):
-    """Compare what a case gives for the default mode with what it gives for another one."""
+def assert_as_default(case, way):
+    """Assert that a case gives the same as in the default mode."""
     found = []
     for one in (default, way):
         torch.compiler.reset()
         torch.manual_seed(3)
         found.append(case(one))
     wanted, got = found
-    assert len(got) == len(wanted)
-    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        if isinstance(other, torch.Tensor):
-            said = lambda x, n=number: f"number {n} of what is seen: {x}"  # noqa: E731
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=said)
-        else:
-            assert one == other, number
+    assert_alike(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_replay_is_told_from_the_default_mode(name, replays):
-    both(CASES[name], ours)
+    assert_as_default(CASES[name], ours)
     assert not any("could not be recorded" in x for x in reasons()), reasons()
     if name not in AS_THEY_ARE:
         assert any(x.startswith("backward graph recorded") for x in reasons()), reasons()
@@ -93,13 +87,13 @@ def test_a_replay_is_told_from_the_default_mode(name, replays):
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_timed_is_told_from_the_default_mode(name, monkeypatch):
     monkeypatch.setattr(graph_timing, "BUDGET_S", 0.05)
-    both(CASES[name], auto)
+    assert_as_default(CASES[name], auto)
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - VARY))
 def test_torchs_own_mode_is_otherwise_than_written_down(name):
     try:
-        both(CASES[name], torchs)
+        assert_as_default(CASES[name], torchs)
         passed = True
     except Exception:  # noqa: BLE001 (whatever it is, it is told from the default mode)
         passed = False

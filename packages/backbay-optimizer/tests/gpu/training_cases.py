@@ -5,8 +5,10 @@ a GPU, and on the CPU where one is made up.
 """
 
 import contextlib
+import functools
 import threading
 
+import small_models
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
@@ -14,26 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 D = 32
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
-        self.norm = nn.LayerNorm(D)
-
-    def forward(self, x):
-        return torch.sin(x + self.down(F.gelu(self.up(self.norm(x)))))
-
-
-class Images(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, D, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-
-    def forward(self, x):
-        return self.second(F.relu(self.norm(self.first(x)))).mean((2, 3))
+Net = functools.partial(small_models.Net, D)
+Images = functools.partial(small_models.Images, D)
 
 
 class Dropping(nn.Module):
@@ -87,6 +71,17 @@ def raised(function, *given, **named):
     except Exception as error:  # noqa: BLE001 (it is compared with the default mode's)
         return f"{type(error).__name__}: {error}".splitlines()[0][:90]
     return "nothing"
+
+
+def assert_alike(got, wanted, *, rtol, atol):
+    """Assert that two ways to compile a case give the same of what can be seen."""
+    assert len(got) == len(wanted)
+    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
+        if isinstance(other, torch.Tensor):
+            said = lambda x, n=number: f"number {n} of what is seen: {x}"  # noqa: E731
+            torch.testing.assert_close(one, other, rtol=rtol, atol=atol, msg=said)
+        else:
+            assert one == other, number
 
 
 CASES = {}

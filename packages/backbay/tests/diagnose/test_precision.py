@@ -15,7 +15,7 @@ TF32 = Remedy(name="less precise", matmul_precision="high")
 
 
 class Precise(torch.nn.Module):
-    """Gives something else where products are less precise: on a CPU they never are."""
+    """Its result changes where products are less precise: on a CPU they never are."""
 
     def forward(self, x):
         return x if torch.get_float32_matmul_precision() == "highest" else x * 1.001

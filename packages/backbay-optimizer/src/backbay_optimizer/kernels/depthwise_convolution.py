@@ -14,13 +14,14 @@ arithmetic: of the instructions that are issued three in five are such operation
 """
 
 import functools
-import importlib.util
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
+
+from backbay_optimizer.kernels import has_triton
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """What the kernels take."""
@@ -250,12 +251,6 @@ def pays(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int
     if not PAYS_FROM <= x.numel() < _INT32:
         return f"{x.numel()} elements: it was measured between {PAYS_FROM} and {_INT32}"
     return None
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Return whether Triton is installed, without importing it."""
-    return importlib.util.find_spec("triton") is not None
 
 
 # 5. Registration

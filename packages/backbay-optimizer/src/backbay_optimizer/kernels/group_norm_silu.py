@@ -16,7 +16,6 @@ no copy is needed where one layout meets the other. Statistics are in float32, a
 """
 
 import functools
-import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -25,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay_optimizer.kernels import has_triton
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """What the kernels take."""
@@ -487,12 +488,6 @@ def pays(x: Tensor, groups: int) -> str | None:
     if x.numel() < FOLLOWS_FROM:
         return f"{x.numel()} elements: below {FOLLOWS_FROM} it was not measured"
     return None
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Return whether Triton is installed, without importing it."""
-    return importlib.util.find_spec("triton") is not None
 
 
 # 5. Registration

@@ -13,7 +13,6 @@ waits for memory where K and N are a few hundred.
 """
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay_optimizer.kernels import has_triton
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """What the kernel takes."""
@@ -336,12 +337,6 @@ def pays(
 
 def _capability(x: Tensor) -> tuple[int, int]:
     return torch.cuda.get_device_capability(x.device)
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Return whether Triton is installed, without importing it."""
-    return importlib.util.find_spec("triton") is not None
 
 
 # 5. Registration
