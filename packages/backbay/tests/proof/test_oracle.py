@@ -61,6 +61,31 @@ def test_one_wrong_element_is_found_where_it_is(truth, eager):
     assert verdict.worst == pytest.approx(0.01, rel=1e-3)
 
 
+def test_an_element_below_the_truth_is_found_where_it_is(truth, eager):
+    result = truth.float()
+    result[5, 7] -= 0.01
+    result[2, 3] += 0.001
+    verdict = compare(result, eager, truth)
+    assert verdict.index == (5, 7)
+    assert verdict.worst == pytest.approx(0.01, rel=1e-4)
+
+
+def test_an_element_may_be_as_wrong_as_eager_s_own(truth, eager):
+    off = eager.clone()
+    off[5, 7] += 1e-4
+    noise = noise_of(eager, truth)  # which knows nothing of that element
+    assert not compare(off, eager, truth, noise=noise).passed
+    assert compare(off, off, truth, noise=noise).severity < compare(off, eager, truth).severity / 5
+
+
+def test_signs_of_the_truth_are_no_part_of_its_size():
+    truth = torch.tensor([1.0, -1.0] * 64, dtype=torch.float64)
+    result = truth.float()
+    result[3] = torch.nextafter(result[3], result.new_tensor(0.0))
+    exact = noise_of(truth.float(), truth)
+    assert compare(result, truth.float(), truth, noise=exact).passed
+
+
 def test_scale_below_every_single_element_s_noise_is_caught_in_bfloat16():
     truth = torch.randn(256, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     eager = truth.bfloat16()

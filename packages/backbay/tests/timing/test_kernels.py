@@ -87,6 +87,7 @@ WORK = (
     "triton_poi_fused_add_clone_4",
     "triton_poi_fused_clone_gelu_1",
     "triton_poi_fused_clone",
+    "triton_poi_fused_clone_1_gelu_2",
     "triton_red_fused_clone_sum_1",
     "triton_poi_fused_transposed_add_1",
     "sm90_xmma_gemm_bf16bf16_bf16f32",
