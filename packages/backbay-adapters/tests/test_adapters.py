@@ -189,6 +189,18 @@ def test_small_functions_that_an_engine_had_wrong_are_right(backend, device, nam
     assert torch.equal(x, kept)
 
 
+def test_sums_at_many_repeated_indices_are_right(backend, device):
+    rows = torch.randint(0, 100, (4096,), device=device)
+    added = torch.randn(4096, 64, device=device)
+
+    def summed(added):
+        zeros = added.new_zeros(100, 64)
+        return zeros.index_put((rows,), added, accumulate=True), zeros.index_add(0, rows, added)
+
+    made = torch.compile(summed, backend=backend)(added)
+    torch.testing.assert_close(made, summed(added), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("more", [0, -6])
 def test_padding_by_a_size_that_changes_is_right(backend, device, more):
     def padded(x):
