@@ -13,7 +13,7 @@ from typing import Protocol, Self
 import msgspec
 
 from backbay.errors import InputError
-from backbay.session import Client, Lost, NoReply, Refused, Session
+from backbay.session import Client, Lost, NoReply, Refused, Session, end_until_done
 from backbay_conformance.attribution import attributed
 from backbay_conformance.fuzz.program import Program
 from backbay_conformance.record import FAILURES, LEVELS, UNTRIED, Result, Status
@@ -73,24 +73,21 @@ class _Prepared(Session[Request, Reply]):
         self._ready: Ready | None = None
         self.is_abandoned = False
 
-    def opened(self) -> Client[Request, Reply]:
-        """Return a client whose process has loaded the backend.
+    def prepare(self, client: Client[Request, Reply]) -> None:
+        """Have a process load the backend.
 
         Raises:
             InputError: the backend cannot be loaded, or what was asked for does not exist.
         """
         if self.is_abandoned:
             raise Lost("the run was interrupted", "failed")
-        client = super().opened()
         try:
             reply = client.ask(self._setup, timeout_s=START_S)
         except NoReply as error:
-            client.end()
             named = "" if isinstance(error, Refused) else f"backend {self._setup.backend!r}: "
             raise InputError(f"{named}{error.reason}") from error
         assert isinstance(reply, Ready)
         self._ready = reply
-        return client
 
     def ready(self) -> Ready:
         """Return what is known of the cases; opens a client if there is none.
@@ -288,6 +285,10 @@ def run_side_by_side(
             stopped.set()
             raise
 
+    def abandon() -> None:
+        for session in sessions:
+            session.abandon()
+
     with ThreadPoolExecutor(len(sessions)) as threads:
         others = [threads.submit(work, x) for x in sessions[1:]]
         try:
@@ -295,8 +296,7 @@ def run_side_by_side(
             wait(others)
         except KeyboardInterrupt:
             stopped.set()
-            for session in sessions:
-                session.abandon()
+            end_until_done(abandon, others)
             raise
     for other in others:
         other.result()

@@ -3,14 +3,28 @@
 import ctypes
 import dataclasses
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from backbay.session import LocalClient, Lost, ProcessClient, Refused, Service, Session, channel
+from backbay.cli.interrupts import terminable
+from backbay.session import (
+    LocalClient,
+    Lost,
+    ProcessClient,
+    Refused,
+    Service,
+    Session,
+    channel,
+    end_until_done,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 import handlers
@@ -253,6 +267,56 @@ def test_no_process_can_be_started(monkeypatch):
     with Session(client) as session, pytest.raises(Lost, match="/nowhere/python") as lost:
         asked(session, "count")
     assert lost.value.status == "failed"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_loses_a_process_that_is_just_starting(monkeypatch, number):
+    started, popen = [], subprocess.Popen
+
+    def interrupted(*arguments, **options):
+        os.kill(os.getpid(), number)
+        started.append(popen(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with terminable(), pytest.raises(KeyboardInterrupt), Session(client) as session:
+        session.open()
+    assert started[0].returncode is not None
+
+
+def test_what_is_known_of_a_client_is_asked_too_late_or_it_outlives_the_interrupt():
+    opened = []
+
+    class Prepared(Session):
+        def prepare(self, client):
+            opened.append(client.ask(Do("pid"), timeout_s=LONG_S).text)
+            raise KeyboardInterrupt
+
+    session = Prepared(client)
+    with pytest.raises(KeyboardInterrupt):
+        session.open()
+    assert is_gone(int(opened[0]))
+
+
+def test_a_client_that_a_thread_opens_after_the_end_lives_on():
+    opened = threading.Event()
+
+    def slowly():
+        opened.wait()
+        return client()
+
+    with ThreadPoolExecutor(1) as pool, Session(slowly) as session:
+        asking = pool.submit(asked, session, "hangs")
+        ended = []
+
+        def end():
+            session.end()
+            ended.append(1)
+            opened.set()
+
+        end_until_done(end, [asking])
+        assert isinstance(asking.exception(), Lost)
+        assert len(ended) > 1
 
 
 def test_an_environment_that_stays_behind(monkeypatch):

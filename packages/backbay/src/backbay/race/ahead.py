@@ -33,9 +33,9 @@ class Ahead:
     def start(self, environment: Mapping[str, str]) -> None:
         """Start the process of a session with these environment variables."""
         session = self._open(environment)
-        with contextlib.suppress(NoReply):  # who opens it is told
+        self._started.append((environment, session))
+        with contextlib.suppress(NoReply):  # who asks it is told
             session.open()
-            self._started.append((environment, session))
 
     def __call__(self, environment: Mapping[str, str]) -> Session[Request, Reply]:
         """Return a session with these environment variables, one that was started if there is."""

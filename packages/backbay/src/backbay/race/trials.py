@@ -34,7 +34,7 @@ from backbay.race.requests import (
     Try,
 )
 from backbay.race.timing import Limits
-from backbay.session import NoReply, Session
+from backbay.session import NoReply, Session, end_until_done
 from backbay.workloads.setup import WorkloadSetup
 
 OpenSession = Callable[[Mapping[str, str]], Session[Request, Reply]]
@@ -93,9 +93,12 @@ class Trials:
             except BaseException:
                 for trial in trials:
                     trial.cancel()
-                for session in list(self._sessions):
-                    session.end()
+                end_until_done(self._end_sessions, trials)
                 raise
+
+    def _end_sessions(self) -> None:
+        for session in list(self._sessions):
+            session.end()
 
     def _tried(self, entrant: Entrant, estimate: Estimate, *, beside: int) -> None:
         self.tell(entrant.name, "compiling and proving", estimate.words())

@@ -37,7 +37,7 @@ from backbay.race.timing import Limits, Timing
 from backbay.race.trials import OpenSession, Trials, reveal
 from backbay.race.turns import Turns
 from backbay.reporting.machine import cores
-from backbay.session import NoReply, Refused
+from backbay.session import NoReply, Refused, end_until_done
 from backbay.timing import stats
 from backbay.timing.gpu_work import GpuWork
 from backbay.workloads.setup import WorkloadSetup
@@ -273,7 +273,7 @@ class WorkloadRace:
                 yield
             except BaseException:
                 warming.cancel()
-                session.end()
+                end_until_done(session.end, [warming])
                 raise
             warming.result()
 

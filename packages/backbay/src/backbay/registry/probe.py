@@ -27,6 +27,7 @@ from backbay.registry.registry import Registry
 from backbay.registry.spec import BackendSpec
 from backbay.session import Lost, ProcessClient, Service
 from backbay.session.client import signal_name
+from backbay.session.interrupts import uninterrupted
 
 _KINDS = {"torch": 1, "import": 2, "target": 2, "factory": 2}
 """The first word of ``ProbeRequest.load``, and how many parts follow it."""
@@ -225,8 +226,9 @@ def _ask(asked: Probe) -> tuple[Lost | None, str]:
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 ("" is the cwd)
     with contextlib.ExitStack() as ending:
         try:
-            client = ProcessClient(SERVICE, {}, path=path, most_printed=_MOST_OUTPUT)
-            ending.callback(client.end)
+            with uninterrupted():
+                client = ProcessClient(SERVICE, {}, path=path, most_printed=_MOST_OUTPUT)
+                ending.callback(client.end)
             client.ask(asked, timeout_s=asked.seconds)
         except Lost as lost:
             return lost, lost.printed

@@ -14,7 +14,7 @@ requests to one handler: to a child process (`ProcessClient`), or to this one (`
 
 from backbay.session.client import Client, LocalClient, ProcessClient
 from backbay.session.protocol import Failure, Handler, Lost, NoReply, Refused
-from backbay.session.session import Service, Session
+from backbay.session.session import Service, Session, end_until_done
 
 __all__ = [
     "Client",
@@ -27,4 +27,5 @@ __all__ = [
     "Refused",
     "Service",
     "Session",
+    "end_until_done",
 ]

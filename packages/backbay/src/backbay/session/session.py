@@ -1,11 +1,15 @@
 """What can be asked in another process, and the session in which it is asked."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Generic, Self
 
 from backbay.session.client import Client, LocalClient, ProcessClient, Reply, Request
+from backbay.session.interrupts import uninterrupted
 from backbay.session.protocol import Handler, Lost
+
+_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -78,13 +82,19 @@ class Session(Generic[Request, Reply]):
 
     def open(self) -> Client[Request, Reply]:
         """Return the client; opens one if there is none."""
-        if self._client is None:
-            self._client = self.opened()
-        return self._client
+        if self._client is not None:
+            return self._client
+        with uninterrupted():  # until it is known here, nobody could end it
+            client = self._client = self._open()
+        try:
+            self.prepare(client)
+        except BaseException:
+            self.end()
+            raise
+        return client
 
-    def opened(self) -> Client[Request, Reply]:
-        """Return a new client; subclasses may ask it first what each of theirs must know."""
-        return self._open()
+    def prepare(self, client: Client[Request, Reply]) -> None:
+        """Ask a new client what each of them must know first; subclasses may."""
 
     def stop(self) -> None:
         """Pause the process until `resume`."""
@@ -101,3 +111,13 @@ class Session(Generic[Request, Reply]):
         if self._client is not None:
             self._client.end()
         self._client = None
+
+
+def end_until_done(end: Callable[[], None], asking: Sequence[Future[Any]]) -> None:
+    """End sessions that other threads ask, again and again until these threads are done.
+
+    One may be about to open a client when its session ends: that client ends in the next round.
+    """
+    end()
+    while wait(asking, timeout=_AGAIN_S).not_done:
+        end()
