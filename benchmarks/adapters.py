@@ -123,7 +123,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--modes", type=names, default=list(MODES))
     parser.add_argument("--again", action="store_true", help="make rows that are known, too")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for each row")
-    default = HERE / "results" / "2026-11-25-cpu" / "adapters.json"
+    default = HERE / "results" / "2026-11-26-cpu" / "adapters.json"
     parser.add_argument("--rows", type=Path, default=default, help="the file that keeps rows")
     parser.add_argument("--page", type=Path, default=PAGE, help="where the table is written")
     parser.add_argument("--one", nargs=3, metavar=("WORKLOAD", "ENGINE", "MODE"))

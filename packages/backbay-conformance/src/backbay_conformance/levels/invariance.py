@@ -4,9 +4,8 @@ Threads may change rounding and nothing else. A batch may too, unless the backen
 does not.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.nn import functional as F  # noqa: N812 (its usual name)
@@ -14,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 from backbay.proof import Workload, observe
 from backbay_conformance.case import Case, Cases, NotRunnable, Unsupported
 from backbay_conformance.levels import sampled
+from backbay_conformance.levels.making import threads
 from backbay_conformance.subject import Subject, as_module
 
 Program = Callable[[torch.Tensor], torch.Tensor]
@@ -92,20 +92,10 @@ def threads_change_results(case_id: str, program: Program, subject: Subject) -> 
     golden = subject.golden(workload, train=True)
     call = subject.compile(workload.model)
     for count in _THREADS:
-        with _threads(count):
+        with threads(count):
             subject.judge(golden, observe(call, workload, train=True, seed=subject.seed))
 
 
 def _input(case_id: str, subject: Subject) -> torch.Tensor:
     sampled.seed(case_id, subject.seed)
     return torch.randn(_ROWS, _WIDTH, device=subject.device)
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

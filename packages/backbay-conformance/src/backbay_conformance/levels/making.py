@@ -1,6 +1,7 @@
-"""Inputs of hand-written cases, and the rule for results that a case computes by itself."""
+"""What hand-written cases share: inputs, threads, and the rule for results computed by a case."""
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +33,17 @@ def numbered(subject: Subject, *shape: int, dtype: torch.dtype = torch.float32) 
     """Return 0, 1, 2 and so on in a shape: every element is told from every other."""
     count = torch.Size(shape).numel()
     return torch.arange(count, device=subject.device, dtype=dtype).reshape(shape)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Have torch use this many threads on CPUs in the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def judged(

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 
 from backbay_conformance.case import Collection
-from backbay_conformance.levels.making import given, normal, numbered
+from backbay_conformance.levels.making import given, normal, numbered, threads
 from backbay_conformance.subject import Subject
 
 theme = Collection("contract", "values")
@@ -155,15 +155,22 @@ def indices_reach_other_elements(x: torch.Tensor, i: torch.Tensor) -> Tensors:
     return (*picked, x.roll(2, 0), x.flip(1), x[:, 1:-1:2], x.diagonal(1), x.tril(-1))
 
 
-@theme.agrees(lambda s: (numbered(s, 7, 3), given(s, [0, 0, 3, 3, 3, 6, 0]), normal(s, 7, 3)))
-def repeated_indices_are_added_once(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> Tensors:
-    return (
-        x.index_add(0, i, v),
-        x.scatter_add(0, i.unsqueeze(1).expand(-1, 3), v),
-        x.index_put((i,), v, accumulate=True),
-        x.scatter_reduce(0, i.unsqueeze(1).expand(-1, 3), v, "amax"),
-        torch.bincount(i, minlength=7),
-    )
+@theme.case()
+def repeated_indices_are_added_once(subject: Subject) -> None:
+    def program(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> Tensors:
+        return (
+            x.index_add(0, i, v),
+            x.scatter_add(0, i.unsqueeze(1).expand_as(v), v),
+            x.index_put((i,), v, accumulate=True),
+            x.scatter_reduce(0, i.unsqueeze(1).expand_as(v), v, "amax"),
+            torch.bincount(i, minlength=100),
+        )
+
+    # So many, on several threads, that one may lose another's sum: in every tenth call, say.
+    x, v = numbered(subject, 100, 64), normal(subject, 16384, 64)
+    indices = torch.arange(16384, device=subject.device) * 7 % 97
+    with threads(3):
+        subject.agrees(program, x, indices, v, calls=32)
 
 
 @theme.agrees(lambda s: (numbered(s, 3, 4), -numbered(s, 3, 7)))
