@@ -5,6 +5,7 @@ import torch
 
 from backbay_optimizer.cuda_graphs import buffers
 from backbay_optimizer.cuda_graphs.buffers import Buffers, NotCopied
+from backbay_optimizer.cuda_graphs.replayable import unusual
 
 
 def filled(inputs):
@@ -95,3 +96,12 @@ def test_two_memories_at_a_distance_are_one():
     made = Buffers([whole[:4], whole[4:]], [0, 1])
     assert made.fit([whole[:4], whole[4:]])
     assert not made.fit(apart)
+
+
+@pytest.mark.parametrize("lazily", [torch.conj, lambda x: x.conj().imag])
+def test_a_conjugate_is_copied_as_what_it_is_of(lazily):
+    x = torch.randn(2, 3, dtype=torch.complex64)
+    plain = [x, x.clone()] if lazily is torch.conj else [x.real, x.imag]
+    made = filled(plain)
+    assert not made.fit([plain[0], lazily(x)])
+    assert "conjugated or negated" in unusual([lazily(x)], 0)

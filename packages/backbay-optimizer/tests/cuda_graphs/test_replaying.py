@@ -1,12 +1,14 @@
 """When compiled code is replayed: with a device that a list of calls stands for."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
 
 from backbay import compile_log
 from backbay_optimizer.cuda_graphs import recordings, replayable
+from backbay_optimizer.cuda_graphs.capture import launching
 from backbay_optimizer.cuda_graphs.recordings import MOST_RECORDINGS, Recordings
 from backbay_optimizer.cuda_graphs.replayable import Inputs
 from backbay_optimizer.cuda_graphs.replaying import Replayed
@@ -220,3 +222,25 @@ def test_another_thread_records_at_once(device):
     assert not device["graphs"]  # libraries choose kernels in the first call of each thread
     call([torch.ones(2)])
     assert len(device["graphs"]) == 1
+
+
+def test_a_replay_disturbs_who_records(device):
+    call, _ = replayed(lambda x: [x + 1])
+    for _ in range(2):
+        call([torch.ones(2)])
+    with ThreadPoolExecutor(1) as pool:
+        with launching:  # as while something is captured
+            waiting = pool.submit(call, [torch.ones(2)])
+            assert not wait([waiting], timeout=0.1).done
+        assert waiting.result()[0].tolist() == [2, 2]
+
+
+def test_the_stream_of_a_first_call_is_the_only_one_for_ever(device):
+    call, _ = replayed(lambda x: [x + 1])
+    device["stream"] = 7
+    call([torch.ones(2)])
+    device["stream"] = 0
+    for _ in range(3):
+        call([torch.ones(2)])
+    assert device["graphs"][0].replays == 3
+    assert not any("another stream" in x for x in reasons())

@@ -243,3 +243,14 @@ def test_what_was_not_measured_is_replaced():
         assert "9.0" in why()
         m.setattr(module, "has_triton", lambda: False)
         assert "Triton" in why()
+
+
+def test_a_weight_that_32_bits_cannot_count_is_read():
+    with (
+        torch._subclasses.FakeTensorMode(),
+        pytest.MonkeyPatch.context() as m,
+    ):
+        m.setattr(module, "has_triton", lambda: True)
+        x = torch.empty(1, 2**16, device="cuda", dtype=torch.bfloat16)
+        assert "32 bits" in module.refusal(x, x.expand(2**15, -1))
+        assert module.refusal(x, x.expand(2**15 - 1, -1)) is None

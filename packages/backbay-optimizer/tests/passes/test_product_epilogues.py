@@ -203,6 +203,7 @@ LEFT = {
     "channels first": lambda x, w, v, i: norm(F.conv2d(i.contiguous(), w[:, :, None, None]), v),
     "of two dtypes": lambda x, w, v, i: F.linear(x, w).double() * v.double() + x.double(),
     "without a batch norm": lambda x, w, v, i: F.silu(F.conv2d(i, w[:, :, None, None], v)),
+    "without inputs": lambda x, w, v, i: F.silu(F.linear(x[..., :0], w[:, :0], v)),
     "a gate of another shape": lambda x, w, v, i: F.conv2d(i * i, w[:, :, None, None]),
 }
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from measurements import kept_keys
 
 from backbay import compile_log
 from backbay.timing import clock
+from backbay_optimizer.cuda_graphs.capture import exclusive
 from backbay_optimizer.cuda_graphs.recordings import Recordings
 from backbay_optimizer.tuning import cache, graph_timing
 
@@ -304,3 +306,14 @@ def test_a_backward_that_can_not_be_recorded_is_timed():
     assert not compiled.recordings.enabled
     again = graph_timing.GraphDecision(GRAPH, [weight, X], "default", Recordings(name="ours"))
     assert again.known is False
+
+
+def test_a_device_is_waited_for_while_somebody_records():
+    call, recordings, _, _ = deciding(0, 0.004)
+    call(X)
+    with ThreadPoolExecutor(1) as pool:
+        with exclusive:  # as while something is captured
+            waiting = pool.submit(call, X)
+            assert not wait([waiting], timeout=0.1).done
+        waiting.result()
+    assert recordings.enabled

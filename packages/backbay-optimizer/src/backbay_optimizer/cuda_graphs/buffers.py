@@ -81,7 +81,9 @@ class Buffers:
     def fit(self, inputs: Sequence[Any]) -> bool:
         """Whether inputs are laid out as these are."""
         return all(
-            inputs[i].shape == x.shape and inputs[i].stride() == x.stride()
+            inputs[i].shape == x.shape
+            and inputs[i].stride() == x.stride()
+            and not is_deferred(inputs[i])
             for i, x in self.made.items()
         ) and all(x.fit(inputs) for x in self._views)
 
@@ -137,6 +139,11 @@ def extent(value: torch.Tensor) -> int:
     steps = zip(value.shape, value.stride(), strict=True)
     elements = sum((size - 1) * stride for size, stride in steps) + 1 if value.numel() else 0
     return elements * value.element_size()
+
+
+def is_deferred(value: torch.Tensor) -> bool:
+    """Whether a tensor is conjugated or negated where it is read, and its memory is not."""
+    return value.is_conj() or value.is_neg()
 
 
 def is_dense(value: torch.Tensor) -> bool:

@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 
-_lock = threading.Lock()
+exclusive = threading.RLock()
+"""Held by captures, and by who waits for a device: that ends every capture on it."""
+launching = threading.Lock()
+"""Held by captures and replays: before 2.13 torch refuses random numbers to a replay during one."""
 _streams: dict[int, torch.cuda.Stream] = {}
 _pools: "weakref.WeakSet[Pool]" = weakref.WeakSet()
 _by_stream: "weakref.WeakValueDictionary[tuple[int, int], Pool]" = weakref.WeakValueDictionary()
@@ -73,7 +76,7 @@ def captured(pool: Pool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, 
     """
     graph = torch.cuda.CUDAGraph()
     current = torch.cuda.current_stream(pool.index)
-    with _lock, torch.cuda.device(pool.index):
+    with exclusive, launching, torch.cuda.device(pool.index):
         if pool.index not in _streams:
             _streams[pool.index] = torch.cuda.Stream(pool.index)  # type: ignore[no-untyped-call] # as above
         side = _streams[pool.index]

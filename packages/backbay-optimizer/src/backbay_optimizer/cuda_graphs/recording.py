@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from backbay_optimizer.cuda_graphs.buffers import Buffers
-from backbay_optimizer.cuda_graphs.capture import Pool, captured
+from backbay_optimizer.cuda_graphs.capture import Pool, captured, launching
 from backbay_optimizer.cuda_graphs.results import Results
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -81,7 +81,8 @@ class Recording:
     def replay(self, inputs: list[Any]) -> list[Any]:
         """Return what the code gives for these inputs, which fit; the list is cleared."""
         self._buffers.fill(inputs)
-        self._graph.replay()
+        with launching:
+            self._graph.replay()
         results = self._results.make(inputs)
         inputs.clear()
         return results

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from backbay_optimizer.cuda_graphs.buffers import is_deferred
 from backbay_optimizer.cuda_graphs.recording import Boxed, Recording
 from backbay_optimizer.cuda_graphs.recordings import Recordings
 
@@ -110,6 +111,8 @@ def unusual(inputs: Sequence[Any], index: int) -> str | None:
     plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if any(type(x) not in plain for x in tensors):
         return "an input is of a subclass of tensor"
+    if any(map(is_deferred, tensors)):
+        return "an input is conjugated or negated where it is read"
     if any(x.device.type != "cuda" or x.device.index != index for x in tensors):
         return "an input is on another device"
     if any(x.layout != torch.strided for x in tensors):

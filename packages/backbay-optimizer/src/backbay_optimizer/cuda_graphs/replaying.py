@@ -32,9 +32,9 @@ class Replayed(Replayable):
 
     def _replayed(self, inputs: list[Any]) -> Sequence[Any] | str:
         stream, held = current_stream(self._inputs.device), self._shared.held
-        if held is None:
+        assert held is None or isinstance(held, Held)  # a graph trains or it does not
+        if held is None or not held.number:
             held = self._shared.held = Held(pool_of(self._inputs.device, stream))
-        assert isinstance(held, Held)  # a graph trains or it does not
         if held.pool.stream != stream:
             return "another stream"
         if not held.pool.lock.acquire(blocking=False):

@@ -304,6 +304,8 @@ def refusal(x: Tensor, weight: Tensor) -> str | None:
         return "Triton is not installed"
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
         return f"no kernel for {x.dtype} by {weight.dtype}"
+    if weight.numel() > torch.iinfo(torch.int32).max:
+        return f"the kernel counts a weight's {weight.numel()} elements in 32 bits"
     return None
 
 

@@ -337,6 +337,8 @@ def _check_sizes(*nodes: Node) -> None:
         raise NotApplicable("it reads what is no ordinary tensor that is known")
     if not are_numbers([n for x in nodes for n in value_of(x).shape]):
         raise NotApplicable("its size is a symbol: whether it pays is not known")
+    if not all(value_of(x).numel() for x in nodes):
+        raise NotApplicable("it has no elements")
 
 
 def _is_inference(norm: dict[str, Any]) -> bool:

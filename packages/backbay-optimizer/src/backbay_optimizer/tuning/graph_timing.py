@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from backbay.kit.codegen import Compiled
+from backbay_optimizer.cuda_graphs.capture import exclusive
 from backbay_optimizer.cuda_graphs.recordings import Recordings
 from backbay_optimizer.tuning import cache, variants
 from backbay_optimizer.tuning.cache import Replays
@@ -127,7 +128,8 @@ class _Deciding:
         from backbay.timing import clock  # noqa: PLC0415 (its import takes a moment)
 
         device = next((x.device for x in args if isinstance(x, torch.Tensor)), torch.device("cpu"))
-        host_s, whole_s, results = clock.handed_over(lambda: self._compiled(*args), device)
+        with exclusive:
+            host_s, whole_s, results = clock.handed_over(lambda: self._compiled(*args), device)
         if host_s < LEAST_HOST * whole_s:
             why = f"CUDA graphs not used: the host takes {host_s / whole_s:.0%} of a call's time"
             self._decision.keep(why, used=False)

@@ -25,6 +25,7 @@ from backbay.graph.region import described
 from backbay.graph.values import value_of
 from backbay.kit.codegen import Compiled
 from backbay.kit.passes import Pass
+from backbay_optimizer.cuda_graphs.capture import exclusive
 from backbay_optimizer.tuning.cache import Choice, PairTiming
 
 BUDGET_S = 2.0
@@ -165,7 +166,7 @@ def timed(
 
     device = next((x.device for x in args if isinstance(x, torch.Tensor)), torch.device("cpu"))
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with exclusive, torch.random.fork_rng(devices):
         copies = [x if i in shared else _copied(x) for i, x in enumerate(args)]
         steps = {",".join(off): _step(arm, copies) for off, arm in arms.items()}
         for step in steps.values():

@@ -50,13 +50,15 @@ def block_of(
     """
     _timed(steps[:warmups], device)
     gc.collect(1)  # what blocks leave is young; to look at all objects takes longer than a block
+    was_enabled = gc.isenabled()
     gc.disable()  # a collection inside a block would be charged to the backend
     try:
         if waits and device.type == "cuda":
             return _one_by_one(steps[warmups:])
         return _timed(steps[warmups:], device)
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def handed_over(step: Callable[[], Any], device: torch.device) -> tuple[float, float, Any]:
