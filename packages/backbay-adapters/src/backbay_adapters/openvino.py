@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Node
 
-from backbay.kit.decompositions import NORMS, core_aten
+from backbay.kit.decompositions import NORMS, WRAPPED_INDICES, core_aten
 from backbay.kit.engine import Engine
 from backbay.kit.exchange import shared_array
 from backbay.kit.program import Program
@@ -21,15 +21,26 @@ def _is_partial(node: Any) -> bool:
     return read[:dim] + read[dim:][1:] != made[:dim] + made[dim:][1:]
 
 
+def _corrects_otherwise(variance: Node) -> bool:
+    return variance.kwargs["correction"] not in {0, 1}
+
+
+_VARIANCES = (_corrects_otherwise, "OpenVINO corrects a variance by 0 or 1 only")
+
+
 class OpenVINO(Engine):
     """Intel's OpenVINO on CPUs, for inference and training."""
 
     name = "backbay_openvino"
     engine = "openvino"
-    decompositions = core_aten(*NORMS, aten.linalg_vector_norm)  # some of which it can't convert
+    # Some norms it can't convert; of several negative indices it takes other elements.
+    decompositions: ClassVar = {**core_aten(*NORMS, aten.linalg_vector_norm), **WRAPPED_INDICES}
     refuses: ClassVar = {
+        aten.arange: "OpenVINO counts in integers where torch counts in floats",
         aten.avg_pool2d: (lambda x: True in x.args[4:5], "OpenVINO divides overhangs otherwise"),
         aten.gather: (_is_partial, "OpenVINO gathers all elements along a dimension or none"),
+        aten.var: _VARIANCES,
+        aten.var_mean: _VARIANCES,
     }
 
     def supports(self, node: Node) -> bool | str:

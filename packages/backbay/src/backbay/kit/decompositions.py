@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,11 +19,13 @@ def core_aten(*further: Any) -> Mapping[Any, Any]:
 
     Batch norm in training is taken apart: few have it
     with its running statistics, and some that seem to leave them as they were. So is a squeeze of
-    several dimensions, which torch's decompositions make, and few have. Sums of integers and of
-    booleans are taken in the dtype of their result, to which some engines don't convert; ``any``
+    several dimensions, which torch's decompositions make, and few have. Extremes and variances of
+    everything name all dimensions, and variances their correction, which some engines forget
+    otherwise. Sums of integers and of booleans are taken in the dtype of their result, to which some engines don't convert; ``any``
     and ``all`` are taken of booleans; a product of booleans is a conjunction, and a sum of two a
     disjunction. Pooling
-    has a batch, which pooling along one dimension comes without.
+    has a batch, which pooling along one dimension comes without. A scattered source is as large as
+    its index.
 
     Args:
         further: operators that torch's decompositions take apart, too; for those that an engine
@@ -35,10 +38,14 @@ def core_aten(*further: Any) -> Mapping[Any, Any]:
     truths = (aten.any.default, aten.any.dim, aten.any.dims)
     poolings = (aten.avg_pool2d.default, aten.max_pool2d_with_indices.default)
     extremes = (aten.amax.default, aten.amin.default)
+    variances = (aten.var.correction, aten.var_mean.correction)
+    scatters = (aten.scatter.src, aten.scatter_add.default, aten.scatter_reduce.two)
     return {
         **core_aten_decompositions(),
         **get_decompositions([*training, *further]),
         **{x: functools.partial(_over_all, x) for x in extremes},
+        **{x: functools.partial(_variance, x) for x in variances},
+        **{x: functools.partial(_with_source_cut, x) for x in scatters},
         **{x: functools.partial(_widened, x) for x in (*sums, *products)},
         **{x: functools.partial(_of_booleans, x) for x in truths},
         **{x: functools.partial(_with_batch, x) for x in poolings},
@@ -57,6 +64,39 @@ def _over_all(
     if not x.ndim:
         return x.clone()
     return reduction(x, list(range(x.ndim)), keepdim)
+
+
+def _variance(
+    variance: Any,
+    x: torch.Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
+) -> Any:
+    """Return a variance that names its dimensions and its correction."""
+    named = list(dim or range(x.ndim))
+    if named == dim and correction is not None:
+        return NotImplemented
+    counted = 1 if correction is None else correction
+    return variance(x, named, correction=counted, keepdim=keepdim)
+
+
+def _with_source_cut(
+    scatter: Any,
+    x: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    source: torch.Tensor,
+    *arguments: Any,
+    **keywords: Any,
+) -> Any:
+    """Return a scatter of what its index has a place for: some engines want no more."""
+    if index.shape == source.shape or index.ndim != source.ndim:
+        return NotImplemented
+    for d, size in enumerate(index.shape):
+        source = source.narrow(d, 0, size)
+    return scatter(x, dim, index, source, *arguments, **keywords)
 
 
 def _widened(reduction: Any, x: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
@@ -108,3 +148,50 @@ def _batch_norm(  # noqa: PLR0917 (its own arguments)
 
 BATCH_NORM = {torch.ops.aten._native_batch_norm_legit_no_training.default: _batch_norm}  # noqa: SLF001 (its name)
 """Batch norm in inference, for engines that have none; torch's own ends in one that writes."""
+
+
+_MASKS = (torch.bool, torch.uint8)
+_is_wrapping = ContextVar("_is_wrapping", default=False)
+
+
+def _selected(x: torch.Tensor, dim: int, index: Any) -> Any:
+    # A number that data decides can't be asked about.
+    if not isinstance(index, int) or index >= 0:
+        return NotImplemented
+    return x.select(dim, index + x.shape[dim])
+
+
+def _with_wrapped_indices(
+    operator: Any, x: torch.Tensor, indices: Sequence[Any], *arguments: Any, **keywords: Any
+) -> Any:
+    if _is_wrapping.get():  # it is asked again, of what it returns
+        return NotImplemented
+    token = _is_wrapping.set(True)
+    try:
+        return operator(x, _wrapped(x, indices), *arguments, **keywords)
+    finally:
+        _is_wrapping.reset(token)
+
+
+def _wrapped(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    made, dim = list[torch.Tensor | None](), 0
+    for index in indices:
+        if index is None or index.dtype in _MASKS:
+            made.append(index)
+            dim += 1 if index is None else index.ndim
+            continue
+        counted = index.long()
+        made.append(torch.where(counted < 0, counted + x.shape[dim], counted))
+        dim += 1
+    return made
+
+
+WRAPPED_INDICES = {
+    torch.ops.aten.select.int: _selected,
+    **{
+        x: functools.partial(_with_wrapped_indices, x)
+        for x in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default)
+    },
+}
+"""Indices that count from the end as such that count from the start, for engines that read or write
+outside of a tensor's memory otherwise. They are 64-bit integers afterwards."""
