@@ -175,7 +175,20 @@ SMALL = {
     "no padding": lambda x: F.pad(x, ()) + 1,
     "three dimensions": lambda x: F.conv3d(x.view(1, 1, 4, 2, 7), x.new_ones(1, 1, 2, 2, 2)),
     "roll": lambda x: x.roll(2, 0) + F.gelu(x, approximate="tanh"),
+    "variance": lambda x: (x.var(), x.std(), *torch.var_mean(x), x.var(1, correction=2)),
+    "counting": lambda x: (torch.arange(3.0, device=x.device), x * 2),
+    "powers": lambda x: (x.round() ** x.round(), (-2.0) ** x.round(), torch.zeros_like(x) ** -1),
+    "source": lambda x: scattered(x, torch.arange(1, 3, device=x.device)[:, None].expand(-1, 9)),
 }
+
+
+def scattered(x, rows):
+    """Scatter of a source that is larger than its index, in each of torch's ways."""
+    return (
+        x.exp().scatter(0, rows, -x),
+        x.exp().scatter_add(0, rows, x),
+        x.exp().scatter_reduce(0, rows, x, "amax"),
+    )
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -199,6 +212,57 @@ def test_sums_at_many_repeated_indices_are_right(backend, device):
 
     made = torch.compile(summed, backend=backend)(added)
     torch.testing.assert_close(made, summed(added), rtol=1e-4, atol=1e-4)
+
+
+def written_from_the_end(x, i):
+    y = x * 2
+    y[:, -1] = x[:, 0].sin()
+    y[-1, -5:-2] = x[0, :3].sin()
+    y[:, i] = x[:, :3].cos()
+    return y + 1
+
+
+FROM_THE_END = {
+    "numbers": lambda x, _: (x[-1] * 2, x[:, -1] + 1, x.sin()[-2] + 1, x[:, -3:-1] + 1),
+    "rows": lambda x, i: (x[i] * 1.5, x[:, i] * 1.5, x.sin().take(i) + 1),
+    "elements": lambda x, i: (x[i, i] * 1.5, x.view(4, 7, 2)[i, :, i - 1] * 1.5),
+    "narrow": lambda x, i: x.sin()[i.int()] * 1.5,
+    "written": written_from_the_end,
+    "put": lambda x, i: x.exp().index_put((i,), x[:3].sin()) * 2,
+    "added": lambda x, i: x.exp().index_put((i, i), x[0, :3].sin(), accumulate=True) * 2,
+}
+
+
+@pytest.mark.parametrize("name", FROM_THE_END)
+def test_indices_that_count_from_the_end_are_right(backend, device, name):
+    if (backend.name, name) == ("backbay_onnxruntime", "narrow"):
+        pytest.skip("ONNX has no such indices, and says so")
+    x = torch.randn(4, 14, device=device)
+    indices = torch.tensor([1, -1, 0], device=device)
+    made = torch.compile(FROM_THE_END[name], backend=backend)(x, indices)
+    torch.testing.assert_close(made, FROM_THE_END[name](x, indices))
+
+
+def test_gradients_of_what_is_read_from_the_end_are_right(backend, device):
+    def read(x, i):
+        return (x[i, i] * x[i, 0]).sum() + (x[-1] * x[0]).sum() + x[:, -1].sin().sum()
+
+    x = torch.randn(4, 14, device=device, requires_grad=True)
+    indices = torch.tensor([1, -1, 0], device=device)
+    made = torch.compile(read, backend=backend)(x, indices)
+    (wanted,) = torch.autograd.grad(read(x, indices), x)
+    torch.testing.assert_close(torch.autograd.grad(made, x)[0], wanted)
+
+
+def test_the_last_of_rows_whose_number_changes_is_read(backend, device):
+    def last(x, i):
+        return x[-1] * 2, x[i] * 1.5
+
+    call = torch.compile(last, backend=backend, dynamic=True)
+    indices = torch.tensor([1, -1, 0], device=device)
+    for rows in (4, 7):
+        x = torch.randn(rows, 14, device=device)
+        torch.testing.assert_close(call(x, indices), last(x, indices))
 
 
 @pytest.mark.parametrize("more", [0, -6])

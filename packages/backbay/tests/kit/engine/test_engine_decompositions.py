@@ -5,9 +5,10 @@ import torch
 from numpy_engine import engine
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.kit.decompositions import BATCH_NORM, NORMS, core_aten
+from backbay.kit.decompositions import BATCH_NORM, NORMS, WRAPPED_INDICES, core_aten
 
 aten = torch.ops.aten
+BY_INDEX = (aten.index.Tensor, aten.index_put.default)
 SUMS = (aten.sum.dim_IntList, aten.cumsum.default)
 
 
@@ -19,6 +20,60 @@ def test_a_reduction_of_everything_comes_without_its_dimensions():
     (program,) = backend.programs
     (node,) = program.graph_module.graph.find_nodes(op="call_function", target=aten.amax.default)
     assert node.args[1] == [0, 1]
+
+
+def nodes(function, *given, **attributes):
+    """Return the nodes that an engine is asked about, once the function's results are right."""
+    found = []
+
+    def supports(_, node):
+        found.append(node)
+        return "here for its nodes"
+
+    backend = engine(supports=supports, **attributes)
+    made = torch.compile(function, backend=backend)(*given)
+    torch.testing.assert_close(made, function(*given))
+    return found
+
+
+def test_a_variance_comes_without_its_dimensions_or_its_correction():
+    def variances(x, number):
+        return x.var(), *torch.var_mean(x, 1, keepdim=True), x.std(()), number.var(correction=0)
+
+    found = nodes(variances, torch.randn(4, 6), torch.tensor(3.0))
+    variances = [n for n in found if "var" in str(n.target)]
+    assert [n.args[1] for n in variances] == [[0, 1], [1], [0, 1], []]
+    assert [n.kwargs["correction"] for n in variances] == [1, 1, 1, 0]
+
+
+def test_a_scattered_source_is_larger_than_its_index():
+    def scattered(x, rows):
+        added = x.scatter_add(0, rows, x), x.scatter_reduce(0, rows, x, "amax")
+        return x.scatter(0, rows, -x), *added, x.scatter(0, rows, 3.0)
+
+    found = nodes(scattered, torch.randn(4, 6), torch.tensor([[1], [3]]).expand(-1, 5))
+    scatters = [n for n in found if "scatter" in str(n.target)]
+    sources = [n.args[3] for n in scatters]
+    assert len(scatters) == 4
+    assert [x.meta["val"].shape for x in sources if x != 3] == [(2, 5)] * 3
+
+
+def test_indices_that_count_from_the_end_are_wrapped_for_those_that_ask():
+    def read(x, i, mask):
+        put = x.index_put((None, i), x[:, :3] * 2), x.index_put((mask, i[0]), x[0, 0])
+        return x[-1] * 2, x[1] * 2, x[:, i] * 2, x[:, :1][i, 0], *put
+
+    x, mask = torch.randn(4, 6), torch.tensor([True, False, True, True])
+    i = torch.tensor([1, -1, -4], dtype=torch.int32)
+    found = nodes(read, x, i, mask, decompositions={**core_aten(), **WRAPPED_INDICES})
+    numbers = [n.args[2] for n in found if n.target is aten.select.int]
+    assert numbers
+    assert min(numbers) >= 0
+    indices = [x for n in found if n.target in BY_INDEX for x in n.args[1] if x is not None]
+    integers = [x for x in indices if x.meta["val"].dtype != torch.bool]
+    assert len(integers) == 4
+    assert {(x.target, x.meta["val"].dtype) for x in integers} == {(aten.where.self, torch.int64)}
+    assert aten.lt.Scalar not in {n.target for n in nodes(read, x, i, mask)}
 
 
 def test_sums_of_integers_and_booleans_are_taken_in_the_dtype_of_their_result():

@@ -100,7 +100,7 @@ def rounding_is_not_half_to_even(x: torch.Tensor) -> Tensors:
 )
 def powers_of_special_numbers(x: torch.Tensor, n: torch.Tensor) -> Tensors:
     integers = (n**2, n**3, 2 ** n.abs())
-    return x**0, x**2, x**3, x**-1, x.abs() ** 0.5, x ** n.float(), (-2.0) ** n.float(), *integers
+    return x**0, x**2, x**3, x**-1, x.abs() ** 0.5, x ** n.float(), *integers
 
 
 @theme.agrees(lambda s: (normal(s, 33), given(s, [NAN, *[0.1] * 32])))
