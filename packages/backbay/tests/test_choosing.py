@@ -222,3 +222,49 @@ def test_looking_at_a_model_trains_it_or_changes_its_state():
     assert all(torch.equal(y, before[name]) for name, y in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+class Writing(torch.nn.Module):
+    """Writes one of its inputs, as a model with a cache does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+
+    def forward(self, x, cache):
+        cache.add_(1)
+        return self.linear(x) + cache
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_the_model_writes_is_left_changed_or_spoils_the_race(anew):
+    x, cache = torch.randn(64, 64), torch.zeros(64)
+    version = cache._version
+    for _ in range(2):
+        given = {"arms": ["aot_eager"], "limits": QUICK, "anew": anew}
+        chosen = backbay.choose(Writing().eval(), (x, cache), **given)
+        assert cache.tolist() == [0.0] * 64
+        if chosen.report is not None:
+            assert [y.status for y in chosen.report.results] == ["ok", "ok"]
+    assert cache._version > version  # Dynamo ran it to see its graphs
+
+
+def test_what_was_decided_for_a_larger_model_or_its_parts_is_applied(monkeypatch):
+    class Larger(Wasteful):
+        def forward(self, x):
+            y = super().forward(x)
+            torch._dynamo.graph_break()
+            return y.exp().sum()
+
+    monkeypatch.setattr(Deciding, "decision", lambda deciding: deciding._made("aot_eager", "told"))
+    x = torch.randn(64, 256)
+    given = {"arms": ["aot_eager"], "limits": QUICK}
+    kept = backbay.choose(Larger().eval(), (x,), **given).kept
+    assert len(kept.graphs) > 1
+    smaller = backbay.choose(Wasteful().eval(), (x,), **given)
+    assert {*smaller.kept.graphs} < {*kept.graphs}
+    assert smaller.report is not None
+    scoped = msgspec.structs.replace(smaller.kept.arm, scope="encoder")
+    later = "2999-01-01T00:00:00+00:00"
+    Store().keep(msgspec.structs.replace(smaller.kept, arm=scoped, created=later))
+    assert backbay.choose(Wasteful().eval(), (x,), **given).arm.scope == "whole"

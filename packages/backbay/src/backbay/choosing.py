@@ -11,13 +11,16 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.utils import _pytree as pytree
 
 from backbay.decisions import GAIN, Arm, Decision, Store, StoreError
 from backbay.decisions.arm import WHOLE
 from backbay.decisions.place import place_on
 from backbay.decisions.standing import why_not
+from backbay.errors import InputError
 from backbay.graph.region import captured_digest
 from backbay.proof import Step, Workload
+from backbay.proof.copying import is_expanded
 from backbay.proof.likeness import likeness
 from backbay.proof.sequence import mixed
 from backbay.race import Limits, Objective, Report, run
@@ -108,13 +111,13 @@ def choose(
     asked = _Asked(model, workload, train, dynamic, fullgraph, registry)
     store = store or Store()
     raced = [x.name for x in entrants(arms, scopes, asked.device.type, registry)]
-    with _unchanged(workload.model):
+    with _unchanged(workload):
         known = None if anew else asked.known(store, objective, raced, asked.graphs(store))
     if known is not None:
         again = "; anew=True races again" if known.abstained else ""
         why = f"{known.arm}, {known.why}{again}"
         return Chosen(model=asked.applied(known.arm), arm=known.arm, why=why, kept=known)
-    with _unchanged(workload.model):
+    with _unchanged(workload):
         report = run(
             workload,
             arms=arms,
@@ -172,11 +175,20 @@ class _Asked:
             x
             for name, x in (found[0] if found else {}).items()
             if name in common
+            and {*x.graphs} == {*graphs}
+            and self._has(x.arm.scope)
             and (x.step, x.objective) == (step, str(objective))
             and {*raced} <= {*x.raced}
             and why_not(x, self.device.type, self.registry) is None
         ]
         return min(holding, key=lambda x: x.unclear, default=None)
+
+    def _has(self, scope: str) -> bool:
+        """Whether the model has the parts that a scope names."""
+        try:
+            return scope == WHOLE or bool(parts_of(self.workload.model, scope))
+        except InputError:
+            return False
 
     def graphs(self, store: Store, *, anew: bool = False) -> tuple[str, ...]:
         """Return the digests of the graphs that Dynamo captures.
@@ -225,18 +237,21 @@ class _Asked:
 
 
 @contextlib.contextmanager
-def _unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Put buffers and gradients back as they are: looking at a model must not train it."""
-    buffers = [(x, x.detach().clone()) for x in model.buffers()]
-    gradients = [(x, x.grad) for x in model.parameters()]
-    for parameter, _ in gradients:
-        parameter.grad = None
+def _unchanged(workload: Workload) -> Iterator[None]:
+    """Put buffers, inputs and gradients back as they are: looking at a model must not train it."""
+    given = pytree.tree_leaves((workload.args, workload.kwargs, workload.further))
+    inputs = [x for x in given if isinstance(x, torch.Tensor)]
+    state = [(x, x.detach().clone()) for x in (*workload.model.buffers(), *inputs)]
+    leaves = [x for x in (*workload.model.parameters(), *inputs) if x.is_leaf]
+    gradients = [(x, x.grad) for x in leaves]
+    for leaf in leaves:
+        leaf.grad = None
     try:
         with torch.random.fork_rng():
             yield
     finally:
-        with torch.no_grad():
-            for buffer, old in buffers:
-                buffer.copy_(old)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        for value, old in state:
+            if not is_expanded(value):
+                value.data.copy_(old)  # of its versions the user's own backward may remember one
+        for leaf, gradient in gradients:
+            leaf.grad = gradient

@@ -1,5 +1,6 @@
 """What a race decides is kept, and compiles the model from then on."""
 
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,17 +10,21 @@ import torch
 
 from backbay import compile_log, race
 from backbay.decisions import Arm, Store
+from backbay.decisions.standing import why_not
 from backbay.race.field import Entrant
 from backbay.race.keeping import keep
 from backbay.race.objective import Objective
 from backbay.race.record import Decision
 from backbay.race.requests import Captured
-from backbay.registry import BackendSpec, Origin
+from backbay.registry import BackendSpec, Origin, Requirements, default_registry
 
 SILU = BackendSpec(
     name="backbay_silu",
     origin=Origin(kind="distribution", distribution="backbay", version="1.0"),
 )
+
+RACE = Path(__file__).parents[1] / "race"
+QUICK = race.Limits(backend_s=120.0, timing_s=0.5)
 
 SOURCE = """
 import time
@@ -75,7 +80,7 @@ def ended(place, **changes):
 
 
 def test_the_winner_is_kept_with_the_version_of_who_provides_it(file, here):
-    (note,) = keep([ended(here)], Store())
+    (note,) = keep([ended(here)], Store(), default_registry)
     (kept,) = Store().decided("graph", here.key)
     assert (kept.arm, kept.over_eager, kept.interval) == (
         Arm(backend="backbay_silu", mode="max-autotune", options={"a": 1}),
@@ -98,7 +103,7 @@ def test_a_race_is_kept_though_nobody_could_apply_it(why, file, here):
         race.times = {}
     if why == "no graph is known":
         race.captured = None
-    assert list(keep([race], Store())) == []
+    assert list(keep([race], Store(), default_registry)) == []
     assert Store().decisions() == ()
 
 
@@ -106,7 +111,7 @@ def test_a_race_is_kept_though_nobody_could_apply_it(why, file, here):
 def test_that_a_race_could_not_tell_is_forgotten_or_kept_without_versions(file, here, unclear):
     none = {"ratio_to_eager": None, "ratio_to_eager_ci": None}
     race = ended(here, winner="eager", abstained=True, unclear=unclear, **none)
-    (note,) = keep([race], Store())
+    (note,) = keep([race], Store(), default_registry)
     (kept,) = Store().decisions()
     assert (kept.arm, kept.abstained, kept.unclear) == (Arm(backend="eager"), True, unclear)
     assert kept.place.versions == {**here.versions, "backbay": "1.0"}
@@ -118,13 +123,13 @@ def test_that_a_race_could_not_tell_is_forgotten_or_kept_without_versions(file, 
 def test_that_a_race_could_not_tell_takes_the_place_of_a_decision_or_of_another_question(
     file, here
 ):
-    list(keep([ended(here)], Store()))
+    list(keep([ended(here)], Store(), default_registry))
     told = ended(here, winner="eager", abstained=True)
-    list(keep([told], Store()))
-    list(keep([told], Store()))
+    list(keep([told], Store(), default_registry))
+    list(keep([told], Store(), default_registry))
     assert sorted(x.abstained for x in Store().decisions()) == [False, True]
     told.objective = Objective()
-    list(keep([told], Store()))
+    list(keep([told], Store(), default_registry))
     assert sorted(x.abstained for x in Store().decisions()) == [False, True, True]
 
 
@@ -160,3 +165,36 @@ def test_what_cannot_be_kept_is_a_note_and_the_report_is_whole(file, tmp_path):
     report = raced(file, Store())
     assert report.decision[0].winner == "eager"
     assert any("the decision is not kept" in note for note in report.notes)
+
+
+def test_another_version_of_an_engine_is_taken_for_the_one_that_was_raced(file, here):
+    engine = BackendSpec(
+        name="backbay_silu",
+        origin=Origin(kind="distribution", distribution="backbay", version="1.0"),
+        requires=Requirements(distributions=("packaging>=1", "torch>=2")),
+    )
+    race = ended(here)
+    race.entrants[1] = Entrant(arm=race.entrants[1].arm, spec=engine)
+    list(keep([race], Store(), default_registry))
+    (kept,) = Store().decided("graph", here.key)
+    version = metadata.version("packaging")
+    assert kept.place.versions == {**here.versions, "backbay": "1.0", "packaging": version}
+
+    class Knows:
+        environment = default_registry.environment
+
+        def require(self, name, device):
+            return engine
+
+    assert why_not(kept, "cpu", Knows()) is None
+    place = msgspec.structs.replace(kept.place, versions=kept.place.versions | {"packaging": "0"})
+    old = msgspec.structs.replace(kept, place=place)
+    assert why_not(old, "cpu", Knows()) == f"that was with packaging 0, and here is {version}"
+
+
+@pytest.mark.slow
+def test_a_decision_is_kept_for_the_place_that_an_arm_has_made_of_its_process(file, here):
+    arms = [f"{RACE / 'faulty.py'}:one_thread", "aot_eager"]
+    race.run(f"{file}:model", arms=arms, device="cpu", store=Store(), limits=QUICK)
+    (kept,) = Store().decisions()
+    assert kept.place.threads == torch.get_num_threads()

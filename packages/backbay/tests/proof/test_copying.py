@@ -7,6 +7,7 @@ import torch
 
 from backbay.errors import ProofImpossible
 from backbay.proof import Step, Workload, compare, make_golden
+from backbay.proof.bank import varied
 from backbay.proof.copying import copied
 
 MEMORY = torch.arange(400.0)
@@ -132,3 +133,12 @@ def test_a_sparse_result_cannot_be_proven(layout):
     wrong = {"output": (dense * 2.01).to_sparse(layout=layout)}
     outcome = type(golden.eager)(**{**vars(golden.eager), "tensors": wrong})
     assert not golden.judge(outcome).passed
+
+
+def test_what_is_expanded_keeps_others_from_having_other_values():
+    expanded, dense = torch.randn(8, 1).expand(8, 16), torch.randn(8, 16)
+    workload = Workload(torch.nn.Bilinear(16, 16, 4), (expanded, dense))
+    other = varied(workload, 1, integers=True)
+    assert torch.equal(other.args[0], expanded)
+    assert other.args[0].stride() == expanded.stride()
+    assert not torch.equal(other.args[1], dense)

@@ -20,6 +20,12 @@ def scaled(graph_module, example_inputs):
     return call
 
 
+def one_thread(graph_module, example_inputs):
+    """Right, and has all in its process compute with one thread."""
+    torch.set_num_threads(1)
+    return graph_module.forward
+
+
 def as_told(graph_module, example_inputs, *, mode=None, options=None):
     """Wrong by default, right if both its mode and its options ask for it."""
     right = (mode, options) == ("careful", {"factor": 1})

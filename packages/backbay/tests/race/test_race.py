@@ -311,6 +311,30 @@ def test_where_truth_does_not_fit_the_proof_is_smaller_and_the_report_says_so(mo
     assert any("smaller inputs" in note for note in report.notes)
 
 
+class Writing(torch.nn.Module):
+    """Writes one of its inputs, as a model with a cache does."""
+
+    def forward(self, x, cache):
+        cache.add_(1)
+        return x + cache
+
+
+def test_an_input_that_the_model_writes_is_left_changed_and_spoils_the_race():
+    cache = torch.zeros(64)
+    workload = Workload(Writing(), (torch.randn(64, 64), cache))
+    report = run(workload, backends=["aot_eager"], limits=QUICK)
+    assert [x.status for x in report.results] == ["ok", "ok"]
+    assert cache.tolist() == [0.0] * 64
+
+
+def test_a_workload_with_an_expanded_input_is_not_raced():
+    inputs = (torch.randn(8, 1).expand(8, 16),)
+    report = run(
+        Workload(torch.nn.Linear(16, 16).eval(), inputs), backends=["aot_eager"], limits=QUICK
+    )
+    assert [x.status for x in report.results] == ["ok", "ok"]
+
+
 def test_arms_of_one_backend_share_a_row_or_a_result(here, monkeypatch):
     asked, compile_ = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda *x, **y: asked.append(y) or compile_(*x, **y))

@@ -80,3 +80,15 @@ def test_what_torch_sets_for_cuda_graphs_is_held_against_a_mode(monkeypatch):
     monkeypatch.setenv("OMP_SOMETHING", "1")
     (said,) = process_state.changed(before, process_state.state())
     assert "OMP_SOMETHING" in said
+
+
+def test_an_input_with_gaps_keeps_its_values_where_they_are_judged():
+    torch.manual_seed(0)
+    gaps = torch.randn(6, 8)[:, ::2]
+    step = Step(Workload(torch.nn.Linear(4, 4), (gaps,)), train=False)
+    ring = Ring(step, [True], 3)
+    ring.renew(1, (torch.ones(6, 4),), used=3)
+    *others, last = inputs(ring)
+    assert torch.equal(last, torch.ones(6, 4))
+    assert last.stride() == gaps.stride()
+    assert not any(torch.equal(x, last) for x in others)

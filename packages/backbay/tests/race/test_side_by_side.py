@@ -1,13 +1,19 @@
 """Trials side by side: each is judged as if it were alone, and an interrupt ends all of them."""
 
 import dataclasses
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from backbay.errors import Interrupted
-from backbay.race import Limits, Objective, run
+from backbay.judge import Judge
+from backbay.judge.requests import Compare
+from backbay.race import Limits, Objective, run, workload_race
 from backbay.race.caches import Caches
 
 FAULTY = Path(__file__).with_name("faulty.py")
@@ -71,3 +77,46 @@ def test_an_arm_finds_what_another_has_left(tmp_path):
     assert caches.environment("third")["TMPDIR"] != caches.environment("other")["TMPDIR"]
     caches.drop()
     assert not caches.folder("inductor").exists()
+
+
+class DyingJudge(Judge):
+    """Its process is killed before the first comparison, as who is out of memory is."""
+
+    def verdict(self, pieces):
+        if self.lost is None:
+            for child in psutil.Process(self._keeper.open()._process.pid).children():
+                child.kill()
+        return super().verdict(pieces)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_the_death_of_the_judge_is_an_arms_or_ends_the_race_with_a_traceback(monkeypatch, at_once):
+    monkeypatch.setattr(workload_race, "Judge", DyingJudge)
+    report = raced("honest", "scaled", limits=dataclasses.replace(QUICK, at_once=at_once))
+    assert [x.status for x in report.results] == ["ok", "failed", "failed"]
+    assert all("the judge was lost" in x.reason for x in report.results[1:])
+    assert report.decision[0].sentence.startswith("nothing is decided: the judge was lost")
+    assert all(x.median_ms is None for x in report.results)
+
+
+def test_an_interrupt_waits_for_a_comparison(monkeypatch):
+    stopped = threading.Event()
+
+    class SlowJudge(Judge):
+        def verdict(self, pieces):
+            if self.lost is None:
+                self._keeper.stop()  # its process compares, and takes its time
+                os.kill(os.getpid(), signal.SIGINT)
+                self._keeper.ask(Compare(pieces=tuple(pieces)), timeout_s=600.0)
+            return super().verdict(pieces)
+
+        def end(self):
+            stopped.set()
+            super().end()
+
+    monkeypatch.setattr(workload_race, "Judge", SlowJudge)
+    start = time.monotonic()
+    with pytest.raises(Interrupted):
+        raced("honest", "scaled")
+    assert stopped.is_set()
+    assert time.monotonic() - start < 300

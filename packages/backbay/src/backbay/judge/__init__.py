@@ -12,7 +12,7 @@ and compares. From the processes of backends come files of bytes, never a verdic
         judge.verdict([Piece(path=..., inputs=1, picked=prepared.seeds[1])])
 """
 
-from backbay.judge.client import Judge
+from backbay.judge.client import Judge, JudgeLost
 from backbay.judge.requests import Judged, Judgement, Piece, Prepared
 
-__all__ = ["Judge", "Judged", "Judgement", "Piece", "Prepared"]
+__all__ = ["Judge", "JudgeLost", "Judged", "Judgement", "Piece", "Prepared"]

@@ -19,7 +19,7 @@ from backbay.judge.requests import (
     Request,
     Reveal,
 )
-from backbay.session import Session
+from backbay.session import Lost, NoReply, Session
 from backbay.workloads.setup import WorkloadSetup
 
 FURTHER_SETS = 3
@@ -27,6 +27,10 @@ FURTHER_SETS = 3
 
 JudgeSession = Session[Request, Reply]
 OpenSession = Callable[[], JudgeSession]
+
+
+class JudgeLost(NoReply):
+    """The process that keeps the reference is gone, and so is the reference."""
 
 
 def secret() -> int:
@@ -55,6 +59,8 @@ class Judge:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._keeper: Session[Request, Reply] = SERVICE.session()
+        self.lost: str | None = None
+        """How its process was lost, if it was; another one would have nothing to compare with."""
 
     def __enter__(self) -> Self:
         """Return the judge itself."""
@@ -62,9 +68,14 @@ class Judge:
 
     def __exit__(self, *error: object) -> None:
         """End its process."""
-        self._keeper.end()
+        self.end()
         with contextlib.suppress(OSError):
             self._bank.unlink(missing_ok=True)
+
+    def end(self) -> None:
+        """End its process, also while another thread asks it."""
+        self.lost = self.lost or "it was ended"
+        self._keeper.end()
 
     def prepare(self) -> Prepared:
         """Make the reference, and put it where no backend can write it.
@@ -84,11 +95,19 @@ class Judge:
         return prepared
 
     def reveal(self, inputs: int, path: Path) -> None:
-        """Write the inputs of one set to a file."""
+        """Write the inputs of one set to a file.
+
+        Raises:
+            NoReply: it could not; `JudgeLost`: nor can anything else be asked.
+        """
         self._ask(Reveal(inputs=inputs, path=str(path)))
 
     def verdict(self, pieces: Sequence[Piece]) -> Judged:
-        """Return whether all of what a backend gave is right."""
+        """Return whether all of what a backend gave is right.
+
+        Raises:
+            NoReply: it can't be judged; `JudgeLost`: nor can anything else.
+        """
         judged = self._ask(Compare(pieces=tuple(pieces)))
         assert isinstance(judged, Judged)
         return judged
@@ -96,8 +115,13 @@ class Judge:
     def _ask(self, request: Request) -> Reply:
         """Ask the child that keeps the reference, which is stopped in between."""
         with self._lock:  # trials run side by side
+            if self.lost is not None:
+                raise JudgeLost(f"the judge was lost: {self.lost}")
             self._keeper.resume()
             try:
                 return self._keeper.ask(request, timeout_s=self._timeout_s)
+            except Lost as lost:
+                self.lost = lost.reason
+                raise JudgeLost(f"the judge was lost: {lost.reason}") from lost
             finally:
                 self._keeper.stop()

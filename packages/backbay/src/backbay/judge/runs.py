@@ -11,6 +11,7 @@ import torch
 
 from backbay.proof import Outcome, Step, Workload, evidence
 from backbay.proof.bank import Inputs, elsewhere, inputs_of
+from backbay.proof.copying import is_expanded
 from backbay.proof.outcome import outcome_of, outcome_of_last
 from backbay.proof.sequence import each, in_a_row
 from backbay.proof.tree import leaves
@@ -157,7 +158,8 @@ def put(step: Step, inputs: Sequence[torch.Tensor]) -> None:
     Their versions stay as they are, so that they tell nobody that values are new.
     """
     for (_, there), value in zip(step.inputs, inputs, strict=True):
-        there.data.copy_(value)
+        if not is_expanded(there):  # its values never vary
+            there.data.copy_(value)
 
 
 def _is_nan_alike(one: torch.Tensor, other: torch.Tensor) -> bool:

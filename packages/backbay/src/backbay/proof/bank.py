@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from backbay.causes import one_line
-from backbay.proof.copying import copied
+from backbay.proof.copying import copied, is_expanded
 from backbay.proof.golden import FORMAT, Golden
 from backbay.proof.making import make_golden, make_golden_alike
 from backbay.proof.outcome import outcome_of, unchanged
@@ -167,7 +167,7 @@ def varied(workload: Workload, seed: int, *, integers: bool) -> Workload:
     """Return the workload with other values of its inputs, of the same range, drawn from a seed.
 
     The values of each tensor come in another order; those in floating point are smaller as well.
-    What has one element or two values, as a mask has, stays.
+    What has one element or two values, as a mask has, stays, and so does what is expanded.
 
     Args:
         workload: whose inputs they are like.
@@ -197,12 +197,12 @@ def _first_that_works(
 
     def make(drawn: int) -> tuple[Workload, Golden] | None:
         while ways:
-            other = varied(workload, drawn, integers=ways[0])
-            if not _alike(workload, other):
-                try:
+            try:
+                other = varied(workload, drawn, integers=ways[0])
+                if not _alike(workload, other):
                     return other, make_golden_alike(golden, other, train=train, seed=seed)
-                except Exception:  # noqa: BLE001, S110 (whatever the model raises for such inputs)
-                    pass
+            except Exception:  # noqa: BLE001, S110 (whatever the model raises for such inputs)
+                pass
             ways.pop(0)
         return None
 
@@ -212,6 +212,8 @@ def _first_that_works(
 def _varies(value: torch.Tensor, *, integers: bool) -> bool:
     floating = value.is_floating_point() or value.is_complex()
     if value.layout != torch.strided or value.dtype == torch.bool or not (floating or integers):
+        return False
+    if is_expanded(value):
         return False
     some = value.detach().reshape(-1)[:_LOOKED_AT]
     return bool(((some != some[:1]).sum() > 0) and _distinct(some) > _FEW_VALUES)

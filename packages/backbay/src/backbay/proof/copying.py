@@ -23,6 +23,13 @@ def copied(value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tenso
     return empty.set_(memory.untyped_storage(), offset, value.shape, value.stride())
 
 
+def is_expanded(value: torch.Tensor) -> bool:
+    """Whether some elements are the same memory, so that nothing can be written into it."""
+    return value.layout == torch.strided and any(
+        stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True)
+    )
+
+
 def _is_plain(value: torch.Tensor) -> bool:
     """Return whether a tensor's elements are what stands in its memory."""
     if type(value) is not torch.Tensor or value.layout != torch.strided:

@@ -222,7 +222,7 @@ def run(
         report = _report(races, settings, registry, notes, same_process=same_process)
         raise Interrupted(msgspec.structs.replace(report, partial=True)) from stopped
     if store is not None:
-        notes = (*notes, *keep(races, store))
+        notes = (*notes, *keep(races, store, registry))
     return _report(races, settings, registry, notes, same_process=same_process)
 
 

@@ -1,23 +1,24 @@
 """What a race decided, for the store: ``backend="backbay.auto"`` applies it."""
 
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from backbay import decisions
 from backbay.decisions import Store, StoreError
+from backbay.decisions.standing import providers
 from backbay.race.record import EAGER
 from backbay.race.workload_race import WorkloadRace
-from backbay.registry import BackendSpec
+from backbay.registry import Registry
 
 KEPT = "kept as {names}: backend='backbay.auto' compiles as was decided, from now on"
 ABSTAINED = "kept as {names}: backbay.choose does not race these arms again, unless it is to anew"
 
 
-def keep(races: Sequence[WorkloadRace], store: Store) -> Iterator[str]:
+def keep(races: Sequence[WorkloadRace], store: Store, registry: Registry) -> Iterator[str]:
     """Keep what was decided, and yield what a reader must know of it."""
-    found = [x for x in map(_decision, races) if x is not None]
+    found = [x for x in (_decision(race, registry) for race in races) if x is not None]
     if not found:
         return
     try:
@@ -31,7 +32,7 @@ def keep(races: Sequence[WorkloadRace], store: Store) -> Iterator[str]:
             yield said.format(names=names)
 
 
-def _decision(race: WorkloadRace) -> decisions.Decision | None:
+def _decision(race: WorkloadRace, registry: Registry) -> decisions.Decision | None:
     """Return what is kept of a race; nothing where nobody could apply it."""
     decided, entrants = race.decision, {x.name: x for x in race.entrants}
     if decided is None or race.captured is None or EAGER not in race.times:
@@ -42,7 +43,7 @@ def _decision(race: WorkloadRace) -> decisions.Decision | None:
         return None
     place = race.captured.place
     specs = [x.spec for x in race.entrants] if decided.abstained else [spec]
-    versions = {k: v for x in specs for k, v in _provider(x).items()}
+    versions = {k: v for x in specs if x for k, v in providers(x, registry).items()}
     return decisions.Decision(
         workload=race.workload,
         step=race.setup.mode,
@@ -58,9 +59,3 @@ def _decision(race: WorkloadRace) -> decisions.Decision | None:
         place=msgspec.structs.replace(place, versions={**place.versions, **versions}),
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
     )
-
-
-def _provider(spec: BackendSpec | None) -> Mapping[str, str]:
-    if spec is None or spec.origin.distribution is None or spec.origin.version is None:
-        return {}
-    return {spec.origin.distribution: spec.origin.version}

@@ -49,12 +49,17 @@ class Ring:
             size: how many there are.
         """
         self._strips: list[_Strip] = []
+        self._scattered: list[int] = []
+        """Of inputs that vary and have gaps: only the last step gets other values."""
         self.steps = [step]
         given: dict[int, list[torch.Tensor]] = {}
         for position, (_, value) in enumerate(step.inputs):
             if id(value) not in given:
-                varying = varies[position] and _is_dense(value) and size > 1
-                laid_out = self._strip(value, position, size - 1) if varying else None
+                varying = varies[position] and size > 1
+                dense = varying and _is_dense(value)
+                laid_out = self._strip(value, position, size - 1) if dense else None
+                if varying and not dense:
+                    self._scattered.append(position)
                 alike = (copied(value).requires_grad_(value.requires_grad) for _ in range(size - 1))
                 given[id(value)] = laid_out or list(alike)
         for index in range(size - 1):
@@ -79,6 +84,8 @@ class Ring:
             strip.memory.copy_(values)
             # Not through the tensor itself, whose version would say that it has other values.
             strip.memory[used - 2].copy_(_flat(last[strip.position]))
+        for position in self._scattered:
+            self.steps[used - 1].inputs[position][1].data.copy_(last[position])
 
     def calls(
         self, call: Callable[..., Any], number: int, part: int | None = None

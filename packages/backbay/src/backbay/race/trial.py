@@ -19,6 +19,7 @@ from backbay.proof import Workload
 from backbay.proof.bank import Inputs
 from backbay.proof.dispatched import counting
 from backbay.proof.golden import proof_context
+from backbay.proof.outcome import unchanged
 from backbay.proof.shrink import shrunk
 from backbay.race import ownership, slowness
 from backbay.race.compiler import Compiler
@@ -165,11 +166,12 @@ class Trial:
         """Return what the backend leaves to torch's kernels; it is called once more to see it."""
         if not ownership.can_be_told():
             return None
+        step = self._runs.step
         try:
-            with self._context(), counting() as eager:
-                self._runs.step(self._runs.step.workload.model)
-            with self._context(), counting() as own:
-                self._runs.step(self._compiled())
+            with unchanged(step), self._context(), counting() as eager:
+                step(step.workload.model)
+            with unchanged(step), self._context(), counting() as own:
+                step(self._compiled())
         except Exception:  # noqa: BLE001 (it was right without a mode: nothing is known of this)
             return None
         finally:

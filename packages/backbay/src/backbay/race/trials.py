@@ -97,6 +97,7 @@ class Trials:
                 raise
 
     def _end_sessions(self) -> None:
+        self.judge.end()
         for session in list(self._sessions):
             session.end()
 
@@ -168,7 +169,8 @@ class Trials:
             pieces.append(Piece(path=str(path), inputs=0, what=what, picked=picked, row=True))
         finished = ask(Finish())
         assert isinstance(finished, Finished)
-        if self.capture:
+        # Not who disturbs: where it ran is not where others run.
+        if self.capture and finished.graphs and not (finished.disturbs or finished.fault):
             self._find_graphs(ask)
         return finished, pieces
 

@@ -16,7 +16,7 @@ import msgspec
 
 from backbay.decisions import Arm
 from backbay.errors import WorkloadInvalid
-from backbay.judge import Judge, Prepared
+from backbay.judge import Judge, JudgeLost, Prepared
 from backbay.judge.client import JudgeSession
 from backbay.race.ahead import Ahead
 from backbay.race.caches import Caches
@@ -172,7 +172,11 @@ class WorkloadRace:
         self.captured, self.disturbing = trials.captured, trials.disturbing
         self.tried = {x.name: self.tried[x.name] for x in self.entrants}
         over = self._over_limit()
-        self._time(judge, prepared, sets, over)
+        with contextlib.suppress(JudgeLost):
+            self._time(judge, prepared, sets, over)
+        if judge.lost is not None:
+            self.times = Times()  # not all that was timed has been judged
+            return self._undecided(f"nothing is decided: the judge was lost: {judge.lost}")
         for name in self.tried:
             self.on_row(self._result(name))
         if EAGER not in self.times:

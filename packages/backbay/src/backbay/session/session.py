@@ -108,9 +108,9 @@ class Session(Generic[Request, Reply]):
 
     def end(self) -> None:
         """End the client, if there is one."""
-        if self._client is not None:
-            self._client.end()
-        self._client = None
+        client, self._client = self._client, None  # another thread may open one meanwhile
+        if client is not None:
+            client.end()
 
 
 def end_until_done(end: Callable[[], None], asking: Sequence[Future[Any]]) -> None:
