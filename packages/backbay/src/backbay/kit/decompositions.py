@@ -17,15 +17,14 @@ NORMS = (torch.ops.aten.native_layer_norm, torch.ops.aten.native_group_norm)
 def core_aten(*further: Any) -> Mapping[Any, Any]:
     """Return torch's decompositions to core ATen, and what engines need beside them.
 
-    Batch norm in training is taken apart: few have it
-    with its running statistics, and some that seem to leave them as they were. So is a squeeze of
-    several dimensions, which torch's decompositions make, and few have. Extremes and variances of
-    everything name all dimensions, and variances their correction, which some engines forget
-    otherwise. Sums of integers and of booleans are taken in the dtype of their result, to which some engines don't convert; ``any``
+    Batch norm in training is taken apart: few have it with its running statistics, and some that
+    seem to leave them as they were. So is a squeeze of several dimensions, which torch's
+    decompositions make, and few have. Extremes and variances of everything name all dimensions, and
+    variances their correction, which some engines forget otherwise. Sums of integers and of
+    booleans are taken in the dtype of their result, to which some engines don't convert; ``any``
     and ``all`` are taken of booleans; a product of booleans is a conjunction, and a sum of two a
-    disjunction. Pooling
-    has a batch, which pooling along one dimension comes without. A scattered source is as large as
-    its index.
+    disjunction. Pooling has a batch, which pooling along one dimension comes without. A scattered
+    source is as large as its index.
 
     Args:
         further: operators that torch's decompositions take apart, too; for those that an engine
