@@ -344,12 +344,11 @@ def test_the_twin_hands_on_what_cannot_travel():
 
 
 def test_a_session_that_is_not_asked_starts_a_process():
-    def opened():
-        raise AssertionError
-
-    with Session(opened) as session:
+    opened = []
+    with Session(lambda: opened.append(client()) or opened[0]) as session:
         session.stop()
         session.resume()
+    assert opened == []
 
 
 def test_logs_are_left_behind(session, tmp_path, monkeypatch):
