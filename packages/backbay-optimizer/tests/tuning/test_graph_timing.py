@@ -309,11 +309,12 @@ def test_a_backward_that_can_not_be_recorded_is_timed():
 
 
 def test_a_device_is_waited_for_while_somebody_records():
-    call, recordings, _, _ = deciding(0, 0.004)
+    call, recordings, seen, _ = deciding(0, 0.004)
     call(X)
     with ThreadPoolExecutor(1) as pool:
         with exclusive:  # as while something is captured
             waiting = pool.submit(call, X)
             assert not wait([waiting], timeout=0.1).done
+            assert len(seen) == 1
         waiting.result()
     assert recordings.enabled

@@ -2,6 +2,7 @@
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import ClassVar
 
 import pytest
@@ -13,6 +14,7 @@ from backbay import compile_log, explain
 from backbay.proof import Workload
 from backbay_optimizer.backend import Optimizing
 from backbay_optimizer.backend import backbay as optimizing
+from backbay_optimizer.cuda_graphs.capture import exclusive
 from backbay_optimizer.tuning import cache, variants
 from backbay_optimizer.tuning.variants import ALL, Choosing, chosen, key_of, unsuitable
 
@@ -271,3 +273,14 @@ def test_a_folder_that_cannot_be_written_to_stops_the_model(tmp_path, monkeypatc
     (tmp_path / "file").write_text("")
     cache.write("key", chosen({ALL: around(1.0), ONE: around(2.0)}, ONE))
     assert cache.read("key") is None
+
+
+def test_variants_are_timed_while_a_graph_is_recorded():
+    seen = []
+    with ThreadPoolExecutor(1) as pool:
+        with exclusive:  # as while something is captured
+            arms = {ALL: lambda x: [seen.append(x)]}
+            timing = pool.submit(variants.timed, arms, [torch.ones(2)], 0.01)
+            assert not wait([timing], timeout=0.1).done
+            assert not seen
+        assert timing.result()[ALL]
