@@ -13,8 +13,12 @@ up. The table is of everything in the folder; it is printed, and written to --ou
 Arms: eager; inductor and backbay, each also with a mode of torch.compile's, as in
 inductor:reduce-overhead, or with :tuned (coordinate descent and combo kernels); backbay:hoist and
 backbay:hoist-graphs, with parameter_hoist, beside the others' means; hand: Inductor on a model
-whose constant attention masks were taken away by hand, where that is exact. Arms with CUDA graphs
-are compared with each other only. --quick leaves out autotuning and times half as long.
+whose constant attention masks were taken away by hand, where that is exact. --quick leaves out
+autotuning and times half as long.
+
+Backbay's default decides about CUDA graphs by itself, in the calls that each arm has before it is
+timed, with nothing beside it. So it is compared with every stock arm, those with CUDA graphs among
+them. How long the GPU is at work in a step is said of both defaults, by torch's profiler.
 
 Proofs hold backbay and inductor against float64 at a smaller batch and length, with the same layers
 (the table says which): at full size the float64 run costs more than everything else. What is
@@ -45,7 +49,7 @@ DEFAULT = (
     "inductor:max-autotune-no-cudagraphs",
 )
 QUICK = DEFAULT[:-1]
-PROVEN = (arms.INDUCTOR, arms.OURS)
+PROVEN = WATCHED = (arms.INDUCTOR, arms.OURS)
 SECONDS = 10.0
 """Of timing, for each model and all its arms together."""
 
@@ -62,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     todo = [x for x in chosen if any(missing(x, state, given))]
     whole = work_through(
-        todo,
+        mixed(todo) if given.ahead > 1 else todo,
         lambda case, clients: one(case, state, where, given, clients),
         ahead=given.ahead,
         fresh=True,
@@ -99,6 +103,13 @@ def missing(
     return run, [x for x in PROVEN if x in wanted and x not in known]
 
 
+def mixed(cases: Sequence["model_table.Listed"]) -> list["model_table.Listed"]:
+    """Return cases with those that train apart from each other: so many would not fit at once."""
+    groups = ([x for x in cases if x.train is train] for train in (True, False))
+    placed = [((n + 0.5) / len(group), x) for group in groups for n, x in enumerate(group)]
+    return [case for _, case in sorted(placed, key=lambda x: x[0])]
+
+
 def one(
     case: "model_table.Listed",
     state: State,
@@ -128,6 +139,7 @@ def one(
         tell=lambda text: print(f"{case.name}: {text}", flush=True),
         keep=kept,
         shared=given.ahead > 1,
+        watch=WATCHED,
     )
     try:
         run, proved = conduct.run(names, prove)

@@ -105,9 +105,7 @@ def table(runs: Sequence[Run]) -> str:
 
 def _row(name: str, newest: Newest) -> str:
     entry = newest.entry
-    timed = sorted({arm for run in entry.runs for arm in run.arms if not arms.graphed(arm)})
-    stock = [x for x in timed if arms.stock(x)]
-    over_best = best(entry, stock, [x for x in timed if arms.ours(x)])
+    over_best = best(entry, model_table.stock_of(entry), [arms.OURS])
     last = latest(entry, arms.OURS)
     cells = [
         name,

@@ -3,7 +3,8 @@
 ``MODE`` is one of torch.compile's modes, or ``tuned``: coordinate descent and combo kernels, which
 Inductor has and leaves off. Of ``backbay`` it may be ``hoist``, its option ``parameter_hoist``, or
 ``hoist-graphs``, the same with CUDA graphs; ``graphs``, its option ``cuda_graphs`` everywhere, or
-``no-graphs``, nowhere; ``without-NAME``, one of its passes off. ``eager`` compiles nothing. Two
+``no-graphs``, nowhere; ``epilogues``, its option ``epilogue_convolutions``; ``without-NAME``, one
+of its passes off. ``eager`` compiles nothing. Two
 arms are no backends: ``hand`` is Inductor on a model of transformers whose mask builders were made
 to return nothing, ``alt`` is Inductor on the alternative that a pattern names. ``inductor:again``
 is Inductor's default once more, compiled for itself: its ratio to ``inductor`` is how far the same
@@ -19,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backbay import compile_log
+
 if TYPE_CHECKING:
     from backbay.kit.passes import PassReport
 
@@ -26,6 +29,7 @@ EAGER, INDUCTOR, OURS, HAND, ALT = "eager", "inductor", "backbay", "hand", "alt"
 TUNED, AGAIN = "tuned", "again"
 HOIST, HOIST_GRAPHS = "hoist", "hoist-graphs"
 GRAPHS, NO_GRAPHS = "graphs", "no-graphs"
+EPILOGUES = "epilogues"
 WITHOUT = "without-"
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     TUNED: {"coordinate_descent_tuning": True, "combo_kernels": True},
@@ -33,11 +37,13 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     HOIST_GRAPHS: {"parameter_hoist": True, "triton.cudagraphs": True},
     GRAPHS: {"cuda_graphs": True},
     NO_GRAPHS: {"cuda_graphs": False},
+    EPILOGUES: {"epilogue_convolutions": True},
 }
 """What is no mode of torch.compile's, to the options that it is."""
 GRAPHED = ("reduce-overhead", "max-autotune", HOIST_GRAPHS, GRAPHS)
-"""The modes that replay CUDA graphs: only compared with each other."""
+"""The modes that always replay CUDA graphs of their own."""
 
+_NONE = "no CUDA graph"
 _MASK_BUILDERS = ("create_causal_mask", "create_bidirectional_mask")
 """Of transformers. Windows are left alone: without a mask such a layer would see too much."""
 
@@ -49,7 +55,7 @@ def split(arm: str) -> tuple[str, str]:
 
 
 def graphed(arm: str) -> bool:
-    """Whether an arm replays CUDA graphs."""
+    """Whether an arm always replays CUDA graphs of its own."""
     return split(arm)[1] in GRAPHED
 
 
@@ -92,6 +98,16 @@ def rewrites(arm: str, reports: Iterable["PassReport"]) -> tuple[str, ...]:
     for report in reports:
         total[report.name] += report.changes
     return tuple(f"{name} {count}x" for name, count in total.items() if count) or ("no rewrite",)
+
+
+def replays(since: int) -> tuple[str, ...]:
+    """Return what was decided about CUDA graphs of ours, as the compile log says.
+
+    Args:
+        since: how many of its records are older.
+    """
+    said = (x.why for x in compile_log.records()[since:])
+    return tuple(dict.fromkeys(x for x in said if x.startswith("CUDA graphs") or _NONE in x))
 
 
 def _compiler(backend: str) -> Any:

@@ -6,10 +6,12 @@ with its reason; after a loss the others begin anew without it.
 
 import datetime as dt
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backbay.session import Lost, NoReply, Refused
+from msgspec.structs import replace
+
+from backbay.session import Failure, Lost, NoReply, Refused
 from backbay.timing import measure
 from backbay.timing.rounds import Plan
 from speed import requests
@@ -50,7 +52,12 @@ class Conduct:
     shared: bool = False
     """Whether arms share their compiler caches; then none of them says how long it compiled."""
 
+    watch: Collection[str] = ()
+    """Of which arms it is said what the device does in a step."""
+
     prepared: requests.Prepared | None = None
+    _found: dict[str, Sampled] = field(default_factory=dict)
+    """Arms whose process is there, and how they did."""
     _lost: dict[str, Sampled] = field(default_factory=dict)
     _created: str = ""
 
@@ -62,8 +69,6 @@ class Conduct:
         """
         self._created = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         proved = requests.Proved(verdicts={})
-        ready: dict[str, requests.Readied] = {}
-        samples: Mapping[str, Sequence[float]] = {}
         while True:
             left = [x for x in arms if x not in self._lost]
             if not left and (arms or not prove):
@@ -72,42 +77,33 @@ class Conduct:
             try:
                 with tempfile.TemporaryDirectory(prefix="backbay-speed-") as caches:
                     client = self.clients.take()
-                    ready, samples, whole = self._attempt(client, left, caches)
+                    whole = self._attempt(client, left, caches)
                     if whole:
                         unlost = [x for x in prove if x not in self._lost]
                         proved = self._prove(client, unlost, caches)
                         break
             finally:
                 self.clients.done(lost=not whole)
-        return self._run_of(ready, samples), proved
+        return self._run, proved
 
-    def _attempt(
-        self, client: Client, arms: Sequence[str], caches: str
-    ) -> tuple[dict[str, requests.Readied], Mapping[str, Sequence[float]], bool]:
-        """Return who is ready, their samples, and whether nobody was lost."""
+    @property
+    def _run(self) -> Run:
+        return Run(created=self._created, arms={**self._found, **self._lost})
+
+    def _attempt(self, client: Client, arms: Sequence[str], caches: str) -> bool:
+        """Return whether nobody was lost."""
+        self._found = {}
         self._build(client)
-        ready: dict[str, requests.Readied] = {}
-        for arm in arms:
-            self.tell(f"{arm}: compiling")
-            request = requests.Ready(arm=arm, caches=caches, shared=self.shared)
-            try:
-                reply = client.ask(request, timeout_s=self.patience.arm_s)
-            except Lost as lost:
-                self._lost[arm] = Sampled(status=lost.status, reason=lost.reason)
-                return ready, {}, False
-            except Refused as refused:
-                reply = requests.Readied(status="failed", reason=refused.reason)
-            assert isinstance(reply, requests.Readied)
-            self.tell(f"{arm}: {_said(reply)}")
-            ready[arm] = reply
         try:
+            for arm in arms:
+                self._compile(client, arm, caches)
             with self.clients.alone():
-                return ready, self._time(client, ready), True
-        except measure.BlockLost as lost_block:
-            reason = f"lost while it was timed: {lost_block.reason}"
-            status: requests.Status = "timeout" if lost_block.status == "timeout" else "crashed"
-            self._lost[lost_block.backend] = Sampled(status=status, reason=reason)
-            return ready, {}, False
+                self._measure(client)
+        except _ArmLost as lost:
+            self._found = {}
+            self._lost[lost.arm] = Sampled(status=lost.status, reason=lost.reason)
+            return False
+        return True
 
     def _build(self, client: Client) -> None:
         try:
@@ -117,25 +113,81 @@ class Conduct:
         assert isinstance(reply, requests.Prepared)
         self.prepared = reply
 
-    def _time(
-        self, client: Client, ready: Mapping[str, requests.Readied]
-    ) -> Mapping[str, Sequence[float]]:
-        step_s = {x: r.step_s for x, r in ready.items() if r.status == "ok" and r.step_s}
+    def _compile(self, client: Client, arm: str, caches: str) -> None:
+        self.tell(f"{arm}: compiling")
+        reply = self._asked(client, arm, requests.Ready(arm=arm, caches=caches, shared=self.shared))
+        if reply is None:
+            return
+        assert isinstance(reply, requests.Readied)
+        self._found[arm] = Sampled(
+            status=reply.status,
+            reason=reply.reason,
+            compile_s=None if self.shared else reply.compile_s,
+            error=reply.error,
+            notes=reply.notes,
+        )
+        self.tell(f"{arm}: {_said(self._found[arm])}")
+
+    def _measure(self, client: Client) -> None:
+        """Time who is ready, in turns, after calls that are not timed."""
+        step_s: dict[str, float] = {}
+        for arm, found in [x for x in self._found.items() if x[1].status == "ok"]:
+            reply = self._asked(client, arm, requests.Settle(arm=arm))
+            if reply is None:
+                continue
+            assert isinstance(reply, requests.Settled)
+            step_s[arm] = reply.step_s
+            notes = (*found.notes, *reply.notes)
+            self._found[arm] = replace(found, peak_bytes=reply.peak_bytes, notes=notes)
+            self.tell("; ".join((f"{arm}: {1e3 * reply.step_s:.4g} ms a step", *reply.notes)))
         if not step_s:
-            return {}
-        plan, samples = self.planned(step_s), {name: [] for name in step_s}  # type: ignore[var-annotated]
+            return
+        self._time(client, step_s)
+        for arm in [x for x in self.watch if x in step_s]:
+            try:
+                reply = client.ask(requests.Watch(arm=arm), timeout_s=self.patience.arm_s)
+            except NoReply as error:  # its times stand
+                self.tell(f"{arm}: not watched: {error.reason}")
+                break
+            assert isinstance(reply, requests.Watched)
+            self._found[arm] = replace(self._found[arm], work=reply.work)
+        self.keep(self._run)
+
+    def _time(self, client: Client, step_s: Mapping[str, float]) -> None:
+        plan = self.planned(step_s)
+        samples: dict[str, list[float]] = {name: [] for name in step_s}
         while True:
-            more = measure.interleave(
-                dict.fromkeys(step_s, client),
-                plan,
-                limit_s=self.patience.arm_s * plan.rounds,
-                on_round=lambda _done, _of: True,
-            )
+            try:
+                more = measure.interleave(
+                    dict.fromkeys(step_s, client),
+                    plan,
+                    limit_s=self.patience.arm_s * plan.rounds,
+                    on_round=lambda _done, _of: True,
+                )
+            except measure.BlockLost as lost:
+                reason = f"lost while it was timed: {lost.reason}"
+                raise _ArmLost(lost.backend, _status(lost.status), reason) from lost
             for name, values in more.milliseconds.items():
                 samples[name] += values
-            self.keep(self._run_of(ready, samples))
+                self._found[name] = replace(self._found[name], samples_ms=tuple(samples[name]))
+            self.keep(self._run)
             if not self.extend(samples):
-                return samples
+                return
+
+    def _asked(self, client: Client, arm: str, request: requests.Request) -> requests.Reply | None:
+        """Return the reply; None where the arm raised, which is then what is known of it.
+
+        Raises:
+            _ArmLost: the process died or hung.
+        """
+        try:
+            return client.ask(request, timeout_s=self.patience.arm_s)
+        except Lost as lost:
+            raise _ArmLost(arm, _status(lost.status), lost.reason) from lost
+        except Refused as refused:
+            self._found[arm] = Sampled(status="failed", reason=refused.reason)
+            self.tell(f"{arm}: {_said(self._found[arm])}")
+            return None
 
     def _prove(self, client: Client, arms: Sequence[str], caches: str) -> requests.Proved:
         if not arms:
@@ -150,27 +202,23 @@ class Conduct:
         assert isinstance(reply, requests.Proved)
         return reply
 
-    def _run_of(
-        self, ready: Mapping[str, requests.Readied], samples: Mapping[str, Sequence[float]]
-    ) -> Run:
-        found = {name: self._sampled(x, samples.get(name, ())) for name, x in ready.items()}
-        return Run(created=self._created, arms={**found, **self._lost})
 
-    def _sampled(self, ready: requests.Readied, samples: Sequence[float]) -> Sampled:
-        return Sampled(
-            status=ready.status,
-            reason=ready.reason,
-            compile_s=None if self.shared else ready.compile_s,
-            peak_bytes=ready.peak_bytes,
-            error=ready.error,
-            notes=ready.notes,
-            samples_ms=tuple(samples),
-        )
+class _ArmLost(Exception):  # noqa: N818 (what became of an arm)
+    """Its process is gone."""
+
+    def __init__(self, arm: str, status: requests.Status, reason: str) -> None:
+        super().__init__(f"{arm}: {reason}")
+        self.arm = arm
+        self.status = status
+        self.reason = reason
 
 
-def _said(reply: requests.Readied) -> str:
-    if reply.status != "ok":
-        return f"{reply.status}: {reply.reason}"
-    compiled = "" if reply.compile_s is None else f"compiled in {reply.compile_s:.1f} s, "
-    said = f"{compiled}{1e3 * (reply.step_s or 0):.4g} ms a step"
-    return "; ".join((said, *reply.notes))
+def _status(failure: Failure) -> requests.Status:
+    return "timeout" if failure == "timeout" else "crashed"
+
+
+def _said(found: Sampled) -> str:
+    if found.status != "ok":
+        return f"{found.status}: {found.reason}"
+    taken = "" if found.compile_s is None else f" in {found.compile_s:.1f} s"
+    return "; ".join((f"compiled{taken}", *found.notes))

@@ -3,6 +3,7 @@
 import gc
 from typing import Any, ClassVar, Protocol
 
+from backbay.timing.gpu_work import GpuWork
 from backbay.timing.measure import Block, Timed
 from speed import requests
 from speed.requests import Reply, Request
@@ -15,7 +16,13 @@ class Measuring(Protocol):
         """Return what was built."""
 
     def ready(self, arm: str, caches: str, *, shared: bool) -> requests.Readied:
-        """Get an arm ready to be timed."""
+        """Compile an arm, and check what it computes."""
+
+    def settle(self, arm: str) -> requests.Settled:
+        """Call it until later calls do as the last one did."""
+
+    def work(self, arm: str) -> GpuWork | None:
+        """Return what the device does during a step."""
 
     def seconds(self, arm: str, warmups: int, calls: int) -> float:
         """Time a block of calls, all together."""
@@ -46,17 +53,25 @@ class SpeedHandler:
                 self._measuring = _measuring_of(request)
                 return self._measuring.prepared()
         assert self._measuring is not None, "what is measured is prepared first"
-        match request:
-            case requests.Ready():
-                readied = self._measuring.ready(request.arm, request.caches, shared=request.shared)
-                gc.collect()
-                gc.freeze()  # what was compiled stays: a collection need not look at it again
-                return readied
-            case requests.Prove():
-                return requests.Proved(verdicts=self._measuring.prove(request.arms, request.caches))
-            case Block():
-                seconds = self._measuring.seconds(request.backend, request.warmups, request.calls)
-                return Timed(seconds=seconds)
+        return _measured(self._measuring, request)
+
+
+def _measured(measuring: Measuring, request: requests.OfPrepared) -> Reply:
+    match request:
+        case requests.Ready():
+            readied = measuring.ready(request.arm, request.caches, shared=request.shared)
+            gc.collect()
+            gc.freeze()  # what was compiled stays: a collection need not look at it again
+            return readied
+        case requests.Settle():
+            return measuring.settle(request.arm)
+        case requests.Watch():
+            return requests.Watched(work=measuring.work(request.arm))
+        case requests.Prove():
+            return requests.Proved(verdicts=measuring.prove(request.arms, request.caches))
+        case Block():
+            seconds = measuring.seconds(request.backend, request.warmups, request.calls)
+            return Timed(seconds=seconds)
 
 
 def _measuring_of(request: requests.Prepare) -> Measuring:

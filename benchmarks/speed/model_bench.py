@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from backbay import compile_log
 from backbay.causes import one_line
 from backbay.kit.observing import collected
 from backbay.proof import Step, Workload, make_golden, observe
+from backbay.timing import kernels
 from backbay.timing.device import device_name, synchronize
+from backbay.timing.gpu_work import GpuWork
 from backbay.timing.memory import peak_bytes, reset_peak
 from speed import arms, requests
 from speed.device import block_seconds
@@ -22,7 +25,9 @@ GROSS = 0.3
 _RECOMPILE_LIMIT = (
     256  # all arms compile the same code: none may be refused for the others' entries
 )
-_WARM_STEPS = 3  # a mode with CUDA graphs compiles, warms up, records, and then replays
+SETTLING = 10
+"""Steps after the first one. Backbay times CUDA graphs in the second call of a graph, and where
+that shows nothing twice more, two calls later each; then it takes two calls to record them."""
 
 
 class ModelBench:
@@ -34,6 +39,8 @@ class ModelBench:
         self._case: Case = case(request.name)
         self._device = torch.device(request.device)
         self._calls: dict[str, Callable[..., Any]] = {}
+        self._held: dict[str, int] = {}
+        """Bytes that an arm has held since its first call."""
         self._workload: Workload | None = self._build(request.size)
         self._step: Step | None = self._stepping(self._workload)
         self._static_bytes = _allocated(self._device)
@@ -46,7 +53,7 @@ class ModelBench:
         )
 
     def ready(self, arm: str, caches: str, *, shared: bool = False) -> requests.Readied:
-        """Compile, compare grossly with eager, and take the peak of memory."""
+        """Compile, and compare grossly with eager."""
         if arm == arms.HAND and not self._case.masked:
             return requests.Readied(status="failed", reason="no mask to take away by hand")
         assert self._workload is not None
@@ -60,18 +67,47 @@ class ModelBench:
             before, start = _allocated(self._device), time.perf_counter()
             error = self._first_call(call)
             first_s = time.perf_counter() - start
-            peak = self._peak(call, before)
-        step_s = self.seconds(arm, 1, 1)
+        self._step.clear_gradients()
+        self._held[arm] = _allocated(self._device) - before
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # others may compile on this device meanwhile
         wrong = not error <= GROSS
         return requests.Readied(
             status="wrong" if wrong else "ok",
             reason=f"differs from eager by {error:.2g} of its size" if wrong else "",
             compile_s=first_s if cold and arm != arms.EAGER else None,
-            step_s=step_s,
-            peak_bytes=peak,
             error=error,
             notes=arms.rewrites(arm, reports),
         )
+
+    def settle(self, arm: str) -> requests.Settled:
+        """Call it until it has decided about CUDA graphs and recorded them; take time and memory.
+
+        The peak is what it takes beside the other arms: the model, its inputs, and its own.
+        """
+        step, call = self._step, self._calls[arm]
+        assert step is not None
+        said = len(compile_log.records())
+        step.clear_gradients()
+        before = _allocated(self._device)
+        reset_peak(self._device)
+        with arms.surrounded(arm):
+            for _ in range(SETTLING):
+                step(call)
+        synchronize(self._device)
+        peak = None
+        if self._device.type == "cuda":  # elsewhere a process's peak is the largest arm's
+            peak = (peak_bytes(self._device) or 0) - before + self._held[arm] + self._static_bytes
+        return requests.Settled(
+            step_s=self.seconds(arm, 1, 1), peak_bytes=peak, notes=arms.replays(said)
+        )
+
+    def work(self, arm: str) -> GpuWork | None:
+        """Return what the device does during a step."""
+        step, call = self._step, self._calls[arm]
+        assert step is not None
+        with arms.surrounded(arm):
+            return kernels.gpu_work(lambda: step(call), self._device)
 
     def seconds(self, arm: str, warmups: int, calls: int) -> float:
         """Time steps in a row."""
@@ -130,18 +166,6 @@ class ModelBench:
         found = [x.detach() for x in pytree.tree_leaves(output) if _floating(x)]
         gradients = [p.grad.flatten() for p in workload.model.parameters() if p.grad is not None]
         return [*found, *([torch.cat(gradients)] if gradients else [])]
-
-    def _peak(self, call: Callable[..., Any], before: int) -> int | None:
-        """What a step takes beside the other arms: the model, its inputs, and its own peak."""
-        step = self._step
-        assert step is not None
-        reset_peak(self._device)
-        for _ in range(_WARM_STEPS):
-            step(call)
-        synchronize(self._device)
-        if self._device.type != "cuda":  # a process's peak is the largest arm's
-            return None
-        return (peak_bytes(self._device) or 0) - before + self._static_bytes
 
     def _forget(self) -> None:
         self._workload = self._step = None

@@ -24,6 +24,7 @@ class Listed(NamedTuple):
     """What must be known of a case without building it."""
 
     name: str
+    train: bool
     masked: bool
     control: bool
     proof: bool
@@ -33,7 +34,7 @@ def listed() -> list[Listed]:
     """Return the cases, in the order that they are run and shown."""
     from speed.model_cases import CASES  # noqa: PLC0415 (imports torch)
 
-    return [Listed(x.name, x.masked, x.control, x.proof) for x in CASES]
+    return [Listed(x.name, x.train, x.masked, x.control, x.proof) for x in CASES]
 
 
 class Score(NamedTuple):
@@ -100,7 +101,7 @@ def document(entries: Sequence[Entry]) -> bytes:
 
 _HEAD = """\
 | model | inputs | eager ms | inductor ms | backbay ms | inductor / backbay \
-| best stock / backbay | with CUDA graphs | by hand / backbay \
+| best stock / backbay | by hand / backbay | GPU at work, ms, inductor, backbay \
 | peak GiB, inductor, backbay | compile s, inductor, backbay | verdict |
 |---|---|---|---|---|---|---|---|---|---|---|---|"""
 
@@ -108,8 +109,7 @@ _HEAD = """\
 def _row(entry: Entry, *, control: bool) -> str:
     if entry.problem:
         return f"| {entry.name} | | | | | not built: {plain(entry.problem)} | | | | | | |"
-    stock, ours, graphed_stock, graphed_ours = _classes(entry)
-    over_best, over_graphed = best(entry, stock, ours), best(entry, graphed_stock, graphed_ours)
+    over_best = best(entry, stock_of(entry), [arms.OURS])
     pair = (arms.INDUCTOR, arms.OURS)
     cells = [
         f"{entry.name}{' (control)' if control else ''}",
@@ -117,8 +117,8 @@ def _row(entry: Entry, *, control: bool) -> str:
         *(_time(entry, arm) for arm in (arms.EAGER, *pair)),
         _ratio(ratio(entry, *pair)),
         "" if over_best is None else f"{_ratio(over_best[1])} ({over_best[0]})",
-        "" if over_graphed is None else _ratio(over_graphed[1]),
         _ratio(ratio(entry, arms.HAND, arms.OURS)),
+        ", ".join(_work(entry, arm) for arm in pair),
         ", ".join(_gib(entry, arm) for arm in pair),
         ", ".join(_seconds(entry, arm) for arm in pair),
         _verdict(entry),
@@ -126,30 +126,19 @@ def _row(entry: Entry, *, control: bool) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _classes(entry: Entry) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Return stock arms and ours, without CUDA graphs and with them. By hand is no stock arm."""
-    known = {arm for run in entry.runs for arm in run.arms} - {arms.HAND}
-    plain = sorted(x for x in known if not arms.graphed(x))
-    graphed = sorted(x for x in known if arms.graphed(x))
-    return (
-        [x for x in plain if arms.stock(x)],
-        [x for x in plain if arms.ours(x)],
-        [x for x in graphed if arms.stock(x)],
-        [x for x in graphed if arms.ours(x)],
-    )
+def stock_of(entry: Entry) -> list[str]:
+    """Return the stock arms that were run, with CUDA graphs or not: Backbay decides about its own.
+
+    By hand is no stock arm.
+    """
+    return sorted({arm for run in entry.runs for arm in run.arms if arms.stock(arm)})
 
 
 def means(entries: Sequence[Entry]) -> list[tuple[str, list[Score]]]:
     """Return what a mean is over, in words, and each workload's score for it."""
 
     def over_best(entry: Entry) -> Ratio | None:
-        stock, ours, _, _ = _classes(entry)
-        found = best(entry, stock, ours)
-        return found and found[1]
-
-    def over_graphed(entry: Entry) -> Ratio | None:
-        _, _, stock, ours = _classes(entry)
-        found = best(entry, stock, ours)
+        found = best(entry, stock_of(entry), [arms.OURS])
         return found and found[1]
 
     def over(arm: str) -> Callable[[Entry], Ratio | None]:
@@ -157,15 +146,11 @@ def means(entries: Sequence[Entry]) -> list[tuple[str, list[Score]]]:
 
     control = {x.name for x in listed() if x.control}
     others = [x for x in entries if x.name not in control]
-    ours, graphed = [arms.OURS], [f"{arms.OURS}:reduce-overhead"]
+    ours = [arms.OURS]
     return [
         ("Inductor's default", scores(entries, over(arms.INDUCTOR), ours)),
         ("Inductor's default, without the controls", scores(others, over(arms.INDUCTOR), ours)),
-        (
-            "the best stock arm without CUDA graphs, or eager",
-            scores(entries, over_best, ours),
-        ),
-        ("the best stock arm with CUDA graphs", scores(entries, over_graphed, graphed)),
+        ("the best stock arm that was run", scores(entries, over_best, ours)),
         (
             "Inductor with masks taken away by hand, where there are masks",
             scores([x for x in entries if latest(x, arms.HAND)], over(arms.HAND), ours),
@@ -210,10 +195,14 @@ def _arms(entries: Sequence[Entry]) -> list[str]:
 
 
 def _rewrites(entries: Sequence[Entry]) -> list[str]:
-    """Return what was rewritten: without any, a ratio compares Inductor with itself."""
+    """Return what was rewritten and replayed: without any, Inductor is compared with itself."""
     ours = ((x.name, latest(x, arms.OURS)) for x in entries)
     said = [f"- {name}: {', '.join(last.notes)}" for name, last in ours if last and last.notes]
-    return ["What was rewritten:", "", *(said or ["- not kept"])]
+    return [
+        "What was rewritten, and what was decided about CUDA graphs:",
+        "",
+        *(said or ["- not kept"]),
+    ]
 
 
 def _notes(entries: Sequence[Entry]) -> list[str]:
@@ -271,6 +260,11 @@ def _ratio(found: Ratio | None) -> str:
 def _gib(entry: Entry, arm: str) -> str:
     last = latest(entry, arm)
     return "-" if last is None or last.peak_bytes is None else f"{last.peak_bytes / 2**30:.2f}"
+
+
+def _work(entry: Entry, arm: str) -> str:
+    known = [x.work for run in entry.runs if (x := run.arms.get(arm)) is not None and x.work]
+    return f"{known[-1].busy_ms:.4g} in {known[-1].launches}" if known else "-"
 
 
 def _seconds(entry: Entry, arm: str) -> str:

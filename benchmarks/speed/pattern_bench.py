@@ -10,7 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from backbay.causes import one_line
 from backbay.kit.observing import collected
+from backbay.timing import kernels
 from backbay.timing.device import device_name, synchronize
+from backbay.timing.gpu_work import GpuWork
 from speed import arms, requests
 from speed.device import Flushed, replayed
 from speed.model_bench import relative
@@ -67,10 +69,17 @@ class PatternBench:
         return requests.Readied(
             status="ok",
             compile_s=first_s if cold and arm != arms.EAGER else None,
-            step_s=max(self.seconds(arm, 1, 3) / 3, 1e-7),
             error=error,
             notes=notes,
         )
+
+    def settle(self, arm: str) -> requests.Settled:
+        """Take the time of a step; all that must be recorded was."""
+        return requests.Settled(step_s=max(self.seconds(arm, 1, 3) / 3, 1e-7))
+
+    def work(self, arm: str) -> GpuWork | None:
+        """Return what the device does during a step."""
+        return kernels.gpu_work(self._calls[arm][0], self._device)
 
     def seconds(self, arm: str, warmups: int, calls: int) -> float:
         """Return the median of single calls on cold caches, times their number."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from backbay.errors import InputError
+from backbay.timing.gpu_work import GpuWork
 from speed.requests import Limited, Status, Verdict
 
 SCHEMA = "backbay.speed/1"
@@ -23,6 +24,8 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
     compile_s: float | None = None
     peak_bytes: int | None = None
     error: float | None = None
+    work: GpuWork | None = None
+    """What the device did during a step, where it was watched."""
     samples_ms: tuple[float, ...] = ()
     """One a round; empty where it was not timed."""
     notes: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from backbay.session import Service
+from backbay.timing.gpu_work import GpuWork
 from backbay.timing.measure import Block, Timed
 
 Kind = Literal["model", "pattern"]
@@ -32,6 +33,21 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """Whether all arms have the same: a kernel then runs with the same configuration in each."""
 
 
+class Settle(msgspec.Struct, frozen=True, kw_only=True, tag="settle"):
+    """Call an arm that is ready until later calls do as the last one did; nothing runs beside it.
+
+    What CUDA graphs save is measured in such calls, and they are recorded.
+    """
+
+    arm: str
+
+
+class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
+    """Say what the device does during an arm's step."""
+
+    arm: str
+
+
 class Prove(msgspec.Struct, frozen=True, kw_only=True, tag="prove"):
     """Hold arms against float64, at the size for proofs; what is ready is forgotten."""
 
@@ -45,7 +61,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, tag="limits"):
     device: str
 
 
-Request = Prepare | Ready | Prove | Limits | Block
+OfPrepared = Ready | Settle | Watch | Prove | Block
+"""Requests of what was prepared."""
+Request = Prepare | Limits | OfPrepared
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
@@ -60,17 +78,31 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
 
 
 class Readied(msgspec.Struct, frozen=True, kw_only=True, tag="readied"):
-    """How one arm did before it was timed."""
+    """How one arm did in its first call."""
 
     status: Status
     reason: str = ""
     compile_s: float | None = None
     """Of the first call, where the arm's cache folder was empty."""
-    step_s: float | None = None
-    peak_bytes: int | None = None
     error: float | None = None
     """Largest relative root-mean-square difference from the reference, over the results."""
     notes: tuple[str, ...] = ()
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True, tag="settled"):
+    """An arm does from now on as it did last."""
+
+    step_s: float
+    peak_bytes: int | None = None
+    """Of the calls that it took; what CUDA graphs hold is among it."""
+    notes: tuple[str, ...] = ()
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True, tag="watched"):
+    """What the device did."""
+
+    work: GpuWork | None
+    """None where nothing was seen."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,9 +130,17 @@ class Limited(msgspec.Struct, frozen=True, kw_only=True, tag="limited"):
     matmul_flops_s: float
 
 
-Reply = Prepared | Readied | Proved | Limited | Timed
+Reply = Prepared | Readied | Settled | Watched | Proved | Limited | Timed
 
 SERVICE = Service[Request, Reply](
     "speed.handler:handler",
-    {Prepare: Prepared, Ready: Readied, Prove: Proved, Limits: Limited, Block: Timed},
+    {
+        Prepare: Prepared,
+        Ready: Readied,
+        Settle: Settled,
+        Watch: Watched,
+        Prove: Proved,
+        Limits: Limited,
+        Block: Timed,
+    },
 )

@@ -2,27 +2,30 @@
 
 import functools
 import hashlib
+import itertools
 import subprocess
 from pathlib import Path
 
 import backbay
+import backbay_optimizer
 from backbay.registry import Environment
 from backbay.reporting import machine
 
-_COMPILING = ("backends", "graph", "kernels", "kit", "passes")
-"""Backbay's packages that decide what is compiled."""
+_COMPILING = ("backends", "cuda_graphs", "graph", "kernels", "kit", "passes", "tuning")
+"""Backbay's packages that decide what is compiled, of the kit and of the optimizer."""
 
 
 def versions(*extra: str) -> dict[str, str]:
     """Return the versions that times depend on; of Backbay also a digest of what compiles."""
     found = machine.versions(Environment.current(), [], extra)
-    return found | {"backbay": f"{found['backbay']}+{code_digest(Path(backbay.__file__).parent)}"}
+    digest = code_digest(*(Path(x.__file__).parent for x in (backbay, backbay_optimizer)))
+    return found | {"backbay": f"{found['backbay']}+{digest}"}
 
 
-def code_digest(package: Path) -> str:
+def code_digest(*packages: Path) -> str:
     """Return a short digest of the sources that decide what is compiled."""
     digest = hashlib.sha256()
-    for folder in _COMPILING:
+    for package, folder in itertools.product(packages, _COMPILING):
         for path in sorted((package / folder).rglob("*.py")):
             digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:8]

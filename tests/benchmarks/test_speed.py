@@ -12,6 +12,7 @@ import torch
 
 from backbay.errors import InputError
 from backbay.session import LocalClient, Lost
+from backbay.timing.gpu_work import GpuWork
 
 FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 WHERE = {"device": "none", "size": "tiny", "versions": {"torch": "2"}}
@@ -252,7 +253,7 @@ def test_a_first_call_is_compared_with_another_model_cache_or_arm(speed):
     assert "not run" in times.row("third", "warm", samples)[0]
 
 
-def test_cuda_graphs_are_compared_with_their_own_class_only(speed):
+def test_stock_arms_with_cuda_graphs_are_left_out_of_the_best_one(speed):
     found = entry(
         speed,
         {
@@ -264,8 +265,98 @@ def test_cuda_graphs_are_compared_with_their_own_class_only(speed):
         name="bert.infer",
     )
     text = speed("speed.model_table").text([found])
-    assert "or eager: **2.000**" in text
-    assert "with CUDA graphs: **" not in text
+    assert "over the best stock arm that was run: **0.500**" in text
+    assert "0.500 [0.500, 0.500] **slower** (inductor:reduce-overhead)" in text
+
+
+def test_the_devices_work_is_missing_in_the_table(speed):
+    record, work = speed("speed.record"), GpuWork(busy_ms=1.5, launches=7)
+    found = entry(speed, {"inductor": [4.0] * 9, "backbay": [2.0] * 9}, name="bert.infer")
+    arms = {**found.runs[0].arms}
+    arms["backbay"] = msgspec.structs.replace(arms["backbay"], work=work)
+    run = record.Run(created="now", arms=arms)
+    found = msgspec.structs.replace(found, runs=(run,))
+    assert "| -, 1.5 in 7 |" in speed("speed.model_table").text([found])
+
+
+def test_arms_are_timed_before_they_are_settled_or_beside_others(
+    speed, in_process, tmp_path, monkeypatch
+):
+    requests, seen = speed("speed.requests"), []
+
+    class Noted(in_process):
+        def answer(self, request):
+            seen.append((type(request).__name__, getattr(other, "stopped", False)))
+            return super().answer(request)
+
+    turns = speed("speed.turns").Turns()
+    other = turns.start()
+    monkeypatch.setattr(speed("speed.turns"), "started", Noted)
+    monkeypatch.setattr(speed("speed.turns"), "Turns", lambda: turns)
+    asked = ["--state", str(tmp_path), "--device", "cpu", "--size", "tiny", "--seconds", "0.1"]
+    asked += ["--only", "dlrm.infer", "--arms", "eager,aot_eager", "--no-proof"]
+    assert speed("models").main(asked) == 0
+    assert list(dict.fromkeys(seen)) == [
+        (requests.Prepare.__name__, False),
+        (requests.Ready.__name__, False),
+        (requests.Settle.__name__, True),
+        ("Block", True),
+    ]
+
+
+def test_arm_that_raises_while_it_settles_is_a_row_and_the_others_are_timed(
+    speed, in_process, tmp_path, monkeypatch
+):
+    requests = speed("speed.requests")
+
+    class Fragile(in_process):
+        def answer(self, request):
+            if isinstance(request, requests.Settle) and request.arm == "aot_eager":
+                raise ValueError("no more memory")
+            return super().answer(request)
+
+    monkeypatch.setattr(speed("speed.turns"), "started", Fragile)
+    asked = ["--state", str(tmp_path), "--device", "cpu", "--size", "tiny", "--seconds", "0.1"]
+    asked += ["--only", "dlrm.infer", "--arms", "eager,aot_eager", "--no-proof"]
+    assert speed("models").main(asked) == 0
+    arms = speed("speed.record").State(tmp_path).read("dlrm.infer").runs[0].arms
+    assert (arms["aot_eager"].status, arms["aot_eager"].samples_ms) == ("failed", ())
+    assert "no more memory" in arms["aot_eager"].reason
+    assert arms["eager"].samples_ms
+
+
+def test_settling_ends_before_cuda_graphs_are_decided_and_recorded(speed, monkeypatch):
+    from backbay_optimizer.tuning import graph_timing
+
+    deciding = graph_timing.MOST_TRIES * graph_timing.CALLS_BEFORE
+    recording = 2
+    first = 1
+    assert deciding - first + recording <= speed("speed.model_bench").SETTLING
+
+
+def test_what_was_decided_about_cuda_graphs_is_lost_or_mixed_with_other_records(speed):
+    from backbay import compile_log
+
+    def note(*said):
+        for why in said:
+            compile_log.note(compile_log.Record(asked="backbay", ran="inductor", why=why))
+
+    note("CUDA graphs used: before")
+    since = len(compile_log.records())
+    note("timed: no rewrite", "inference graph recorded as CUDA graph 1", "CUDA graphs not used")
+    note("backward graph has no CUDA graph: it waits", "CUDA graphs not used")
+    found = speed("speed.arms").replays(since)
+    assert found == ("CUDA graphs not used", "backward graph has no CUDA graph: it waits")
+
+
+def test_models_that_train_get_ready_side_by_side(speed):
+    models, table = speed("models"), speed("speed.model_table")
+    listed = table.listed()
+    mixed = models.mixed(listed)
+    assert sorted(mixed) == sorted(listed)
+    together = [sum(x.train for x in mixed[n : n + 6]) for n in range(len(mixed) - 5)]
+    assert max(together) <= 3
+    assert max(sum(x.train for x in listed[n : n + 6]) for n in range(len(listed) - 5)) > 3
 
 
 def test_every_case_has_its_own_name_and_enough_controls(speed):
@@ -428,6 +519,16 @@ def test_state_of_other_code_is_told_apart(speed, tmp_path):
     assert digest(tmp_path) == before
     (tmp_path / "passes" / "one.py").write_text("2")
     assert digest(tmp_path) != before
+
+
+def test_state_of_another_optimizer_is_told_apart(speed):
+    import backbay
+    import backbay_optimizer
+
+    surroundings = speed("speed.surroundings")
+    kit, optimizer = (Path(x.__file__).parent for x in (backbay, backbay_optimizer))
+    assert surroundings.versions()["backbay"].endswith(surroundings.code_digest(kit, optimizer))
+    assert surroundings.code_digest(kit, optimizer) != surroundings.code_digest(kit)
 
 
 def test_arm_that_is_ready_stays_compiled_while_another_gets_ready(speed, monkeypatch):
