@@ -3,8 +3,7 @@
 ``MODE`` is one of torch.compile's modes, or ``tuned``: coordinate descent and combo kernels, which
 Inductor has and leaves off. Of ``backbay`` it may be ``hoist``, its option ``parameter_hoist``, or
 ``hoist-graphs``, the same with CUDA graphs; ``graphs``, its option ``cuda_graphs`` everywhere, or
-``no-graphs``, nowhere; ``epilogues``, its option ``epilogue_convolutions``; ``without-NAME``, one
-of its passes off. ``eager`` compiles nothing. Two
+``no-graphs``, nowhere; ``without-NAME``, one of its passes off. ``eager`` compiles nothing. Two
 arms are no backends: ``hand`` is Inductor on a model of transformers whose mask builders were made
 to return nothing, ``alt`` is Inductor on the alternative that a pattern names. ``inductor:again``
 is Inductor's default once more, compiled for itself: its ratio to ``inductor`` is how far the same
@@ -29,7 +28,6 @@ EAGER, INDUCTOR, OURS, HAND, ALT = "eager", "inductor", "backbay", "hand", "alt"
 TUNED, AGAIN = "tuned", "again"
 HOIST, HOIST_GRAPHS = "hoist", "hoist-graphs"
 GRAPHS, NO_GRAPHS = "graphs", "no-graphs"
-EPILOGUES = "epilogues"
 WITHOUT = "without-"
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     TUNED: {"coordinate_descent_tuning": True, "combo_kernels": True},
@@ -37,7 +35,6 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     HOIST_GRAPHS: {"parameter_hoist": True, "triton.cudagraphs": True},
     GRAPHS: {"cuda_graphs": True},
     NO_GRAPHS: {"cuda_graphs": False},
-    EPILOGUES: {"epilogue_convolutions": True},
 }
 """What is no mode of torch.compile's, to the options that it is."""
 GRAPHED = ("reduce-overhead", "max-autotune", HOIST_GRAPHS, GRAPHS)

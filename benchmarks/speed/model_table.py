@@ -141,19 +141,26 @@ def means(entries: Sequence[Entry]) -> list[tuple[str, list[Score]]]:
         found = best(entry, stock_of(entry), [arms.OURS])
         return found and found[1]
 
-    def over(arm: str) -> Callable[[Entry], Ratio | None]:
-        return lambda entry: ratio(entry, arm, arms.OURS)
+    def over_inductor(entry: Entry) -> Ratio | None:
+        return ratio(entry, arms.INDUCTOR, arms.OURS)
+
+    def over_hand(entry: Entry) -> Ratio | None:
+        return ratio(entry, arms.HAND if latest(entry, arms.HAND) else arms.INDUCTOR, arms.OURS)
 
     control = {x.name for x in listed() if x.control}
     others = [x for x in entries if x.name not in control]
     ours = [arms.OURS]
     return [
-        ("Inductor's default", scores(entries, over(arms.INDUCTOR), ours)),
-        ("Inductor's default, without the controls", scores(others, over(arms.INDUCTOR), ours)),
+        ("Inductor's default", scores(entries, over_inductor, ours)),
+        ("Inductor's default, without the controls", scores(others, over_inductor, ours)),
         ("the best stock arm that was run", scores(entries, over_best, ours)),
         (
-            "Inductor with masks taken away by hand, where there are masks",
-            scores([x for x in entries if latest(x, arms.HAND)], over(arms.HAND), ours),
+            "Inductor with masks taken away by hand, of models that have masks",
+            scores([x for x in entries if latest(x, arms.HAND)], over_hand, ours),
+        ),
+        (
+            "Inductor with masks taken away by hand where there are masks, of all models",
+            scores(entries if any(latest(x, arms.HAND) for x in entries) else (), over_hand, ours),
         ),
     ]
 

@@ -266,6 +266,10 @@ def test_stock_arms_with_cuda_graphs_are_left_out_of_the_best_one(speed):
     )
     text = speed("speed.model_table").text([found])
     assert "over the best stock arm that was run: **0.500**" in text
+    assert "of models that have masks: **0.250** (1 workloads)" in text
+    unmasked = entry(speed, {"inductor": [8.0] * 9, "backbay": [2.0] * 9}, name="resnet50.infer")
+    text = speed("speed.model_table").text([found, unmasked])
+    assert "where there are masks, of all models: **1.000** (2 workloads)" in text
     assert "0.500 [0.500, 0.500] **slower** (inductor:reduce-overhead)" in text
 
 
@@ -347,6 +351,14 @@ def test_what_was_decided_about_cuda_graphs_is_lost_or_mixed_with_other_records(
     note("backward graph has no CUDA graph: it waits", "CUDA graphs not used")
     found = speed("speed.arms").replays(since)
     assert found == ("CUDA graphs not used", "backward graph has no CUDA graph: it waits")
+
+
+def test_latents_have_another_side_than_the_table_says(speed):
+    case = speed("speed.model_cases").case
+    assert case("vae_decoder_nchw.infer").about("full") == "4x4x64x64 latents"
+    assert case("vae_decoder_nhwc.train").about("full") == "4x4x32x32 latents"
+    (given,) = case("vae_decoder_nhwc.train").build("tiny").args
+    assert case("vae_decoder_nhwc.train").about("tiny") == f"1x4x{given.shape[2]}x4 latents"
 
 
 def test_models_that_train_get_ready_side_by_side(speed):

@@ -193,15 +193,19 @@ _DECODERS = {
 }
 
 
+def latents(size: str, *, train: bool) -> tuple[int, int, int, int]:
+    """Return the shape of the decoder's inputs."""
+    batch, side, _ = _DECODERS[size]
+    return (batch, 4, *(2 * (side // 2 if train and size == "full" else side,)))
+
+
 def decoder(size: str, *, last: bool, train: bool) -> Workload:
     """Build the decoder; ``last`` is whether channels are last in memory."""
-    batch, side, widths = _DECODERS[size]
-    if train and size == "full":
-        side //= 2
+    widths = _DECODERS[size][2]
     form = torch.channels_last if last else torch.contiguous_format
     model = Decoder(widths).to(DTYPE).to(memory_format=form)  # type: ignore[call-overload]
     randomise(model)
-    x = torch.randn(batch, 4, side, side, dtype=DTYPE).to(memory_format=form)
+    x = torch.randn(latents(size, train=train), dtype=DTYPE).to(memory_format=form)
     return Workload(model=model, args=(x,))
 
 
@@ -279,7 +283,7 @@ BLOCKS = (
             name=f"vae_decoder_{name}.{'train' if train else 'infer'}",
             train=train,
             build=lambda size, last=last, train=train: decoder(size, last=last, train=train),  # type: ignore[misc]
-            shapes={x: f"{s[0]}x4x{s[1]}x{s[1]} latents" for x, s in _DECODERS.items()},
+            shapes={x: f"{'x'.join(map(str, latents(x, train=train)))} latents" for x in _DECODERS},
         )
         for name, last in (("nchw", False), ("nhwc", True))
         for train in (False, True)

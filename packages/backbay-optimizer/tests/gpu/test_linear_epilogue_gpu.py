@@ -209,8 +209,7 @@ def assert_right(model, x, **options):
     golden = make_golden(workload, train=False)
     caches = torch._inductor.config.patch(force_disable_caches=True)
     with golden.context(), caches, collected() as reports:
-        asked = {"epilogue_convolutions": True}
-        call = torch.compile(model, backend=backbay, options=asked, **options)
+        call = torch.compile(model, backend=backbay, **options)
         proof = golden.judge(observe(call, golden.at(workload), train=False))
     assert proof.passed, proof.worst
     return {x.name: x.changes for x in reports}["product_epilogues"]
@@ -233,8 +232,7 @@ def test_inductors_code_has_other_kernels():
     model = Inverted(96).to("cuda", torch.bfloat16, memory_format=torch.channels_last).eval()
     x = drawing(torch.bfloat16)(32, 96, 56, 56).contiguous(memory_format=torch.channels_last)
     with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
-        asked = {"epilogue_convolutions": True}
-        call = torch.compile(model, backend=backbay, options=asked)
+        call = torch.compile(model, backend=backbay)
         y, (code,) = run_and_get_code(call, x)
         wanted = model(x)
     assert y.stride() == wanted.stride()

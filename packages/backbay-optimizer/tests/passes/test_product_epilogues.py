@@ -15,9 +15,6 @@ OPERATOR = torch.ops.backbay.linear_epilogue.default
 C = 16
 
 
-CONVOLUTIONS = {"epilogue_convolutions": True}
-
-
 @pytest.fixture
 def anywhere(lift, monkeypatch):
     lift(product_epilogues, DEVICES=("cpu",), DTYPES=(torch.float32, torch.bfloat16))
@@ -81,7 +78,7 @@ def test_a_block_is_left_or_its_result_is_laid_out_otherwise(look, anywhere, nam
     model = make().eval()
     with torch.no_grad():
         wanted = model(image())
-        seen = look(model, image(), passes=[product_epilogues], options=CONVOLUTIONS)
+        seen = look(model, image(), passes=[product_epilogues])
     assert seen.changes[NAME] == count, seen.near
     assert not seen.calls("linear") + seen.calls("batch_norm") - (name != "ConvNeXt's")
     torch.testing.assert_close(seen.result, wanted)
@@ -95,13 +92,13 @@ def test_the_rewritten_model_is_further_from_the_truth(prove, anywhere, name, dt
     make, count = BLOCKS[name]
     model = nn.Sequential(make(), make()).to(dtype).eval()
     work = Workload(model=model, args=(image(dtype),))
-    changes = prove(work, passes=[product_epilogues], train=False, options=CONVOLUTIONS)
+    changes = prove(work, passes=[product_epilogues], train=False)
     assert changes[NAME] == 2 * count
 
 
 def test_images_that_only_a_mean_reads_are_not_entered(look, anywhere):
     with torch.no_grad():
-        seen = look(Inverted().eval(), image(), passes=[product_epilogues], options=CONVOLUTIONS)
+        seen = look(Inverted().eval(), image(), passes=[product_epilogues])
     (graph,) = seen.graphs
     calls = graph.graph.find_nodes(op="call_function", target=OPERATOR)
     assert [x.args[15] for x in calls] == ["none", "silu"]
@@ -121,7 +118,7 @@ def test_images_that_are_written_anyway_are_computed_again(look, anywhere):
     model = Shared().eval()
     with torch.no_grad():
         wanted = model(image())
-        seen = look(model, image(), passes=[product_epilogues], options=CONVOLUTIONS)
+        seen = look(model, image(), passes=[product_epilogues])
     (graph,) = seen.graphs
     (call,) = graph.graph.find_nodes(op="call_function", target=OPERATOR)
     assert call.args[15] == "none"
@@ -165,7 +162,7 @@ def given():
 def test_steps_that_could_be_one_are_not(look, anywhere, name):
     with torch.no_grad():
         wanted = FUSED[name](*given())
-        seen = look(FUSED[name], *given(), passes=[product_epilogues], options=CONVOLUTIONS)
+        seen = look(FUSED[name], *given(), passes=[product_epilogues])
     assert seen.changes[NAME] == 1, seen.near
     torch.testing.assert_close(seen.result, wanted, rtol=1e-4, atol=1e-5)
     assert seen.result.stride() == wanted.stride()
@@ -212,16 +209,14 @@ LEFT = {
 def test_what_is_something_else_is_replaced(look, anywhere, name):
     with torch.no_grad():
         wanted = LEFT[name](*given())
-        seen = look(LEFT[name], *given(), passes=[product_epilogues], options=CONVOLUTIONS)
+        seen = look(LEFT[name], *given(), passes=[product_epilogues])
     assert not seen.changes[NAME]
     torch.testing.assert_close(seen.result, wanted)
 
 
 def test_a_gradient_is_lost(look, anywhere):
     x, w, v, i = given()
-    seen = look(
-        FUSED["GELU"], x, w.requires_grad_(), v, i, passes=[product_epilogues], options=CONVOLUTIONS
-    )
+    seen = look(FUSED["GELU"], x, w.requires_grad_(), v, i, passes=[product_epilogues])
     assert not seen.changes[NAME]
     assert "a gradient is wanted" in seen.near
 
@@ -234,14 +229,6 @@ def test_a_symbolic_size_becomes_a_number(look, anywhere, name):
             image(),
             passes=[product_epilogues],
             dynamic=True,
-            options=CONVOLUTIONS,
         )
     assert not seen.changes[NAME]
     assert {x for x in seen.near if "symbol" in x}
-
-
-def test_convolutions_are_replaced_though_nobody_asked(look, anywhere):
-    with torch.no_grad():
-        seen = look(Inverted().eval(), image(), passes=[product_epilogues])
-        assert not seen.changes[NAME]
-        assert look(Block().eval(), image(), passes=[product_epilogues]).changes[NAME] == 2

@@ -19,8 +19,7 @@ the kernel computes it once more, and it is not written at all.
 
 Only where something reads the result from memory anyway: a product, a convolution, attention, or
 the caller. Anything else Inductor computes in one kernel with it. And only of the sizes for which
-the kernel was measured to be faster. Convolutions are to be asked for: the kernel was faster alone,
-and the whole models that were timed with it were slower.
+the kernel was measured to be faster.
 """
 
 import operator
@@ -44,13 +43,13 @@ from backbay.kit.passes import (
     Replacement,
     Requires,
     Rewrite,
-    option,
 )
 from backbay_optimizer.kernels import linear_epilogue as kernel
 from backbay_optimizer.passes import convolutions
 from backbay_optimizer.passes.convolutions import Convolution
 
 _ATEN = torch.ops.aten
+_PRODUCTS = (F.linear, *convolutions.IMAGES)
 _ACTIVATIONS: dict[Any, str] = {
     F.gelu: "gelu",
     F.silu: "silu",
@@ -113,8 +112,8 @@ class ProductEpilogues(Rewrite[_Site]):
     """Compute products and what follows them in one kernel; for CUDA."""
 
     summary = (
-        "on CUDA, a linear layer with GELU or SiLU, or with layer scale and residual, is one "
-        "kernel, in inference"
+        "on CUDA, a linear layer with GELU or SiLU, or with layer scale and residual, or a 1x1 "
+        "convolution with batch norm, is one kernel, in inference"
     )
     requires = Requires(
         devices=("cuda",),
@@ -125,16 +124,10 @@ class ProductEpilogues(Rewrite[_Site]):
         inference=True,
     )
     sources = (kernel, convolutions, effects)
-    epilogue_convolutions: bool = option(
-        default=False,
-        help="product_epilogues also for 1x1 convolutions with a batch norm: whole models were "
-        "slower with it before its kernel was mended, and not timed since",
-    )
 
     def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
         """Yield products that something follows which cuBLASLt and cuDNN don't compute."""
-        targets = (F.linear, *(convolutions.IMAGES if self.epilogue_convolutions else ()))
-        for node in [x for x in graph_module.graph.nodes if is_call(x, targets)]:
+        for node in [x for x in graph_module.graph.nodes if is_call(x, _PRODUCTS)]:
             if node._erased:  # noqa: SLF001 (nothing else tells)
                 continue
             with context.attempt(node):
