@@ -64,6 +64,7 @@ class ModelBench:
         with cached as cold, arms.surrounded(arm), collected() as reports:
             call = self._calls[arm] = arms.compiled(self._workload.model, arm)
             self._step.clear_gradients()
+            said = len(compile_log.records())
             before, start = _allocated(self._device), time.perf_counter()
             error = self._first_call(call)
             first_s = time.perf_counter() - start
@@ -77,7 +78,7 @@ class ModelBench:
             reason=f"differs from eager by {error:.2g} of its size" if wrong else "",
             compile_s=first_s if cold and arm != arms.EAGER else None,
             error=error,
-            notes=arms.rewrites(arm, reports),
+            notes=(*arms.rewrites(arm, reports), *arms.replays(said)),
         )
 
     def settle(self, arm: str) -> requests.Settled:

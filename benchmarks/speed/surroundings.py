@@ -18,7 +18,7 @@ _COMPILING = ("backends", "cuda_graphs", "graph", "kernels", "kit", "passes", "t
 def versions(*extra: str) -> dict[str, str]:
     """Return the versions that times depend on; of Backbay also a digest of what compiles."""
     found = machine.versions(Environment.current(), [], extra)
-    digest = code_digest(*(Path(x.__file__).parent for x in (backbay, backbay_optimizer)))
+    digest = code_digest(Path(backbay.__file__).parent, Path(backbay_optimizer.__file__).parent)
     return found | {"backbay": f"{found['backbay']}+{digest}"}
 
 

@@ -353,6 +353,28 @@ def test_what_was_decided_about_cuda_graphs_is_lost_or_mixed_with_other_records(
     assert found == ("CUDA graphs not used", "backward graph has no CUDA graph: it waits")
 
 
+def test_a_row_lacks_what_the_log_says_of_cuda_graphs(speed, in_process, tmp_path, monkeypatch):
+    from backbay import compile_log
+
+    numbers = itertools.count(1)
+
+    def compiled(function, _arm):
+        def call(*args):
+            why = f"CUDA graphs: call {next(numbers)}"
+            compile_log.note(compile_log.Record(asked="backbay", ran="inductor", why=why))
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(speed("speed.arms"), "compiled", compiled)
+    asked = ["--state", str(tmp_path), "--device", "cpu", "--size", "tiny", "--seconds", "0.1"]
+    assert speed("models").main([*asked, "--only", "dlrm.infer", "--arms", "eager"]) == 0
+    (run,) = speed("speed.record").State(tmp_path).read("dlrm.infer").runs
+    calls = 1 + speed("speed.model_bench").SETTLING
+    wanted = [f"CUDA graphs: call {n + 1}" for n in range(calls)]
+    assert list(run.arms["eager"].notes[:calls]) == wanted
+
+
 def test_latents_have_another_side_than_the_table_says(speed):
     case = speed("speed.model_cases").case
     assert case("vae_decoder_nchw.infer").about("full") == "4x4x64x64 latents"
