@@ -14,7 +14,7 @@ from backbay.kit.apart import compiled_apart
 from backbay.kit.decompositions import core_aten
 from backbay.kit.engine import Engine
 from backbay.kit.program import Program
-from backbay_adapters.padding import may_take_off
+from backbay_adapters.conditions import may_take_off
 
 
 def _is_in_space(convolution: Node) -> bool:

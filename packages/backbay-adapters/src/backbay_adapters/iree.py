@@ -11,7 +11,7 @@ from backbay.kit.decompositions import BATCH_NORM, WRAPPED_INDICES, core_aten
 from backbay.kit.engine import Engine
 from backbay.kit.exchange import shared_array
 from backbay.kit.program import Program
-from backbay_adapters.padding import may_take_off
+from backbay_adapters.conditions import may_lose_a_sign, may_take_off
 
 aten = torch.ops.aten
 _SCATTERS = (aten.as_strided_scatter, aten.diagonal_scatter)
@@ -19,23 +19,18 @@ _OTHERS = (aten.copysign, aten.fmod, aten.log10, aten.permute_copy, aten.signbit
 _REDUCING = (aten.scatter.reduce, aten.scatter.value_reduce)
 
 
-def _may_lose_a_sign(power: Node) -> bool:
-    """Whether the exponent of an `aten.pow` is a tensor, unknown, or negative."""
-    exponent = power.args[1]
-    return not isinstance(exponent, (int, float)) or exponent < 0
-
-
 class IREE(Engine):
     """IREE on CPUs, for inference and training."""
 
     name = "backbay_iree"
     engine = "iree-base-compiler"
+    libraries = ("iree-base-runtime",)
     # Its own gelu with tanh is an approximation; batch norm in inference it has not. A negative
     # index of what it writes kills the process.
     decompositions: ClassVar = {**core_aten(aten.gelu), **BATCH_NORM, **WRAPPED_INDICES}
     refuses: ClassVar = {
         aten.constant_pad_nd: (may_take_off, "IREE's padding takes nothing off"),
-        aten.pow: (_may_lose_a_sign, "IREE loses the sign of the base, or 0 to the power of 0"),
+        aten.pow: (may_lose_a_sign, "IREE loses the sign of the base, or 0 to the power of 0"),
         **dict.fromkeys((*_SCATTERS, *_REDUCING, *_OTHERS), "IREE has no code for it"),
     }
 

@@ -29,6 +29,8 @@ class Model:
 class OnnxEngine(Engine):
     """An engine that takes the operators that torch's exporter has a translation for."""
 
+    libraries = ("onnxscript", "onnx-ir")
+
     def supports(self, node: Node) -> bool | str:
         """Return whether torch's exporter knows the operator."""
         return _registry().is_registered(node.target) or "torch.onnx has no translation for it"

@@ -11,21 +11,10 @@ from backbay.kit.decompositions import NORMS, WRAPPED_INDICES, core_aten
 from backbay.kit.engine import Engine
 from backbay.kit.exchange import shared_array
 from backbay.kit.program import Program
+from backbay_adapters.conditions import corrects_by_more, gathers_some
 
 aten = torch.ops.aten
-
-
-def _is_partial(node: Any) -> bool:
-    source, dim, index = node.args
-    read, made = (list(x.meta["val"].shape) for x in (source, index))
-    return read[:dim] + read[dim:][1:] != made[:dim] + made[dim:][1:]
-
-
-def _corrects_otherwise(variance: Node) -> bool:
-    return variance.kwargs["correction"] not in {0, 1}
-
-
-_VARIANCES = (_corrects_otherwise, "OpenVINO corrects a variance by 0 or 1 only")
+_CORRECTS = corrects_by_more, "OpenVINO corrects a variance by 0 or 1 only"
 
 
 class OpenVINO(Engine):
@@ -38,9 +27,8 @@ class OpenVINO(Engine):
     refuses: ClassVar = {
         aten.arange: "OpenVINO counts in integers where torch counts in floats",
         aten.avg_pool2d: (lambda x: True in x.args[4:5], "OpenVINO divides overhangs otherwise"),
-        aten.gather: (_is_partial, "OpenVINO gathers all elements along a dimension or none"),
-        aten.var: _VARIANCES,
-        aten.var_mean: _VARIANCES,
+        aten.gather: (gathers_some, "OpenVINO gathers all elements along a dimension or none"),
+        **dict.fromkeys((aten.var, aten.var_mean), _CORRECTS),
     }
 
     def supports(self, node: Node) -> bool | str:

@@ -12,19 +12,9 @@ from backbay.kit.decompositions import NORMS, WRAPPED_INDICES, core_aten
 from backbay.kit.engine import Engine
 from backbay.kit.exchange import aligned
 from backbay.kit.program import Program
+from backbay_adapters.conditions import has_gaps, is_interrupted
 
 aten = torch.ops.aten
-
-
-def _has_gaps(node: Node) -> bool:
-    indices: Any = node.args[1]
-    return None in indices or len(indices) != node.meta["val"].ndim
-
-
-def _is_interrupted(node: Node) -> bool:
-    indices: Any = node.args[1]
-    places = [n for n, x in enumerate(indices) if x is not None]
-    return places != list(range(places[0], places[-1] + 1))
 
 
 _POOLING = (
@@ -38,13 +28,14 @@ class TVM(Engine):
 
     name = "backbay_tvm"
     engine = "apache-tvm"
+    libraries = ("apache-tvm-ffi",)
     # Of elu Relax reads one factor of three; with negative indices it leaves the tensor's memory.
     decompositions: ClassVar = {**core_aten(*NORMS, aten.elu), **WRAPPED_INDICES}
     refuses: ClassVar = {
         aten.constant_pad_nd: (lambda x: not x.args[1], "Relax wants to pad something"),
         aten.as_strided: "Relax's importer takes it for a view of all elements",
-        aten.index: (_is_interrupted, "Relax puts the indexed dimension elsewhere"),
-        aten.index_put: (_has_gaps, "Relax wants an index for each dimension"),
+        aten.index: (is_interrupted, "Relax puts the indexed dimension elsewhere"),
+        aten.index_put: (has_gaps, "Relax wants an index for each dimension"),
         aten.max_pool2d_with_indices: _POOLING,
         aten.max_pool3d_with_indices: _POOLING,
     }

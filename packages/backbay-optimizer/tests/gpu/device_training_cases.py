@@ -195,7 +195,8 @@ def a_device_that_is_empty(way):
 @case
 def many_layers(way):
     model = torch.nn.Sequential(*(net() for _ in range(6)))
-    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True), []
+    # Inductor may sum in another order each time, and AdamW makes a step of a gradient's rounding.
+    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), []
     call = way(model)
     for step in range(30):
         optimizer.zero_grad()

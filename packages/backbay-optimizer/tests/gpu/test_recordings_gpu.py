@@ -75,15 +75,19 @@ def test_memory_is_not_given_back():
         call = ours(net())
         for step in range(4):
             call(rows(count, step))
-        if not capture.pool_bytes(torch.cuda.current_device()):
-            pytest.fail("nothing was recorded")
+        assert any("recorded as CUDA graph" in x for x in reasons())
+        compile_log.clear()
 
+    compile_log.clear()
+    used()
+    # Torch's metrics hold the frames of the last compilation, and so an earlier test's recordings.
+    left = capture.pool_bytes(torch.cuda.current_device())
     replay(16)
     before = used()
     for _ in range(3):
         replay(1 << 12)
     assert used() <= before
-    assert not capture.pool_bytes(torch.cuda.current_device())
+    assert capture.pool_bytes(torch.cuda.current_device()) <= left
 
 
 @torch.no_grad()

@@ -70,6 +70,9 @@ class Engine(Backend):
 
     engine: ClassVar[str] = ""
     """The distribution that has the engine; its version counts in what is kept on disk."""
+    libraries: ClassVar[Sequence[str]] = ()
+    """Other distributions that decide what it makes of a graph, such as an exporter or a runtime
+    that reads what is kept: their versions count, too."""
     refuses: ClassVar[Mapping[Any, str | tuple[Callable[[Any], bool], str]]] = {}
     """Operators, overloads or packets, that ``supports`` takes and the engine has wrong or can't
     compile: each with the reason; or with a condition on its node, and the reason."""
@@ -136,10 +139,11 @@ class Engine(Backend):
 
     @functools.cached_property
     def made_by(self) -> str:
-        """What decides how a graph is built: the engine's version, the adapter, and the CPU."""
-        version = metadata.version(self.engine) if self.engine else ""
+        """What decides how a graph is built: the versions, the adapter, and the CPU."""
+        names = [x for x in (self.engine, *self.libraries) if x]
+        versions = " ".join(f"{x} {metadata.version(x)}" for x in names)
         adapter = source_digest([x for x in type(self).__mro__ if x not in Engine.__mro__])
-        return f"{self.engine} {version} {adapter} {_instructions()}"
+        return f"{versions} {adapter} {_instructions()}"
 
     def _partition(self, own: Mapping[str, Any]) -> "Partition":
         from backbay.kit.partition import Partition  # noqa: PLC0415 (as in Backend)
@@ -228,7 +232,7 @@ class Engine(Backend):
             self.made_by  # noqa: B018 (it asks for the version)
         except metadata.PackageNotFoundError as error:
             raise BackendUnavailable(
-                f"{self.__name__} needs {self.engine}, which is not installed: see `backbay doctor "
+                f"{self.__name__} needs {error.name}, which is not installed: see `backbay doctor "
                 f"{self.__name__}`"
             ) from error
 

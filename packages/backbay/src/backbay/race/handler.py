@@ -1,6 +1,7 @@
 """Runs backends for a race: in a child process, or in this one for a model object."""
 
 import contextlib
+import importlib
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from backbay.race.requests import (
     Done,
     Finish,
     Finished,
+    GetReady,
     Hand,
     Load,
     Loaded,
@@ -87,11 +89,10 @@ class RaceHandler:
         match request:
             case Load():
                 return self._loaded(request)
-            case Try():
-                self._trial = self._tried(request)
-                return Done()
-            case Finish() | Capture():
-                return self._seen(request)
+            case GetReady():
+                return self._got_ready(request)
+            case Try() | Finish() | Capture():
+                return self._of_trial(request)
             case Hand():
                 (self._trial or self._ready).hand(Path(request.path), request.picked)
                 return Done()
@@ -100,7 +101,10 @@ class RaceHandler:
         with _room_for_all():
             return self._compiled_answer(request)
 
-    def _seen(self, request: Finish | Capture) -> Finished | Captured:
+    def _of_trial(self, request: Try | Finish | Capture) -> Done | Finished | Captured:
+        if isinstance(request, Try):
+            self._trial = self._tried(request)
+            return Done()
         assert self._trial is not None, "a trial is finished after Try"
         if isinstance(request, Capture):
             return self._trial.captured()
@@ -140,6 +144,12 @@ class RaceHandler:
             self._compiler(ArmSetup(arm=Arm(backend=backend)))
         return Loaded(workload=workload.name, likeness=likeness(workload))
 
+    def _got_ready(self, request: GetReady) -> Done:
+        _import_compiler()
+        if request.setup is not None:
+            self._workload(request.setup)
+        return Done()
+
     def _checked(self, request: Check) -> Checked:
         found = list[str]()
         for setup in request.arms:
@@ -165,6 +175,7 @@ class RaceHandler:
         setup = request.setup
         workload = self._same_workload(setup, request.digest)
         self._runs = None
+        _import_compiler()  # here or ahead of time: it is nobody's warm-up
         before = process_state.state()  # what a backend changes, it may change when it is imported
         compiler = self._compiler(request.arm)
         assert compiler.backend is not None, "eager is what others are compared with"
@@ -276,6 +287,11 @@ class RaceHandler:
         if digest(workload) != fingerprint:
             raise not_alike(workload.name)
         return workload
+
+
+def _import_compiler() -> None:
+    """Import what compiles: torch does so when something is compiled, and it takes seconds."""
+    importlib.import_module("torch._inductor.compile_fx")
 
 
 def _differing(own: Inputs, others: Sequence[Inputs]) -> list[bool]:

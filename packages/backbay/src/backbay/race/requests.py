@@ -54,6 +54,13 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True, tag="warm_up"):
     arm: ArmSetup
 
 
+class GetReady(msgspec.Struct, frozen=True, kw_only=True, tag="get_ready"):
+    """Do what takes time and needs no backend: import what compiles, and build the workload."""
+
+    setup: WorkloadSetup | None = None
+    """What to build, if anything: it takes memory."""
+
+
 class Proving(msgspec.Struct, frozen=True, kw_only=True):
     """How a backend must be compiled and called so that a judge can compare."""
 
@@ -141,6 +148,7 @@ Request = (
     Load
     | Check
     | WarmUp
+    | GetReady
     | Try
     | Call
     | CallRow
@@ -218,6 +226,7 @@ SERVICE = Service[Request, Reply](
         Load: Loaded,
         Check: Checked,
         WarmUp: Done,
+        GetReady: Done,
         Try: Done,
         Call: Done,
         CallRow: Done,

@@ -29,6 +29,7 @@ from backbay.race.record import Decision, Part, Result, Trying, VerdictRecord
 from backbay.race.requests import (
     ArmSetup,
     Captured,
+    GetReady,
     Proving,
     WarmUp,
 )
@@ -112,7 +113,7 @@ class WorkloadRace:
     _ahead: Ahead = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ahead = Ahead(self.sessions.backends)
+        self._ahead = Ahead(self.sessions.backends, timeout_s=self.limits.backend_s)
 
     def run(self) -> None:
         """Race, and fill in what came of it.
@@ -168,6 +169,7 @@ class WorkloadRace:
                 self._tried(entrant.name, Trying(status="unavailable", reason=lacking))
         trials = self._trials(judge, prepared, proving, sets)
         with self.turns.working():
+            self._ahead.get_ready(self.caches.environment(EAGER), GetReady(setup=self.setup))
             trials.run([x for x in self.entrants[1:] if x.unavailable is None])
         self.captured, self.disturbing = trials.captured, trials.disturbing
         self.tried = {x.name: self.tried[x.name] for x in self.entrants}

@@ -55,6 +55,22 @@ def test_what_another_cpu_compiled_is_read(monkeypatch):
     assert Engine().made_by != before
 
 
+def test_what_another_exporter_made_is_read(monkeypatch):
+    class Exported(Engine):
+        engine = "acme-runtime"
+        libraries = ("acme-exporter",)
+
+    versions = {"acme-runtime": "1.0", "acme-exporter": "1.0"}
+    monkeypatch.setattr("backbay.kit.engine.metadata.version", versions.__getitem__)
+    before = Exported().made_by
+    assert Exported().made_by == before
+    for name in versions:
+        versions[name] = "1.1"
+        now = Exported().made_by
+        assert now != before
+        before = now
+
+
 def test_a_class_without_a_file_is_taken_for_another():
     made = type("Made", (), {"__module__": "of_no_file"})
     assert source_digest([made]) != source_digest([made])
