@@ -1,5 +1,6 @@
 """Processes that start before they are needed: each is used once, and none is left."""
 
+import contextlib
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ WAIT_S = 20.0
 SETUP = WorkloadSetup(
     workload="decoder", size=None, mode="infer", dtype="float32", device="cpu", seed=0
 )
+READY = GetReady(setup=SETUP)
 
 
 class Opened:
@@ -47,45 +49,56 @@ class Opened:
         self.said.append("end")
 
 
+def hanging(environment):
+    return Opened(environment, hangs=True)
+
+
+def interrupted():
+    raise KeyboardInterrupt
+
+
 def test_a_started_process_is_used_once_and_what_is_left_ends():
     with Ahead(Opened, timeout_s=WAIT_S) as ahead:
         ahead.start({"a": "1"})
         ahead.start({"a": "2"})
         first, again = ahead({"a": "1"}), ahead({"a": "1"})
-        assert first.said == ["open", GetReady(), "ready"]  # who opens it waits for that
+        assert first.said == ["open"]
         assert again.said == []
         assert again.environment == {"a": "1"}
         left = ahead._started[0].session
-    assert "end" not in first.said  # whoever has it ends it
-    assert "end" in left.said
+    assert first.said == ["open"]  # whoever has it ends it
+    assert left.said == ["open", "end"]
 
 
 def test_one_that_does_not_start_is_opened_by_who_needs_it():
     with Ahead(lambda x: Opened(x, starts=False), timeout_s=WAIT_S) as ahead:
         ahead.start({"a": "1"})
-        ahead.get_ready({"a": "1"}, GetReady())
         assert ahead({"a": "1"}).said == []
 
 
-def test_what_is_asked_ahead_comes_in_order_and_of_nobody_else():
-    more = GetReady(setup=SETUP)
+def test_who_opens_one_that_gets_ready_waits_for_that():
     with Ahead(Opened, timeout_s=WAIT_S) as ahead:
         ahead.start({"a": "1"})
-        ahead.get_ready({"a": "1"}, more)
-        ahead.get_ready({"a": "2"}, more)
+        for name in ("1", "2"):
+            ahead.get_ready({"a": name}, READY)
         session = ahead({"a": "1"})
-        ahead.get_ready({"a": "1"}, more)  # whose it is now
-        assert session.said == ["open", GetReady(), "ready", more, "ready"]
+        assert session.said == ["open", READY, "ready"]
+        ahead.get_ready({"a": "1"}, READY)  # whose it is now
         assert ahead({"a": "2"}).said == []
+    assert session.said == ["open", READY, "ready"]
 
 
-def test_one_that_never_gets_ready_is_ended_with_the_others():
-    with Ahead(lambda x: Opened(x, hangs=True), timeout_s=WAIT_S) as ahead:
+@pytest.mark.parametrize("awaited", [False, True])
+def test_one_that_never_gets_ready_ends_with_the_others(awaited):
+    with contextlib.suppress(KeyboardInterrupt), Ahead(hanging, timeout_s=WAIT_S) as ahead:
         ahead.start({"a": "1"})
-        ahead.get_ready({"a": "1"}, GetReady())
-        left, start = ahead._started[0].session, time.monotonic()
+        ahead.get_ready({"a": "1"}, READY)
+        left, start = ahead._started[0], time.monotonic()
+        if awaited:
+            left.ready.result = interrupted
+            ahead({"a": "1"})
     assert time.monotonic() - start < WAIT_S / 2
-    assert left.said[-1] == "end"
+    assert left.session.said[-1] == "end"
 
 
 @pytest.mark.slow
@@ -93,9 +106,7 @@ def test_a_race_starts_its_processes_ahead_and_none_is_left(monkeypatch):
     started, asked = [], []
     start, ask = Ahead.start, Ahead._asked
     monkeypatch.setattr(Ahead, "start", lambda self, x: (started.append(x), start(self, x)))
-    monkeypatch.setattr(
-        Ahead, "_asked", lambda self, one, x, **rest: (asked.append(x), ask(self, one, x, **rest))
-    )
+    monkeypatch.setattr(Ahead, "_asked", lambda self, one, x: (asked.append(x), ask(self, one, x)))
     names = [f"{FAULTY}:{x}" for x in ("honest", "scaled")]
     limits = Limits(backend_s=120.0, timing_s=0.5, at_once=1)
     report = run(f"{FAULTY}:small", backends=names, device="cpu", limits=limits)
@@ -103,7 +114,6 @@ def test_a_race_starts_its_processes_ahead_and_none_is_left(monkeypatch):
     assert report.results[1].median_ms is not None
     # Of eager, which is where all are timed, and of the first arm.
     assert len(started) == 2
-    assert asked == [GetReady(), GetReady(), GetReady(setup=asked[-1].setup)]
-    assert asked[-1].setup is not None
+    assert [x.setup.workload for x in asked] == [f"{FAULTY}:small"]  # where they are timed
     workers = psutil.Process(os.getpid()).children(recursive=True)
     assert not [x for x in workers if "backbay.session.worker" in " ".join(x.cmdline())]

@@ -1,4 +1,4 @@
-"""Sessions whose processes start before they are needed: what that takes is done meanwhile."""
+"""Sessions whose processes start before they are needed: to import torch takes them seconds."""
 
 import contextlib
 import threading
@@ -14,7 +14,7 @@ from backbay.session import NoReply, Session, end_until_done
 
 @dataclass
 class _Started:
-    """A session that nobody has yet."""
+    """A session that ends with all others, until somebody has it."""
 
     environment: Mapping[str, str]
     session: Session[Request, Reply]
@@ -23,9 +23,9 @@ class _Started:
 
 
 class Ahead:
-    """Opens sessions, and has some of their processes started before, and made ready.
+    """Opens sessions, and has some of their processes started before.
 
-    These load no backend until they are opened.
+    They load no backend until they are opened, and no model unless they are to get ready.
     """
 
     def __init__(self, open_session: OpenSession, *, timeout_s: float) -> None:
@@ -39,8 +39,7 @@ class Ahead:
         self._timeout_s = timeout_s
         self._started: list[_Started] = []
         self._lock = threading.Lock()
-        self._over = False
-        self._pool = ThreadPoolExecutor()
+        self._pool = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Self:
         """Return this."""
@@ -48,7 +47,6 @@ class Ahead:
 
     def __exit__(self, *error: object) -> None:
         """End the processes that nobody needed."""
-        self._over = True
 
         def end() -> None:
             for one in self._started:
@@ -64,33 +62,28 @@ class Ahead:
         self._started.append(one)
         with contextlib.suppress(NoReply):  # who asks it is told
             session.open()
-            one.ready = self._pool.submit(self._asked, one, GetReady())
 
     def get_ready(self, environment: Mapping[str, str], request: GetReady) -> None:
-        """Have one that was started, if there is one, do more of what it needs."""
+        """Have one that was started get ready meanwhile; who opens it waits for that."""
         with self._lock:
-            one = next((x for x in self._started if x.environment == environment), None)
-            if one is not None and one.ready is not None:
-                one.ready = self._pool.submit(self._asked, one, request, after=one.ready)
+            one = self._found(environment)
+            if one is not None:
+                one.ready = self._pool.submit(self._asked, one, request)
 
-    def _asked(
-        self, one: _Started, request: GetReady, *, after: Future[None] | None = None
-    ) -> None:
-        if after is not None:
-            after.result()
-        if self._over:  # to ask would start another process
-            return
+    def _asked(self, one: _Started, request: GetReady) -> None:
         with contextlib.suppress(NoReply):  # as above
             one.session.ask(request, timeout_s=self._timeout_s)
 
     def __call__(self, environment: Mapping[str, str]) -> Session[Request, Reply]:
         """Return a session with these environment variables, one that was started if there is."""
         with self._lock:
-            one = next((x for x in self._started if x.environment == environment), None)
-            if one is not None:
-                self._started.remove(one)
+            one = self._found(environment)
         if one is None:
             return self._open(environment)
         if one.ready is not None:
-            one.ready.result()
+            one.ready.result()  # until then it is among those that end
+        self._started.remove(one)
         return one.session
+
+    def _found(self, environment: Mapping[str, str]) -> _Started | None:
+        return next((x for x in self._started if x.environment == environment), None)

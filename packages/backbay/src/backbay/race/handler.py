@@ -145,9 +145,8 @@ class RaceHandler:
         return Loaded(workload=workload.name, likeness=likeness(workload))
 
     def _got_ready(self, request: GetReady) -> Done:
-        _import_compiler()
-        if request.setup is not None:
-            self._workload(request.setup)
+        importlib.import_module("torch._inductor.compile_fx")  # else it is when something compiles
+        self._workload(request.setup)
         return Done()
 
     def _checked(self, request: Check) -> Checked:
@@ -175,7 +174,6 @@ class RaceHandler:
         setup = request.setup
         workload = self._same_workload(setup, request.digest)
         self._runs = None
-        _import_compiler()  # here or ahead of time: it is nobody's warm-up
         before = process_state.state()  # what a backend changes, it may change when it is imported
         compiler = self._compiler(request.arm)
         assert compiler.backend is not None, "eager is what others are compared with"
@@ -287,11 +285,6 @@ class RaceHandler:
         if digest(workload) != fingerprint:
             raise not_alike(workload.name)
         return workload
-
-
-def _import_compiler() -> None:
-    """Import what compiles: torch does so when something is compiled, and it takes seconds."""
-    importlib.import_module("torch._inductor.compile_fx")
 
 
 def _differing(own: Inputs, others: Sequence[Inputs]) -> list[bool]:

@@ -57,8 +57,7 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True, tag="warm_up"):
 class GetReady(msgspec.Struct, frozen=True, kw_only=True, tag="get_ready"):
     """Do what takes time and needs no backend: import what compiles, and build the workload."""
 
-    setup: WorkloadSetup | None = None
-    """What to build, if anything: it takes memory."""
+    setup: WorkloadSetup
 
 
 class Proving(msgspec.Struct, frozen=True, kw_only=True):
