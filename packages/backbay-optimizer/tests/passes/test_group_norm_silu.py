@@ -60,6 +60,17 @@ def test_a_block_is_left_or_its_result_is_laid_out_otherwise(look, image, anywhe
     assert [x is None for x in shifts] == [True, False]  # the first's bias is the residual's too
 
 
+def test_a_padding_in_words_ends_compilation(look, image, anywhere):
+    model = Block()
+    model.convs[1].padding = "same"
+    with torch.no_grad():
+        wanted = model(image)
+        seen = look(model, image, passes=[group_norm_silu])
+    assert seen.changes[OPERATOR] == 2
+    torch.testing.assert_close(seen.result, wanted)
+    assert [n.args[6] for n in seen.nodes("group_norm_silu")] == [None, None]
+
+
 def test_channels_come_first_between_the_calls(look, anywhere):
     image = torch.randn(2, 8, 6, 10)
     model = nn.Sequential(*(Block() for _ in range(4)))

@@ -114,6 +114,10 @@ LEFT = {
     ),
     "an input that is written between": (input_written_between, "may write its input"),
     "autocast between": (mode_between, ""),
+    "a bias of one number": (
+        lambda m, x: F.linear(x, m.k.weight, m.one) * F.linear(x, m.v.weight, m.one),
+        "not one number for each feature",
+    ),
     "two inputs": (lambda m, x: m.k(x) * m.v(x + 1), ""),
     "a weight that is computed": (
         lambda m, x: F.linear(x, m.k.weight * x.sum()) * m.v(x),
@@ -140,10 +144,8 @@ LEFT = {
 def test_what_somebody_can_tell_apart_is_merged(look, program, reason):
     model, twin = Model(program), Model(program)
     for one in (model, twin):
-        one.odd, one.wide = (
-            nn.Parameter(torch.ones(3, D)),
-            nn.Parameter(torch.ones(NARROW, D).double()),
-        )
+        one.odd, one.one = nn.Parameter(torch.ones(3, D)), nn.Parameter(torch.ones(1))
+        one.wide = nn.Parameter(torch.ones(NARROW, D).double())
     x = inputs()
     with torch.no_grad():
         seen = look(model, x.clone(), passes=BOTH)

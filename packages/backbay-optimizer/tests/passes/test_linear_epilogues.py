@@ -142,6 +142,7 @@ LEFT = {
     "read by a sum, through a view": lambda x, w, b: F.linear(x, w, b).relu().view(-1) + 1,
     "read by a product, and a sum": lambda x, w, b: a_sum_too(F.linear(x, w, b).relu(), w),
     "read by a norm": lambda x, w, b: F.layer_norm(F.linear(x, w, b).relu(), (N,)),
+    "without inputs": lambda x, w, b: F.linear(x[..., :0], w[:, :0], b).relu(),
     "a cast between": lambda x, w, b: F.linear(x, w, b).double().relu(),
 }
 

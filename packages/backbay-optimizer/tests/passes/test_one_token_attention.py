@@ -100,7 +100,14 @@ def per_head(q, k, v, position):
     return F.scaled_dot_product_attention(q, repeated(k), repeated(v), attn_mask=mask[None])
 
 
+def for_each(q, k, v, p):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=hidden(p), enable_gqa=True)
+
+
 OTHERS = {
+    "values of fewer heads": (lambda q, k, v, p: for_each(q, k, v[:, :1], p), {}, "other heads"),
+    "keys of fewer heads": (lambda q, k, v, p: for_each(q, k[:, :1], v, p), {"batch": 4}, "other"),
+    "a query for all": (lambda q, k, v, p: for_each(q[:1], k, v, p), {}, "another batch"),
     "two queries": (step, {"queries": 2}, None),
     "no mask": (
         lambda q, k, v, p: F.scaled_dot_product_attention(q, repeated(k), repeated(v)),

@@ -201,6 +201,10 @@ LEFT = {
     "of two dtypes": lambda x, w, v, i: F.linear(x, w).double() * v.double() + x.double(),
     "without a batch norm": lambda x, w, v, i: F.silu(F.conv2d(i, w[:, :, None, None], v)),
     "without inputs": lambda x, w, v, i: F.silu(F.linear(x[..., :0], w[:, :0], v)),
+    "a bias of one number": lambda x, w, v, i: F.silu(F.linear(x, w, v[:1])),
+    "a bias of rows": lambda x, w, v, i: F.silu(F.linear(x, w, x[:, :, :1])),
+    "a bias of rows, scaled": lambda x, w, v, i: F.linear(x, w, x) * v + x,
+    "a weight of one dimension": lambda x, w, v, i: F.silu(F.linear(x, w[0])),
     "a gate of another shape": lambda x, w, v, i: F.conv2d(i * i, w[:, :, None, None]),
 }
 

@@ -66,6 +66,14 @@ WINDOWS = {
 
 
 @pytest.mark.usefixtures("anywhere")
+def test_a_window_that_is_causal_too_is_not(look):
+    function, given = attend(lambda: back().abs() <= 2, is_causal=True), tensors()
+    seen = look(function, *given, passes=[constant_masks, windowed_attention])
+    assert not seen.changes["windowed_attention"]
+    torch.testing.assert_close(seen.result, function(*given))
+
+
+@pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(("mask_of", "window"), WINDOWS.values(), ids=WINDOWS)
 def test_a_window_is_missed(look, mask_of, window, train):

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay.graph.aliases import Memory, disturbed
 from backbay.graph.layouts import Layouts, kind
 from backbay.graph.match import is_call
-from backbay.graph.values import adopt, propagate, state_at, value_of
+from backbay.graph.values import adopt, is_ordinary, propagate, state_at, value_of
 from backbay.kit.passes import NotApplicable
 
 TARGETS = (
@@ -120,6 +120,8 @@ def sources(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
 
 
 def _source(node: Any) -> Node | None:
+    if not _is_read_by_position(node):
+        return None
     if is_call(node, ("repeat_interleave", torch.repeat_interleave)):
         return _interleaved(node)
     if not is_call(node, ("reshape", torch.reshape)):
@@ -128,10 +130,14 @@ def _source(node: Any) -> Node | None:
     if not is_call(wide, ("expand",)):
         return None
     thin = wide.args[0]
-    if not isinstance(thin, Node) or not _adds_a_dimension(thin):
+    if not _is_read_by_position(thin) or not _adds_a_dimension(thin):
         return None
     source = thin.args[0]
     return source if isinstance(source, Node) and _fits(source, thin, wide, node) else None
+
+
+def _is_read_by_position(node: Any) -> bool:
+    return isinstance(node, Node) and bool(node.args) and is_ordinary(value_of(node))
 
 
 def _adds_a_dimension(node: Node) -> bool:

@@ -255,13 +255,21 @@ def _fuse(site: _Site) -> None:
     assert callable(kernel.group_norm_silu)  # registers it: torch.ops has it only after that
     x, shift = bound(site.norm, _NORM)["input"], None
     if is_call(x, convolutions.IMAGES) and len(x.users) == 1:
-        read = Convolution.of(x)
-        if read.bias is not None:
-            shift = read.bias
-            bare = call_before(x, x.target, read.x, read.weight, None, *read.how)
-            replace_node(x, bare)
-            x = bare
+        shift, x = _without_bias(x)
     how = (site.weight, site.bias, site.groups, site.eps, True, shift)
     call = call_before(site.node, torch.ops.backbay.group_norm_silu.default, x, *how)
     replace_node(site.node, call_before(site.node, operator.getitem, call, 0))
     site.norm.graph.erase_node(site.norm)
+
+
+def _without_bias(node: Node) -> tuple[Node | None, Node]:
+    """Return a convolution's bias, and one without; a padding in words stays as it is."""
+    try:
+        read = Convolution.of(node)
+    except NotApplicable:
+        return None, node
+    if read.bias is None:
+        return None, node
+    bare = call_before(node, node.target, read.x, read.weight, None, *read.how)
+    replace_node(node, bare)
+    return read.bias, bare

@@ -155,8 +155,9 @@ def _layer(node: Node, memory: Memory) -> _Layer:
         raise NotApplicable("it, or its input, is no tensor that is known")
     if not all(isinstance(y, Node) and is_parameter(y, memory) for y in learnt):
         raise NotApplicable("its weight or bias is no plain parameter, or is written")
-    if value_of(weight).dim() != _MATRIX or any(value_of(y).dim() != 1 for y in learnt[1:]):
-        raise NotApplicable("its weight is no matrix, or its bias no vector")
+    sizes = value_of(weight).shape
+    if len(sizes) != _MATRIX or any(value_of(y).shape != sizes[:1] for y in learnt[1:]):
+        raise NotApplicable("its weight is no matrix, or its bias not one number for each feature")
     if value_of(weight).shape[0] % EIGHTS:
         raise NotApplicable("its results are not in eights: slices of others would not be aligned")
     if memory.returned(node):

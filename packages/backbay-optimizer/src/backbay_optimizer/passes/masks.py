@@ -63,8 +63,8 @@ class ConstantMasks(Rewrite[Call]):
         if isinstance(kind, Window):
             raise NotApplicable(f"the mask is neither causal nor empty: it is {kind}")
         given.pop("attn_mask", None)
-        if kind is not None:
-            given["is_causal"] = kind == "causal"
+        if kind == "causal":
+            given["is_causal"] = True  # with any other mask it is as it was
         single = attention.unrepeated(node, given)
         if single is None and kind is None:
             return None

@@ -101,11 +101,14 @@ def _one_for_a_group(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | 
 
 
 def _check(node: Node, given: Mapping[str, Any], single: Mapping[str, Node]) -> None:
-    query, mask, key = (value_of(x) for x in (given["query"], given["attn_mask"], single["key"]))
+    query, mask = (value_of(given[x]) for x in ("query", "attn_mask"))
+    key, value = (value_of(single[x]) for x in ("key", "value"))
     if value_of(node).requires_grad or given.get("dropout_p", 0.0) or given.get("is_causal"):
         raise NotApplicable("its gradient is wanted, it drops elements, or it is causal, too")
     if any(str(n) != "1" for n in mask.shape[-3:-1]):
         raise NotApplicable("its mask tells heads apart")
+    if any(x.shape[:1] != query.shape[:1] for x in (key, value)) or key.shape[1] != value.shape[1]:
+        raise NotApplicable("its key and value have other heads, or the query another batch")
     batch, heads = query.shape[:2]
     if not are_numbers((batch, heads, key.shape[1], query.shape[3])):
         raise NotApplicable("how many sequences or heads there are is a symbol")

@@ -166,6 +166,9 @@ def _linear(node: Node) -> _Site | None:
     """Return a linear layer with an activation, or with a layer scale and a residual."""
     given = bound(node, ("input", "weight", "bias"))
     _check_sizes(given["input"], given["weight"])
+    weight, bias = value_of(given["weight"]), value_of(given.get("bias"))
+    if weight.dim() != _BINARY or (bias is not None and tuple(bias.shape) != weight.shape[:1]):
+        raise NotApplicable("its weight is no matrix, or its bias not one number for each feature")
     site = _Site(
         node=node,
         x=given["input"],
@@ -222,10 +225,11 @@ def _next(site: _Site, *, through_views: bool = False) -> Node | None:
         if effects.is_dropout(user) and not effects.drops(user):
             _extend(site, user)
         elif through_views and site.order is None and is_call(user, ("permute", torch.permute)):
-            order = user.args[1] if isinstance(user.args[1], (list, tuple)) else user.args[1:]
+            given: Any = user.kwargs.get("dims", user.args[1:])
+            order = given[0] if len(given) == 1 and isinstance(given[0], (list, tuple)) else given
             if not all(isinstance(n, int) for n in order):
                 return None
-            site.order = [n % len(order) for n in order]  # type: ignore[operator, misc] # checked
+            site.order = [n % len(order) for n in order]
             _extend(site, user)
         else:
             return user

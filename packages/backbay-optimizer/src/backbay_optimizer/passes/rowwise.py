@@ -94,6 +94,8 @@ def called(given: dict[str, Any], node: Node) -> tuple[tuple[Any, ...], dict[str
     if names[-1].startswith("*"):
         rest = given.pop(names[-1][1:])
         first = tuple(given.pop(x) for x in names[:-1] if x in given)
+        if operator is _SHAPE and node.op == "call_function":  # only methods take sizes one by one
+            return (*first, rest), given
         return (*first, *rest), given
     positional = tuple(given.pop(x) for x in names[: len(node.args)])
     return positional, given
@@ -168,9 +170,12 @@ def _whole(part: Part, dims: set[int], what: str) -> None:
         raise MixedError(f"{what} goes along a dimension of which a part is taken")
 
 
-def _linear(_given: dict[str, Any], part: Part) -> Needs:
+def _linear(given: dict[str, Any], part: Part) -> Needs:
     _whole(part, {-1}, "a matrix product")
-    return Needs(parts={"input": part})
+    parts, bias = {"input": part}, value_of(given.get("bias"))
+    if isinstance(bias, torch.Tensor):
+        parts["bias"] = _broadcast(bias, part)
+    return Needs(parts=parts)
 
 
 def _matmul(given: dict[str, Any], part: Part) -> Needs:

@@ -15,7 +15,7 @@ which nothing is written. Left alone is what mixes rows, and what the graph writ
 """
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,9 +96,14 @@ def _part(tensor: torch.Tensor, index: Any) -> tuple[Part, tuple[Any, ...]] | No
         return None
     entries = (*entries, *[WHOLE] * (tensor.dim() - len(entries)))
     part = tuple(_slice(x, n) for x, n in zip(entries, tensor.shape, strict=True))
-    if all(x == WHOLE for x in part):
+    if all(x == WHOLE for x in part) or _is_empty(part, tensor.shape):
         return None
     return part, tuple(0 if isinstance(x, int) else WHOLE for x in entries)
+
+
+def _is_empty(part: Part, sizes: Sequence[Any]) -> bool:
+    """Whether nothing is left: of size 1, that is no part of what is broadcast."""
+    return any(isinstance(n, int) and not range(n)[x] for x, n in zip(part, sizes, strict=True))
 
 
 def _is_plain(entry: Any) -> bool:

@@ -82,6 +82,8 @@ class WindowedAttention(Rewrite[_Site]):
             raise NotApplicable("attention drops elements")
         if value_of(given["query"]).dim() != _RANK:
             raise NotApplicable("its tensors have not four dimensions")
+        if given.get("is_causal"):
+            raise NotApplicable("it is causal, beside its window")
         named = {x: given[x] for x in ("query", "key", "value")}
         named |= attention.sources(node, given) or {}
         self._check([value_of(x) for x in named.values()], window)

@@ -175,9 +175,6 @@ class _Deciding:
 
 def _watched() -> str | None:
     """Return who would see that a graph is called more often; None if nobody."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001 (as AOTAutograd)
-    if hooks(True) is not None:  # noqa: FBT003 (takes it by position alone)
-        return "hooks of the caller's see what is saved for the backward"
     if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 (its only home)
         return "it is called in a backward"
     return None

@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 import backbay
 from backbay import compile_log
 from backbay.graph.region import described
-from backbay.graph.values import value_of
+from backbay.graph.values import is_watched, value_of
 from backbay.kit.codegen import Compiled
 from backbay.kit.passes import Pass
 from backbay_optimizer.cuda_graphs.capture import exclusive
@@ -137,6 +137,8 @@ def unsuitable(args: Sequence[Any], *, written: bool = True) -> str | None:
     memory = [x.untyped_storage().data_ptr() for x in tensors if x.numel()]
     if written and len(set(memory)) < len(memory):
         return "two inputs share memory, and copies would not"
+    if torch.is_grad_enabled() and is_watched():
+        return "hooks of the caller's see what is saved for the backward"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "in a process group the others would wait, or choose otherwise"
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():

@@ -55,7 +55,37 @@ def is_ordinary(value: Any) -> bool:
 
     What computes a subclass has operators of its own, and knows few of those that a pass puts in.
     """
-    return type(value) in {FakeTensor, torch.Tensor, torch.nn.Parameter}
+    return type(value) in {FakeTensor, torch.Tensor, torch.nn.Parameter} and not is_transformed(
+        value
+    )
+
+
+def is_transformed(value: Any) -> bool:
+    """Return whether a transform of ``torch.func``, such as ``vmap``, computes with a value.
+
+    By its type it is an ordinary tensor; its sizes are those of one of many.
+    """
+    transformed: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 (its only home)
+    return isinstance(value, torch.Tensor) and transformed(value)
+
+
+def is_watched() -> bool:
+    """Return whether hooks of the caller's see what is saved for the backward."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks  # noqa: SLF001 (as AOTAutograd)
+    return hooks(True) is not None  # noqa: FBT003 (it takes it by position alone)
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Keep the caller's saved-tensor hooks from what is computed to look at a graph.
+
+    A checkpoint of compiled code counts what is saved, and others copy it.
+    """
+    if not is_watched():
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        yield
 
 
 def propagate(node: Node, like: Node) -> None:

@@ -20,6 +20,7 @@ from backbay.errors import BackbayError
 from backbay.graph.check import Before, Freshness, check, watched
 from backbay.graph.propagation import calls_of
 from backbay.graph.report import first_line
+from backbay.graph.values import unwatched
 from backbay.kit.bisect import left_out
 from backbay.kit.observing import Watch, current_watch
 from backbay.kit.passes import Pass, PassContext, PassReport
@@ -75,7 +76,8 @@ def run_passes(
             is_hoisted=any(x.hoists for x in chosen[number + 1 :]),
         )
         run = functools.partial(_run, one, graph_module, context, watch, freshness)
-        reports.append(_traced(run, graph_module))
+        with unwatched():
+            reports.append(_traced(run, graph_module))
     return reports
 
 
