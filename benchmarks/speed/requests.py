@@ -43,7 +43,7 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True, tag="settle"):
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
-    """Say what the device does during an arm's step."""
+    """Look at what the device does during an arm's step."""
 
     arm: str
 

@@ -1,7 +1,4 @@
-"""When an engine is not to have an operator: what its translation of a node leaves out.
-
-Each takes a node, and is a condition of `Engine.refuses`.
-"""
+"""Conditions on which engines refuse an operator, for `Engine.refuses`: each takes its node."""
 
 from typing import Any
 

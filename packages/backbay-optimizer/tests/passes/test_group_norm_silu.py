@@ -117,7 +117,7 @@ def test_a_model_is_trained_with_it_though_nobody_asked(look, image, anywhere):
 
 @graph_pass()
 def as_on_cuda(graph_module):
-    """Say of group norms and what activates them that channels come first, as on CUDA they do."""
+    """Have group norms and what activates them put channels first, as on CUDA they do."""
     for node in graph_module.graph.nodes:
         if node.target in {F.group_norm, F.silu}:
             value = node.meta["example_value"]

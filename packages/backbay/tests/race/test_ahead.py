@@ -6,13 +6,16 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from backbay.race import Limits, run
 from backbay.race.ahead import Ahead
-from backbay.race.requests import GetReady
+from backbay.race.handler import RaceHandler
+from backbay.race.requests import Done, GetReady, Load
 from backbay.session import Lost
+from backbay.workloads import loading
 from backbay.workloads.setup import WorkloadSetup
 
 FAULTY = Path(__file__).with_name("faulty.py")
@@ -101,19 +104,32 @@ def test_one_that_never_gets_ready_ends_with_the_others(awaited):
     assert left.session.said[-1] == "end"
 
 
+def test_a_model_that_is_ready_is_built_again(monkeypatch):
+    built = []
+    monkeypatch.setattr(
+        loading, "build", lambda x, build=loading.build: built.append(x) or build(x)
+    )
+    handler, setup = RaceHandler(), msgspec.structs.replace(SETUP, size="tiny")
+    assert handler.answer(GetReady(setup=setup)) == Done()
+    assert built == [setup]
+    handler.answer(Load(setup=setup))
+    assert built == [setup]
+
+
 @pytest.mark.slow
-def test_a_race_starts_its_processes_ahead_and_none_is_left(monkeypatch):
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_race_starts_its_processes_ahead_and_none_is_left(monkeypatch, at_once):
     started, asked = [], []
     start, ask = Ahead.start, Ahead._asked
     monkeypatch.setattr(Ahead, "start", lambda self, x: (started.append(x), start(self, x)))
     monkeypatch.setattr(Ahead, "_asked", lambda self, one, x: (asked.append(x), ask(self, one, x)))
     names = [f"{FAULTY}:{x}" for x in ("honest", "scaled")]
-    limits = Limits(backend_s=120.0, timing_s=0.5, at_once=1)
+    limits = Limits(backend_s=120.0, timing_s=0.5, at_once=at_once)
     report = run(f"{FAULTY}:small", backends=names, device="cpu", limits=limits)
     assert [x.status for x in report.results] == ["ok", "ok", "wrong"]
     assert report.results[1].median_ms is not None
-    # Of eager, which is where all are timed, and of the first arm.
-    assert len(started) == 2
-    assert [x.setup.workload for x in asked] == [f"{FAULTY}:small"]  # where they are timed
+    assert len(started) == 1 + at_once  # of eager, which is where all are timed, and of arms
+    # Nothing is done beside an arm that compiles alone.
+    assert [x.setup.workload for x in asked] == [f"{FAULTY}:small"] * (at_once - 1)
     workers = psutil.Process(os.getpid()).children(recursive=True)
     assert not [x for x in workers if "backbay.session.worker" in " ".join(x.cmdline())]

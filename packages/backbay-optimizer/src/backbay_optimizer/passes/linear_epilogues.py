@@ -152,7 +152,7 @@ class LinearEpilogues(Rewrite[_Site]):
             "its bias is no vector": any(y.dim() != 1 for y in biases),
             "its weight is no matrix": weight.dim() != _MATRIX,
             "the size of its weight is a symbol": not are_numbers(sizes),
-            "it has no elements": 0 in sizes,
+            "it has no elements": any(isinstance(n, int) and n == 0 for n in sizes),
             "its sizes are not in eights": any(isinstance(n, int) and n % EIGHTS for n in sizes),
         }
         return next((reason for reason, holds in reasons.items() if holds), None)

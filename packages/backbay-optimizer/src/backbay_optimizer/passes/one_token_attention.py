@@ -107,10 +107,10 @@ def _check(node: Node, given: Mapping[str, Any], single: Mapping[str, Node]) -> 
         raise NotApplicable("its gradient is wanted, it drops elements, or it is causal, too")
     if any(str(n) != "1" for n in mask.shape[-3:-1]):
         raise NotApplicable("its mask tells heads apart")
-    if any(x.shape[:1] != query.shape[:1] for x in (key, value)) or key.shape[1] != value.shape[1]:
-        raise NotApplicable("its key and value have other heads, or the query another batch")
     batch, heads = query.shape[:2]
-    if not are_numbers((batch, heads, key.shape[1], query.shape[3])):
+    if not are_numbers((batch, heads, *key.shape[:2], *value.shape[:2], query.shape[3])):
         raise NotApplicable("how many sequences or heads there are is a symbol")
+    if key.shape[:2] != value.shape[:2] or key.shape[0] != batch:
+        raise NotApplicable("its key and value have other heads, or the query another batch")
     if batch * key.shape[1] < BLOCKS:
         raise NotApplicable(f"{batch * key.shape[1]} heads of keys leave multiprocessors idle")

@@ -120,8 +120,8 @@ class _Deciding:
             self._decision.keep(self._recordings.refused, used=False)
             return self._compiled(*args)
         why = variants.unsuitable(args, written=self._copies_all)
-        if self._recordings.trains:
-            why = why or _watched()
+        if self._recordings.trains and _is_in_a_backward():
+            why = why or "it is called in a backward"
         if why is not None:
             self._recordings.say(f"CUDA graphs not used: not timed: {why}")
             return self._compiled(*args)
@@ -173,8 +173,5 @@ class _Deciding:
         return run
 
 
-def _watched() -> str | None:
-    """Return who would see that a graph is called more often; None if nobody."""
-    if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 (its only home)
-        return "it is called in a backward"
-    return None
+def _is_in_a_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 (its only home)

@@ -55,18 +55,14 @@ def is_ordinary(value: Any) -> bool:
 
     What computes a subclass has operators of its own, and knows few of those that a pass puts in.
     """
-    return type(value) in {FakeTensor, torch.Tensor, torch.nn.Parameter} and not is_transformed(
-        value
-    )
+    ordinary = type(value) in {FakeTensor, torch.Tensor, torch.nn.Parameter}
+    return ordinary and not _is_transformed(value)
 
 
-def is_transformed(value: Any) -> bool:
-    """Return whether a transform of ``torch.func``, such as ``vmap``, computes with a value.
-
-    By its type it is an ordinary tensor; its sizes are those of one of many.
-    """
-    transformed: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 (its only home)
-    return isinstance(value, torch.Tensor) and transformed(value)
+def _is_transformed(tensor: torch.Tensor) -> bool:
+    """Return whether ``vmap``, ``grad`` or ``jvp`` computes with a tensor: it has no memory."""
+    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 (its only home)
+    return wrapped
 
 
 def is_watched() -> bool:
@@ -196,9 +192,7 @@ def storages(node: Any) -> frozenset[int] | None:
     if value is None:
         return None
     tensors = tensors_in(value)
-    # A tensor of torch.func, inside vmap or grad, has no memory to ask.
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 (no other)
-    if any(x.layout != torch.strided or wrapped(x) for x in tensors):
+    if any(x.layout != torch.strided or _is_transformed(x) for x in tensors):
         return None
     return frozenset(x.untyped_storage()._cdata for x in tensors)  # noqa: SLF001 (its identity)
 

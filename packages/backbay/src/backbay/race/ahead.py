@@ -12,7 +12,7 @@ from backbay.race.trials import OpenSession
 from backbay.session import NoReply, Session, end_until_done
 
 
-@dataclass
+@dataclass(eq=False)
 class _Started:
     """A session that ends with all others, until somebody has it."""
 
@@ -82,7 +82,8 @@ class Ahead:
             return self._open(environment)
         if one.ready is not None:
             one.ready.result()  # until then it is among those that end
-        self._started.remove(one)
+        with self._lock:
+            self._started.remove(one)
         return one.session
 
     def _found(self, environment: Mapping[str, str]) -> _Started | None:

@@ -169,7 +169,8 @@ class WorkloadRace:
                 self._tried(entrant.name, Trying(status="unavailable", reason=lacking))
         trials = self._trials(judge, prepared, proving, sets)
         with self.turns.working():
-            self._ahead.get_ready(self.caches.environment(EAGER), GetReady(setup=self.setup))
+            if trials.at_once > 1:  # else it would make who compiles alone slower
+                self._ahead.get_ready(self.caches.environment(EAGER), GetReady(setup=self.setup))
             trials.run([x for x in self.entrants[1:] if x.unavailable is None])
         self.captured, self.disturbing = trials.captured, trials.disturbing
         self.tried = {x.name: self.tried[x.name] for x in self.entrants}
