@@ -1,0 +1,164 @@
+"""What the benchmarks of models and patterns conclude, and their tables say."""
+
+import msgspec
+import pytest
+
+from backbay.timing.gpu_work import GpuWork
+
+
+def test_geometric_mean_of_a_gain_and_its_inverse_is_one(speed):
+    mean = speed("speed.judging").geometric_mean
+    assert mean([2.0, 0.5]) == pytest.approx(1.0)
+    assert mean([1.0, 8.0]) == pytest.approx(8**0.5)
+    assert mean([]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "slower", "undecided"),
+    [
+        (0.96, 0.975, True, False),
+        (0.96, 0.985, False, True),
+        (0.975, 0.985, False, False),
+        (0.90, 0.97, True, True),
+        (1.99, 2.02, False, False),
+    ],
+)
+def test_only_whole_intervals_below_are_slower_and_wide_ones_are_undecided(
+    speed, low, high, slower, undecided
+):
+    found = speed("speed.judging").Ratio(value=(low + high) / 2, low=low, high=high)
+    assert (found.slower, found.undecided) == (slower, undecided)
+
+
+def test_ratio_pools_the_runs_that_timed_both_and_no_others(speed, entry):
+    found = entry(
+        {"inductor": [2.0] * 5, "backbay": [1.0] * 5},
+        {"inductor": [100.0] * 50},
+        {"inductor": [2.0] * 5, "backbay": "crashed"},
+    )
+    ratio = speed("speed.judging").ratio
+    assert ratio(found, "inductor", "backbay").value == 2.0
+    assert ratio(found, "eager", "backbay") is None
+
+
+def test_arms_that_are_missing_run_beside_the_pair_and_failures_do_not_run_again(speed, entry):
+    to_run = speed("speed.judging").to_run
+    wanted = ["eager", "inductor", "backbay", "hand"]
+    pair = {"above": "inductor", "below": "backbay"}
+    steady = {"inductor": [2.0] * 20, "backbay": [1.0] * 20, "eager": [3.0] * 20}
+    shaky = steady | {"backbay": [1.0, 2.0] * 10, "hand": [1.0] * 20}
+    assert to_run(None, wanted, **pair) == wanted
+    assert to_run(entry(steady), wanted, **pair) == ["inductor", "backbay", "hand"]
+    assert to_run(entry(steady | {"hand": "failed"}), wanted, **pair) == []
+    assert to_run(entry(shaky), wanted, **pair) == ["inductor", "backbay"]
+    assert to_run(entry(shaky, shaky, shaky), wanted, **pair) == []
+
+
+def test_failures_count_as_one_and_are_listed(speed, entry):
+    table = speed("speed.model_table")
+    fast = entry({"inductor": [4.0] * 9, "backbay": [1.0] * 9}, name="bert.infer")
+    lost = entry({"inductor": [1.0] * 9, "backbay": "crashed"}, name="gpt2.train")
+    text = table.text([fast, lost])
+    assert "over Inductor's default: **2.000** (2 workloads)" in text
+    assert "failed: gpt2.train (backbay crashed)" in text
+    assert "not proven" in text
+
+
+def test_wrong_verdict_takes_the_gain_away(speed, entry):
+    verdict = speed("speed.requests").Verdict(passed=False, reason="far off", about="2x8")
+    found = entry(
+        {"inductor": [4.0] * 9, "backbay": [1.0] * 9},
+        name="bert.infer",
+        verdicts={"backbay": verdict},
+    )
+    text = speed("speed.model_table").text([found])
+    assert "over Inductor's default: **1.000** (1 workloads)" in text
+    assert "**wrong** at 2x8" in text
+
+
+def test_the_newest_run_is_mixed_with_an_older_one_or_its_proof_forgotten(speed, entry):
+    newest, verdict = (
+        speed("newest"),
+        speed("speed.requests").Verdict(passed=True, reason="", about="2x8"),
+    )
+    slow, fast = ({"inductor": [4.0] * 9, "backbay": [x] * 9} for x in (4.0, 2.0))
+    alone = entry({"backbay": [0.1] * 9}, name="bert.infer")
+    old = entry(slow, name="bert.infer", verdicts={"backbay": verdict})
+    runs = [
+        newest.Run("first", (old, entry(slow, name="gpt2.train"))),
+        newest.Run("second", (entry(fast, name="bert.infer"),)),
+        newest.Run("third", (alone,)),
+    ]
+    text = newest.table(runs)
+    assert "| bert.infer | second | 2.000 [2.000, 2.000] |" in text
+    assert "right at 2x8 (first)" in text
+    assert "| gpt2.train | first | 1.000 [1.000, 1.000] |" in text
+    assert "over Inductor's default: **1.414** (2)" in text
+
+
+def test_a_first_call_is_compared_with_another_model_cache_or_arm(speed):
+    times = speed("compile_times")
+    samples = [
+        times.Sample(
+            name=name,
+            arm=arm,
+            when=when,
+            seconds=n,
+            compiling=n / 2,
+            hits=hits,
+            misses=0,
+            tuned=t,
+            second=None if t is None else n / 8,
+        )
+        for t, name, when, arm, hits, ns in (
+            (0, "one", "warm", "inductor", 1, [4.0, 8.0, 6.0]),
+            (3, "one", "warm", "backbay", 1, [3.0, 3.0]),
+            (5, "one", "cold", "inductor", 0, [10.0, 10.0]),
+            (7, "one", "cold", "backbay", 0, [20.0, 20.0]),
+            (None, "other", "warm", "backbay", 0, [1.0]),
+            (None, "other", "warm", "inductor", 1, [1.0]),
+        )
+        for n in ns
+    ]
+    text, missed = times.row("one", "warm", samples)
+    assert text.startswith("| one | warm | 2 | 3.00 [2.00, 4.00] | 1.50 [1.50, 1.50] | 0.500 [")
+    assert "| 6.00 [4.00, 8.00] | 3.00 [3.00, 3.00] | 0.500 [" in text
+    assert text.endswith("| yes | 0, 3 | 0.750, 0.375 |")
+    assert not missed
+    text, missed = times.row("one", "cold", samples)
+    assert "2.000 [2.000, 2.000]" in text
+    assert missed
+    text, missed = times.row("other", "warm", samples)
+    assert "no: Sample" in text
+    assert text.endswith("| -, - | -, - |")
+    assert missed
+    assert "not run" in times.row("third", "warm", samples)[0]
+
+
+def test_stock_arms_with_cuda_graphs_are_left_out_of_the_best_one(speed, entry):
+    found = entry(
+        {
+            "inductor": [4.0] * 9,
+            "backbay": [2.0] * 9,
+            "inductor:reduce-overhead": [1.0] * 9,
+            "hand": [0.5] * 9,
+        },
+        name="bert.infer",
+    )
+    text = speed("speed.model_table").text([found])
+    assert "over the best stock arm that was run: **0.500**" in text
+    assert "of models that have masks: **0.250** (1 workloads)" in text
+    unmasked = entry({"inductor": [8.0] * 9, "backbay": [2.0] * 9}, name="resnet50.infer")
+    text = speed("speed.model_table").text([found, unmasked])
+    assert "where there are masks, of all models: **1.000** (2 workloads)" in text
+    assert "0.500 [0.500, 0.500] **slower** (inductor:reduce-overhead)" in text
+
+
+def test_the_devices_work_is_missing_in_the_table(speed, entry):
+    record, work = speed("speed.record"), GpuWork(busy_ms=1.5, launches=7)
+    found = entry({"inductor": [4.0] * 9, "backbay": [2.0] * 9}, name="bert.infer")
+    arms = {**found.runs[0].arms}
+    arms["backbay"] = msgspec.structs.replace(arms["backbay"], work=work)
+    run = record.Run(created="now", arms=arms)
+    found = msgspec.structs.replace(found, runs=(run,))
+    assert "| -, 1.5 in 7 |" in speed("speed.model_table").text([found])

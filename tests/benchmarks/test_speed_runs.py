@@ -1,0 +1,199 @@
+"""How the benchmarks of models run: in which order, beside whom, and what becomes of who fails."""
+
+import itertools
+
+import msgspec
+import pytest
+
+from backbay.session import Lost
+
+
+def test_models_that_are_stopped_while_they_are_proven_lose_what_was_timed(
+    speed, in_process, tmp_path, monkeypatch
+):
+    class Stopped(in_process):
+        def answer(self, request):
+            if isinstance(request, speed("speed.requests").Prove):
+                raise KeyboardInterrupt
+            return super().answer(request)
+
+    monkeypatch.setattr(speed("speed.turns"), "started", Stopped)
+    asked = ["--state", str(tmp_path), "--device", "cpu", "--size", "tiny", "--seconds", "0.1"]
+    with pytest.raises(KeyboardInterrupt):
+        speed("models").main([*asked, "--only", "dlrm.infer", "--arms", "eager,inductor"])
+    (run,) = speed("speed.record").State(tmp_path).read("dlrm.infer").runs
+    assert run.arms["eager"].samples_ms
+
+
+def test_arms_are_timed_before_they_are_settled_or_beside_others(
+    speed, in_process, tmp_path, monkeypatch
+):
+    requests, seen = speed("speed.requests"), []
+
+    class Noted(in_process):
+        def answer(self, request):
+            seen.append((type(request).__name__, getattr(other, "stopped", False)))
+            return super().answer(request)
+
+    turns = speed("speed.turns").Turns()
+    other = turns.start()
+    monkeypatch.setattr(speed("speed.turns"), "started", Noted)
+    monkeypatch.setattr(speed("speed.turns"), "Turns", lambda: turns)
+    asked = ["--state", str(tmp_path), "--device", "cpu", "--size", "tiny", "--seconds", "0.1"]
+    asked += ["--only", "dlrm.infer", "--arms", "eager,aot_eager", "--no-proof"]
+    assert speed("models").main(asked) == 0
+    assert list(dict.fromkeys(seen)) == [
+        (requests.Prepare.__name__, False),
+        (requests.Ready.__name__, False),
+        (requests.Settle.__name__, True),
+        ("Block", True),
+    ]
+
+
+def test_arm_that_raises_while_it_settles_is_a_row_and_the_others_are_timed(
+    speed, in_process, tmp_path, monkeypatch
+):
+    requests = speed("speed.requests")
+
+    class Fragile(in_process):
+        def answer(self, request):
+            if isinstance(request, requests.Settle) and request.arm == "aot_eager":
+                raise ValueError("no more memory")
+            return super().answer(request)
+
+    monkeypatch.setattr(speed("speed.turns"), "started", Fragile)
+    asked = ["--state", str(tmp_path), "--device", "cpu", "--size", "tiny", "--seconds", "0.1"]
+    asked += ["--only", "dlrm.infer", "--arms", "eager,aot_eager", "--no-proof"]
+    assert speed("models").main(asked) == 0
+    arms = speed("speed.record").State(tmp_path).read("dlrm.infer").runs[0].arms
+    assert (arms["aot_eager"].status, arms["aot_eager"].samples_ms) == ("failed", ())
+    assert "no more memory" in arms["aot_eager"].reason
+    assert arms["eager"].samples_ms
+
+
+def test_settling_ends_before_cuda_graphs_are_decided_and_recorded(speed, monkeypatch):
+    from backbay_optimizer.tuning import graph_timing
+
+    deciding = graph_timing.MOST_TRIES * graph_timing.CALLS_BEFORE
+    recording = 2
+    first = 1
+    assert deciding - first + recording <= speed("speed.model_bench").SETTLING
+
+
+def test_what_was_decided_about_cuda_graphs_is_lost_or_mixed_with_other_records(speed):
+    from backbay import compile_log
+
+    def note(*said):
+        for why in said:
+            compile_log.note(compile_log.Record(asked="backbay", ran="inductor", why=why))
+
+    note("CUDA graphs used: before")
+    since = len(compile_log.records())
+    note("timed: no rewrite", "inference graph recorded as CUDA graph 1", "CUDA graphs not used")
+    note("backward graph has no CUDA graph: it waits", "CUDA graphs not used")
+    found = speed("speed.arms").replays(since)
+    assert found == ("CUDA graphs not used", "backward graph has no CUDA graph: it waits")
+
+
+def test_a_row_lacks_what_the_log_says_of_cuda_graphs(speed, in_process, tmp_path, monkeypatch):
+    from backbay import compile_log
+
+    numbers = itertools.count(1)
+
+    def compiled(function, _arm):
+        def call(*args):
+            why = f"CUDA graphs: call {next(numbers)}"
+            compile_log.note(compile_log.Record(asked="backbay", ran="inductor", why=why))
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(speed("speed.arms"), "compiled", compiled)
+    asked = ["--state", str(tmp_path), "--device", "cpu", "--size", "tiny", "--seconds", "0.1"]
+    assert speed("models").main([*asked, "--only", "dlrm.infer", "--arms", "eager"]) == 0
+    (run,) = speed("speed.record").State(tmp_path).read("dlrm.infer").runs
+    calls = 1 + speed("speed.model_bench").SETTLING
+    wanted = [f"CUDA graphs: call {n + 1}" for n in range(calls)]
+    assert list(run.arms["eager"].notes[:calls]) == wanted
+
+
+def test_models_that_train_get_ready_side_by_side(speed):
+    models, table = speed("models"), speed("speed.model_table")
+    listed = table.listed()
+    mixed = models.mixed(listed)
+    assert sorted(mixed) == sorted(listed)
+    together = [sum(x.train for x in mixed[n : n + 6]) for n in range(len(mixed) - 5)]
+    assert max(together) <= 3
+    assert max(sum(x.train for x in listed[n : n + 6]) for n in range(len(listed) - 5)) > 3
+
+
+def test_models_run_and_what_is_known_is_not_run_again(speed, in_process, tmp_path, capsys):
+    asked = ["--state", str(tmp_path / "state"), "--device", "cpu", "--size", "tiny"]
+    asked += ["--only", "dlrm.infer", "--seconds", "0.1", "--out", str(tmp_path / "table.md")]
+    main = speed("models").main
+    assert main([*asked, "--arms", "eager,aot_eager", "--no-proof"]) == 0
+    assert "dlrm.infer: aot_eager: compiled" in capsys.readouterr().out
+    assert main([*asked, "--arms", "eager,aot_eager", "--no-proof"]) == 0
+    assert "compiled" not in capsys.readouterr().out
+    assert "| dlrm.infer (control) | B8, 3 tables of 20x8 |" in (tmp_path / "table.md").read_text()
+    kept = msgspec.json.decode((tmp_path / "table.json").read_bytes())
+    assert set(kept["entries"][0]["runs"][0]["arms"]) == {"eager", "aot_eager"}
+
+
+def test_arm_that_takes_its_process_down_is_a_row_and_the_others_are_timed(
+    speed, in_process, tmp_path, monkeypatch
+):
+    requests = speed("speed.requests")
+
+    class Fragile(in_process):
+        def ask(self, request, *, timeout_s):
+            if isinstance(request, requests.Ready) and request.arm == "aot_eager":
+                raise Lost("it died")
+            return super().ask(request, timeout_s=timeout_s)
+
+    monkeypatch.setattr(speed("speed.turns"), "started", Fragile)
+    asked = [
+        "--state",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--size",
+        "tiny",
+        "--only",
+        "silu_product/tiny",
+    ]
+    speed("patterns").main([*asked, "--arms", "eager,aot_eager"])
+    arms = speed("speed.record").State(tmp_path).read("silu_product/tiny").runs[0].arms
+    assert arms["aot_eager"].status == "crashed"
+    assert arms["eager"].samples_ms
+
+
+def test_who_is_timed_runs_alone_and_the_others_go_on_afterwards(speed, in_process):
+    turns = speed("speed.turns").Turns()
+    one, other = turns.start(), turns.start()
+    with turns.alone(one):
+        assert other.stopped
+        assert not hasattr(one, "stopped")
+    assert not other.stopped
+
+
+def test_work_ends_with_the_time_and_says_so(speed):
+    through, done = speed("speed.turns").work_through, []
+    asked = {"fresh": True, "ahead": 2}
+    assert through([1, 2, 3], lambda x, _: done.append(x), until=60, **asked)
+    assert sorted(done) == [1, 2, 3]
+    assert not through([4], lambda x, _: done.append(x), until=-1, **asked)
+    assert 4 not in done
+
+
+def test_error_in_one_workload_ends_the_others_processes(speed, in_process):
+    turns = speed("speed.turns")
+    seen = []
+
+    def work(_, clients):
+        seen.append(clients.take())
+        raise ValueError("not a result")
+
+    with pytest.raises(ValueError, match="not a result"):
+        turns.work_through([1], work, fresh=True, ahead=1, until=60)
+    assert seen[0].handler is None
