@@ -1,4 +1,4 @@
-"""Depthwise convolutions of 7 by 7 become one call, and others don't; let loose on the CPU here."""
+"""Depthwise convolutions become one call where that pays; let loose on the CPU here."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ class Block(nn.Module):
 def anywhere(lift, monkeypatch):
     lift(depthwise_convolutions, DEVICES=("cpu",))
     lift(depthwise_convolutions, DTYPES=(torch.float32, torch.bfloat16))
-    monkeypatch.setattr(kernel, "pays", lambda *_: None)
+    monkeypatch.setattr(kernel, "pays", lambda *_, **__: None)
 
 
 @pytest.fixture
@@ -57,15 +57,22 @@ def test_the_rewritten_model_is_further_from_the_truth(prove, image, anywhere, d
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block()).to(dtype)
     work = Workload(model=model, args=(image.to(dtype).requires_grad_(),))
-    options = {"depthwise_training": True}
-    changes = prove(work, passes=[depthwise_convolutions], options=options)
+    changes = prove(work, passes=[depthwise_convolutions])
     assert changes["depthwise_convolutions"] == 2
 
 
-def test_a_model_is_trained_with_it_though_nobody_asked(look, image, anywhere):
+def test_training_has_the_conditions_of_inference_or_the_reverse(look, image, lift, monkeypatch):
+    lift(depthwise_convolutions, DEVICES=("cpu",))
+    lift(depthwise_convolutions, DTYPES=(torch.float32,))
+    monkeypatch.setattr(
+        kernel, "pays", lambda *_, trained: None if trained else "nobody wants a gradient"
+    )
     seen = look(Block(), image, passes=[depthwise_convolutions])
+    assert seen.changes["depthwise_convolutions"] == 1
+    with torch.no_grad():
+        seen = look(Block(), image, passes=[depthwise_convolutions])
     assert not seen.changes["depthwise_convolutions"]
-    assert set(seen.near) == {"a gradient is wanted, and depthwise_training is off"}
+    assert set(seen.near) == {"nobody wants a gradient"}
 
 
 LEFT = {
@@ -100,13 +107,22 @@ def test_what_was_not_measured_is_replaced():
     ):
         m.setattr(kernel, "has_triton", lambda: True)
         m.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-        ones, threes = ([1, 1], [3, 3])
+        ones, twos, threes = ([1, 1], [2, 2], [3, 3])
         assert kernel.pays(*given(), ones, threes) is None
-        assert "7 by 7" in kernel.pays(*given(size=5), ones, [2, 2])
-        assert "stride" in kernel.pays(*given(), [2, 2], threes)
-        assert "padding" in kernel.pays(*given(), ones, [0, 0])
+        assert kernel.pays(*given(), ones, threes, trained=True) is None
+        assert "is not of 7 by 7 with a stride of 1, with" in kernel.pays(
+            *given(size=5), ones, twos
+        )
+        assert kernel.pays(*given(size=5), ones, twos, trained=True) is None
+        assert kernel.pays(*given(size=3), twos, ones, trained=True) is None
+        assert "not of 7 by 7" in kernel.pays(*given(size=9), ones, [4, 4], trained=True)
+        assert "not of 7 by 7" in kernel.pays(*given(), twos, threes, trained=True)
+        assert "half as much padding" in kernel.pays(*given(), ones, [0, 0])
+        assert "half as much padding" in kernel.pays(*given(), [1, 2], threes)
         assert "multiple of 32" in kernel.pays(*given(channels=80), ones, threes)
+        assert kernel.pays(*given(channels=80, size=3), ones, ones, trained=True) is None
         assert "elements" in kernel.pays(*given(images=1), ones, threes)
         assert "elements" in kernel.pays(*given(images=8000), ones, threes)
+        assert "32 bits" in kernel.pays(*given(images=1, channels=2**17, side=99), ones, threes)
         m.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
         assert "9.0" in kernel.pays(*given(), ones, threes)

@@ -1,13 +1,13 @@
-"""Compute depthwise convolutions of 7 by 7 with channels last in a kernel of ours, on CUDA.
+"""Compute depthwise convolutions with channels last in kernels of ours, on CUDA.
 
 ::
 
     before:  torch.conv2d(x, weight, bias, 1, 3, 1, channels)    # of (channels, 1, 7, 7)
     after:   torch.ops.backbay.depthwise_convolution(x, weight, bias, [1, 1], [3, 3])
 
-Nothing else changes: Inductor does not fuse what cuDNN computes either. In training, which is to be
-asked for, the gradient by the images is the kernel's, too; that by the filters stays cuDNN's. Left
-alone are other filters, for which cuDNN is as fast, channels first, and what was not measured.
+Nothing else changes: Inductor does not fuse what cuDNN computes either. Without gradients filters
+are of 7 by 7: cuDNN is as fast with others. With gradients they are of 3 by 3, 5 by 5 and 7 by 7,
+and all three gradients are the kernels'. Left alone are channels first, and what was not measured.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from backbay.graph.rewrite import call_before
 from backbay.graph.values import are_numbers, value_of
-from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite, option
+from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite
 from backbay_optimizer.kernels import depthwise_convolution as kernel
 from backbay_optimizer.passes import convolutions
 from backbay_optimizer.passes.convolutions import Convolution
@@ -25,9 +25,9 @@ from backbay_optimizer.passes.convolutions import Convolution
 
 @dataclass(frozen=True, kw_only=True)
 class DepthwiseConvolutions(Rewrite[Convolution]):
-    """Compute depthwise convolutions of 7 by 7 in Triton where channels are last."""
+    """Compute depthwise convolutions and their gradients in Triton where channels are last."""
 
-    summary = "on CUDA, depthwise convolutions of 7 by 7 are one kernel, with channels last"
+    summary = "on CUDA, depthwise convolutions with channels last are one kernel, gradients too"
     requires = Requires(
         devices=("cuda",),
         because="the kernel is Triton's",
@@ -37,11 +37,6 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
     )
     targets = convolutions.IMAGES
     sources = (kernel, convolutions)
-    depthwise_training: bool = option(
-        default=False,
-        help="depthwise_convolutions also where gradients are wanted: whole models waited for the "
-        "host while they were timed",
-    )
 
     def site(self, call: Call, context: PassContext) -> Convolution | None:  # noqa: ARG002 (of those that ask)
         """Return the convolution if each channel has a filter of its own."""
@@ -56,11 +51,10 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
         x, weight, result = map(value_of, (site.x, site.weight, site.node))
         if {x.dtype, weight.dtype} != {result.dtype}:
             raise NotApplicable(f"it takes {x.dtype} and {weight.dtype}, and gives {result.dtype}")
-        if result.requires_grad and not self.depthwise_training:
-            raise NotApplicable("a gradient is wanted, and depthwise_training is off")
         if site.dilation != [1, 1]:
             raise NotApplicable(f"its dilation is {site.dilation}")
-        if reason := kernel.pays(x, weight, site.stride, site.padding):
+        trained = result.requires_grad
+        if reason := kernel.pays(x, weight, site.stride, site.padding, trained=trained):
             raise NotApplicable(reason)
         for value in (x, result):
             if not value.is_contiguous(memory_format=torch.channels_last):
