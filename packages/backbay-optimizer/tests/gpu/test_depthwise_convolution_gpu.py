@@ -32,6 +32,7 @@ CASES = [  # images, channels, height, width, filter, stride, padding
     (2, 96, 30, 31, 3, 2, 1),
     (1, 48, 9, 9, 3, 2, 2),
 ]
+EVERY_DTYPE = [CASES[1], CASES[3], CASES[5]]  # what an element takes changes no index
 
 
 def inputs(case, dtype):
@@ -49,8 +50,11 @@ def error(found, wanted):
     return ((found.double() - wanted).norm() / wanted.norm().clamp(min=1e-6)).item()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [(x, torch.bfloat16) for x in CASES] + [(x, y) for x in EVERY_DTYPE for y in DTYPES[:2]],
+    ids=str,
+)
 def test_results_or_gradients_stray_from_float64(case, dtype):
     *_, stride, padding = case
     given = [t.requires_grad_() for t in inputs(case, dtype)]

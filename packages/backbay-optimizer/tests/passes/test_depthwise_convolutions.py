@@ -122,6 +122,8 @@ def test_what_was_not_measured_is_replaced():
         assert "multiple of 32" in kernel.pays(*given(channels=80), ones, threes)
         assert kernel.pays(*given(channels=80, size=3), ones, ones, trained=True) is None
         assert "elements" in kernel.pays(*given(images=1), ones, threes)
+        assert "elements" in kernel.pays(*given(images=8), ones, threes)
+        assert kernel.pays(*given(images=8), ones, threes, trained=True) is None
         assert "elements" in kernel.pays(*given(images=8000), ones, threes)
         assert "32 bits" in kernel.pays(*given(images=1, channels=2**17, side=99), ones, threes)
         m.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))

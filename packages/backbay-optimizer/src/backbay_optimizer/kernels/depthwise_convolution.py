@@ -35,14 +35,18 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MEASURED = (9, 0)
 """Compute capability of the GPU that times and plans are from: an H100."""
 
-FILTERS = {(7, 1): 32, (5, 1): 16, (5, 2): 16, (3, 1): 16, (3, 2): 16}
-"""Size and stride of filters for which the kernels were measured, to what channels come in."""
+INFERRED = {(7, 1): (32, 2**22)}
+"""Size and stride of filters that are faster than cuDNN's without gradients, to what channels must
+be a multiple of, and from how many elements on (``benchmarks/conditions.py``, ``depthwise``)."""
 
-INFERRED = (7, 1)
-"""The one that pays without gradients, too."""
-
-PAYS_FROM = 2**22
-"""Elements from which they are faster than cuDNN's."""
+TRAINED = {
+    (7, 1): (32, 2**21),
+    (5, 1): (16, 2**22),
+    (5, 2): (16, 2**22),
+    (3, 1): (16, 2**22),
+    (3, 2): (16, 2**22),
+}
+"""The same with gradients: most of what is saved is theirs."""
 
 _INT32 = 2**31
 
@@ -370,22 +374,23 @@ def pays(
 ) -> str | None:
     """Return why the operator should not take the place of a convolution, or None.
 
-    ``trained`` says that gradients are wanted: most of what is saved is theirs.
+    ``trained`` says that gradients are wanted.
     """
     if reason := refusal(x, weight):
         return reason
     if torch.cuda.get_device_capability(x.device) != MEASURED:
         return "it was measured on GPUs of compute capability 9.0"
     size, step = weight.shape[2], stride[0]
-    measured = FILTERS if trained else {INFERRED: FILTERS[INFERRED]}
+    measured = TRAINED if trained else INFERRED
     alike = (size, size, step, step, size // 2, size // 2)
     if (*weight.shape[2:], *stride, *padding) != alike or (size, step) not in measured:
         faster = ", ".join(f"{n} by {n} with a stride of {m}" for n, m in measured)
         return f"its filter is not of {faster}, with half as much padding: others were not faster"
-    if x.shape[1] % measured[size, step]:
-        return f"{x.shape[1]} channels: they are not a multiple of {measured[size, step]}"
-    if not PAYS_FROM <= x.numel() < _INT32:
-        return f"{x.numel()} elements: it was measured between {PAYS_FROM} and {_INT32}"
+    multiple, least = measured[size, step]
+    if x.shape[1] % multiple:
+        return f"{x.shape[1]} channels: they are not a multiple of {multiple}"
+    if not least <= x.numel() < _INT32:
+        return f"{x.numel()} elements: it was measured between {least} and {_INT32}"
     return None
 
 
