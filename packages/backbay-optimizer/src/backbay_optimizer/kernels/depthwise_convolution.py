@@ -20,7 +20,7 @@ summed afterwards. So they are the same bits each time.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,18 +35,23 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MEASURED = (9, 0)
 """Compute capability of the GPU that times and plans are from: an H100."""
 
-INFERRED = {(7, 1): (32, 2**22)}
-"""Size and stride of filters that are faster than cuDNN's without gradients, to what channels must
-be a multiple of, and from how many elements on (``benchmarks/conditions.py``, ``depthwise``)."""
+Measured = Mapping[tuple[int, int], tuple[int, int]]
+"""Size and stride of filters that are faster than cuDNN's, to what channels must be a multiple of,
+and from how many elements on (``benchmarks/conditions.py``, ``depthwise``)."""
 
-TRAINED = {
-    (7, 1): (32, 2**21),
+INFERRED: Measured = {(7, 1): (32, 2**22)}
+"""Without gradients."""
+
+TRAINED: Measured = {(7, 1): (32, 2**21)}
+"""With gradients: most of what is saved is theirs."""
+
+SMALL: Measured = {
     (5, 1): (16, 2**22),
     (5, 2): (16, 2**22),
     (3, 1): (16, 2**22),
     (3, 2): (16, 2**22),
 }
-"""The same with gradients: most of what is saved is theirs."""
+"""With gradients, alone: no whole model was timed."""
 
 _INT32 = 2**31
 
@@ -369,19 +374,14 @@ def pays(
     weight: Tensor,
     stride: Sequence[int],
     padding: Sequence[int],
-    *,
-    trained: bool = False,
+    measured: Measured = INFERRED,
 ) -> str | None:
-    """Return why the operator should not take the place of a convolution, or None.
-
-    ``trained`` says that gradients are wanted.
-    """
+    """Return why the operator should not take the place of a convolution, or None."""
     if reason := refusal(x, weight):
         return reason
     if torch.cuda.get_device_capability(x.device) != MEASURED:
         return "it was measured on GPUs of compute capability 9.0"
     size, step = weight.shape[2], stride[0]
-    measured = TRAINED if trained else INFERRED
     alike = (size, size, step, step, size // 2, size // 2)
     if (*weight.shape[2:], *stride, *padding) != alike or (size, step) not in measured:
         faster = ", ".join(f"{n} by {n} with a stride of {m}" for n, m in measured)

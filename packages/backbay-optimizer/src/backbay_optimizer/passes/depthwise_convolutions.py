@@ -5,9 +5,9 @@
     before:  torch.conv2d(x, weight, bias, 1, 3, 1, channels)    # of (channels, 1, 7, 7)
     after:   torch.ops.backbay.depthwise_convolution(x, weight, bias, [1, 1], [3, 3])
 
-Nothing else changes: Inductor does not fuse what cuDNN computes either. Without gradients filters
-are of 7 by 7: cuDNN is as fast with others. With gradients they are of 3 by 3, 5 by 5 and 7 by 7,
-and all three gradients are the kernels'. Left alone are channels first, and what was not measured.
+Nothing else changes: Inductor does not fuse what cuDNN computes either. In training all gradients
+are the kernels', too. Left alone are channels first, what was not measured, and filters other than
+of 7 by 7; those of 3 by 3 and 5 by 5 are to be asked for, with gradients.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from backbay.graph.rewrite import call_before
 from backbay.graph.values import are_numbers, value_of
-from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite
+from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite, option
 from backbay_optimizer.kernels import depthwise_convolution as kernel
 from backbay_optimizer.passes import convolutions
 from backbay_optimizer.passes.convolutions import Convolution
@@ -37,6 +37,11 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
     )
     targets = convolutions.IMAGES
     sources = (kernel, convolutions)
+    depthwise_small_filters: bool = option(
+        default=False,
+        help="depthwise_convolutions also of 3 by 3 and 5 by 5 where gradients are wanted: the "
+        "kernels are faster alone, and no whole model was timed",
+    )
 
     def site(self, call: Call, context: PassContext) -> Convolution | None:  # noqa: ARG002 (of those that ask)
         """Return the convolution if each channel has a filter of its own."""
@@ -53,8 +58,8 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
             raise NotApplicable(f"it takes {x.dtype} and {weight.dtype}, and gives {result.dtype}")
         if site.dilation != [1, 1]:
             raise NotApplicable(f"its dilation is {site.dilation}")
-        trained = result.requires_grad
-        if reason := kernel.pays(x, weight, site.stride, site.padding, trained=trained):
+        measured = self._measured(trained=result.requires_grad)
+        if reason := kernel.pays(x, weight, site.stride, site.padding, measured):
             raise NotApplicable(reason)
         for value in (x, result):
             if not value.is_contiguous(memory_format=torch.channels_last):
@@ -64,6 +69,11 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
         assert callable(kernel.depthwise_convolution)  # registers it: torch.ops has it only then
         given = (site.x, site.weight, site.bias, site.stride, site.padding)
         return call_before(site.node, torch.ops.backbay.depthwise_convolution.default, *given)
+
+    def _measured(self, *, trained: bool) -> kernel.Measured:
+        if not trained:
+            return kernel.INFERRED
+        return {**kernel.TRAINED, **(kernel.SMALL if self.depthwise_small_filters else {})}
 
 
 depthwise_convolutions = DepthwiseConvolutions()
