@@ -60,7 +60,18 @@ def test_torch_finds_fault_in_the_registration():
 
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)], ids=str)
-def test_a_gradient_comes_unasked_or_not_at_all(wanted):
+def test_a_gradient_is_wrong_or_computed_though_nobody_wants_it(wanted, monkeypatch):
+    called = []
+
+    def noted(operator):
+        def call(*given):
+            called.append(operator._qualname.split("_")[-1])
+            return operator(*given)
+
+        return call
+
+    _, *others = module._operators()
+    monkeypatch.setattr(module, "_operators", lambda: (None, *map(noted, others)))
     given = inputs(torch.float64, 2, 3, 5, 4)
     chosen = [given[i].requires_grad_() for i in wanted]
     found, others = (
@@ -68,6 +79,16 @@ def test_a_gradient_comes_unasked_or_not_at_all(wanted):
         for f in (module.depthwise_convolution, module.reference)
     )
     torch.testing.assert_close(found, others)
+    assert called == ["input"] * (0 in wanted) + ["weight"] * (wanted != (0,))
+
+
+def test_filters_without_a_bias_get_no_gradient():
+    x, weight, _ = inputs(torch.float64, 2, 3, 5, 4)
+    found, other = (
+        torch.autograd.grad(f(x, weight.requires_grad_(), None, [1, 1], [1, 1]).sum(), weight)
+        for f in (module.depthwise_convolution, module.reference)
+    )
+    torch.testing.assert_close(found, other)
 
 
 def test_a_second_derivative_is_silently_wrong():
@@ -118,7 +139,7 @@ INTERPRETED = """
         draw = data.draw
         dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
         tolerance = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
-        size = draw(st.sampled_from([(3, 3), (5, 3), (7, 7), (2, 4)]))
+        size = draw(st.sampled_from([(3, 3), (5, 3), (7, 7), (2, 4), (1, 1)]))
         stride = draw(st.sampled_from([(1, 1), (2, 2), (1, 2)]))
         padding = tuple(draw(st.integers(0, n + 1)) for n in size)
         images, channels = draw(st.integers(0, 2)), draw(st.sampled_from([1, 4, 5, 8]))
@@ -144,6 +165,7 @@ INTERPRETED = """
         assert_close(dx.double(), wanted, rtol=tolerance, atol=tolerance)
         found = module.launch_weight(device.depthwise_weight_kernel, dy, x, weight, *how, plan)
         wanted = module.reference_weight(dy.double(), *wide[:2], *how)
+        assert found[0].untyped_storage().data_ptr() != found[1].untyped_storage().data_ptr()
         for one, other in zip(found, wanted, strict=True):
             assert one.shape == other.shape and one.dtype == dtype
             strays = (one.double() - other).norm() / other.norm().clamp(min=1e-3)

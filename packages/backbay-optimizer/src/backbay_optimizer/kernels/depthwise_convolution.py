@@ -264,7 +264,7 @@ def launch_input(
     """
     size_y, size_x = weight.shape[2:]
     beyond = (size_y - 1 - padding[0], size_x - 1 - padding[1])
-    if [*stride] == [1, 1] and min(beyond) >= 0:
+    if [*stride] == [1, 1]:
         taps = _taps(weight).flip(0)
         return _convolved(kernel, dy, weight, taps, None, stride, beyond, chosen)
     shape = Geometry.of(x, weight, stride, padding)
@@ -306,8 +306,9 @@ def launch_weight(
         tensors, pieces = (_flattened(dy), _flattened(x), partial), (rows, first, each)
         _run(kernel, shape, right, chunks, weight, stride, padding, tensors, pieces, how)
         total = partial.sum(0)
+    # A copy: of one tap and in float32 the two would share memory, which operators must not return.
     dweight = total[:-1].t().to(weight.dtype, copy=True, memory_format=torch.contiguous_format)
-    return dweight.view(weight.shape), total[-1].to(weight.dtype, copy=True)
+    return dweight.view(weight.shape), total[-1].to(weight.dtype)
 
 
 def _run(
@@ -456,8 +457,7 @@ def _operators() -> tuple[Any, Any, Any]:
         dy: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         if refusal(x, weight):
-            dweight, dbias = reference_weight(dy, x, weight, stride, padding)
-            return dweight.flatten(1).contiguous().view(weight.shape), dbias
+            return reference_weight(dy, x, weight, stride, padding)
         return launch_weight(wrap_triton(weight_kernel), dy, x, weight, stride, padding)
 
     made = (
@@ -471,7 +471,7 @@ def _operators() -> tuple[Any, Any, Any]:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (torch gives it)
     x, weight, bias, ctx.stride, ctx.padding = inputs
-    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.biased = bias is not None
     ctx.save_for_backward(x, weight)
 
 
@@ -484,7 +484,5 @@ def _vjp(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         dx = by_input(dy, x, weight, *how)
     if any(ctx.needs_input_grad[1:3]):
         dweight, dbias = by_weight(dy, x, weight, *how)
-        dweight = dweight if ctx.needs_input_grad[1] else None
-        wanted = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
-        dbias = dbias.to(ctx.bias_dtype) if wanted else None
+    dbias = dbias if ctx.biased else None
     return dx, dweight, dbias, None, None
