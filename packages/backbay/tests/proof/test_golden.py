@@ -1,12 +1,22 @@
 """What a backend can lose while its numbers are right, and whether the golden outcome sees it."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 from torch import nn
 
-from backbay.proof import Golden, ProofImpossible, Step, Workload, digest, make_golden, observe
+from backbay.proof import (
+    Golden,
+    ProofImpossible,
+    Step,
+    Workload,
+    digest,
+    evidence,
+    make_golden,
+    observe,
+)
 from backbay.proof.fingerprint import fingerprint
 from backbay.proof.shrink import shrunk
 
@@ -152,6 +162,48 @@ def test_other_structure_and_plain_values_are_caught(golden, outcome):
     assert "was not returned" in broken(golden, outcome, tensors=lost)
     extra = outcome.tensors | {"output.more": torch.zeros(1)}
     assert "eager returns no such tensor" in broken(golden, outcome, tensors=extra)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_float_that_was_rounded_otherwise_is_wrong_or_another_is_right(dtype):
+    def program(x, order):
+        y = x.to(dtype)[order]
+        return y.sum(), float(y.cumsum(0)[-1]), 0.1, math.inf, len(order)
+
+    x = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    workload = Workload(model=program, args=(x, torch.arange(1000)))
+    golden = make_golden(workload, train=False)
+
+    def judged(call):
+        return golden.judge(evidence.portable(observe(call, workload, train=False)))
+
+    golden = dataclasses.replace(golden, eager=evidence.portable(golden.eager))
+    other = judged(lambda x, _: program(x, torch.arange(999, -1, -1)))
+    assert other.passed, other.worst
+    assert judged(program).passed
+    for place, wrong, reason in (
+        (1, lambda y: 1.1 * y, "root-mean-square error is"),
+        (1, lambda _: math.nan, "is 'float nan'"),
+        (3, lambda _: 1e9, "is 1000000000.0, and eager's is 'float inf'"),
+        (4, lambda y: float(y), "is 1000.0, and eager's is 'int 1000'"),
+    ):
+
+        def call(*given, place=place, wrong=wrong):
+            results = [*program(*given)]
+            results[place] = wrong(results[place])
+            return tuple(results)
+
+        worst = judged(call).worst
+        assert worst.where == f"output[{place}]"
+        assert reason in worst.reason
+
+
+def test_a_float_of_whole_numbers_may_be_another():
+    workload = Workload(model=lambda n: n.sum().item() / 3, args=(torch.arange(5),))
+    golden = make_golden(workload, train=False)
+    assert golden.judge(observe(workload.model, workload, train=False)).passed
+    near = golden.judge(observe(lambda n: n.sum().item() / 3 + 1e-15, workload, train=False))
+    assert not near.passed
 
 
 def test_observing_restores_buffers_inputs_and_random_state(workload):

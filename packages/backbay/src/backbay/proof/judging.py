@@ -112,7 +112,7 @@ class Reference:
         eager = self.eager
         yield _equal("output structure", outcome.structure, eager.structure)
         for name, value in eager.plain.items():
-            yield _equal(name, outcome.plain.get(name), value)
+            yield self._plain(name, outcome.plain.get(name), value)
         for name in outcome.tensors.keys() - eager.tensors.keys():
             yield _broken(name, "is returned, and eager returns no such tensor")
         for name, wanted in eager.requires_grad.items():
@@ -121,6 +121,23 @@ class Reference:
             yield _broken(name, f"is a copy, and eager's shares memory with {owner}")
         for name, owner in outcome.aliases - eager.aliases:
             yield _broken(name, f"shares memory with {owner}, and eager's does not")
+
+    def _plain(self, name: str, got: Any, wanted: Any) -> Verdict:
+        """Compare a leaf that is no tensor; a float may have been computed, as one by `item` is."""
+        noise, true = self.noise.get(name), self.truth.plain.get(name)
+        if noise is None or not all(map(_is_number, (got, wanted, true))):
+            return _equal(name, got, wanted)
+        given = (number_of(x) for x in (got, wanted, true))
+        return compare(*given, working=self.working, name=name, noise=noise)
+
+
+def number_of(value: float) -> torch.Tensor:
+    """Return a float as a tensor, which the rule takes."""
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _reached(gradients: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
