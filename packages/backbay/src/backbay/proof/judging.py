@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -125,9 +125,9 @@ class Reference:
     def _plain(self, name: str, got: Any, wanted: Any) -> Verdict:
         """Compare a leaf that is no tensor; a float may have been computed, as one by `item` is."""
         noise, true = self.noise.get(name), self.truth.plain.get(name)
-        if noise is None or not all(map(_is_number, (got, wanted, true))):
+        if noise is None or not (_is_finite(got) and _is_finite(wanted) and _is_finite(true)):
             return _equal(name, got, wanted)
-        given = (number_of(x) for x in (got, wanted, true))
+        given = number_of(got), number_of(wanted), number_of(true)
         return compare(*given, working=self.working, name=name, noise=noise)
 
 
@@ -136,7 +136,7 @@ def number_of(value: float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-def _is_number(value: Any) -> bool:
+def _is_finite(value: Any) -> TypeGuard[float]:
     return isinstance(value, float) and math.isfinite(value)
 
 
