@@ -225,6 +225,51 @@ def test_observing_restores_buffers_inputs_and_random_state(workload):
     assert torch.equal(first.tensors["output.logits"], second.tensors["output.logits"])
 
 
+class Replacing(nn.Module):
+    """Puts other tensors into its buffers' places."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("kept", None)
+        self.same = nn.Module()
+        self.same.register_buffer("mean", self.mean)  # tied
+        self.inner = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        y = self.inner(x) - self.mean
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        self.kept = x.detach()[:1] * 2
+        return y
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_buffer_that_is_replaced_stays_replaced_or_is_not_judged(train):
+    workload = Workload(model=Replacing(), args=(torch.randn(8, 4),))
+    model, mean, before = workload.model, workload.model.mean, workload.model.mean.clone()
+    golden = make_golden(workload, train=train)
+    assert model.mean is model.same.mean is mean
+    assert torch.equal(mean, before)
+    assert model.kept is None
+    assert model.inner.num_batches_tracked == 0
+    replaced = {"buffer mean", "buffer kept"}
+    assert replaced <= golden.eager.changed.keys() == golden.truth.changed.keys()
+    assert "buffer same.mean" not in golden.eager.changed
+
+    def other(x):
+        y = model(x)
+        model.mean = model.mean + 1.0
+        return y
+
+    assert golden.judge(observe(model, workload, train=train)).passed
+    worst = golden.judge(observe(other, workload, train=train)).worst
+    assert (worst.where, worst.kind) == ("buffer mean after the run", "mutation")
+    lost = golden.judge(observe(model.inner, workload, train=train))
+    missed = {x.where for x in lost.failures if x.kind != "value"}
+    assert "buffer mean after the run" in missed
+    assert model.mean is mean
+
+
 def test_state_is_restored_after_a_backend_raised(workload):
     def raising(x):
         workload.model(x)
