@@ -270,6 +270,43 @@ def test_a_buffer_that_is_replaced_stays_replaced_or_is_not_judged(train):
     assert model.mean is mean
 
 
+class Gathering(nn.Module):
+    """Keeps what it computed in plain attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.hidden = torch.zeros(8, 4)
+        self.position = None
+        self.means = []
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.position is None:
+            self.position = torch.arange(len(x))[:, None] * 0.1
+        self.hidden.mul_(0.5)
+        self.hidden = torch.tanh(self.linear(x) + self.hidden).detach()
+        self.means.append(self.hidden.mean())
+        self.last = self.hidden[-1]
+        return self.linear(self.hidden) + self.position + sum(self.means) + self.calls
+
+
+def test_what_a_model_keeps_in_attributes_hides_a_wrong_result_or_stays():
+    model = Gathering()
+    workload = Workload(model=model, args=(torch.randn(8, 4),))
+    hidden, kept = model.hidden, dict(vars(model))
+    golden = make_golden(workload, train=False)
+    assert dict(vars(model)) == kept
+    assert model.hidden is hidden
+    assert not hidden.any()
+    assert (model.position, model.means, model.calls) == (None, [], 0)
+    assert golden.judge(observe(model, workload, train=False)).passed
+    wrong = golden.judge(observe(lambda x: model(x) + 0.01, workload, train=False))
+    assert wrong.worst.where == "output"
+    assert not wrong.passed
+
+
 def test_state_is_restored_after_a_backend_raised(workload):
     def raising(x):
         workload.model(x)

@@ -14,7 +14,7 @@ from backbay.proof.bank import Inputs, elsewhere, inputs_of
 from backbay.proof.copying import is_expanded
 from backbay.proof.outcome import outcome_of, outcome_of_last
 from backbay.proof.sequence import each, in_a_row
-from backbay.proof.state import Buffers, State
+from backbay.proof.state import Attributes, Buffers, State
 from backbay.proof.tree import leaves
 from backbay.timing.device import synchronize
 from backbay.timing.memory import peak_bytes, reset_peak
@@ -49,6 +49,7 @@ class Runs:
         self._device = device
         self._own = inputs_of(workload, train=train)
         self._buffers = Buffers(workload.model)
+        self._attributes = Attributes(workload.model)
         self._held: Outcome | None = None
         self._kept: list[tuple[dict[str, torch.Tensor], Outcome]] = []
         self.says_overwritten = False
@@ -109,8 +110,9 @@ class Runs:
         self._held = outcome_of_last(output, step, before)
 
     def put_state(self) -> None:
-        """Put buffers into the state that the reference started from."""
+        """Put buffers and attributes into the state that the reference started from."""
         self._buffers.put_back()
+        self._attributes.put_back()
 
     def hand(self, path: Path, picked: int | None) -> None:
         """Write what the last call gave to a file, or some elements of it, and forget it."""

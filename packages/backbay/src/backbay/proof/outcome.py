@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from backbay.proof.fingerprint import fingerprint
-from backbay.proof.state import Named, State
+from backbay.proof.state import Attributes, Named, State
 from backbay.proof.step import Step
 from backbay.proof.tree import is_opaque, leaves, plain, structure
 from backbay.workloads.workload import Workload
@@ -46,8 +46,8 @@ class Outcome:
 def observe(call: Callable[..., Any], workload: Workload, *, train: bool, seed: int = 0) -> Outcome:
     """Run one step and note everything that it gave.
 
-    The model's buffers, the inputs and the random state are as before afterwards. Gradients of the
-    parameters are left as None.
+    The model's buffers and attributes, the inputs and the random state are as before afterwards.
+    Gradients of the parameters are left as None.
 
     Args:
         call: the workload's model, or its compiled form.
@@ -69,7 +69,7 @@ def outcome_of(
 
     ``during`` is active while the step runs, and not while its results are noted.
     """
-    state = State(step)
+    state, attributes = State(step), Attributes(step.workload.model)
     try:
         with _seeded(seed):
             with during or nullcontext():
@@ -80,6 +80,7 @@ def outcome_of(
                 step.clear_gradients()
     finally:
         state.put_back()
+        attributes.put_back()
 
 
 def outcome_of_last(output: Any, step: Step, before: State) -> Outcome:
