@@ -262,8 +262,18 @@ class Replacing(torch.nn.Module):
         return self.linear(x) - self.mean
 
 
-def test_a_buffer_that_is_replaced_spoils_the_race_or_is_left_so():
-    model = Replacing().eval()
+class Gathering(Replacing):
+    """Keeps that in a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        del self.mean
+        self.mean = torch.zeros(64)
+
+
+@pytest.mark.parametrize("kind", [Replacing, Gathering])
+def test_state_that_is_replaced_spoils_the_race_or_is_left_so(kind):
+    model = kind().eval()
     mean = model.mean
     chosen = backbay.choose(model, (torch.randn(64, 64),), arms=["aot_eager"], limits=QUICK)
     assert [y.status for y in chosen.report.results] == ["ok", "ok"]
