@@ -1,7 +1,10 @@
 """What the benchmarks of models and patterns conclude, and their tables say."""
 
+import math
+
 import msgspec
 import pytest
+import torch
 
 from backbay.timing.gpu_work import GpuWork
 
@@ -162,3 +165,11 @@ def test_the_devices_work_is_missing_in_the_table(speed, entry):
     run = record.Run(created="now", arms=arms)
     found = msgspec.structs.replace(found, runs=(run,))
     assert "| -, 1.5 in 7 |" in speed("speed.model_table").text([found], 2)
+
+
+def test_a_difference_of_numbers_whose_squares_overflow_is_a_number(speed):
+    relative = speed("speed.model_bench").relative
+    large = torch.tensor([3e25, 4e25], dtype=torch.bfloat16)
+    assert relative(large, large) == 0
+    assert relative(1.5 * large, large) == pytest.approx(0.5, rel=0.02)
+    assert math.isnan(relative(torch.tensor([math.nan]), torch.ones(1)))
