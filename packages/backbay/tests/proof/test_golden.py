@@ -416,6 +416,19 @@ def test_a_result_in_float8_cannot_be_proven():
     assert not golden.judge(observe(other, workload, train=False)).passed
 
 
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [
+        (lambda x: torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged), "nested"),
+        (lambda x: (x * 2, x.to("meta")), "on the meta device"),
+    ],
+)
+def test_a_result_without_numbers_of_its_own_is_another_computations(program, kind):
+    workload = Workload(model=program, args=(torch.randn(5, 3),))
+    with pytest.raises(ProofImpossible, match=rf"output(\[1\])? is .*{kind}"):
+        make_golden(workload, train=False)
+
+
 def test_training_that_trains_nothing_is_impossible():
     class Detached(nn.Module):
         def forward(self, x):

@@ -177,6 +177,7 @@ class _Maker:
                 f"{recording.hidden[0]} draws random numbers inside a kernel, where they cannot "
                 "be seen and given to the float64 run"
             )
+        _check_has_numbers(outcome)
         if self.train and all(x is None for x in outcome.gradients.values()):
             raise ProofImpossible("in training, eager's backward reaches no parameter and no input")
         working = _working(workload, recording.dtypes)
@@ -278,6 +279,14 @@ def _nested(*contexts: contextlib.AbstractContextManager[Any]) -> Iterator[None]
         for context in contexts:
             stack.enter_context(context)
         yield
+
+
+def _check_has_numbers(outcome: Outcome) -> None:
+    """Raise ProofImpossible where a result is of a kind that the rule can't compare."""
+    for name, value in outcome.tensors.items():
+        kind = "a nested tensor" if value.is_nested else "on the meta device" * value.is_meta
+        if kind:
+            raise ProofImpossible(f"{name} is {kind}, whose numbers can't be compared")
 
 
 def _rounds(workload: Workload, outcome: Outcome) -> bool:
