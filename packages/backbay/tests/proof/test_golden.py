@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 
 import pytest
 import torch
@@ -305,6 +306,27 @@ def test_what_a_model_keeps_in_attributes_hides_a_wrong_result_or_stays():
     wrong = golden.judge(observe(lambda x: model(x) + 0.01, workload, train=False))
     assert wrong.worst.where == "output"
     assert not wrong.passed
+
+
+def weight_normed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # it is deprecated, and used
+        return nn.utils.weight_norm(nn.Linear(4, 4))
+
+
+def scripted():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+
+
+@pytest.mark.parametrize(
+    ("make", "train"), [(weight_normed, False), (weight_normed, True), (scripted, False)]
+)
+def test_a_module_that_keeps_state_in_its_own_way_cannot_be_proven(make, train):
+    workload = Workload(model=make(), args=(torch.randn(8, 4),))
+    golden = make_golden(workload, train=train)
+    assert golden.judge(observe(workload.model, workload, train=train)).passed
 
 
 def test_state_is_restored_after_a_backend_raised(workload):

@@ -23,7 +23,9 @@ class Buffers:
 
     def __init__(self, model: torch.nn.Module) -> None:
         """Copy them."""
-        self._places = [(x._buffers, dict(x._buffers)) for x in model.modules()]  # noqa: SLF001 (torch has no other way)
+        places = (x._buffers for x in model.modules())  # noqa: SLF001 (torch has no other way)
+        # Those of a scripted module are no dictionary, and it only writes to them.
+        self._places = [(x, dict(x)) for x in places if isinstance(x, dict)]
         self._values = [(x, x.detach().clone()) for x in model.buffers()]
         copies = {id(x): old for x, old in self._values}
         self.values = {
