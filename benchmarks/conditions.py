@@ -24,8 +24,9 @@ stems, patches
     Strided convolutions as networks for images and volumes begin with, whose kernels overlap or do
     not, as Inductor runs them, beside what ``space_to_depth`` makes of them.
 depthwise
-    Depthwise convolutions with channels last, and their gradients by images: cuDNN's, beside
-    ``depthwise_convolutions``'s kernel, with what is around it.
+    Depthwise convolutions with channels last, and their gradients: cuDNN's, beside
+    ``depthwise_convolutions``'s kernels, with what is around them, and how long it takes to move
+    the bytes of either. A bias's gradient is a sum of its own beside cuDNN's.
 epilogues
     Linear layers and convolutions of one pixel with what follows them, as Inductor runs them, with
     its Triton template for some, beside ``product_epilogues``'s kernel, and how long it takes to

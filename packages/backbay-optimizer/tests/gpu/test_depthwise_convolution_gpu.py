@@ -26,7 +26,13 @@ CASES = [  # images, channels, height, width, filter, stride, padding
     (1, 8, 9, 9, 7, 1, 6),
     (1, 128, 20, 9, 3, 1, 0),
     (0, 8, 9, 9, 7, 1, 3),
+    (2, 144, 56, 56, 5, 2, 2),
+    (3, 80, 25, 13, 5, 1, 2),
+    (2, 32, 112, 112, 3, 1, 1),
+    (2, 96, 30, 31, 3, 2, 1),
+    (1, 48, 9, 9, 3, 2, 2),
 ]
+EVERY_DTYPE = [CASES[1], CASES[3], CASES[5]]  # what an element takes changes no index
 
 
 def inputs(case, dtype):
@@ -44,8 +50,11 @@ def error(found, wanted):
     return ((found.double() - wanted).norm() / wanted.norm().clamp(min=1e-6)).item()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [(x, torch.bfloat16) for x in CASES] + [(x, y) for x in EVERY_DTYPE for y in DTYPES[:2]],
+    ids=str,
+)
 def test_results_or_gradients_stray_from_float64(case, dtype):
     *_, stride, padding = case
     given = [t.requires_grad_() for t in inputs(case, dtype)]
@@ -61,6 +70,8 @@ def test_results_or_gradients_stray_from_float64(case, dtype):
     found = torch.autograd.grad(y, given, dy)
     for one, other in zip(found, torch.autograd.grad(wanted, wide, dy.cpu().double()), strict=True):
         assert error(one.cpu(), other) < 2 * TOLERANCE[dtype]
+    again = torch.autograd.grad(module.depthwise_convolution(*given, *how), given, dy)
+    assert all(map(torch.equal, found, again))
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -75,6 +86,12 @@ def test_a_layout_is_misread(last):
         dx = module.depthwise_convolution_input(y.contiguous(), given, weight, [1, 1], [3, 3])
         wanted = module.reference_input(y.double(), given.double(), weight.double(), [1, 1], [3, 3])
         assert error(dx, wanted) < 1e-5
+        dy = y.contiguous().transpose(2, 3).contiguous().transpose(2, 3)
+        found = module.depthwise_convolution_weight(dy, given, weight, [1, 1], [3, 3])
+        others = module.reference_weight(
+            dy.double(), given.double(), weight.double(), [1, 1], [3, 3]
+        )
+        assert all(error(*pair) < 1e-5 for pair in zip(found, others, strict=True))
 
 
 def test_torch_finds_fault_in_the_registration():
@@ -115,8 +132,7 @@ def test_backbay_leaves_a_block_to_cudnn_or_it_differs(train):
     x = torch.randn(64, 384, 14, 14, device="cuda", dtype=torch.bfloat16)
     x = x.contiguous(memory_format=torch.channels_last)
     model = Block().to("cuda", torch.bfloat16).to(memory_format=torch.channels_last)
-    options = {"depthwise_training": train}  # else training is left to cuDNN
-    compiled = torch.compile(model, backend=backbay, options=options)
+    compiled = torch.compile(model, backend=backbay)
     with torch.set_grad_enabled(train):
         y, wanted = (f(x.requires_grad_(train)) for f in (compiled, model))
         assert y.stride() == wanted.stride()
@@ -131,5 +147,7 @@ def test_backbay_leaves_a_block_to_cudnn_or_it_differs(train):
 
     torch.compiler.reset()
     with torch.set_grad_enabled(train):
-        _, codes = run_and_get_code(torch.compile(model, backend=backbay, options=options), x)
+        compiled = torch.compile(model, backend=backbay)
+        _, codes = run_and_get_code(lambda: compiled(x).sum().backward() if train else compiled(x))
     assert "depthwise_kernel" in "".join(codes)
+    assert ("depthwise_weight_kernel" in "".join(codes)) == train

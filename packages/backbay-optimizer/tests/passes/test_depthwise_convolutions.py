@@ -1,4 +1,4 @@
-"""Depthwise convolutions of 7 by 7 become one call, and others don't; let loose on the CPU here."""
+"""Depthwise convolutions become one call where that pays; let loose on the CPU here."""
 
 import pytest
 import torch
@@ -57,15 +57,27 @@ def test_the_rewritten_model_is_further_from_the_truth(prove, image, anywhere, d
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block()).to(dtype)
     work = Workload(model=model, args=(image.to(dtype).requires_grad_(),))
-    options = {"depthwise_training": True}
-    changes = prove(work, passes=[depthwise_convolutions], options=options)
+    changes = prove(work, passes=[depthwise_convolutions])
     assert changes["depthwise_convolutions"] == 2
 
 
-def test_a_model_is_trained_with_it_though_nobody_asked(look, image, anywhere):
-    seen = look(Block(), image, passes=[depthwise_convolutions])
-    assert not seen.changes["depthwise_convolutions"]
-    assert set(seen.near) == {"a gradient is wanted, and depthwise_training is off"}
+def test_training_or_small_filters_have_the_conditions_of_inference(look, image, lift, monkeypatch):
+    lift(depthwise_convolutions, DEVICES=("cpu",))
+    lift(depthwise_convolutions, DTYPES=(torch.float32,))
+    monkeypatch.setattr(kernel, "pays", lambda *given: f"measured: {len(given[-1])}")
+    assert kernel.INFERRED != kernel.TRAINED
+
+    def near(options):
+        seen = look(Block(), image, passes=[depthwise_convolutions], options=options)
+        return {*seen.near}
+
+    trained = f"measured: {len(kernel.TRAINED)}"
+    small = f"measured: {len(kernel.TRAINED) + len(kernel.SMALL)}"
+    assert near({}) == {trained}
+    assert near({"depthwise_small_filters": True}) == {small}
+    monkeypatch.setattr(kernel, "INFERRED", {})
+    with torch.no_grad():
+        assert near({}) == near({"depthwise_small_filters": True}) == {"measured: 0"}
 
 
 LEFT = {
@@ -100,13 +112,25 @@ def test_what_was_not_measured_is_replaced():
     ):
         m.setattr(kernel, "has_triton", lambda: True)
         m.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-        ones, threes = ([1, 1], [3, 3])
+        ones, twos, threes = ([1, 1], [2, 2], [3, 3])
+        trained = {**kernel.TRAINED, **kernel.SMALL}
         assert kernel.pays(*given(), ones, threes) is None
-        assert "7 by 7" in kernel.pays(*given(size=5), ones, [2, 2])
-        assert "stride" in kernel.pays(*given(), [2, 2], threes)
-        assert "padding" in kernel.pays(*given(), ones, [0, 0])
+        assert kernel.pays(*given(), ones, threes, trained) is None
+        assert "is not of 7 by 7 with a stride of 1, with" in kernel.pays(
+            *given(size=5), ones, twos
+        )
+        assert kernel.pays(*given(size=5), ones, twos, trained) is None
+        assert kernel.pays(*given(size=3), twos, ones, trained) is None
+        assert "not of 7 by 7" in kernel.pays(*given(size=9), ones, [4, 4], trained)
+        assert "not of 7 by 7" in kernel.pays(*given(), twos, threes, trained)
+        assert "half as much padding" in kernel.pays(*given(), ones, [0, 0])
+        assert "half as much padding" in kernel.pays(*given(), [1, 2], threes)
         assert "multiple of 32" in kernel.pays(*given(channels=80), ones, threes)
+        assert kernel.pays(*given(channels=80, size=3), ones, ones, trained) is None
         assert "elements" in kernel.pays(*given(images=1), ones, threes)
+        assert "elements" in kernel.pays(*given(images=8), ones, threes)
+        assert kernel.pays(*given(images=8), ones, threes, trained) is None
         assert "elements" in kernel.pays(*given(images=8000), ones, threes)
+        assert "32 bits" in kernel.pays(*given(images=1, channels=2**17, side=99), ones, threes)
         m.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
         assert "9.0" in kernel.pays(*given(), ones, threes)

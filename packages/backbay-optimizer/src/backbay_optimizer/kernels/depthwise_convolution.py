@@ -1,20 +1,26 @@
-"""Depthwise convolution of images with channels last, and the gradient by them, in Triton.
+"""Depthwise convolution of images with channels last, and its gradients, in Triton.
 
 A filter for each channel, as in MobileNet (Howard and others, 2017, arXiv 1704.04861) and ConvNeXt
 (Liu and others, 2022, arXiv 2201.03545). That is no matrix product: with ``t`` taps each result
 takes ``t`` multiplications and additions, in float32 here, and no tensor core does them. That a row
 of pixels is kept in registers for several results is how convolutions without a matrix product
-have been computed since Krizhevsky's cuda-convnet; ``depthwise_convolution_device`` says how
-images are cut. The gradient by the filters is torch's: cuDNN has it near the limit.
+have been computed since Krizhevsky's cuda-convnet; that a filter goes down the image with a window
+of rows is the line buffer of image processors (Hameed and others, 2010, ISCA, "Understanding
+sources of inefficiency in general-purpose chips"). ``depthwise_convolution_device`` says how images
+are cut.
 
-What must move: forward reads ``x`` and writes ``y``, backward reads ``dy`` and writes ``dx``.
-Operations: ``2 t`` for each result, in either direction. On an H100, which does 67 TFLOP/s in
-float32 and moves 3 TB/s, a filter of 3 by 3 in 16 bits waits for memory, and one of 7 by 7 for
-arithmetic: of the instructions that are issued three in five are such operations.
+What must move: the forward reads ``x`` and writes ``y``, the gradient by ``x`` reads ``dy`` and
+writes ``dx``, and those by the filters and the bias, which are one kernel, read ``x`` and ``dy``.
+Operations: ``2 t`` for each result, in each of the three. On an H100, which does 67 TFLOP/s in
+float32 and moves 3 TB/s, filters of 3 by 3 and 5 by 5 in 16 bits wait for memory, and those of 7 by
+7 for arithmetic.
+
+Gradients by filters are summed without atomics: each program writes its part, and the parts are
+summed afterwards. So they are the same bits each time.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,16 +35,23 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MEASURED = (9, 0)
 """Compute capability of the GPU that times and plans are from: an H100."""
 
-SIZE = 7
-"""Height and width of filters for which the kernels were measured to be faster than cuDNN's
-(``benchmarks/conditions.py``, ``depthwise``)."""
+Measured = Mapping[tuple[int, int], tuple[int, int]]
+"""Size and stride of filters that are faster than cuDNN's, to what channels must be a multiple of,
+and from how many elements on (``benchmarks/conditions.py``, ``depthwise``)."""
 
-PAYS_FROM = 2**22
-"""Elements from which they were, in a graph (``benchmarks/models.py``, ``convnext_t.infer``); alone
-they were with half as many, and slower below a million."""
+INFERRED: Measured = {(7, 1): (32, 2**22)}
+"""Without gradients."""
 
-CHANNELS = 32
-"""Channels come in so many: of 80, of which a part of a program's is idle, it was as fast."""
+TRAINED: Measured = {(7, 1): (32, 2**21)}
+"""With gradients: most of what is saved is theirs."""
+
+SMALL: Measured = {
+    (5, 1): (16, 2**22),
+    (5, 2): (16, 2**22),
+    (3, 1): (16, 2**22),
+    (3, 2): (16, 2**22),
+}
+"""With gradients, alone: no whole model was timed."""
 
 _INT32 = 2**31
 
@@ -57,7 +70,15 @@ def reference_input(
     dy: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
     """Return the gradient by ``x``, of which only the shape is read, as torch has it."""
-    return _gradients(dy, x, weight, stride, padding, (True, False))[0]
+    return _gradients(dy, x, weight, stride, padding, (True, False, False))[0]
+
+
+def reference_weight(
+    dy: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients by ``weight``, of which only the shape is read, and by a bias."""
+    _, dweight, dbias = _gradients(dy, x, weight, stride, padding, (False, True, True))
+    return dweight, dbias
 
 
 def _gradients(
@@ -66,18 +87,21 @@ def _gradients(
     weight: Tensor,
     stride: Sequence[int],
     padding: Sequence[int],
-    wanted: tuple[bool, bool],
-) -> tuple[Tensor, Tensor]:
-    how = ([*stride], [*padding], [1, 1], False, [0, 0], x.shape[1], [*wanted, False])
-    dx, dweight, _ = torch.ops.aten.convolution_backward.default(dy, x, weight, None, *how)
-    return dx, dweight
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    channels = x.shape[1]
+    how = ([*stride], [*padding], [1, 1], False, [0, 0], channels, [*wanted])
+    dx, dweight, dbias = torch.ops.aten.convolution_backward.default(
+        dy, x, weight, [channels], *how
+    )
+    return dx, dweight, dbias
 
 
 # 2. How images are cut
 
 
 class Plan(NamedTuple):
-    """How large a program's piece is."""
+    """How large a program's piece is. A program is one warp."""
 
     across: int
     """Pixels of a strip."""
@@ -85,23 +109,49 @@ class Plan(NamedTuple):
     """Strips."""
     block_c: int
     """Channels."""
-    warps: int = 4
+    chunks: int
+    """Parts that the rows of an image are cut into."""
+    programs: int
+    """How many programs the gradient by filters has at most, if each has a strip."""
 
 
-def plan(width: int, channels: int, stride: int = 1) -> Plan:
-    """Return how to cut images that are written with a width: by search on an H100.
+def plan(images: int, height: int, width: int, channels: int, taps: int, stride: int = 1) -> Plan:
+    """Return how to cut images that are written or summed: by search on an H100.
 
-    ``stride`` is what ``across`` must be a multiple of.
+    Args:
+        images: how many.
+        height: rows of an image.
+        width: pixels of a row.
+        channels: of a pixel.
+        taps: of a filter.
+        stride: what ``across`` must be a multiple of.
     """
-    found = [x for x in _TIMES if x % stride == 0] or [stride]
-    across = min(found, key=lambda x: _TIMES.get(x, 1.0) * x * -(-width // x))
-    if channels % 64:
-        return Plan(across, 16, 32)
-    return Plan(across, 8, 64)
+    elements = 64 if taps <= _SMALL else 32
+    fitting = [x for x in (64, 32, 16) if x <= elements and channels % x == 0]
+    block_c = fitting[0] if fitting else 32
+    block_r = elements // block_c
+    steps = -(-width // stride)
+    across = min(_TIMES, key=lambda x: _TIMES[x] * x * -(-steps // x))
+    strips = images * -(-steps // across)
+    whole = max(1, -(-strips // block_r) * -(-channels // block_c))
+    chunks = max(1, min(-(-_FILLING // whole), height // _LEAST_ROWS))
+    return Plan(across * stride, block_r, block_c, chunks, _PROGRAMS.get(taps, _FILLING))
 
 
-_TIMES = {14: 1.0, 8: 1.1, 7: 1.15, 4: 1.35}
+_SMALL = 25
+"""Taps up to which a thread has two channels: more need too many registers."""
+
+_TIMES = {7: 1.0, 8: 1.02, 4: 1.3}
 """Pixels of a strip, to how long each takes, about."""
+
+_FILLING = 1056
+"""Programs that fill the GPU: images that are fewer are cut into chunks of rows."""
+
+_LEAST_ROWS = 8
+"""Of a chunk, whose first rows are also read for the one above."""
+
+_PROGRAMS = {9: 2112, 25: 1056, 49: 1584}
+"""Programs of the gradient by filters, by taps: with more there is more to be summed at the end."""
 
 
 # 3. Launching
@@ -142,8 +192,18 @@ def _shaped(flat: Tensor, *sizes: int) -> Tensor:
 
 
 def _taps(weight: Tensor) -> Tensor:
-    """Return filters as (taps, channels), float32."""
-    return weight.reshape(weight.shape[0], -1).t().float().contiguous()
+    """Return filters as (taps, channels)."""
+    return weight.reshape(weight.shape[0], -1).t()
+
+
+def _steps(size: int, stride: int, padding: int, read: int, written: int) -> tuple[int, int]:
+    """Return the first step, down an image, in which a read row meets a written one, and how many.
+
+    Rows of the results that meet padding alone have steps, too: a bias has a gradient by them.
+    """
+    late = -(-size // stride) - 1
+    first = min(padding // stride, late)
+    return first, max(written, min(written + late, (read - 1 + padding) // stride + 1)) - first
 
 
 def launch(
@@ -159,19 +219,38 @@ def launch(
 
     Under ``TRITON_INTERPRET=1`` it runs on the CPU. ``chosen`` is how to cut, by default `plan`.
     """
+    return _convolved(kernel, x, weight, _taps(weight), bias, stride, padding, chosen)
+
+
+def _convolved(
+    kernel: Any,
+    x: Tensor,
+    weight: Tensor,
+    taps: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    chosen: Plan | None,
+) -> Tensor:
     shape = Geometry.of(x, weight, stride, padding)
-    images, _, _, channels, down, right = shape
+    images, height, _, channels, down, right = shape
     y = x.new_empty(images * down * right * channels)
     if y.numel():
         flat = None if bias is None else bias.contiguous().view(-1)
-        how = chosen or plan(right, channels)
-        tensors = (_flattened(x), _taps(weight), flat, y)
-        _run(kernel, shape, (down, right), weight, stride, padding, tensors, how)
+        how = chosen or plan(images, down, right, channels, taps.shape[0])
+        rows = -(-down // how.chunks)
+        begin, steps = 0, rows + -(-weight.shape[2] // stride[0]) - 1
+        if how.chunks == 1:
+            begin, steps = _steps(weight.shape[2], stride[0], padding[0], height, down)
+        tensors = (_flattened(x), taps.contiguous(), flat, y)
+        pieces = (rows, begin, steps)
+        _run(kernel, shape, right, -(-down // rows), weight, stride, padding, tensors, pieces, how)
     return _shaped(y, images, down, right, channels)
 
 
 def launch_input(
     kernel: Any,
+    strided_kernel: Any,
     dy: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -179,33 +258,76 @@ def launch_input(
     padding: Sequence[int],
     chosen: Plan | None = None,
 ) -> Tensor:
-    """Run the kernel for the gradient by ``x``, likewise; as `reference_input`."""
+    """Return the gradient by ``x``, likewise; as `reference_input`.
+
+    Without a stride that is a convolution of ``dy``, by filters that are turned round.
+    """
+    size_y, size_x = weight.shape[2:]
+    beyond = (size_y - 1 - padding[0], size_x - 1 - padding[1])
+    if [*stride] == [1, 1] and min(beyond) >= 0:
+        taps = _taps(weight).flip(0)
+        return _convolved(kernel, dy, weight, taps, None, stride, beyond, chosen)
     shape = Geometry.of(x, weight, stride, padding)
     images, height, width, channels, _, _ = shape
     dx = dy.new_empty(images * height * width * channels)
     if dx.numel():
-        how = chosen or plan(width, channels, stride[1])
-        tensors = (_flattened(dy), _taps(weight), dx)
-        _run(kernel, shape, (height, width), weight, stride, padding, tensors, how)
+        first = padding[0] // stride[0]
+        steps = (height - 1 + padding[0]) // stride[0] + 1 - first
+        how = chosen or plan(images, steps, width, channels, size_y * size_x, stride[1])
+        rows = -(-steps // how.chunks)
+        tensors = (_flattened(dy), _taps(weight).contiguous(), dx)
+        chunks, pieces = -(-steps // rows), (rows, first)
+        _run(strided_kernel, shape, width, chunks, weight, stride, padding, tensors, pieces, how)
     return _shaped(dx, images, height, width, channels)
+
+
+def launch_weight(
+    kernel: Any,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    chosen: Plan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients by filters and bias, likewise; as `reference_weight`."""
+    shape = Geometry.of(x, weight, stride, padding)
+    images, height, _, channels, down, right = shape
+    count = weight.shape[2] * weight.shape[3]
+    total = x.new_zeros(count + 1, channels, dtype=torch.float32)
+    if x.numel() and dy.numel():
+        how = chosen or plan(images, down, right, channels, count)
+        first, steps = _steps(weight.shape[2], stride[0], padding[0], height, down)
+        rows = -(-steps // how.chunks)
+        chunks = -(-steps // rows)
+        blocks = -(-(images * chunks * -(-right // how.across)) // how.block_r)
+        each = -(-blocks * -(-channels // how.block_c) // how.programs)
+        partial = total.new_empty(-(-blocks // each), count + 1, channels)
+        tensors, pieces = (_flattened(dy), _flattened(x), partial), (rows, first, each)
+        _run(kernel, shape, right, chunks, weight, stride, padding, tensors, pieces, how)
+        total = partial.sum(0)
+    dweight = total[:-1].t().to(weight.dtype, copy=True, memory_format=torch.contiguous_format)
+    return dweight.view(weight.shape), total[-1].to(weight.dtype, copy=True)
 
 
 def _run(
     kernel: Any,
     shape: Geometry,
-    written: tuple[int, int],
+    cut: int,
+    chunks: int,
     weight: Tensor,
     stride: Sequence[int],
     padding: Sequence[int],
     tensors: Sequence[Tensor | None],
+    pieces: Sequence[int],
     how: Plan,
 ) -> None:
     images, height, width, channels, down, right = shape
-    each = -(-written[1] // how.across)
-    strips = images * written[0] * each
+    each = -(-cut // how.across)
+    strips = images * chunks * each
     constants = {
         "channels": channels,
-        "even": written[1] % how.across == 0,
+        "even": cut % how.across == 0,
         "size_y": weight.shape[2],
         "size_x": weight.shape[3],
         "stride_y": stride[0],
@@ -215,13 +337,16 @@ def _run(
         "across": how.across,
         "block_r": how.block_r,
         "block_c": how.block_c,
-        "num_warps": how.warps,
+        "num_warps": 1,
     }
     result = tensors[-1]
     assert result is not None
-    grid = (-(-strips // how.block_r), -(-channels // how.block_c))
+    programs = result.shape[0] if result.dim() > 1 else -(-strips // how.block_r)
+    grid = (programs, -(-channels // how.block_c))
     with torch.cuda.device(result.get_device()):  # Triton launches on the current one; -1 is none
-        kernel[grid](*tensors, strips, height, width, down, right, each, **constants)
+        kernel[grid](
+            *tensors, strips, height, width, down, right, each, chunks, *pieces, **constants
+        )
 
 
 # 4. When
@@ -235,27 +360,47 @@ def refusal(x: Tensor, weight: Tensor) -> str | None:
         return "Triton is not installed"
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
         return f"no kernel for {x.dtype} by {weight.dtype}"
+    if x.shape[1] * (x.shape[2] + _MARGIN) * (x.shape[3] + _MARGIN) >= _INT32:
+        return "an image has too many elements: offsets in one have 32 bits"
     return None
 
 
-def pays(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> str | None:
+_MARGIN = 64
+"""Rows and columns beyond an image whose addresses are computed, though nothing is read there."""
+
+
+def pays(
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    measured: Measured = INFERRED,
+) -> str | None:
     """Return why the operator should not take the place of a convolution, or None."""
     if reason := refusal(x, weight):
         return reason
     if torch.cuda.get_device_capability(x.device) != MEASURED:
         return "it was measured on GPUs of compute capability 9.0"
-    if (*weight.shape[2:], *stride, *padding) != (SIZE, SIZE, 1, 1, SIZE // 2, SIZE // 2):
-        return "it is not of 7 by 7, with a stride of 1 and a padding of 3: others were not faster"
-    if x.shape[1] % CHANNELS:
-        return f"{x.shape[1]} channels: they are not a multiple of {CHANNELS}"
-    if not PAYS_FROM <= x.numel() < _INT32:
-        return f"{x.numel()} elements: it was measured between {PAYS_FROM} and {_INT32}"
+    size, step = weight.shape[2], stride[0]
+    alike = (size, size, step, step, size // 2, size // 2)
+    if (*weight.shape[2:], *stride, *padding) != alike or (size, step) not in measured:
+        faster = ", ".join(f"{n} by {n} with a stride of {m}" for n, m in measured)
+        return f"its filter is not of {faster}, with half as much padding: others were not faster"
+    multiple, least = measured[size, step]
+    if x.shape[1] % multiple:
+        return f"{x.shape[1]} channels: they are not a multiple of {multiple}"
+    if not least <= x.numel() < _INT32:
+        return f"{x.numel()} elements: it was measured between {least} and {_INT32}"
     return None
 
 
 # 5. Registration
 
-_NAMES = ("depthwise_convolution", "depthwise_convolution_input")
+_NAMES = (
+    "depthwise_convolution",
+    "depthwise_convolution_input",
+    "depthwise_convolution_weight",
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -273,7 +418,7 @@ def _laid_out(y: Tensor) -> Tensor:
 
 
 @functools.cache
-def _operators() -> tuple[Any, Any]:
+def _operators() -> tuple[Any, Any, Any]:
     # torch reads the names of kernels in wrap_triton(...) from the source: their text is part of
     # the key of compiled graphs that are kept on disk.
     if has_triton():
@@ -283,6 +428,7 @@ def _operators() -> tuple[Any, Any]:
 
         kernel: Any = device.depthwise_kernel
         input_kernel: Any = device.depthwise_input_kernel
+        weight_kernel: Any = device.depthwise_weight_kernel
     # Compilers see through a triton_op, to the kernel and to the reference; a custom_op is opaque
     # to them, and asks for no Triton.
     define: Any = triton_op if has_triton() else custom_op
@@ -298,16 +444,26 @@ def _operators() -> tuple[Any, Any]:
             return _laid_out(reference(x, weight, bias, stride, padding))
         return launch(wrap_triton(kernel), x, weight, bias, stride, padding)
 
-    def backward(
+    def by_input(
         dy: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]
     ) -> Tensor:
-        if refusal(dy, weight):
+        if refusal(x, weight):
             return _laid_out(reference_input(dy, x, weight, stride, padding))
-        return launch_input(wrap_triton(input_kernel), dy, x, weight, stride, padding)
+        kernels = wrap_triton(kernel), wrap_triton(input_kernel)
+        return launch_input(*kernels, dy, x, weight, stride, padding)
+
+    def by_weight(
+        dy: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        if refusal(x, weight):
+            dweight, dbias = reference_weight(dy, x, weight, stride, padding)
+            return dweight.flatten(1).contiguous().view(weight.shape), dbias
+        return launch_weight(wrap_triton(weight_kernel), dy, x, weight, stride, padding)
 
     made = (
         define("backbay::depthwise_convolution", forward, mutates_args=()),
-        define("backbay::depthwise_convolution_input", backward, mutates_args=()),
+        define("backbay::depthwise_convolution_input", by_input, mutates_args=()),
+        define("backbay::depthwise_convolution_weight", by_weight, mutates_args=()),
     )
     made[0].register_autograd(_vjp, setup_context=_save)
     return made
@@ -322,9 +478,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: A
 def _vjp(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
     how = (ctx.stride, ctx.padding)
-    dx = _operators()[1](dy, x, weight, *how) if ctx.needs_input_grad[0] else None
-    dweight = _gradients(dy, x, weight, *how, (False, True))[1] if ctx.needs_input_grad[1] else None
-    dbias = None
-    if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
-        dbias = dy.sum((0, 2, 3), dtype=torch.float32).to(ctx.bias_dtype)
+    _, by_input, by_weight = _operators()
+    dx = dweight = dbias = None
+    if ctx.needs_input_grad[0]:
+        dx = by_input(dy, x, weight, *how)
+    if any(ctx.needs_input_grad[1:3]):
+        dweight, dbias = by_weight(dy, x, weight, *how)
+        dweight = dweight if ctx.needs_input_grad[1] else None
+        wanted = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
+        dbias = dbias.to(ctx.bias_dtype) if wanted else None
     return dx, dweight, dbias, None, None

@@ -1,10 +1,13 @@
 # ruff: noqa: RUF005 (Triton knows no unpacking)
 """Device code of :mod:`backbay_optimizer.kernels.depthwise_convolution`; it imports Triton.
 
-Channels are last. A *strip* is ``across`` pixels side by side in one row of what is written; a
-program computes ``block_r`` strips of ``block_c`` channels. What is read of a row is read once for
-a strip, and kept in registers for all pixels that it is a part of: with a filter of 7 and strips of
-7 that is 1.9 pixels for each that is written in place of 7.
+Channels are last. A *strip* is ``across`` pixels side by side, and a program goes down the images
+with ``block_r`` strips of ``block_c`` channels, step by step. In step ``m`` it meets row ``m`` of
+the results, and the ``stride_y`` rows of the images from ``m * stride_y - padding_y`` on. An image
+row ``m * stride_y + r - padding_y`` meets the result row ``m - i`` through the row ``r + i *
+stride_y`` of the filters, so a filter spans ``reach`` steps. What a step reads is read once, and
+what later steps need of it is kept in registers: unfinished results in the forward, rows of ``dy``
+in the gradients.
 
 What limits it is how many instructions are issued, so what is known is not computed: ``channels``
 is a constant, which makes addresses of one row immediate, and columns are compared with the borders
@@ -23,83 +26,168 @@ jit: Any = triton.jit
 
 
 @jit
-def _strips(height, each, strips, block_r: tl.constexpr):
-    """Image, row and place in the row of a program's strips, and which of them exist."""
-    strip = tl.program_id(0) * block_r + tl.arange(0, block_r)
+def _strips(block, strips, each, chunks, block_r: tl.constexpr):
+    """Image, chunk of its rows and place in a row of a block's strips, and which of them exist."""
+    strip = block * block_r + tl.arange(0, block_r)
     line = strip // each
-    return (line // height).to(tl.int64), line % height, strip % each, strip < strips
+    return (line // chunks).to(tl.int64), line % chunks, strip % each, strip < strips
 
 
 @jit
 def _alike(value, count: tl.constexpr):
     """Return a tuple of so many times a value."""
-    made = (value,)
-    for _ in tl.static_range(1, count):
+    made = ()
+    for _ in tl.static_range(count):
         made = made + (value,)
     return made
 
 
 @jit
-def _taps(weight_ptr, col, real, size_x: tl.constexpr, channels: tl.constexpr):
-    """One row of the filters."""
-    made = (tl.load(weight_ptr + col, mask=real, other=0.0)[None, :],)
-    for tap in tl.static_range(1, size_x):
-        made = made + (tl.load(weight_ptr + tap * channels + col, mask=real, other=0.0)[None, :],)
+def _first(values, count: tl.constexpr):
+    """Return the first of a tuple."""
+    made = ()
+    for i in tl.static_range(count):
+        made = made + (values[i],)
+    return made
+
+
+@jit
+def _total(values, count: tl.constexpr):
+    """Return the sum of a tuple."""
+    total = values[0]
+    for i in tl.static_range(1, count):
+        total += values[i]
+    return total
+
+
+@jit
+def _rows(
+    from_ptr, y, number: tl.constexpr, inside, height, column, width, col, channels: tl.constexpr,
+    block_c: tl.constexpr, low: tl.constexpr, high: tl.constexpr, count: tl.constexpr,
+):
+    """Read a strip of ``count`` pixels from ``column`` on, of so many rows from ``y`` on.
+
+    The first ``low`` of a row may be left of the image, and those from ``high`` on right of it.
+    """
+    whole: tl.constexpr = channels % block_c == 0
+    made = ()
+    for r in tl.static_range(number):
+        inside_y = inside & (y + r >= 0) & (y + r < height)
+        row_ptr = from_ptr + (((y + r) * width + column) * channels)[:, None]
+        for j in tl.static_range(count):
+            inside_x = inside_y
+            if j < low:
+                inside_x = inside_x & (column + j >= 0)
+            if j >= high:
+                inside_x = inside_x & (column + j < width)
+            mask = inside_x[:, None] if whole else inside_x[:, None] & (col < channels)[None, :]
+            made = made + (tl.load(row_ptr + j * channels, mask=mask, other=0.0),)
+    return made
+
+
+@jit
+def _floats(values, begin: tl.constexpr, count: tl.constexpr):
+    """Return some of a tuple as float32."""
+    made = ()
+    for i in tl.static_range(count):
+        made = made + (values[begin + i].to(tl.float32),)
+    return made
+
+
+@jit
+def _write(
+    to_ptr, values, at: tl.constexpr, inside_y, column, width, col, channels: tl.constexpr,
+    block_c: tl.constexpr, even: tl.constexpr, across: tl.constexpr,
+):
+    """Write a strip, which are the values of a tuple from ``at`` on."""
+    whole: tl.constexpr = channels % block_c == 0
+    for t in tl.static_range(across):
+        inside = inside_y if even else inside_y & (column + t < width)
+        mask = inside[:, None] if whole else inside[:, None] & (col < channels)[None, :]
+        tl.store(to_ptr + t * channels, values[at + t].to(to_ptr.dtype.element_ty), mask=mask)
+
+
+@jit
+def _taps(weight_ptr, col, channels: tl.constexpr, count: tl.constexpr):
+    """All filters."""
+    made = ()
+    for k in tl.static_range(count):
+        tap = tl.load(weight_ptr + k * channels + col, mask=col < channels, other=0.0)
+        made = made + (tap.to(tl.float32)[None, :],)
     return made
 
 
 @jit
 def depthwise_kernel(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, strips, height, width, out_height, out_width, each,
+    x_ptr, weight_ptr, bias_ptr, y_ptr, strips, height, width, out_height, out_width, each, chunks,
+    rows, begin, steps,
     channels: tl.constexpr, even: tl.constexpr, size_y: tl.constexpr, size_x: tl.constexpr,
     stride_y: tl.constexpr, stride_x: tl.constexpr, padding_y: tl.constexpr,
     padding_x: tl.constexpr, across: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr,
 ):
-    """Convolve each channel with a filter of its own; ``weight`` is (taps, channels), float32.
+    """Convolve each channel with a filter of its own; ``weight`` is (taps, channels).
 
-    ``even`` says that strips fill rows.
+    A strip has ``rows`` of results; ``even`` says that strips fill rows.
     """
-    image, row, at, exists = _strips(out_height, each, strips, block_r)
+    reach: tl.constexpr = (size_y + stride_y - 1) // stride_y
+    wide: tl.constexpr = (across - 1) * stride_x + size_x
+    high: tl.constexpr = wide - padding_x if even else 0
+    image, chunk, at, exists = _strips(tl.program_id(0), strips, each, chunks, block_r)
     col = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    real = col < channels
-    whole: tl.constexpr = channels % block_c == 0
     first = at * across
     left = first * stride_x - padding_x
     start = tl.zeros([block_r, block_c], tl.float32)
     if bias_ptr is not None:
-        start += tl.load(bias_ptr + col, mask=real, other=0.0).to(tl.float32)[None, :]
-    sums = _alike(start, across)
-    for tap_y in range(size_y):
-        y = row * stride_y + tap_y - padding_y
-        inside_y = exists & (y >= 0) & (y < height)
-        from_ptr = x_ptr + ((image * height + y) * width + left)[:, None] * channels + col[None, :]
-        taps = _taps(weight_ptr + tap_y * size_x * channels, col, real, size_x, channels)
-        for j in tl.static_range((across - 1) * stride_x + size_x):
-            inside = inside_y
-            if j < padding_x:
-                inside = inside & (left + j >= 0)
-            if j > (across - 1) * stride_x - padding_x + size_x - 1 - padding_x or not even:
-                inside = inside & (left + j < width)
-            mask = inside[:, None] if whole else inside[:, None] & real[None, :]
-            x = tl.load(from_ptr + j * channels, mask=mask, other=0.0).to(tl.float32)
+        start += tl.load(bias_ptr + col, mask=col < channels, other=0.0).to(tl.float32)[None, :]
+    taps = _taps(weight_ptr, col, channels, size_y * size_x)
+    from_ptr = x_ptr + (image * height * width * channels)[:, None] + col[None, :]
+    to_ptr = y_ptr + (image * out_height * out_width * channels)[:, None] + col[None, :]
+    top = chunk * rows
+    bottom = tl.minimum(top + rows, out_height)
+    sums = _alike(start, reach * across)
+    y = (top + begin) * stride_y - padding_y
+    ahead = _rows(
+        from_ptr, y, stride_y, exists, height, left, width, col, channels, block_c, padding_x,
+        high, wide,
+    )
+    for step in range(steps):
+        m = top + begin + step
+        now = ahead
+        ahead = _rows(
+            from_ptr, (m + 1) * stride_y - padding_y, stride_y, exists & (step < steps - 1),
+            height, left, width, col, channels, block_c, padding_x, high, wide,
+        )
+        for r in tl.static_range(stride_y):
+            xs = _floats(now, r * wide, wide)
             added = ()
-            for t in tl.static_range(across):
-                if (j - t * stride_x >= 0) and (j - t * stride_x < size_x):
-                    added = added + (sums[t] + x * taps[j - t * stride_x],)
-                else:
-                    added = added + (sums[t],)
+            for n in tl.static_range(reach * across):
+                value = sums[n]
+                if r + n // across * stride_y < size_y:
+                    for k in tl.static_range(size_x):
+                        tap = taps[(r + n // across * stride_y) * size_x + k]
+                        value += xs[n % across * stride_x + k] * tap
+                added = added + (value,)
             sums = added
-    line = (image * out_height + row) * out_width + first
-    to_ptr = y_ptr + line[:, None] * channels + col[None, :]
-    for t in tl.static_range(across):
-        inside = exists if even else exists & (first + t < out_width)
-        mask = inside[:, None] if whole else inside[:, None] & real[None, :]
-        tl.store(to_ptr + t * channels, sums[t].to(y_ptr.dtype.element_ty), mask=mask)
+        done = m - (reach - 1)
+        _write(
+            to_ptr + ((done * out_width + first) * channels)[:, None], sums, (reach - 1) * across,
+            exists & (done >= top) & (done < bottom), first, out_width, col, channels, block_c,
+            even, across,
+        )
+        sums = _alike(start, across) + _first(sums, (reach - 1) * across)
+    for i in tl.static_range(1, reach):
+        done = top + begin + steps - i
+        _write(
+            to_ptr + ((done * out_width + first) * channels)[:, None], sums, i * across,
+            exists & (done >= top) & (done < bottom), first, out_width, col, channels, block_c,
+            even, across,
+        )
 
 
 @jit
 def depthwise_input_kernel(
-    dy_ptr, weight_ptr, dx_ptr, strips, height, width, out_height, out_width, each,
+    dy_ptr, weight_ptr, dx_ptr, strips, height, width, out_height, out_width, each, chunks,
+    rows, begin,
     channels: tl.constexpr, even: tl.constexpr, size_y: tl.constexpr, size_x: tl.constexpr,
     stride_y: tl.constexpr, stride_x: tl.constexpr, padding_y: tl.constexpr,
     padding_x: tl.constexpr, across: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr,
@@ -109,43 +197,133 @@ def depthwise_input_kernel(
     Column ``first + t`` was read through tap ``k`` for the result in column ``(first + t +
     padding - k) / stride``, where that is a whole number: ``first / stride + j``.
     """
-    image, row, at, exists = _strips(height, each, strips, block_r)
-    col = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    real = col < channels
-    whole: tl.constexpr = channels % block_c == 0
-    first = at * across
-    middle = at * (across // stride_x)
+    reach: tl.constexpr = (size_y + stride_y - 1) // stride_y
     low: tl.constexpr = (size_x - 1 - padding_x) // stride_x
     high: tl.constexpr = (across - 1 + padding_x) // stride_x
-    sums = _alike(tl.zeros([block_r, block_c], tl.float32), across)
-    for tap_y in range(size_y):
-        above = row + padding_y - tap_y
-        y = above // stride_y
-        inside_y = exists & (above >= 0) & (y < out_height)
-        if stride_y > 1:
-            inside_y = inside_y & (above % stride_y == 0)
-        line = (image * out_height + y) * out_width + middle - low
-        from_ptr = dy_ptr + line[:, None] * channels + col[None, :]
-        taps = _taps(weight_ptr + tap_y * size_x * channels, col, real, size_x, channels)
-        for j in tl.static_range(low + high + 1):
-            inside = inside_y
-            if j < low:
-                inside = inside & (middle - low + j >= 0)
-            inside = inside & (middle - low + j < out_width)
-            mask = inside[:, None] if whole else inside[:, None] & real[None, :]
-            dy = tl.load(from_ptr + j * channels, mask=mask, other=0.0).to(tl.float32)
-            added = ()
+    seen: tl.constexpr = low + high + 1
+    image, chunk, at, exists = _strips(tl.program_id(0), strips, each, chunks, block_r)
+    col = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    first = at * across
+    left = at * (across // stride_x) - low
+    taps = _taps(weight_ptr, col, channels, size_y * size_x)
+    from_ptr = dy_ptr + (image * out_height * out_width * channels)[:, None] + col[None, :]
+    to_ptr = dx_ptr + (image * height * width * channels)[:, None] + col[None, :]
+    top = begin + chunk * rows
+    kept = ()
+    for i in tl.static_range(1, reach):
+        kept = kept + _floats(_rows(
+            from_ptr, top - i, 1, exists, out_height, left, out_width, col, channels, block_c, low,
+            0, seen,
+        ), 0, seen)
+    ahead = _rows(
+        from_ptr, top, 1, exists, out_height, left, out_width, col, channels, block_c, low, 0, seen,
+    )
+    for step in range(rows):
+        m = top + step
+        kept = _floats(ahead, 0, seen) + kept
+        ahead = _rows(
+            from_ptr, m + 1, 1, exists & (step < rows - 1), out_height, left, out_width, col,
+            channels, block_c, low, 0, seen,
+        )
+        for r in tl.static_range(stride_y):
+            sums = ()
             for t in tl.static_range(across):
-                if (t + padding_x - stride_x * (j - low) >= 0) and (
-                    t + padding_x - stride_x * (j - low) < size_x
-                ):
-                    added = added + (sums[t] + dy * taps[t + padding_x - stride_x * (j - low)],)
-                else:
-                    added = added + (sums[t],)
-            sums = added
-    line = (image * height + row) * width + first
-    to_ptr = dx_ptr + line[:, None] * channels + col[None, :]
-    for t in tl.static_range(across):
-        inside = exists if even else exists & (first + t < width)
-        mask = inside[:, None] if whole else inside[:, None] & real[None, :]
-        tl.store(to_ptr + t * channels, sums[t].to(dx_ptr.dtype.element_ty), mask=mask)
+                value = tl.zeros([block_r, block_c], tl.float32)
+                for n in tl.static_range(reach * seen):
+                    if (
+                        (r + n // seen * stride_y < size_y)
+                        and (t + padding_x - stride_x * (n % seen - low) >= 0)
+                        and (t + padding_x - stride_x * (n % seen - low) < size_x)
+                    ):
+                        value += kept[n] * taps[
+                            (r + n // seen * stride_y) * size_x
+                            + t + padding_x - stride_x * (n % seen - low)
+                        ]
+                sums = sums + (value,)
+            y = m * stride_y + r - padding_y
+            _write(
+                to_ptr + ((y * width + first) * channels)[:, None], sums, 0,
+                exists & (y >= 0) & (y < height), first, width, col, channels, block_c, even,
+                across,
+            )
+        kept = _first(kept, (reach - 1) * seen)
+
+
+@jit
+def depthwise_weight_kernel(
+    dy_ptr, x_ptr, partial_ptr, strips, height, width, out_height, out_width, each, chunks,
+    rows, begin, blocks,
+    channels: tl.constexpr, even: tl.constexpr, size_y: tl.constexpr, size_x: tl.constexpr,
+    stride_y: tl.constexpr, stride_x: tl.constexpr, padding_y: tl.constexpr,
+    padding_x: tl.constexpr, across: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr,
+):
+    """The gradients by the filters and the bias, as each program's part of both.
+
+    ``partial`` is (programs, taps + 1, channels), float32. A program has ``blocks`` of strips, and
+    a strip has ``rows`` steps.
+    """
+    reach: tl.constexpr = (size_y + stride_y - 1) // stride_y
+    wide: tl.constexpr = (across - 1) * stride_x + size_x
+    high: tl.constexpr = wide - padding_x if even else 0
+    dy_high: tl.constexpr = across if even else 0
+    col = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    sums = _alike(tl.zeros([block_r, block_c], tl.float32), size_y * size_x + 1)
+    for block in range(blocks):
+        image, chunk, at, exists = _strips(
+            tl.program_id(0) * blocks + block, strips, each, chunks, block_r
+        )
+        first = at * across
+        left = first * stride_x - padding_x
+        dy_from_ptr = dy_ptr + (image * out_height * out_width * channels)[:, None] + col[None, :]
+        x_from_ptr = x_ptr + (image * height * width * channels)[:, None] + col[None, :]
+        top = begin + chunk * rows
+        kept = ()
+        for i in tl.static_range(1, reach):
+            dys = _floats(_rows(
+                dy_from_ptr, top - i, 1, exists, out_height, first, out_width, col, channels,
+                block_c, 0, dy_high, across,
+            ), 0, across)
+            uncounted = (chunk == 0)[:, None]  # rows above the first step
+            bias = sums[size_y * size_x] + tl.where(uncounted, _total(dys, across), 0.0)
+            sums = _first(sums, size_y * size_x) + (bias,)
+            kept = kept + dys
+        dy_ahead = _rows(
+            dy_from_ptr, top, 1, exists, out_height, first, out_width, col, channels, block_c, 0,
+            dy_high, across,
+        )
+        x_ahead = _rows(
+            x_from_ptr, top * stride_y - padding_y, stride_y, exists, height, left, width, col,
+            channels, block_c, padding_x, high, wide,
+        )
+        for step in range(rows):
+            m = top + step
+            dys = _floats(dy_ahead, 0, across)
+            now = x_ahead
+            more = exists & (step < rows - 1)
+            dy_ahead = _rows(
+                dy_from_ptr, m + 1, 1, more, out_height, first, out_width, col, channels, block_c,
+                0, dy_high, across,
+            )
+            x_ahead = _rows(
+                x_from_ptr, (m + 1) * stride_y - padding_y, stride_y, more, height, left, width,
+                col, channels, block_c, padding_x, high, wide,
+            )
+            bias = sums[size_y * size_x] + _total(dys, across)
+            kept = dys + kept
+            for r in tl.static_range(stride_y):
+                xs = _floats(now, r * wide, wide)
+                added = ()
+                for k in tl.static_range(size_y * size_x):
+                    value = sums[k]
+                    if k // size_x % stride_y == r:
+                        for t in tl.static_range(across):
+                            value += (
+                                xs[t * stride_x + k % size_x]
+                                * kept[k // size_x // stride_y * across + t]
+                            )
+                    added = added + (value,)
+                sums = added + (bias,)
+            kept = _first(kept, (reach - 1) * across)
+    to_ptr = partial_ptr + tl.program_id(0) * ((size_y * size_x + 1) * channels) + col
+    for k in tl.static_range(size_y * size_x + 1):
+        tl.store(to_ptr + k * channels, tl.sum(sums[k], 0), mask=col < channels)

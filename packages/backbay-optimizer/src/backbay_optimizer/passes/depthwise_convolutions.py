@@ -1,13 +1,13 @@
-"""Compute depthwise convolutions of 7 by 7 with channels last in a kernel of ours, on CUDA.
+"""Compute depthwise convolutions with channels last in kernels of ours, on CUDA.
 
 ::
 
     before:  torch.conv2d(x, weight, bias, 1, 3, 1, channels)    # of (channels, 1, 7, 7)
     after:   torch.ops.backbay.depthwise_convolution(x, weight, bias, [1, 1], [3, 3])
 
-Nothing else changes: Inductor does not fuse what cuDNN computes either. In training, which is to be
-asked for, the gradient by the images is the kernel's, too; that by the filters stays cuDNN's. Left
-alone are other filters, for which cuDNN is as fast, channels first, and what was not measured.
+Nothing else changes: Inductor does not fuse what cuDNN computes either. In training all gradients
+are the kernels', too. Left alone are channels first, what was not measured, and filters other than
+of 7 by 7; those of 3 by 3 and 5 by 5 are to be asked for, with gradients.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ from backbay_optimizer.passes.convolutions import Convolution
 
 @dataclass(frozen=True, kw_only=True)
 class DepthwiseConvolutions(Rewrite[Convolution]):
-    """Compute depthwise convolutions of 7 by 7 in Triton where channels are last."""
+    """Compute depthwise convolutions and their gradients in Triton where channels are last."""
 
-    summary = "on CUDA, depthwise convolutions of 7 by 7 are one kernel, with channels last"
+    summary = "on CUDA, depthwise convolutions with channels last are one kernel, gradients too"
     requires = Requires(
         devices=("cuda",),
         because="the kernel is Triton's",
@@ -37,10 +37,10 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
     )
     targets = convolutions.IMAGES
     sources = (kernel, convolutions)
-    depthwise_training: bool = option(
+    depthwise_small_filters: bool = option(
         default=False,
-        help="depthwise_convolutions also where gradients are wanted: whole models waited for the "
-        "host while they were timed",
+        help="depthwise_convolutions also of 3 by 3 and 5 by 5 where gradients are wanted: the "
+        "kernels are faster alone, and no whole model was timed",
     )
 
     def site(self, call: Call, context: PassContext) -> Convolution | None:  # noqa: ARG002 (of those that ask)
@@ -56,11 +56,10 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
         x, weight, result = map(value_of, (site.x, site.weight, site.node))
         if {x.dtype, weight.dtype} != {result.dtype}:
             raise NotApplicable(f"it takes {x.dtype} and {weight.dtype}, and gives {result.dtype}")
-        if result.requires_grad and not self.depthwise_training:
-            raise NotApplicable("a gradient is wanted, and depthwise_training is off")
         if site.dilation != [1, 1]:
             raise NotApplicable(f"its dilation is {site.dilation}")
-        if reason := kernel.pays(x, weight, site.stride, site.padding):
+        measured = self._measured(trained=result.requires_grad)
+        if reason := kernel.pays(x, weight, site.stride, site.padding, measured):
             raise NotApplicable(reason)
         for value in (x, result):
             if not value.is_contiguous(memory_format=torch.channels_last):
@@ -70,6 +69,11 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
         assert callable(kernel.depthwise_convolution)  # registers it: torch.ops has it only then
         given = (site.x, site.weight, site.bias, site.stride, site.padding)
         return call_before(site.node, torch.ops.backbay.depthwise_convolution.default, *given)
+
+    def _measured(self, *, trained: bool) -> kernel.Measured:
+        if not trained:
+            return kernel.INFERRED
+        return {**kernel.TRAINED, **(kernel.SMALL if self.depthwise_small_filters else {})}
 
 
 depthwise_convolutions = DepthwiseConvolutions()
