@@ -2,7 +2,7 @@
 
     python benchmarks/models.py --state FOLDER [--device cuda] [--only PATTERN ...]
         [--until SECONDS]
-        [--arms eager,inductor,...] [--quick] [--no-proof] [--out FILE]
+        [--arms eager,inductor,...] [--quick] [--no-proof] [--out FILE] [--problems FOLDER]
 
 Each model (of ``speed/model_cases``, random weights) has a child process, in which every arm
 compiles in an empty cache and is then timed in turns with the others. What is in the state folder
@@ -23,6 +23,9 @@ them. How long the GPU is at work in a step is said of both defaults, by torch's
 Proofs hold backbay and inductor against float64 at a smaller batch and length, with the same layers
 (the table says which): at full size the float64 run costs more than everything else. What is
 timed is compared with eager's results at full size, grossly; the table has that difference too.
+
+--problems has the workloads of a folder of KernelBench's in place of these models: one a file, as
+it says, in bfloat16. They have no proof, and no size but the file's.
 """
 
 import argparse
@@ -30,6 +33,7 @@ import fnmatch
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from backbay.timing import rounds
 from speed import arms, judging, model_table, requests
@@ -61,9 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where = Where(
         device=device_of(given.device), size=given.size, versions=versions("transformers", "timm")
     )
-    chosen = [
-        x for x in model_table.listed() if any(fnmatch.fnmatch(x.name, y) for y in given.only)
-    ]
+    listed = model_table.listed(given.problems)
+    chosen = [x for x in listed if any(fnmatch.fnmatch(x.name, y) for y in given.only)]
     todo = [x for x in chosen if any(missing(x, state, given))]
     whole = work_through(
         mixed(todo) if given.ahead > 1 else todo,
@@ -74,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if not whole:
         print("time is up: call again to go on")
-    entries = [x for case in model_table.listed() if (x := state.read(case.name)) is not None]
-    write(given.out, model_table.text(entries), model_table.document(entries))
+    entries = [x for case in listed if (x := state.read(case.name)) is not None]
+    write(given.out, model_table.text(entries, len(listed)), model_table.document(entries))
     return 0
 
 
@@ -84,6 +87,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(__doc__, DEFAULT)
     parser.add_argument("--quick", action="store_true", help="no autotuning, half the timing")
     parser.add_argument("--no-proof", action="store_true", help="prove nothing; the table says so")
+    parser.add_argument("--problems", type=Path, help="a folder of KernelBench's, as its level3")
     parser.add_argument("--seconds", type=float, help=f"of timing a model; default {SECONDS:g}")
     parser.add_argument("--arm-seconds", type=float, default=400.0, help="that one arm may compile")
     return parser.parse_args(arguments)

@@ -1,5 +1,6 @@
 """Measures whole models: what a worker does with a case of ``model_cases``."""
 
+import functools
 import gc
 import time
 from collections.abc import Callable
@@ -180,9 +181,10 @@ class ModelBench:
 
 def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
     """Return the norm of the difference over the norm of what is wanted."""
+    # In float64: squares of what bfloat16 holds exceed float32.
+    norm = functools.partial(torch.linalg.vector_norm, dtype=torch.float64)
     with torch.no_grad():
-        difference = (got.float() - wanted.float()).norm()
-        return float(difference / wanted.float().norm().clamp_min(1e-30))
+        return float(norm(got.float() - wanted.float()) / norm(wanted).clamp_min(1e-30))
 
 
 def _floating(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,11 +31,13 @@ class Listed(NamedTuple):
     proof: bool
 
 
-def listed() -> list[Listed]:
-    """Return the cases, in the order that they are run and shown."""
+def listed(problems: Path | None = None) -> list[Listed]:
+    """Return the cases, or a folder's problems, in the order that they are run and shown."""
     from speed.model_cases import CASES  # noqa: PLC0415 (imports torch)
+    from speed.model_cases.problems import files, problem  # noqa: PLC0415
 
-    return [Listed(x.name, x.train, x.masked, x.control, x.proof) for x in CASES]
+    cases = CASES if problems is None else [problem(str(x)) for x in files(problems)]
+    return [Listed(x.name, x.train, x.masked, x.control, x.proof) for x in cases]
 
 
 class Score(NamedTuple):
@@ -63,8 +66,8 @@ def mean(given: Sequence[Score]) -> float:
     return geometric_mean([x.ratio.value if x.ratio else 1.0 for x in given])
 
 
-def text(entries: Sequence[Entry]) -> str:
-    """Write everything as markdown."""
+def text(entries: Sequence[Entry], total: int) -> str:
+    """Write everything as markdown; there are so many workloads in all."""
     if not entries:
         return "Nothing was measured.\n"
     control = {x.name for x in listed() if x.control}
@@ -75,7 +78,7 @@ def text(entries: Sequence[Entry]) -> str:
             "",
             f"{dt.datetime.now(dt.UTC).date()}; {describe(entries[0].where)}; bfloat16.",
             "",
-            *_summary(entries),
+            *_summary(entries, total),
             "",
             _HEAD,
             *rows,
@@ -165,8 +168,7 @@ def means(entries: Sequence[Entry]) -> list[tuple[str, list[Score]]]:
     ]
 
 
-def _summary(entries: Sequence[Entry]) -> list[str]:
-    total = len(listed())
+def _summary(entries: Sequence[Entry], total: int) -> list[str]:
     head = (
         f"{len(entries)} of {total} workloads were run. Geometric means of a time over backbay's; "
         "a workload that fails counts as 1.0, an arm that was not run counts not at all:"

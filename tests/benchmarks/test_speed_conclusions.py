@@ -1,7 +1,10 @@
 """What the benchmarks of models and patterns conclude, and their tables say."""
 
+import math
+
 import msgspec
 import pytest
+import torch
 
 from backbay.timing.gpu_work import GpuWork
 
@@ -58,7 +61,7 @@ def test_failures_count_as_one_and_are_listed(speed, entry):
     table = speed("speed.model_table")
     fast = entry({"inductor": [4.0] * 9, "backbay": [1.0] * 9}, name="bert.infer")
     lost = entry({"inductor": [1.0] * 9, "backbay": "crashed"}, name="gpt2.train")
-    text = table.text([fast, lost])
+    text = table.text([fast, lost], 2)
     assert "over Inductor's default: **2.000** (2 workloads)" in text
     assert "failed: gpt2.train (backbay crashed)" in text
     assert "not proven" in text
@@ -71,7 +74,7 @@ def test_wrong_verdict_takes_the_gain_away(speed, entry):
         name="bert.infer",
         verdicts={"backbay": verdict},
     )
-    text = speed("speed.model_table").text([found])
+    text = speed("speed.model_table").text([found], 2)
     assert "over Inductor's default: **1.000** (1 workloads)" in text
     assert "**wrong** at 2x8" in text
 
@@ -145,11 +148,11 @@ def test_stock_arms_with_cuda_graphs_are_left_out_of_the_best_one(speed, entry):
         },
         name="bert.infer",
     )
-    text = speed("speed.model_table").text([found])
+    text = speed("speed.model_table").text([found], 2)
     assert "over the best stock arm that was run: **0.500**" in text
     assert "of models that have masks: **0.250** (1 workloads)" in text
     unmasked = entry({"inductor": [8.0] * 9, "backbay": [2.0] * 9}, name="resnet50.infer")
-    text = speed("speed.model_table").text([found, unmasked])
+    text = speed("speed.model_table").text([found, unmasked], 2)
     assert "where there are masks, of all models: **1.000** (2 workloads)" in text
     assert "0.500 [0.500, 0.500] **slower** (inductor:reduce-overhead)" in text
 
@@ -161,4 +164,12 @@ def test_the_devices_work_is_missing_in_the_table(speed, entry):
     arms["backbay"] = msgspec.structs.replace(arms["backbay"], work=work)
     run = record.Run(created="now", arms=arms)
     found = msgspec.structs.replace(found, runs=(run,))
-    assert "| -, 1.5 in 7 |" in speed("speed.model_table").text([found])
+    assert "| -, 1.5 in 7 |" in speed("speed.model_table").text([found], 2)
+
+
+def test_a_difference_of_numbers_whose_squares_overflow_is_a_number(speed):
+    relative = speed("speed.model_bench").relative
+    large = torch.tensor([3e25, 4e25], dtype=torch.bfloat16)
+    assert relative(large, large) == 0
+    assert relative(1.5 * large, large) == pytest.approx(0.5, rel=0.02)
+    assert math.isnan(relative(torch.tensor([math.nan]), torch.ones(1)))

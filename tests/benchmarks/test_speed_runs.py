@@ -197,3 +197,39 @@ def test_error_in_one_workload_ends_the_others_processes(speed, in_process):
     with pytest.raises(ValueError, match="not a result"):
         turns.work_through([1], work, fresh=True, ahead=1, until=60)
     assert seen[0].handler is None
+
+
+PROBLEM = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(width)
+
+    def forward(self, x, scale):
+        assert self.training and not torch.is_grad_enabled() and x.dtype == torch.bfloat16
+        return self.norm(x) * scale
+
+def get_inputs():
+    return [torch.rand(8, 4), 3]
+
+def get_init_inputs():
+    return [4]
+"""
+
+
+def test_problems_of_a_folder_are_run_as_they_were_made(speed, in_process, tmp_path):
+    folder = tmp_path / "level3"
+    folder.mkdir()
+    for name in ("10_Ten.py", "2_Two.py"):
+        (folder / name).write_text(PROBLEM)
+    asked = ["--state", str(tmp_path / "state"), "--device", "cpu", "--arms", "eager,aot_eager"]
+    asked += ["--problems", str(folder), "--seconds", "0.1", "--out", str(tmp_path / "table.md")]
+    assert speed("models").main([*asked, "--only", "*/2_*"]) == 0
+    table = (tmp_path / "table.md").read_text()
+    assert "1 of 2 workloads were run" in table
+    assert "2_Two.py | as in its file |" in table
+    assert "- nothing" in table
+    listed = speed("speed.model_table").listed(folder)
+    assert [x.name.rpartition("/")[2] for x in listed] == ["2_Two.py", "10_Ten.py"]

@@ -7,6 +7,7 @@ shorter inputs, for float64; ``tiny`` runs anywhere in seconds and says nothing 
 from speed.model_cases.blocks import BLOCKS
 from speed.model_cases.case import DTYPE, SIZES, Case, built
 from speed.model_cases.language import LANGUAGE
+from speed.model_cases.problems import SUFFIX, problem
 from speed.model_cases.vision import VISION
 
 __all__ = ["CASES", "DTYPE", "SIZES", "Case", "built", "case"]
@@ -15,5 +16,7 @@ CASES: tuple[Case, ...] = (*LANGUAGE, *VISION, *BLOCKS)
 
 
 def case(name: str) -> Case:
-    """Return a case by its name."""
+    """Return a case by its name, or by the path of its file."""
+    if name.endswith(SUFFIX):
+        return problem(name)
     return next(x for x in CASES if x.name == name)

@@ -21,6 +21,8 @@ class Case:
 
     name: str
     train: bool
+    as_made: bool = False
+    """Whether the model keeps the mode that it was made in, even if nothing is trained."""
     build: Build
     shapes: Mapping[str, str]
     """For each size the inputs, in words."""
@@ -41,7 +43,8 @@ def built(case: Case, size: str, *, device: torch.device, seed: int) -> Workload
     torch.manual_seed(seed)
     with device:
         workload = case.build(size)
-    workload.model.train(case.train)
+    if not case.as_made:
+        workload.model.train(case.train)
     return workload
 
 

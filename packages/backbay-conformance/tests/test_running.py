@@ -279,6 +279,9 @@ def test_what_dynamo_captures_for_nobody_is_held_against_dynamo():
         ({"a": torch.ones(2)}, {"a": torch.ones(3)}, "fail_metadata"),
         ({"a": torch.ones(2)}, {"b": torch.ones(2)}, "fail_value"),
         (1.0, 2.0, "fail_value"),
+        (1.0, torch.ones(()), "fail_metadata"),
+        ([torch.ones(2)], torch.ones(2), "fail_metadata"),
+        ("an object", torch.ones(2), "fail_metadata"),
     ],
 )
 def test_another_kind_of_tensor_is_called_another_value(got, wanted, status):
@@ -286,3 +289,29 @@ def test_another_kind_of_tensor_is_called_another_value(got, wanted, status):
     with pytest.raises(Failed) as failed:
         subject.near(got, wanted)
     assert failed.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted"),
+    [
+        (1.0, torch.ones(1)),
+        (torch.ones(1), 1.0),
+        (1.0, torch.ones(2)),
+        (torch.tensor([complex(0.0, 1.0)]), torch.tensor([complex(-0.0, 1.0)])),
+    ],
+)
+def test_what_is_no_tensor_or_has_another_sign_is_the_same_to_the_bit(got, wanted):
+    subject = Subject(lambda gm, _: gm, name="x", device=torch.device("cpu"))
+    with pytest.raises(Failed, match="differs") as failed:
+        subject.same(got, wanted, status="fail_value", what="it differs")
+    assert failed.value.status == "fail_value"
+    for one in (got, wanted):
+        subject.same(one, one, status="fail_value", what="it differs")
+
+
+def test_complex_nan_is_not_the_same_as_itself():
+    nan = torch.tensor([complex(float("nan"), 1.0), complex(2.0, float("nan"))])
+    subject = Subject(lambda gm, _: gm, name="x", device=torch.device("cpu"))
+    subject.same(nan, nan.clone(), status="fail_value", what="it differs")
+    with pytest.raises(Failed):
+        subject.same(nan, nan.conj(), status="fail_value", what="it differs")

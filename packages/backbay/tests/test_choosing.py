@@ -249,6 +249,38 @@ def test_what_the_model_writes_is_left_changed_or_spoils_the_race(anew):
     assert cache._version > version  # Dynamo ran it to see its graphs
 
 
+class Replacing(torch.nn.Module):
+    """Puts another tensor into its buffer's place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.linear(x) - self.mean
+
+
+class Gathering(Replacing):
+    """Keeps that in a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        del self.mean
+        self.mean = torch.zeros(64)
+
+
+@pytest.mark.parametrize("kind", [Replacing, Gathering])
+def test_state_that_is_replaced_spoils_the_race_or_is_left_so(kind):
+    model = kind().eval()
+    mean = model.mean
+    chosen = backbay.choose(model, (torch.randn(64, 64),), arms=["aot_eager"], limits=QUICK)
+    assert [y.status for y in chosen.report.results] == ["ok", "ok"]
+    assert model.mean is mean
+    assert mean.tolist() == [0.0] * 64
+
+
 def test_what_was_decided_for_a_larger_model_or_its_parts_is_applied(monkeypatch):
     class Larger(Wasteful):
         def forward(self, x):

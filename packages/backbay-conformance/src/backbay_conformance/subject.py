@@ -260,6 +260,9 @@ class Near:
             kind = _differs_in_kind(got, self._wanted)
             status: Status = "fail_metadata" if kind else "fail_value"
             raise Failed(status, f"{self._what}: {message_of(error)}") from error
+        except TypeError as error:  # no two that could be compared: a float in a tensor's place
+            said = f"{self._what}: it is of another kind than eager's: {message_of(error)}"
+            raise Failed("fail_metadata", said) from error
 
 
 class Function(torch.nn.Module):
@@ -380,6 +383,8 @@ def _same(got: Any, wanted: Any) -> bool:
         return same_bits(got, wanted)
     if isinstance(got, list | tuple) and isinstance(wanted, list | tuple):
         return len(got) == len(wanted) and all(map(_same, got, wanted))
+    if isinstance(got, torch.Tensor) or isinstance(wanted, torch.Tensor):
+        return False
     return bool(got == wanted)
 
 
@@ -387,6 +392,10 @@ def same_bits(got: torch.Tensor, wanted: torch.Tensor) -> bool:
     """Whether two tensors are equal to the last bit: zeros by their sign, NaN by any NaN."""
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return False
+    if got.is_complex():
+        return same_bits(
+            *(torch.view_as_real(x.resolve_conj().resolve_neg()) for x in (got, wanted))
+        )
     if not got.is_floating_point():
         return torch.equal(got, wanted)
     signs = torch.signbit(got) == torch.signbit(wanted)

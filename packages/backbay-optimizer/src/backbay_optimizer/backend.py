@@ -36,6 +36,7 @@ from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
 from backbay_optimizer.passes.linear_epilogues import linear_epilogues
 from backbay_optimizer.passes.masks import constant_masks
 from backbay_optimizer.passes.match_sites import MatchSites, is_site
+from backbay_optimizer.passes.narrow_vectors import narrow_vectors
 from backbay_optimizer.passes.one_row_linears import one_row_linears
 from backbay_optimizer.passes.one_token_attention import one_token_attention
 from backbay_optimizer.passes.parameter_hoist import parameter_hoist
@@ -72,6 +73,7 @@ class Optimizing(Backend):
         product_epilogues,
         horizontal_fusion,
         replace(parameter_hoist, enabled=False),  # it is asked for
+        narrow_vectors,
     )
     options = (
         Option(

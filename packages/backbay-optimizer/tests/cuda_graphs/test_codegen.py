@@ -1,10 +1,13 @@
 """What of Inductor's code is handed over to be replayed, and what is not."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import compile_fx
+from torch._inductor import config as inductor_config
 from torch._inductor.output_code import CompiledFxGraph
 
 from backbay import compile_log
@@ -104,9 +107,9 @@ def test_what_does_not_pay_is_taken_over(replaying):
 
 
 def test_a_mode_that_asks_for_torchs_own_gets_others():
-    def made(mode, decide):
+    def made(mode, decide, options=()):
         given = {"plain": plain, "name": "ours", "share": 0.5, "decide": decide}
-        return codegen.replaying(mode, {}, **given)
+        return codegen.replaying(mode, dict(options), **given)
 
     def plain(*_):
         raise AssertionError
@@ -115,6 +118,10 @@ def test_a_mode_that_asks_for_torchs_own_gets_others():
     assert made("max-autotune", Known(None)) is plain
     assert made("max-autotune-no-cudagraphs", Known(None)) is not plain
     assert made("reduce-overhead", None) is not plain
+    with inductor_config.patch({"triton.cudagraphs": True}):  # as TORCHINDUCTOR_CUDAGRAPHS=1 does
+        assert made(None, Known(None)) is plain
+        assert made(None, None) is not plain
+        assert made(None, Known(None), {"triton.cudagraphs": False}) is not plain
 
 
 def test_code_from_a_cache_is_not_taken_over(replaying, tmp_path, monkeypatch):
@@ -136,6 +143,20 @@ def test_code_from_a_cache_is_not_taken_over(replaying, tmp_path, monkeypatch):
     before = len(taken)
     torch.compile(torch.cos)(torch.ones(3))  # nobody listens any more
     assert len(taken) == before
+
+
+def test_a_backward_that_autograds_thread_compiles_meanwhile_is_of_another_graph(monkeypatch):
+    monkeypatch.setattr(CompiledFxGraph, "post_compile", lambda *_: None)
+    recordings, own = Recordings(name="ours"), code_of(inference=False)
+    others = code_of(inference=False, is_backward=True, static=(0, 1))
+    with codegen.taking_over(recordings):
+        own.post_compile((), None)
+        thread = threading.Thread(target=others.post_compile, args=((), None))
+        thread.start()
+        thread.join()
+    assert type(own.current_callable) is Forward
+    assert others.current_callable is list
+    assert recordings.saved is None
 
 
 def code_of(source="", written=(), static=(), devices=("cuda",), inference=True, **given):

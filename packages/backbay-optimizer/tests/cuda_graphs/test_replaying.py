@@ -95,6 +95,21 @@ def test_settings_of_cudnn_are_not_seen():
     assert code.runs == before + 1
 
 
+@pytest.mark.usefixtures("device")
+def test_sums_in_half_precision_are_recorded_in_single():
+    call, code = replayed(lambda x: [x + 1])
+    for _ in range(3):
+        call([torch.ones(2)])
+    before = code.runs
+    torch.backends.cuda.matmul.allow_fp16_accumulation = True  # Dynamo has no guard for it
+    try:
+        call([torch.ones(2)])
+    finally:
+        torch.backends.cuda.matmul.allow_fp16_accumulation = False
+    assert any("or cuBLAS are others" in x for x in reasons())
+    assert code.runs == before + 1
+
+
 def test_sizes_are_recorded_without_end(device):
     call, _ = replayed(lambda n, x: [x[:n] * 2])
     for _ in range(3):

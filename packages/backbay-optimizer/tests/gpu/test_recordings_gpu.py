@@ -75,7 +75,7 @@ def test_memory_is_not_given_back():
         call = ours(net())
         for step in range(4):
             call(rows(count, step))
-        assert any("recorded as CUDA graph" in x for x in reasons())
+        assert any("recorded as CUDA graph" in x for x in reasons()), reasons()
         compile_log.clear()
 
     compile_log.clear()

@@ -87,6 +87,12 @@ def test_a_compiled_program_breaks_or_differs(dynamic):
         assert found.stride() == wanted.stride()
 
 
+def test_a_product_of_no_columns_is_refused():
+    x, weight, bias = torch.randn(2, 3, 0), torch.randn(5, 0), torch.randn(5)
+    found = module.linear_epilogue(x, weight, bias, "gelu")
+    torch.testing.assert_close(found, F.gelu(F.linear(x, weight, bias)))
+
+
 def test_importing_the_module_imports_triton(run_python):
     done = run_python("""
         import sys
@@ -165,7 +171,13 @@ INTERPRETED = """
         small = 2.0**-24  # the least that float16 has: what is less is rounded to it, or to zero
         assert (ours <= 1.05 * eager + 2.0**-11 * 1.1 * wanted.abs() + small).all()
 
+    def check_a_product_of_nothing():
+        x, weight, bias = torch.randn(2, 3, 0), torch.randn(5, 0), torch.randn(5)
+        y = module.launch(linear_kernel, x, weight, bias, "gelu")
+        assert_close(y, torch.nn.functional.gelu(bias).expand(2, 3, 5))
+
     check()
+    check_a_product_of_nothing()
     check_special_numbers()
     check_gelu()
     print("right")

@@ -47,6 +47,15 @@ def test_a_gradient_is_lost():
     assert torch.autograd.gradcheck(lambda *x: OPERATOR(*x, 2, 1), given)
 
 
+@pytest.mark.parametrize("shared", [4, 2])
+def test_sizes_that_are_symbols_are_refused(shared):
+    torch._dynamo.reset()
+    compiled = torch.compile(OPERATOR, backend="aot_eager", fullgraph=True, dynamic=True)
+    for lengths in ((5, 7), (6, 9)):
+        given = tensors(*lengths, shared=shared)
+        torch.testing.assert_close(compiled(*given, 2, 1), OPERATOR(*given, 2, 1))
+
+
 @pytest.fixture
 def code_for_cuda(monkeypatch):
     pytest.importorskip("triton")

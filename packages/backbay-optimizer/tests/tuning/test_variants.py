@@ -149,6 +149,18 @@ def test_a_choice_is_taken_for_another_graphs():
     assert key(x) == keys[0]
 
 
+def test_a_gpu_takes_what_was_found_of_another_beside_it(monkeypatch):
+    def name(device=None):  # of the current device, where none is given
+        return {None: "H100", 0: "H100", 1: "T4"}[None if device is None else device.index]
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", name)
+    with torch._subclasses.FakeTensorMode():
+        first, second = (torch.empty(2, device=f"cuda:{x}") for x in range(2))
+        assert variants.machine([first])[2] == "H100"
+        assert variants.machine([torch.empty(2), second])[2] == "T4"
+        assert variants.machine([first, second, first])[2:4] == ("H100", "T4")
+
+
 class Attention(torch.nn.Module):
     """Attention with a causal mask that is made in every call."""
 

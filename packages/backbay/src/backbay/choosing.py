@@ -23,6 +23,7 @@ from backbay.proof import Step, Workload
 from backbay.proof.copying import is_expanded
 from backbay.proof.likeness import likeness
 from backbay.proof.sequence import mixed
+from backbay.proof.state import Attributes, Buffers
 from backbay.race import Limits, Objective, Report, run
 from backbay.race.api import entrants
 from backbay.race.compiler import Compiler, compiler_of
@@ -238,10 +239,11 @@ class _Asked:
 
 @contextlib.contextmanager
 def _unchanged(workload: Workload) -> Iterator[None]:
-    """Put buffers, inputs and gradients back as they are: looking at a model must not train it."""
+    """Put state, inputs and gradients back as they are: looking at a model must not train it."""
     given = pytree.tree_leaves((workload.args, workload.kwargs, workload.further))
     inputs = [x for x in given if isinstance(x, torch.Tensor)]
-    state = [(x, x.detach().clone()) for x in (*workload.model.buffers(), *inputs)]
+    state = [(x, x.detach().clone()) for x in inputs]
+    buffers, attributes = Buffers(workload.model), Attributes(workload.model)
     leaves = [x for x in (*workload.model.parameters(), *inputs) if x.is_leaf]
     gradients = [(x, x.grad) for x in leaves]
     for leaf in leaves:
@@ -250,6 +252,8 @@ def _unchanged(workload: Workload) -> Iterator[None]:
         with torch.random.fork_rng():
             yield
     finally:
+        buffers.put_back()
+        attributes.put_back()
         for value, old in state:
             if not is_expanded(value):
                 value.data.copy_(old)  # of its versions the user's own backward may remember one

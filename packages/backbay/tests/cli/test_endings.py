@@ -287,3 +287,17 @@ def test_a_signal_leaves_children_or_files_or_loses_what_was_measured(
     report = json.loads(path.read_text())
     assert report["partial"] is True
     assert [x["backend"].rpartition(":")[2] for x in report["results"]] == kept
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it keeps the current directory of a process")
+@pytest.mark.parametrize("command", ["explain", "race"])
+def test_a_directory_that_was_removed_is_not_named(command, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    done = CliRunner().invoke(main, [command])
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "backbay: the current directory was removed: change to one that is there\n"
+    )

@@ -105,6 +105,18 @@ def test_columns_says_how_wide_what_is_piped_is_and_no_column_is_lost(command):
     assert printed("0") == printed("wide") == usual
 
 
+@pytest.mark.parametrize("columns", ["40", "60"])
+def test_a_narrow_terminal_cuts_off_why_and_what_to_do(columns):
+    def letters(text):
+        return sorted(x for x in text if not x.isspace())
+
+    usual, narrow = (
+        CliRunner(env={"COLUMNS": x}).invoke(main, ["list"]).stdout for x in ("1000", columns)
+    )
+    assert max(map(len, narrow.splitlines())) <= int(columns)
+    assert letters(narrow) == letters(usual)
+
+
 def test_a_list_of_decisions_is_as_wide_as_columns_says(monkeypatch, tmp_path):
     from backbay.decisions import Arm, Decision, Place, Store
 

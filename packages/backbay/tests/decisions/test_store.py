@@ -1,5 +1,6 @@
 """The store of decisions: many processes, sudden ends, damage, limits, trust."""
 
+import errno
 import os
 import sqlite3
 import subprocess
@@ -239,6 +240,19 @@ def test_a_file_that_others_may_write_is_not_believed(store, problems, decision)
     assert "others may write to it" in problems[0]
     with pytest.raises(StoreError, match="chmod go-w"):
         store.keep(decision(1))
+
+
+def test_a_folder_that_may_not_be_looked_into_stops_a_program(store, problems, monkeypatch, here):
+    def exists(path):  # as before Python 3.14, of a file in another user's home
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(module.Path, "exists", exists)
+    assert store.decided("graph-0", here.key) == ()
+    assert store.measured(Timing, "key") is None
+    assert [x.startswith(f"{store.path} is not read: PermissionError") for x in problems] == [
+        True,
+        True,
+    ]
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path, decision):

@@ -1,12 +1,23 @@
 """What a backend can lose while its numbers are right, and whether the golden outcome sees it."""
 
 import dataclasses
+import math
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from backbay.proof import Golden, ProofImpossible, Step, Workload, digest, make_golden, observe
+from backbay.proof import (
+    Golden,
+    ProofImpossible,
+    Step,
+    Workload,
+    digest,
+    evidence,
+    make_golden,
+    observe,
+)
 from backbay.proof.fingerprint import fingerprint
 from backbay.proof.shrink import shrunk
 
@@ -154,6 +165,48 @@ def test_other_structure_and_plain_values_are_caught(golden, outcome):
     assert "eager returns no such tensor" in broken(golden, outcome, tensors=extra)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_float_that_was_rounded_otherwise_is_wrong_or_another_is_right(dtype):
+    def program(x, order):
+        y = x.to(dtype)[order]
+        return y.sum(), float(y.cumsum(0)[-1]), 0.1, math.inf, len(order)
+
+    x = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    workload = Workload(model=program, args=(x, torch.arange(1000)))
+    golden = make_golden(workload, train=False)
+
+    def judged(call):
+        return golden.judge(evidence.portable(observe(call, workload, train=False)))
+
+    golden = dataclasses.replace(golden, eager=evidence.portable(golden.eager))
+    other = judged(lambda x, _: program(x, torch.arange(999, -1, -1)))
+    assert other.passed, other.worst
+    assert judged(program).passed
+    for place, wrong, reason in (
+        (1, lambda y: 1.1 * y, "root-mean-square error is"),
+        (1, lambda _: math.nan, "is 'float nan'"),
+        (3, lambda _: 1e9, "is 1000000000.0, and eager's is 'float inf'"),
+        (4, lambda y: float(y), "is 1000.0, and eager's is 'int 1000'"),
+    ):
+
+        def call(*given, place=place, wrong=wrong):
+            results = [*program(*given)]
+            results[place] = wrong(results[place])
+            return tuple(results)
+
+        worst = judged(call).worst
+        assert worst.where == f"output[{place}]"
+        assert reason in worst.reason
+
+
+def test_a_float_of_whole_numbers_may_be_another():
+    workload = Workload(model=lambda n: n.sum().item() / 3, args=(torch.arange(5),))
+    golden = make_golden(workload, train=False)
+    assert golden.judge(observe(workload.model, workload, train=False)).passed
+    near = golden.judge(observe(lambda n: n.sum().item() / 3 + 1e-15, workload, train=False))
+    assert not near.passed
+
+
 def test_observing_restores_buffers_inputs_and_random_state(workload):
     class Mutating(Net):
         def forward(self, x):
@@ -171,6 +224,109 @@ def test_observing_restores_buffers_inputs_and_random_state(workload):
     assert torch.equal(torch.get_rng_state(), state)
     second = observe(workload.model, workload, train=False)
     assert torch.equal(first.tensors["output.logits"], second.tensors["output.logits"])
+
+
+class Replacing(nn.Module):
+    """Puts other tensors into its buffers' places."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("kept", None)
+        self.same = nn.Module()
+        self.same.register_buffer("mean", self.mean)  # tied
+        self.inner = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        y = self.inner(x) - self.mean
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        self.kept = x.detach()[:1] * 2
+        return y
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_buffer_that_is_replaced_stays_replaced_or_is_not_judged(train):
+    workload = Workload(model=Replacing(), args=(torch.randn(8, 4),))
+    model, mean, before = workload.model, workload.model.mean, workload.model.mean.clone()
+    golden = make_golden(workload, train=train)
+    assert model.mean is model.same.mean is mean
+    assert torch.equal(mean, before)
+    assert model.kept is None
+    assert model.inner.num_batches_tracked == 0
+    replaced = {"buffer mean", "buffer kept"}
+    assert replaced <= golden.eager.changed.keys() == golden.truth.changed.keys()
+    assert "buffer same.mean" not in golden.eager.changed
+
+    def other(x):
+        y = model(x)
+        model.mean = model.mean + 1.0
+        return y
+
+    assert golden.judge(observe(model, workload, train=train)).passed
+    worst = golden.judge(observe(other, workload, train=train)).worst
+    assert (worst.where, worst.kind) == ("buffer mean after the run", "mutation")
+    lost = golden.judge(observe(model.inner, workload, train=train))
+    missed = {x.where for x in lost.failures if x.kind != "value"}
+    assert "buffer mean after the run" in missed
+    assert model.mean is mean
+
+
+class Gathering(nn.Module):
+    """Keeps what it computed in plain attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.hidden = torch.zeros(8, 4)
+        self.position = None
+        self.means = []
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.position is None:
+            self.position = torch.arange(len(x))[:, None] * 0.1
+        self.hidden.mul_(0.5)
+        self.hidden = torch.tanh(self.linear(x) + self.hidden).detach()
+        self.means.append(self.hidden.mean())
+        self.last = self.hidden[-1]
+        return self.linear(self.hidden) + self.position + sum(self.means) + self.calls
+
+
+def test_what_a_model_keeps_in_attributes_hides_a_wrong_result_or_stays():
+    model = Gathering()
+    workload = Workload(model=model, args=(torch.randn(8, 4),))
+    hidden, kept = model.hidden, dict(vars(model))
+    golden = make_golden(workload, train=False)
+    assert dict(vars(model)) == kept
+    assert model.hidden is hidden
+    assert not hidden.any()
+    assert (model.position, model.means, model.calls) == (None, [], 0)
+    assert golden.judge(observe(model, workload, train=False)).passed
+    wrong = golden.judge(observe(lambda x: model(x) + 0.01, workload, train=False))
+    assert wrong.worst.where == "output"
+    assert not wrong.passed
+
+
+def weight_normed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # it is deprecated, and used
+        return nn.utils.weight_norm(nn.Linear(4, 4))
+
+
+def scripted():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+
+
+@pytest.mark.parametrize(
+    ("make", "train"), [(weight_normed, False), (weight_normed, True), (scripted, False)]
+)
+def test_a_module_that_keeps_state_in_its_own_way_cannot_be_proven(make, train):
+    workload = Workload(model=make(), args=(torch.randn(8, 4),))
+    golden = make_golden(workload, train=train)
+    assert golden.judge(observe(workload.model, workload, train=train)).passed
 
 
 def test_state_is_restored_after_a_backend_raised(workload):
@@ -280,6 +436,19 @@ def test_a_result_in_float8_cannot_be_proven():
         return torch.zeros(3, 3, dtype=torch.float8_e4m3fn), x * 2
 
     assert not golden.judge(observe(other, workload, train=False)).passed
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [
+        (lambda x: torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged), "nested"),
+        (lambda x: (x * 2, x.to("meta")), "on the meta device"),
+    ],
+)
+def test_a_result_without_numbers_of_its_own_is_another_computations(program, kind):
+    workload = Workload(model=program, args=(torch.randn(5, 3),))
+    with pytest.raises(ProofImpossible, match=rf"output(\[1\])? is .*{kind}"):
+        make_golden(workload, train=False)
 
 
 def test_training_that_trains_nothing_is_impossible():

@@ -13,7 +13,7 @@ from backbay.errors import InputError, Interrupted
 from backbay.kit.engine import Engine
 from backbay.registry import Registry
 from backbay.session import Lost, Session
-from backbay.verify import Limits, api, run
+from backbay.verify import Limits, api, run, situations
 
 sys.path.insert(0, str(Path(__file__).parent))
 import faulty
@@ -359,3 +359,17 @@ def test_importing_it_imports_torch(run_python):
     print("torch" in sys.modules)
     """
     assert run_python(program).stdout == "False\n"
+
+
+def test_training_leaves_another_tensor_in_a_state_s_place():
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("mean", torch.zeros(2))
+    model.steps, mean, weight = 0, model.mean, model.weight.detach().clone()
+    with situations.kept(model):
+        model.mean = model.mean + 1
+        model.steps += 1
+        with torch.no_grad():
+            model.weight.add_(1)
+    assert model.mean is mean
+    assert model.steps == 0
+    assert torch.equal(model.weight, weight)

@@ -6,6 +6,7 @@ over code that is compiled with other settings, and is only in torch 2.13 and la
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from unittest import mock
@@ -58,7 +59,7 @@ def replaying(
     """
     configured = torch._TorchCompileInductorWrapper(mode, dict(options), None)  # type: ignore[no-untyped-call] # noqa: SLF001 (torch.compile's own way)
     patches = {**configured.config, "triton.cudagraphs": False}
-    if decide is not None and configured.config.get("triton.cudagraphs"):
+    if decide is not None and configured.config.get("triton.cudagraphs", _asked_for_everywhere()):
         return plain  # torch's own are asked for
 
     def generate(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
@@ -91,6 +92,12 @@ def replaying(
     return generate
 
 
+def _asked_for_everywhere() -> bool:
+    from torch._inductor import config  # noqa: PLC0415 (as late as Inductor)
+
+    return bool(config.triton.cudagraphs)
+
+
 def _on_cuda(graph_module: GraphModule, example_inputs: Sequence[Any]) -> bool:
     held = (*graph_module.parameters(), *graph_module.buffers(), *example_inputs)
     return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in held)
@@ -105,16 +112,17 @@ def _known_by(setting: Any) -> str:
 def taking_over(recordings: Recordings) -> Iterator[None]:
     """Have all code replayed that Inductor compiles meanwhile, or finds in a cache.
 
-    Torch calls a method of the code in both cases. Only one thread compiles at a time: Dynamo has a
-    lock.
+    Torch calls a method of the code in both cases. Only one thread compiles at a time, since Dynamo
+    has a lock; but autograd's may compile the backward of another graph meanwhile.
     """
     from torch._inductor.output_code import CompiledFxGraph  # noqa: PLC0415 (takes seconds)
 
-    post_compile = CompiledFxGraph.post_compile
+    post_compile, thread = CompiledFxGraph.post_compile, threading.get_ident()
 
     def finish(code: CompiledFxGraph, *given: Any) -> None:
         post_compile(code, *given)
-        take_over(code, recordings)
+        if threading.get_ident() == thread:
+            take_over(code, recordings)
 
     with mock.patch.object(CompiledFxGraph, "post_compile", finish):
         yield

@@ -72,7 +72,7 @@ class Replayable(ABC):
         if torch._C._len_torch_dispatch_stack():  # noqa: SLF001 (its only home)
             return "the caller watches what is dispatched"
         if self._settings != _settings():
-            return "settings of cuDNN are others than when it was compiled"
+            return "settings of cuDNN or cuBLAS are others than when it was compiled"
         return None
 
     def _key(self, inputs: Sequence[Any]) -> Key:
@@ -133,6 +133,7 @@ def _settings() -> tuple[Any, ...]:
         torch._C._get_cudnn_enabled(),  # noqa: SLF001 (no import of torch.backends in each call)
         torch._C._get_cudnn_benchmark(),  # noqa: SLF001
         torch._C._get_cudnn_deterministic(),  # noqa: SLF001
+        torch._C._get_cublas_allow_fp16_accumulation(),  # noqa: SLF001
         precision("cuda", "conv"),
         precision("cuda", "matmul"),
     )

@@ -13,6 +13,7 @@ waits for memory where K and N are a few hundred.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -109,7 +110,7 @@ def reference(
     Returns:
         (..., N), contiguous, in the dtype of ``x``.
     """
-    rows = _widened(x.reshape(-1, x.shape[-1]))
+    rows = _widened(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
     rows = _normed(rows, entry_mean, entry_var, entry_scale, entry_shift, entry_eps)
     rows = _ACTIVATIONS[entry_activation](rows)
     if gate is not None:
@@ -254,8 +255,8 @@ def launch(
     Under ``TRITON_INTERPRET=1`` it runs on the CPU. ``chosen`` is how to cut, by default `plan`.
     """
     columns, inner = int(weight.shape[0]), int(weight.shape[1])
-    flat = x.contiguous().view(-1, inner)
-    rows = flat.shape[0]
+    rows = math.prod(x.shape[:-1])
+    flat = x.contiguous().view(rows, inner)
     y = x.new_empty(rows, columns)
     if y.numel():
         kinds = {"is_normed": mean is not None, "is_gated": gate is not None}

@@ -44,7 +44,7 @@ def _attended(
     queries, keys = query.shape[2], key.shape[2]
     if not query.is_cuda or query.dtype not in _HALF:
         mask = seen(queries, keys, left, right, device=query.device)
-        grouped = query.shape[1] != key.shape[1]
+        grouped = bool(query.shape[1] != key.shape[1])  # a symbol is asked, and guarded
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped
         )

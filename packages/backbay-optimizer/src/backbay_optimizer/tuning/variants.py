@@ -60,8 +60,10 @@ def key_of(
 def machine(example_inputs: Sequence[Any]) -> tuple[str, ...]:
     """Return what times depend on: the processor or GPU that inputs are on, and versions."""
     names = [platform.machine(), platform.processor(), str(torch.get_num_threads())]
-    if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
-        names = [torch.cuda.get_device_name(), str(torch.version.cuda), _version("triton")]
+    devices = dict.fromkeys(x.device for x in example_inputs if isinstance(x, torch.Tensor))
+    gpus = [torch.cuda.get_device_name(x) for x in devices if x.type == "cuda"]
+    if gpus:
+        names = [*gpus, str(torch.version.cuda), _version("triton")]
     return (backbay.__version__, torch.__version__, *names)
 
 

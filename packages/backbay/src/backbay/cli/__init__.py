@@ -109,6 +109,8 @@ def _faults_on_one_line() -> Iterator[None]:
             click.echo(escaped(note), err=True)
         _fail(str(error))
     except OSError as error:
+        if error.filename is None and _is_nowhere():
+            _fail("the current directory was removed: change to one that is there")
         place = f"{error.filename}: " if error.filename is not None else ""
         _fail(plain(f"{place}{error.strerror or error}"))
 
@@ -138,6 +140,14 @@ def _unfit_torchvision(error: InputError) -> str | None:
     from backbay.registry import default_registry, torchvision  # noqa: PLC0415 (for an error)
 
     return torchvision.problem(default_registry.environment)
+
+
+def _is_nowhere() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 (pathlib is not imported for it)
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _fail(why: str) -> NoReturn:

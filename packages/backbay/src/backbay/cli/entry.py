@@ -57,7 +57,7 @@ def print_table(
     table.add_column("origin", overflow="fold")
     if probed:
         table.add_column("import ms", justify="right", no_wrap=True)
-    table.add_column("why, and what to do", overflow="fold", min_width=20)
+    table.add_column("why, and what to do", overflow="fold")
     for row in entries:
         colour = "green" if row["state"] == "ready" else "yellow"
         state = Text(row["state"], style=colour)

@@ -156,9 +156,9 @@ class Store:
                 self._on_problem(f"{self.path}: an entry is left out: {one_line(error)}")
 
     def _read(self, query: str, values: tuple[str, ...]) -> list[Any]:
-        if not self.path.exists():
-            return []
         try:
+            if not self.path.exists():  # raises in a folder that this user may not look into
+                return []
             return self._answered(lambda x: x.execute(query, values).fetchall())
         except (OSError, sqlite3.Error) as error:
             self._on_problem(f"{self.path} is not read: {one_line(error)}")

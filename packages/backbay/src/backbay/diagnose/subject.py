@@ -23,9 +23,9 @@ from torch._dynamo.utils import (
 from backbay.diagnose.inductor import alike
 from backbay.diagnose.record import SideRecord
 from backbay.diagnose.remedy import Remedy
-from backbay.explain.running import attributes_kept
 from backbay.explain.watching import Capturing, Watch
 from backbay.proof import Outcome, Step, Workload, observe, unchanged
+from backbay.proof.state import attributes_kept
 from backbay.race.caches import variables
 from backbay.race.compiler import Compiler
 from backbay.race.requests import ArmSetup

@@ -15,8 +15,8 @@ from backbay.decisions import GAIN
 from backbay.diagnose.record import SideRecord, Status, TrialRecord
 from backbay.diagnose.subject import Subject
 from backbay.errors import ProofImpossible
-from backbay.explain.running import attributes_kept
 from backbay.proof import Golden, make_golden
+from backbay.proof.state import attributes_kept
 from backbay.reporting.wording import counted, ratio, seconds
 from backbay.timing import stats
 from backbay.timing.interval import Interval

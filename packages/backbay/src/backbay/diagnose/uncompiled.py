@@ -9,8 +9,8 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from backbay.diagnose.subject import Subject
-from backbay.explain.running import attributes_kept
 from backbay.proof import unchanged
+from backbay.proof.state import attributes_kept
 from backbay.reporting.lines import Place, innermost
 
 

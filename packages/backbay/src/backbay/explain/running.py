@@ -16,6 +16,7 @@ from backbay.explain.calls import Calls
 from backbay.explain.record import ProblemRecord
 from backbay.explain.watching import Capturing
 from backbay.proof import Step, Workload, unchanged
+from backbay.proof.state import attributes_kept
 from backbay.registry import CompilerFn
 from backbay.reporting.lines import innermost, own, traced
 from backbay.workloads.batches import batch_of, with_batch
@@ -158,20 +159,3 @@ def _gradients_kept(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for parameter, gradient in kept:
             parameter.grad = gradient
-
-
-@contextlib.contextmanager
-def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Write back what modules count or gather in plain attributes: Dynamo guards on those."""
-    plain = (int, float, str, tuple, torch.Tensor)
-    kept = [
-        (x, {k: v for k, v in vars(x).items() if isinstance(v, plain)}) for x in model.modules()
-    ]
-    lists = [(v, list(v)) for x in model.modules() for v in vars(x).values() if isinstance(v, list)]
-    try:
-        yield
-    finally:
-        for module, attributes in kept:
-            vars(module).update(attributes)
-        for gathered, items in lists:
-            gathered[:] = items

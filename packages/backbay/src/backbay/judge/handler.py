@@ -23,6 +23,7 @@ from backbay.judge.requests import (
 from backbay.proof import Proof, Step, Verdict, Workload, digest, evidence, unchanged
 from backbay.proof.bank import Bank, make_bank
 from backbay.proof.sequence import labels, mixed
+from backbay.proof.state import attributes_kept
 from backbay.timing.device import device_name, synchronize
 from backbay.timing.memory import free_bytes, peak_bytes, reset_peak
 
@@ -123,7 +124,7 @@ class JudgeHandler:
 def _eager_peak(workload: Workload, request: Prepare) -> int | None:
     setup, device = request.setup, torch.device(request.setup.device)
     step = Step(workload, train=setup.train, seed=setup.seed)
-    with unchanged(step):
+    with unchanged(step), attributes_kept(workload.model):
         step(workload.model)
         reset_peak(device)
         step(workload.model)

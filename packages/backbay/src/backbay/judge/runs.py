@@ -14,6 +14,7 @@ from backbay.proof.bank import Inputs, elsewhere, inputs_of
 from backbay.proof.copying import is_expanded
 from backbay.proof.outcome import outcome_of, outcome_of_last
 from backbay.proof.sequence import each, in_a_row
+from backbay.proof.state import Attributes, Buffers, State
 from backbay.proof.tree import leaves
 from backbay.timing.device import synchronize
 from backbay.timing.memory import peak_bytes, reset_peak
@@ -47,7 +48,8 @@ class Runs:
         self.step = Step(workload, train=train, seed=seed, optimizes=optimizes)
         self._device = device
         self._own = inputs_of(workload, train=train)
-        self._buffers = [(x, x.detach().clone()) for x in workload.model.buffers()]
+        self._buffers = Buffers(workload.model)
+        self._attributes = Attributes(workload.model)
         self._held: Outcome | None = None
         self._kept: list[tuple[dict[str, torch.Tensor], Outcome]] = []
         self.says_overwritten = False
@@ -103,15 +105,14 @@ class Runs:
             each(compiled), Step(row, train=step.train, seed=step.seed), seed=step.seed
         )
 
-    def hold_last(self, output: Any, step: Step, before: list[torch.Tensor]) -> None:
+    def hold_last(self, output: Any, step: Step, before: State) -> None:
         """Hold what a step gave that somebody else called and timed."""
         self._held = outcome_of_last(output, step, before)
 
     def put_state(self) -> None:
-        """Put buffers into the state that the reference started from."""
-        with torch.no_grad():
-            for value, old in self._buffers:
-                value.copy_(old)
+        """Put buffers and attributes into the state that the reference started from."""
+        self._buffers.put_back()
+        self._attributes.put_back()
 
     def hand(self, path: Path, picked: int | None) -> None:
         """Write what the last call gave to a file, or some elements of it, and forget it."""
@@ -144,12 +145,6 @@ class Runs:
         size = sum(x.numel() * x.element_size() for x in kept.values())
         if not self._kept or size * (len(self._kept) + 1) <= _KEPT_BYTES:
             self._kept.append((kept, dataclasses.replace(outcome, gradients={}, changed={})))
-
-
-def state(step: Step) -> list[torch.Tensor]:
-    """Return copies of a step's inputs and the model's buffers, as they are."""
-    values = (*(x for _, x in step.inputs), *step.workload.model.buffers())
-    return [x.detach().clone() for x in values]
 
 
 def put(step: Step, inputs: Sequence[torch.Tensor]) -> None:

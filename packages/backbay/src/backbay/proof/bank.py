@@ -18,6 +18,7 @@ from backbay.proof.golden import FORMAT, Golden
 from backbay.proof.making import make_golden, make_golden_alike
 from backbay.proof.outcome import outcome_of, unchanged
 from backbay.proof.sequence import in_a_row
+from backbay.proof.state import Attributes, attributes_kept
 from backbay.proof.step import Step
 from backbay.proof.tree import mapped
 from backbay.workloads.workload import Workload
@@ -132,13 +133,16 @@ def make_bank(workload: Workload, *, train: bool, seed: int, seeds: Sequence[int
 
 def _state_matters(workload: Workload, golden: Golden, *, train: bool, seed: int) -> bool:
     """Whether eager gives something else where an earlier call has changed its state."""
-    if not golden.eager.changed or golden.draws_random:
+    if golden.draws_random:
         return False
     step = Step(workload, train=train, seed=seed)
     if any(name in golden.eager.changed for name, _ in step.inputs):
         return True
-    with unchanged(step):
+    attributes = Attributes(workload.model)
+    with unchanged(step), attributes_kept(workload.model):
         step(workload.model)
+        if not golden.eager.changed and not attributes.changed:
+            return False
         later = outcome_of(workload.model, step, seed=seed)
     return not (
         _same(golden.eager.tensors, later.tensors)

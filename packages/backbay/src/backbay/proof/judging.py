@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -112,7 +112,7 @@ class Reference:
         eager = self.eager
         yield _equal("output structure", outcome.structure, eager.structure)
         for name, value in eager.plain.items():
-            yield _equal(name, outcome.plain.get(name), value)
+            yield self._plain(name, outcome.plain.get(name), value)
         for name in outcome.tensors.keys() - eager.tensors.keys():
             yield _broken(name, "is returned, and eager returns no such tensor")
         for name, wanted in eager.requires_grad.items():
@@ -121,6 +121,23 @@ class Reference:
             yield _broken(name, f"is a copy, and eager's shares memory with {owner}")
         for name, owner in outcome.aliases - eager.aliases:
             yield _broken(name, f"shares memory with {owner}, and eager's does not")
+
+    def _plain(self, name: str, got: Any, wanted: Any) -> Verdict:
+        """Compare a leaf that is no tensor; a float may have been computed, as one by `item` is."""
+        noise, true = self.noise.get(name), self.truth.plain.get(name)
+        if noise is None or not (_is_finite(got) and _is_finite(wanted) and _is_finite(true)):
+            return _equal(name, got, wanted)
+        given = number_of(got), number_of(wanted), number_of(true)
+        return compare(*given, working=self.working, name=name, noise=noise)
+
+
+def number_of(value: float) -> torch.Tensor:
+    """Return a float as a tensor, which the rule takes."""
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def _is_finite(value: Any) -> TypeGuard[float]:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _reached(gradients: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:

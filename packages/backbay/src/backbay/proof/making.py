@@ -13,6 +13,7 @@ from backbay.errors import ProofImpossible
 from backbay.proof.decompose import Decomposing
 from backbay.proof.draws import Draw, Recording, Replay
 from backbay.proof.golden import Golden, draws_in_the_open
+from backbay.proof.judging import number_of
 from backbay.proof.monte_carlo import MonteCarloArithmetic, Reweighed
 from backbay.proof.noise import Noise, moderated, noise_of
 from backbay.proof.outcome import Outcome, outcome_of
@@ -146,7 +147,11 @@ class _Maker:
         with _open(eager.math_attention):
             truth = self._truth(workload, eager)
         own = _scatter(eager.outcome, truth)
-        known = {n: dataclasses.replace(x, size=own[n].size) for n, x in golden.noise.items()}
+        known = {
+            n: dataclasses.replace(x, size=own[n].size)
+            for n, x in golden.noise.items()
+            if n in own  # a float may be None for other inputs
+        }
         return self._reference(eager, truth, {n: x.at_least(own[n]) for n, x in known.items()})
 
     def _reference(self, eager: _Eager, truth: Outcome, noise: dict[str, Noise]) -> Golden:
@@ -172,6 +177,7 @@ class _Maker:
                 f"{recording.hidden[0]} draws random numbers inside a kernel, where they cannot "
                 "be seen and given to the float64 run"
             )
+        _check_has_numbers(outcome)
         if self.train and all(x is None for x in outcome.gradients.values()):
             raise ProofImpossible("in training, eager's backward reaches no parameter and no input")
         working = _working(workload, recording.dtypes)
@@ -275,8 +281,16 @@ def _nested(*contexts: contextlib.AbstractContextManager[Any]) -> Iterator[None]
         yield
 
 
+def _check_has_numbers(outcome: Outcome) -> None:
+    """Raise ProofImpossible where a result is of a kind that the rule can't compare."""
+    for name, value in outcome.tensors.items():
+        kind = "a nested tensor" if value.is_nested else "on the meta device" * value.is_meta
+        if kind:
+            raise ProofImpossible(f"{name} is {kind}, whose numbers can't be compared")
+
+
 def _rounds(workload: Workload, outcome: Outcome) -> bool:
-    given = [*_state(workload), *_everything(outcome).values()]
+    given = [*_state(workload), *_tensors(outcome).values()]
     return any(x.is_floating_point() or x.is_complex() for x in given)
 
 
@@ -303,7 +317,7 @@ def _open(math_attention: bool) -> contextlib.AbstractContextManager[None]:
 
 
 def _scatter(outcome: Outcome, truth: Outcome) -> dict[str, Noise]:
-    """Measure every floating-point tensor of an outcome against the truth."""
+    """Measure every floating-point tensor and float of an outcome against the truth."""
     return {
         name: noise_of(value, true)
         for name, value in _everything(outcome).items()
@@ -312,6 +326,11 @@ def _scatter(outcome: Outcome, truth: Outcome) -> dict[str, Noise]:
 
 
 def _everything(outcome: Outcome) -> dict[str, torch.Tensor]:
+    plain = outcome.plain.items()
+    return _tensors(outcome) | {n: number_of(x) for n, x in plain if isinstance(x, float)}
+
+
+def _tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
     gradients = {name: x for name, x in outcome.gradients.items() if x is not None}
     return outcome.tensors | gradients | _after(outcome)
 

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from backbay.proof.fingerprint import fingerprint
+from backbay.proof.state import Attributes, Named, State
 from backbay.proof.step import Step
 from backbay.proof.tree import is_opaque, leaves, plain, structure
 from backbay.workloads.workload import Workload
-
-Named = list[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +46,8 @@ class Outcome:
 def observe(call: Callable[..., Any], workload: Workload, *, train: bool, seed: int = 0) -> Outcome:
     """Run one step and note everything that it gave.
 
-    The model's buffers, the inputs and the random state are as before afterwards. Gradients of the
-    parameters are left as None.
+    The model's buffers and attributes, the inputs and the random state are as before afterwards.
+    Gradients of the parameters are left as None.
 
     Args:
         call: the workload's model, or its compiled form.
@@ -70,50 +69,44 @@ def outcome_of(
 
     ``during`` is active while the step runs, and not while its results are noted.
     """
-    state, weights = _state_and_weights(step)
-    with _restored(state) as before, _seeded(seed):
-        with during or nullcontext():
-            output = step(call)
-        try:
-            return _noted(output, step, state, weights, before)
-        finally:
-            step.clear_gradients()
+    state, attributes = State(step), Attributes(step.workload.model)
+    try:
+        with _seeded(seed):
+            with during or nullcontext():
+                output = step(call)
+            try:
+                return _noted(output, step, state)
+            finally:
+                step.clear_gradients()
+    finally:
+        state.put_back()
+        attributes.put_back()
 
 
-def outcome_of_last(output: Any, step: Step, before: list[torch.Tensor]) -> Outcome:
+def outcome_of_last(output: Any, step: Step, before: State) -> Outcome:
     """Note what the last call of a step gave, which somebody else made.
 
     Args:
         output: what it returned.
         step: whose call it was.
-        before: copies of the step's inputs and of the model's buffers before it.
+        before: the state of that step before it.
     """
-    state, weights = _state_and_weights(step)
-    return _noted(output, step, state, weights, before, fingerprints=False)
+    return _noted(output, step, before, fingerprints=False)
 
 
 @contextmanager
 def unchanged(step: Step) -> Iterator[None]:
     """Write back, when the block ends, what steps in it changed: buffers, inputs, random state."""
-    with _restored(_state_and_weights(step)[0]), _seeded(0):
-        yield
+    state = State(step)
+    try:
+        with _seeded(0):
+            yield
+    finally:
+        state.put_back()
 
 
-def _state_and_weights(step: Step) -> tuple[Named, Named]:
-    model = step.workload.model
-    state: Named = [*step.inputs, *((f"buffer {n}", x) for n, x in model.named_buffers())]
-    return state, [(f"parameter {n}", x) for n, x in model.named_parameters()]
-
-
-def _noted(
-    output: Any,
-    step: Step,
-    state: Named,
-    weights: Named,
-    before: list[torch.Tensor],
-    *,
-    fingerprints: bool = True,
-) -> Outcome:
+def _noted(output: Any, step: Step, state: State, *, fingerprints: bool = True) -> Outcome:
+    weights = [(f"parameter {n}", x) for n, x in step.workload.model.named_parameters()]
     found = leaves(output, "output")
     tensors: Named = [(name, x) for name, x in found if isinstance(x, torch.Tensor)]
     results = tensors if step.loss is None else [*tensors, ("loss", step.loss)]
@@ -122,13 +115,9 @@ def _noted(
         requires_grad={name: x.requires_grad for name, x in results},
         plain={name: plain(x) for name, x in found if not isinstance(x, torch.Tensor)},
         structure=structure(output),
-        aliases=_aliases(tensors, [*state, *weights]),
+        aliases=_aliases(tensors, [*state.now, *weights]),
         gradients=_gradients([*step.inputs, *weights]) if step.train else {},
-        changed={
-            name: x.detach().clone()
-            for (name, x), old in zip(state, before, strict=True)
-            if not _same_bits(x, old)
-        },
+        changed=state.changed(),
         parameters={name: fingerprint(x) for name, x in weights if fingerprints},
         opaque=tuple(f"{name} ({plain(x)})" for name, x in found if is_opaque(x)),
     )
@@ -156,34 +145,6 @@ def _aliases(outputs: Named, others: Named) -> frozenset[tuple[str, str]]:
 
 def _storage(value: torch.Tensor) -> int:
     return value.untyped_storage().data_ptr() if value.layout == torch.strided else id(value)
-
-
-def _same_bits(value: torch.Tensor, old: torch.Tensor) -> bool:
-    if (value.shape, value.dtype, value.layout) != (old.shape, old.dtype, old.layout):
-        return False
-    return _equal(value, old) or fingerprint(value) == fingerprint(old)
-
-
-def _equal(value: torch.Tensor, other: torch.Tensor) -> bool:
-    try:
-        return torch.equal(value, other)
-    except (NotImplementedError, RuntimeError):  # no kernel: complex32, sparse in rows
-        return False
-
-
-@contextmanager
-def _restored(state: Named) -> Iterator[list[torch.Tensor]]:
-    """Return copies of tensors, and write them back in place afterwards where they were changed."""
-    before = [x.detach().clone() for _, x in state]
-    try:
-        yield before
-    finally:
-        with torch.no_grad():
-            for (_, value), old in zip(state, before, strict=True):
-                if value.shape != old.shape:
-                    value.resize_(old.shape)
-                if not _same_bits(value, old):
-                    value.copy_(old)
 
 
 @contextmanager

@@ -122,6 +122,9 @@ def raised(workload: Workload) -> Workload:
         if isinstance(tensor, torch.nn.Parameter):
             twin = torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
         memo[id(tensor)] = twin
+    for module in workload.model.modules():  # a weight norm's weight has a graph of its own
+        attributes = (x for x in vars(module).values() if isinstance(x, torch.Tensor))
+        memo |= {id(x): x.detach().clone() for x in attributes if not x.is_leaf}
     try:
         model = copy.deepcopy(workload.model, memo)
     except Exception as error:

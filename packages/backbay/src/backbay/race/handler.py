@@ -13,10 +13,11 @@ import torch
 from backbay.causes import one_line
 from backbay.decisions import Arm
 from backbay.judge import process_state
-from backbay.judge.runs import Runs, state
+from backbay.judge.runs import Runs
 from backbay.proof import Workload, digest, evidence
 from backbay.proof.bank import Inputs
 from backbay.proof.sequence import mixed
+from backbay.proof.state import State
 from backbay.race.caches import variables
 from backbay.race.compiler import Compiler, compiler_of, problems
 from backbay.race.rebuilding import likeness
@@ -249,12 +250,12 @@ class RaceHandler:
         start = clock.now()
         runs, number = self._ready, request.warmups + request.calls
         last = self._ring.steps[number - 1]
-        before = state(last) if request.sample else []
+        before = State(last) if request.sample else None
         calls = self._ring.calls(self._calls[request.backend], number, request.part)
         taken, output = clock.block_of(
             calls, warmups=request.warmups, device=self._device, waits=request.waits
         )
-        if request.sample:
+        if before is not None:
             runs.hold_last(output, last, before)
         return Timed(seconds=taken, whole_s=clock.now() - start)
 

@@ -18,6 +18,7 @@ import torch
 from backbay.proof import Golden, Outcome, Step, Workload, observe
 from backbay.proof.golden import proof_context
 from backbay.proof.shrink import shrunk
+from backbay.proof.state import Attributes, Buffers
 from backbay.proof.tree import leaves
 from backbay.verify.requests import Course, Situation
 from backbay.workloads.batches import with_batch
@@ -105,12 +106,17 @@ def state_name(step: int) -> str:
 
 @contextlib.contextmanager
 def kept(model: torch.nn.Module) -> Iterator[None]:
-    """Write back what the block changes in parameters and buffers."""
-    before = [x.detach().clone() for x in state(model)]
+    """Write back what the block changes in parameters, buffers and attributes."""
+    parameters = [(x, x.detach().clone()) for x in model.parameters()]
+    buffers, attributes = Buffers(model), Attributes(model)
     try:
         yield
     finally:
-        put(model, before)
+        attributes.put_back()
+        with torch.no_grad():
+            for own, value in parameters:
+                own.copy_(value)
+        buffers.put_back()
 
 
 def put(model: torch.nn.Module, values: Sequence[torch.Tensor]) -> None:
