@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
 from backbay_optimizer.kernels import depthwise_convolution as module  # noqa: E402
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -39,6 +41,32 @@ def test_gradients_are_not_those_of_the_function():
     assert torch.autograd.gradcheck(plain, given)
     x, weight, _ = given
     assert torch.autograd.gradcheck(lambda x: plain(x, weight.detach(), None), (x,))
+
+
+class Nothing:
+    """A kernel that does nothing, and notes how it is launched."""
+
+    def __init__(self):
+        self.launches = []
+
+    def __getitem__(self, grid):
+        return lambda *given, **constants: self.launches.append((grid, given, constants))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_sizes_that_are_symbols_cannot_be_cut(stride):
+    kernel, how = Nothing(), ([stride] * 2, [1, 1])
+
+    def program(dy, x, weight, bias):
+        y = module.launch(kernel, x, weight, bias, *how)
+        dx = module.launch_input(kernel, kernel, dy, x, weight, *how)
+        return y, dx, *module.launch_weight(kernel, dy, x, weight, *how)
+
+    x, weight, bias = inputs(torch.float32, 2, 32, 8, 8)
+    dy = module.reference(x, weight, bias, *how)
+    traced = make_fx(program, tracing_mode="symbolic")
+    traced(dy, x, weight, bias)
+    assert len(kernel.launches) == 3
 
 
 def test_torch_finds_fault_in_the_registration():

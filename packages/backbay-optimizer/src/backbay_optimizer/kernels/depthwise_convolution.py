@@ -135,7 +135,7 @@ def plan(images: int, height: int, width: int, channels: int, taps: int, stride:
     strips = images * -(-steps // across)
     whole = max(1, -(-strips // block_r) * -(-channels // block_c))
     chunks = max(1, min(-(-_FILLING // whole), height // _LEAST_ROWS))
-    return Plan(across * stride, block_r, block_c, chunks, _PROGRAMS.get(taps, _FILLING))
+    return Plan(across * stride, block_r, block_c, chunks, _PROGRAMS.get(int(taps), _FILLING))
 
 
 _SMALL = 25
