@@ -71,7 +71,6 @@ AT_BOTH = (
 )
 """Passes that are written for ATen graphs, too."""
 INFERENCE = (
-    "depthwise_convolutions",
     "eager_convolutions",
     "fused_convolutions",
     "group_norm_silu",
@@ -82,7 +81,7 @@ INFERENCE = (
     "parameter_hoist",
     "product_epilogues",
 )
-"""Passes that leave training alone; seven of them are for CUDA, and here shown to do nothing."""
+"""Passes that leave training alone; six of them are for CUDA, and here shown to do nothing."""
 DEVICE = torch.device("cpu")
 TORCH_BACKENDS = "TORCH'S"
 
