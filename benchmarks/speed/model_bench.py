@@ -184,7 +184,7 @@ def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
     # In float64: squares of what bfloat16 holds exceed float32.
     norm = functools.partial(torch.linalg.vector_norm, dtype=torch.float64)
     with torch.no_grad():
-        return float(norm(got.float() - wanted.float()) / norm(wanted).clamp_min(1e-30))
+        return float(norm(got.float() - wanted.float()) / norm(wanted.float()).clamp_min(1e-30))
 
 
 def _floating(value: Any) -> bool:

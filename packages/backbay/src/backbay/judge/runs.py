@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from backbay.proof import Outcome, Step, Workload, evidence
+from backbay.proof import Outcome, Step, Workload, evidence, unchanged
 from backbay.proof.bank import Inputs, elsewhere, inputs_of
 from backbay.proof.copying import is_expanded
 from backbay.proof.outcome import outcome_of, outcome_of_last
@@ -54,6 +54,8 @@ class Runs:
         self._kept: list[tuple[dict[str, torch.Tensor], Outcome]] = []
         self.says_overwritten = False
         """Whether torch refused a look at an earlier output: it says when they end."""
+        self.writes_attributes = False
+        """Whether a call left another plain attribute: the next one may be compiled anew."""
 
     def call(
         self,
@@ -79,6 +81,7 @@ class Runs:
 
         def noting(*args: Any, **kwargs: Any) -> Any:
             outputs.append(compiled(*args, **kwargs))
+            self.writes_attributes |= self._attributes.changed
             return outputs[-1]
 
         self.put_state()
@@ -104,6 +107,15 @@ class Runs:
         self._held = outcome_of(
             each(compiled), Step(row, train=step.train, seed=step.seed), seed=step.seed
         )
+
+    def call_as_in_use(self, compiled: Callable[..., Any], calls: int) -> None:
+        """Call several times, each from the state that the last one left, and hold nothing."""
+        self.put_state()
+        with unchanged(self.step):
+            for _ in range(calls):
+                self.step(compiled)
+        self.step.clear_gradients()
+        self.put_state()
 
     def hold_last(self, output: Any, step: Step, before: State) -> None:
         """Hold what a step gave that somebody else called and timed."""

@@ -82,6 +82,9 @@ class Trial:
 
     def finished(self) -> Finished:
         """Return what was measured, and what only this process can see."""
+        if self._runs.writes_attributes:  # they are put back before each call that is judged
+            with self._context():
+                self._runs.call_as_in_use(self._compiled(), _MEASURED)
         slow, breaks = tuple(slowness.reasons()), slowness.breaks()
         first, second = self._measured
         graphs, again = self._graphs
