@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch._inductor import cpp_builder
+from torch._inductor import cpp_builder, exc
 
 from backbay_optimizer.backend import backbay
 from backbay_optimizer.passes import narrow_vectors as module
@@ -69,3 +69,13 @@ def test_vectors_are_wide_for_what_autocast_rounds(look, compiler):
 def test_vectors_are_narrow_elsewhere(look, compiler, version, capability, dtype):
     compiler(version, capability)
     assert not look(transposed, *tables(dtype), passes=[narrow_vectors]).inductor
+
+
+def test_a_machine_without_a_compiler_ends_compilation(look, compiler, monkeypatch):
+    compiler("gcc version 12.2.0")
+
+    def missing():
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
+    assert not look(transposed, *tables(torch.bfloat16), passes=[narrow_vectors]).inductor

@@ -43,9 +43,13 @@ def is_wrong() -> bool:
     """Return whether this machine's compiler gets 16-bit transposes with AVX-512 wrong."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
-    from torch._inductor import cpp_builder  # noqa: PLC0415 (as late as Inductor)
+    from torch._inductor import cpp_builder, exc  # noqa: PLC0415 (as late as Inductor)
 
-    return COMPILER in cpp_builder.get_compiler_version_info(cpp_builder.get_cpp_compiler())
+    try:
+        compiler = cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:  # a graph for a GPU needs none; else Inductor says so
+        return False
+    return COMPILER in cpp_builder.get_compiler_version_info(compiler)
 
 
 def _is_concerned(value: object) -> bool:
