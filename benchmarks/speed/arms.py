@@ -3,11 +3,11 @@
 ``MODE`` is one of torch.compile's modes, or ``tuned``: coordinate descent and combo kernels, which
 Inductor has and leaves off. Of ``backbay`` it may be ``hoist``, its option ``parameter_hoist``, or
 ``hoist-graphs``, the same with CUDA graphs; ``graphs``, its option ``cuda_graphs`` everywhere, or
-``no-graphs``, nowhere; ``without-NAME``, one of its passes off. ``eager`` compiles nothing. Two
-arms are no backends: ``hand`` is Inductor on a model of transformers whose mask builders were made
-to return nothing, ``alt`` is Inductor on the alternative that a pattern names. ``inductor:again``
-is Inductor's default once more, compiled for itself: its ratio to ``inductor`` is how far the same
-code differs.
+``no-graphs``, nowhere; ``with-NAME``, an option on, and ``without-NAME``, one of its passes off.
+``eager`` compiles nothing. Two arms are no backends: ``hand`` is Inductor on a model of transformers
+whose mask builders were made to return nothing, ``alt`` is Inductor on the alternative that a
+pattern names. ``inductor:again`` is Inductor's default once more, compiled for itself: its ratio to
+``inductor`` is how far the same code differs.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ EAGER, INDUCTOR, OURS, HAND, ALT = "eager", "inductor", "backbay", "hand", "alt"
 TUNED, AGAIN = "tuned", "again"
 HOIST, HOIST_GRAPHS = "hoist", "hoist-graphs"
 GRAPHS, NO_GRAPHS = "graphs", "no-graphs"
-WITHOUT = "without-"
+WITH, WITHOUT = "with-", "without-"
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     TUNED: {"coordinate_descent_tuning": True, "combo_kernels": True},
     HOIST: {"parameter_hoist": True},
@@ -79,6 +79,8 @@ def compiled(function: Callable[..., Any], arm: str, **torch_options: Any) -> Ca
         asked["backend"] = _inductor_again
     elif mode in OPTIONS:
         asked["options"] = dict(OPTIONS[mode])
+    elif mode.startswith(WITH):
+        asked["options"] = {mode.removeprefix(WITH): True}
     elif mode.startswith(WITHOUT):
         asked["options"] = {mode.removeprefix(WITHOUT): False}
     elif mode:

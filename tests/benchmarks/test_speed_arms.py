@@ -109,8 +109,11 @@ def test_arm_that_is_ready_stays_compiled_while_another_gets_ready(speed, monkey
     assert len(compiled) == 1
 
 
-def test_a_pass_runs_in_the_arm_without_it(speed, monkeypatch):
+@pytest.mark.parametrize(
+    ("mode", "value"), [("without-linear_epilogues", False), ("with-linear_epilogues", True)]
+)
+def test_an_arm_says_whether_an_option_is_on(speed, monkeypatch, mode, value):
     asked = {}
     monkeypatch.setattr(torch, "compile", lambda _, **how: asked.update(how))
-    speed("speed.arms").compiled(torch.relu, "backbay:without-linear_epilogues")
-    assert asked["options"] == {"linear_epilogues": False}
+    speed("speed.arms").compiled(torch.relu, f"backbay:{mode}")
+    assert asked["options"] == {"linear_epilogues": value}
