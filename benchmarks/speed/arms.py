@@ -4,10 +4,12 @@
 Inductor has and leaves off. Of ``backbay`` it may be ``hoist``, its option ``parameter_hoist``, or
 ``hoist-graphs``, the same with CUDA graphs; ``graphs``, its option ``cuda_graphs`` everywhere, or
 ``no-graphs``, nowhere; ``with-NAME``, an option on, and ``without-NAME``, one of its passes off.
-``eager`` compiles nothing. Two arms are no backends: ``hand`` is Inductor on a model of transformers
-whose mask builders were made to return nothing, ``alt`` is Inductor on the alternative that a
-pattern names. ``inductor:again`` is Inductor's default once more, compiled for itself: its ratio to
-``inductor`` is how far the same code differs.
+``eager`` compiles nothing.
+
+Two arms are no backends: ``hand`` is Inductor on a model of transformers whose mask builders were
+made to return nothing, ``alt`` is Inductor on the alternative that a pattern names.
+``inductor:again`` is Inductor's default once more, compiled for itself: its ratio to ``inductor``
+is how far the same code differs.
 """
 
 import contextlib
