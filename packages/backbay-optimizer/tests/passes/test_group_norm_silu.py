@@ -95,7 +95,7 @@ def test_what_reads_views_reads_another_layout(look, image, anywhere):
     with torch.no_grad():
         seen = look(attending, image, passes=[group_norm_silu])
         wanted = attending(image)
-    assert seen.changes[OPERATOR] == 6
+    assert seen.changes[OPERATOR] == 6, seen.near
     torch.testing.assert_close(seen.result, wanted)
     assert seen.result.stride() == wanted.stride()
 

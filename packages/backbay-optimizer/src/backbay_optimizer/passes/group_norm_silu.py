@@ -17,23 +17,26 @@ it had. In a graph with channels first, convolutions begin with channels last. N
 such copies move more than a quarter of what the norms read, or something is written to in place.
 """
 
+import contextlib
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.effects import mutates
-from backbay.graph.match import first_input, is_call
-from backbay.graph.rewrite import bound, call_before, layout, replace_node
+from backbay.graph.match import is_call
+from backbay.graph.rewrite import bound, call_before, cast_before, layout, replace_node
 from backbay.graph.values import are_numbers, computed, evaluated, is_ordinary, propagate, value_of
 from backbay.kit.passes import NotApplicable, Pass, PassContext, Requires, option
 from backbay_optimizer.kernels import group_norm_silu as kernel
-from backbay_optimizer.passes import convolutions
+from backbay_optimizer.passes import convolutions, memory_readers
 from backbay_optimizer.passes.convolutions import Convolution
+from backbay_optimizer.passes.memory_readers import is_read_from_memory
 
 COPIED = 4
 """Elements that norms read for each that is copied from one layout to the other, at least."""
@@ -41,19 +44,34 @@ COPIED = 4
 _ATEN = torch.ops.aten
 _IMAGE = 4
 _NORM = ("input", "num_groups", "weight", "bias", "eps")
-_INDIFFERENT = {
+_POINTWISE = {
     *(F.silu, F.relu, F.gelu, F.dropout, F.interpolate, torch.sigmoid, torch.relu, torch.nn.SiLU),
-    *(operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.mul, torch.cat),
+    *(
+        operator.add,
+        operator.sub,
+        operator.mul,
+        operator.truediv,
+        torch.add,
+        torch.mul,
+        torch.cat,
+        "to",
+    ),
 }
 """What gives channels last where all that is read has them last."""
+_VIEWS = {"permute", "reshape", "view", "flatten", "transpose", torch.permute, torch.flatten}
+_READERS = {
+    *(F.linear, F.layer_norm, F.group_norm, F.scaled_dot_product_attention),
+    *(operator.matmul, torch.matmul, torch.bmm, "matmul"),
+}
+"""What reads any layout as fast, and mostly gives the same whatever it reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Site:
-    """A group norm and the SiLU that alone reads it."""
+    """A group norm, and a SiLU that alone reads it."""
 
     node: Node
-    """SiLU."""
+    """SiLU, or the norm where there is none."""
     norm: Node
     x: Node
     groups: int
@@ -71,6 +89,10 @@ class _Layouts:
     sites: dict[Node, _Site] = field(default_factory=dict)
     copies: list[tuple[Node, Node, torch.memory_format]] = field(default_factory=list)
     """Who reads, what, and in which layout."""
+    begins: bool = False
+    """Whether convolutions begin with channels last, since their norms have channels first."""
+    writes: bool = False
+    """Whether something is written to in place."""
 
     def of(self, node: Node) -> Any:
         """Return what a node's value will be."""
@@ -97,7 +119,7 @@ class GroupNormSilu(Pass):
         dtypes=(torch.bfloat16, torch.float16),
         dtypes_because="it was measured in 16 bits",
     )
-    sources = (kernel, convolutions)
+    sources = (kernel, convolutions, memory_readers)
     group_norm_training: bool = option(
         default=False,
         help="group_norm_silu also where gradients are wanted: not timed in whole models yet",
@@ -111,27 +133,25 @@ class GroupNormSilu(Pass):
         fused: list[Node] = []
         with context.attempt(next(iter(sites))):
             found = _planned(graph_module, sites)
-            context.check_profitable([x for s in found.sites.values() for x in (s.norm, s.node)])
+            fired = {x: None for s in found.sites.values() for x in (s.norm, s.node)}
+            context.check_profitable([*fired])
             _rewrite(found)
             graph_module.recompile()
             fused = [*found.sites]
         return len(fused)
 
     def _sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
-        for node in graph_module.graph.find_nodes(op="call_function", target=F.silu):
-            norm = first_input(node)
-            if is_call(norm, (F.group_norm,)):
-                with context.attempt(node):
-                    yield self._site(node, norm)
+        for norm in graph_module.graph.find_nodes(op="call_function", target=F.group_norm):
+            with context.attempt(norm):
+                yield self._site(norm)
 
-    def _site(self, node: Node, norm: Node) -> _Site:
+    def _site(self, norm: Node) -> _Site:
+        node = _result(norm)
         given = bound(norm, _NORM)
         x, value = given["input"], value_of(node)
         self.requires.check(value)
         if value.requires_grad and not self.group_norm_training:
             raise NotApplicable("a gradient is wanted, and group_norm_training is off")
-        if len(norm.users) > 1:
-            raise NotApplicable(f"{norm.name}, which it activates, is used elsewhere, too")
         if not is_ordinary(value_of(x)) or value_of(x).dtype != value.dtype:
             raise NotApplicable("it has another dtype than what it normalises")
         if value.dim() != _IMAGE or not are_numbers(value.shape):
@@ -149,6 +169,18 @@ class GroupNormSilu(Pass):
         )
 
 
+def _result(norm: Node) -> Node:
+    """Return what the kernel computes: the SiLU of a norm, or the norm."""
+    activated = [x for x in norm.users if x.target is F.silu]
+    if activated and len(norm.users) > 1:
+        raise NotApplicable(f"{norm.name}, which is activated, is used elsewhere, too")
+    if activated:
+        return activated[0]
+    if not is_read_from_memory(norm):
+        raise NotApplicable("neither SiLU follows it nor what reads it from memory")
+    return norm
+
+
 group_norm_silu = GroupNormSilu()
 
 
@@ -161,25 +193,12 @@ def _planned(graph_module: GraphModule, sites: dict[Node, _Site]) -> _Layouts:
     Raises:
         NotApplicable: it would not pay, or something is written to in place.
     """
-    found, norms = _Layouts(), {x.norm for x in sites.values()}
-    is_first = any(value_of(x.x).is_contiguous() for x in sites.values())
+    found, activated = _Layouts(), {x.norm for x in sites.values() if x.norm is not x.node}
+    found.begins = any(value_of(x.x).is_contiguous() for x in sites.values())
+    found.writes = any(mutates(x) for x in graph_module.graph.nodes)
     for node in graph_module.graph.nodes:
-        inputs = [x for x in node.all_input_nodes if x in found.values]
-        if inputs and mutates(node):
-            raise NotApplicable(f"{node.name} writes to what would have another layout")
-        if node in norms:
-            continue
-        if node in sites and _is_last(found.of(sites[node].x)):
-            found.sites[node] = sites[node]
-            _settle(found, node, computed(torch.empty_like, found.of(sites[node].x)))
-        elif node in sites:
-            _restore(found, sites[node].norm, inputs)
-        elif (inputs and node.target in _INDIFFERENT) or (
-            (inputs or is_first) and is_call(node, convolutions.IMAGES)
-        ):
-            _follow(found, node, inputs)
-        else:
-            _restore(found, node, inputs)
+        if node not in activated:
+            _lay_out(found, node, sites.get(node))
     largest = max((value_of(x.x).numel() for x in found.sites.values()), default=0)
     if found.sites and largest < kernel.PAYS_FROM:
         raise NotApplicable(f"{largest} elements: below {kernel.PAYS_FROM} it was not faster")
@@ -193,6 +212,29 @@ def _planned(graph_module: GraphModule, sites: dict[Node, _Site]) -> _Layouts:
     return found
 
 
+def _lay_out(found: _Layouts, node: Node, site: _Site | None) -> None:
+    """Say what one node's value becomes."""
+    inputs = [x for x in node.all_input_nodes if x in found.values]
+    if inputs and mutates(node):
+        raise NotApplicable(f"{node.name} writes to what would have another layout")
+    if site is not None and _is_last(found.of(site.x)):
+        found.sites[node] = site
+        _settle(found, node, computed(torch.empty_like, found.of(site.x)))
+    elif site is not None and site.norm is not node:
+        _restore(found, site.norm, [x for x in [site.x] if x in found.values])
+    elif is_call(node, convolutions.IMAGES):
+        if inputs or found.begins:
+            _follow(found, node, inputs)
+    elif _is_copy_to_first(found, node):
+        _settle(found, node, found.of(node.all_input_nodes[0]))
+    elif inputs and is_call(node, _POINTWISE):
+        _follow(found, node, inputs)
+    elif inputs and is_call(node, _VIEWS):
+        _view(found, node, inputs)
+    elif inputs and not (is_call(node, _READERS) and _is_as_before(found, node)):
+        _restore(found, node, inputs)
+
+
 def _follow(found: _Layouts, node: Node, inputs: list[Node]) -> None:
     """Have a node compute with channels last, if that is what it then gives."""
     value, others, copies = value_of(node), {}, []
@@ -204,11 +246,59 @@ def _follow(found: _Layouts, node: Node, inputs: list[Node]) -> None:
             others[x] = computed(lambda y: y.contiguous(memory_format=torch.channels_last), given)
             copies.append((node, x, torch.channels_last))
     given = evaluated(node, {**found.values, **others})
-    if is_ordinary(given) and is_ordinary(value) and _is_last(given):
+    if not (is_ordinary(given) and is_ordinary(value)):
+        _restore(found, node, inputs)
+    elif given.dim() != _IMAGE or _is_last(given):
         found.copies += copies
         _settle(found, node, given)
     else:
         _restore(found, node, inputs)
+
+
+def _view(found: _Layouts, node: Node, inputs: list[Node]) -> None:
+    """Have a node view another layout, if it is a view of it where it was one, and only there."""
+    (read, *others), value, given = node.all_input_nodes, value_of(node), None
+    if not others and _only_flexible(node):
+        with contextlib.suppress(RuntimeError):  # strides do not let every view be
+            given = evaluated(node, found.values)
+    is_view = _shares(value, value_of(read))
+    if given is not None and is_view == _shares(given, found.of(read)):
+        _settle(found, node, given)
+    else:
+        _restore(found, node, inputs)
+
+
+def _only_flexible(node: Node) -> bool:
+    """Return whether only what bears any layout reads a node, or a view of it."""
+    views = [x for x in node.users if is_call(x, _VIEWS)]
+    others = [x for x in node.users if x not in views]
+    bears = _READERS | _POINTWISE | {*convolutions.IMAGES, "contiguous"}
+    return all(is_call(x, bears) for x in others) and all(map(_only_flexible, views))
+
+
+def _shares(one: Tensor, other: Tensor) -> bool:
+    """Return whether two fake tensors stand for the same memory."""
+    cells = (x.untyped_storage()._cdata for x in (one, other))  # noqa: SLF001 (its identity)
+    return bool(next(cells) == next(cells))
+
+
+def _is_as_before(found: _Layouts, node: Node) -> bool:
+    """Return whether a node's result is laid out as it was, though what it reads is not."""
+    given, value = evaluated(node, found.values), value_of(node)
+    return bool(is_ordinary(given) and is_ordinary(value) and layout(given) == layout(value))
+
+
+def _is_copy_to_first(found: _Layouts, node: Node) -> bool:
+    """Return whether a node copies an image, only to have its channels first.
+
+    Where something is written to in place, a copy is needed for more than its layout.
+    """
+    if found.writes or node.target != "contiguous" or len(node.args) > 1 or node.kwargs:
+        return False
+    given = found.of(node.all_input_nodes[0])
+    if not is_ordinary(given) or given.dim() != _IMAGE:
+        return False
+    return _is_last(given) and not given.is_contiguous()
 
 
 def _settle(found: _Layouts, node: Node, value: Any) -> None:
@@ -247,19 +337,50 @@ def _rewrite(found: _Layouts) -> None:
         if node in found.sites:
             _fuse(found.sites[node])
         elif node in found.values:
+            if node.target == "contiguous":
+                node.kwargs = {"memory_format": torch.channels_last}
             propagate(node, node)
 
 
 def _fuse(site: _Site) -> None:
     """Put the kernel in the place of a norm and its SiLU."""
     assert callable(kernel.group_norm_silu)  # registers it: torch.ops has it only after that
-    x, shift = bound(site.norm, _NORM)["input"], None
+    x, shift = _without_step(bound(site.norm, _NORM)["input"])
     if is_call(x, convolutions.IMAGES) and len(x.users) == 1:
-        shift, x = _without_bias(x)
-    how = (site.weight, site.bias, site.groups, site.eps, True, shift)
+        bias, x = _without_bias(x)
+        shift = _sum(site.norm, shift, bias)
+    activates = site.node is not site.norm
+    how = (site.weight, site.bias, site.groups, site.eps, activates, shift)
     call = call_before(site.node, torch.ops.backbay.group_norm_silu.default, x, *how)
     replace_node(site.node, call_before(site.node, operator.getitem, call, 0))
-    site.norm.graph.erase_node(site.norm)
+    if activates:
+        site.norm.graph.erase_node(site.norm)
+
+
+def _without_step(node: Node) -> tuple[Node, Node | None]:
+    """Return an image, and the time step's embedding, (N, C), that is added to it for the norm."""
+    if not is_call(node, (operator.add, torch.add)) or len(node.users) > 1 or node.kwargs:
+        return node, None
+    image, step = node.args
+    if not isinstance(image, Node) or not isinstance(step, Node):
+        return node, None
+    value, whole = value_of(step), value_of(node)
+    samples, channels = whole.shape[:2]
+    if not is_ordinary(value) or value.dtype != whole.dtype:
+        return node, None
+    if value.shape != (samples, channels, 1, 1) or layout(value_of(image)) != layout(whole):
+        return node, None
+    return image, call_before(node, _ATEN.reshape.default, step, [samples, channels])
+
+
+def _sum(place: Node, *terms: Node | None) -> Node | None:
+    """Add what is there of a bias and an embedding, without rounding."""
+    there = [x for x in terms if x is not None]
+    if len(there) < len(terms):
+        return there[0] if there else None
+    return call_before(
+        place, _ATEN.add.Tensor, *(cast_before(place, x, torch.float32) for x in there)
+    )
 
 
 def _without_bias(node: Node) -> tuple[Node | None, Node]:

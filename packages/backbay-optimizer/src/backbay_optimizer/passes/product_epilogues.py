@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
@@ -45,8 +44,9 @@ from backbay.kit.passes import (
     Rewrite,
 )
 from backbay_optimizer.kernels import linear_epilogue as kernel
-from backbay_optimizer.passes import convolutions
+from backbay_optimizer.passes import convolutions, memory_readers
 from backbay_optimizer.passes.convolutions import Convolution
+from backbay_optimizer.passes.memory_readers import is_read_from_memory
 
 _ATEN = torch.ops.aten
 _PRODUCTS = (F.linear, *convolutions.IMAGES)
@@ -61,12 +61,6 @@ _SUMS = (operator.add, torch.add, "add")
 _SUMS_IN_PLACE = (operator.iadd, "add_")
 _FACTORS = (operator.mul, torch.mul, "mul")
 _FACTORS_IN_PLACE = (operator.imul, "mul_")
-_VIEWS = ("view", "reshape", "permute", "flatten", torch.permute, torch.flatten)
-_READERS = (
-    *(F.linear, torch.addmm, torch.matmul, operator.matmul, torch.mm, torch.bmm, "matmul"),
-    *(torch.conv1d, torch.conv2d, torch.conv3d, F.scaled_dot_product_attention),
-)
-"""What reads from memory, and Inductor fuses nothing into."""
 _VECTORS = ("running_mean", "running_var", "weight", "bias")
 _BATCH_NORM = ("input", *_VECTORS, "training", "momentum", "eps")
 _LAST = [0, 3, 1, 2]
@@ -123,7 +117,7 @@ class ProductEpilogues(Rewrite[_Site]):
         dtypes_because="in single precision cuBLAS is faster",
         inference=True,
     )
-    sources = (kernel, convolutions, effects)
+    sources = (kernel, convolutions, effects, memory_readers)
 
     def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
         """Yield products that something follows which cuBLASLt and cuDNN don't compute."""
@@ -148,7 +142,7 @@ class ProductEpilogues(Rewrite[_Site]):
         reason = kernel.pays(value, rows, inner, columns, **steps)
         if reason is not None:
             raise NotApplicable(reason)
-        if not _is_read_from_memory(site.node):
+        if not is_read_from_memory(site.node):
             raise NotApplicable("what reads it is computed with it by Inductor")
         why = disturbed(start, site.node, site.reads, inside={*site.inside})
         if why is not None:
@@ -342,19 +336,6 @@ def _is_inference(norm: dict[str, Any]) -> bool:
     """Return whether a batch norm has numbers that no call changes."""
     known = norm.get("running_mean") is not None and norm.get("running_var") is not None
     return known and norm.get("training", False) is False and type(norm.get("eps", 0.0)) is float
-
-
-def _is_read_from_memory(node: Node) -> bool:
-    """Return whether a result is written for what reads it, whoever computes it."""
-    for user in node.users:
-        if user.op == "output" or user.target in _READERS:
-            return True
-        if isinstance(user.target, OpOverload) and user.target.namespace == "backbay":
-            return True
-        is_idle = effects.is_dropout(user) and not effects.drops(user)
-        if (is_idle or is_call(user, _VIEWS)) and _is_read_from_memory(user):
-            return True
-    return False
 
 
 # 3. What takes its place
