@@ -60,6 +60,19 @@ def test_a_block_is_left_or_its_result_is_laid_out_otherwise(look, image, anywhe
     assert [x is None for x in shifts] == [True, False]  # the first's bias is the residual's too
 
 
+def test_a_norm_that_leaves_the_graph_ends_compilation(look, anywhere):
+    x, weight = torch.randn(2, 8, 6, 10), torch.randn(8, 8, 1, 1)
+
+    def ending(x):
+        return F.silu(F.group_norm(F.conv2d(x, weight), 2))
+
+    with torch.no_grad():
+        seen = look(ending, x, passes=[group_norm_silu])
+    assert seen.changes[OPERATOR] == 1
+    torch.testing.assert_close(seen.result, ending(x))
+    assert seen.result.is_contiguous()
+
+
 def test_a_padding_in_words_ends_compilation(look, image, anywhere):
     model = Block()
     model.convs[1].padding = "same"
@@ -98,6 +111,111 @@ def test_what_reads_views_reads_another_layout(look, image, anywhere):
     assert seen.changes[OPERATOR] == 6, seen.near
     torch.testing.assert_close(seen.result, wanted)
     assert seen.result.stride() == wanted.stride()
+
+
+class Tokens(nn.Module):
+    """What a UNet has between its blocks: pixels are tokens there."""
+
+    def __init__(self, channels=8):
+        super().__init__()
+        self.norm = nn.GroupNorm(4, channels)
+        self.enter, self.leave = (nn.Conv2d(channels, channels, 1) for _ in range(2))
+        self.inner, self.linear = nn.LayerNorm(channels), nn.Linear(channels, channels)
+
+    def forward(self, x):
+        n, c, h, w = x.shape
+        y = self.enter(self.norm(x)).permute(0, 2, 3, 1).reshape(n, h * w, c)
+        y = y + self.linear(self.inner(y))
+        y = y.reshape(n, h, w, c).permute(0, 3, 1, 2).contiguous()
+        return x + self.leave(y)
+
+
+class Steps(nn.Module):
+    """A block that is told the time step."""
+
+    def __init__(self, channels=8, bias=True):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=bias)
+        self.norm = nn.GroupNorm(4, channels)
+        self.last = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x, step):
+        return self.last(F.silu(self.norm(self.conv(x) + step[:, :, None, None])))
+
+
+def test_pixels_that_are_tokens_are_copied(look, image, anywhere):
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Tokens(), Block(), Tokens(), Block())
+    with torch.no_grad():
+        seen = look(model, image, passes=[group_norm_silu])
+        wanted = model(image)
+    assert seen.changes[OPERATOR] == 8
+    assert [n.args[5] for n in seen.nodes("group_norm_silu")].count(False) == 2
+    first = image.is_contiguous()
+    assert seen.calls("contiguous") == 2 + 2 * first  # of the model, and at both ends
+    for node in seen.nodes("contiguous"):
+        given, made = (x.meta["example_value"] for x in (node.args[0], node))
+        assert (given is made) == (node.op == "call_method")  # the model's own do nothing now
+    torch.testing.assert_close(seen.result, wanted)
+    assert seen.result.stride() == wanted.stride()
+
+
+def test_a_copy_that_keeps_what_is_overwritten_is_gone(look, anywhere):
+    def overwriting(x):
+        tokens = F.linear(x.flatten(2).transpose(1, 2), eye)
+        y = tokens.reshape(2, 6, 10, 8).permute(0, 3, 1, 2).contiguous()
+        tokens.zero_()
+        return F.silu(F.group_norm(F.conv2d(y, kernel_of_one), 2))
+
+    eye, kernel_of_one = torch.eye(8), torch.eye(8)[:, :, None, None]
+    x = torch.randn(2, 8, 6, 10)
+    with torch.no_grad():
+        seen = look(overwriting, x, passes=[group_norm_silu])
+        wanted = overwriting(x)
+    assert seen.changes[OPERATOR] == 1
+    torch.testing.assert_close(seen.result, wanted)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_time_step_takes_a_pass_of_its_own(look, image, anywhere, bias):
+    torch.manual_seed(0)
+    model, step = Steps(bias=bias), torch.randn(2, 8)
+    with torch.no_grad():
+        seen = look(model, image, step, passes=[group_norm_silu])
+        wanted = model(image, step)
+    (norm,) = seen.nodes("group_norm_silu")
+    convolution, shift = norm.args[0], norm.args[6]
+    assert convolution.target in {torch.conv2d, torch.ops.aten.conv2d.default}
+    assert shift.meta["example_value"].shape == (2, 8)
+    torch.testing.assert_close(seen.result, wanted)
+    assert seen.result.stride() == wanted.stride()
+
+
+def test_a_step_that_others_read_is_folded_in(look, image, anywhere):
+    torch.manual_seed(0)
+    model, step = Steps(), torch.randn(2, 8)
+
+    def both(x):
+        total = model.conv(x) + step[:, :, None, None]
+        return model.last(F.silu(model.norm(total))) + total
+
+    with torch.no_grad():
+        seen = look(both, image, passes=[group_norm_silu])
+        wanted = both(image)
+    (norm,) = seen.nodes("group_norm_silu")
+    assert norm.args[6] is None
+    torch.testing.assert_close(seen.result, wanted)
+
+
+def test_a_norm_that_is_fused_with_its_reader_is_taken(look, image, anywhere):
+    with torch.no_grad():
+        seen = look(
+            lambda x: F.relu(F.group_norm(F.conv2d(x, x[:, :, :1, :1]), 2)) + 1,
+            image,
+            passes=[group_norm_silu],
+        )
+    assert not seen.changes[OPERATOR]
+    assert seen.near == ["neither SiLU follows it nor what reads it from memory"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

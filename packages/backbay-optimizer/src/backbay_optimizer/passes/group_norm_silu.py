@@ -327,23 +327,25 @@ def _rewrite(found: _Layouts) -> None:
     wanted: dict[Node, list[tuple[Node, torch.memory_format]]] = {}
     for reader, read, form in found.copies:
         wanted.setdefault(reader, []).append((read, form))
+    fused: dict[Node, Node] = {}
     order = {x: n for n, x in enumerate(next(iter(found.sites)).graph.nodes)}
     for node in sorted({*found.values, *found.sites, *wanted}, key=order.__getitem__):
         for read, form in wanted.get(node, []):
+            here = fused.get(read, read)
             if (read, form) not in made:
-                copied = call_before(node, _ATEN.contiguous.default, read, memory_format=form)
+                copied = call_before(node, _ATEN.contiguous.default, here, memory_format=form)
                 made[read, form] = copied
-            node.replace_input_with(read, made[read, form])
+            node.replace_input_with(here, made[read, form])
         if node in found.sites:
-            _fuse(found.sites[node])
+            fused[node] = _fuse(found.sites[node])
         elif node in found.values:
             if node.target == "contiguous":
                 node.kwargs = {"memory_format": torch.channels_last}
             propagate(node, node)
 
 
-def _fuse(site: _Site) -> None:
-    """Put the kernel in the place of a norm and its SiLU."""
+def _fuse(site: _Site) -> Node:
+    """Put the kernel in the place of a norm and its SiLU, and return its result."""
     assert callable(kernel.group_norm_silu)  # registers it: torch.ops has it only after that
     x, shift = _without_step(bound(site.norm, _NORM)["input"])
     if is_call(x, convolutions.IMAGES) and len(x.users) == 1:
@@ -352,9 +354,11 @@ def _fuse(site: _Site) -> None:
     activates = site.node is not site.norm
     how = (site.weight, site.bias, site.groups, site.eps, activates, shift)
     call = call_before(site.node, torch.ops.backbay.group_norm_silu.default, x, *how)
-    replace_node(site.node, call_before(site.node, operator.getitem, call, 0))
+    result = call_before(site.node, operator.getitem, call, 0)
+    replace_node(site.node, result)
     if activates:
         site.norm.graph.erase_node(site.norm)
+    return result
 
 
 def _without_step(node: Node) -> tuple[Node, Node | None]:
