@@ -176,6 +176,38 @@ def test_a_copy_that_keeps_what_is_overwritten_is_gone(look, anywhere):
     torch.testing.assert_close(seen.result, wanted)
 
 
+def test_a_copy_becomes_a_view_that_is_written_to(look, anywhere):
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(2, 8, 6, 10)
+
+    def overwriting(x):
+        y = model(x)
+        row = y.permute(0, 2, 3, 1).reshape(2, -1).to(torch.float32)
+        row.add_(1)
+        return y * 2, row.sum()
+
+    with torch.no_grad():
+        seen = look(overwriting, x, passes=[group_norm_silu])
+        wanted = overwriting(x)
+    assert seen.changes[OPERATOR] == 2
+    torch.testing.assert_close(seen.result, wanted)
+
+
+def test_a_view_whose_reader_wants_it_as_it_was_ends_the_rewrite(look, anywhere):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Block(), Block()), torch.randn(2, 8, 6, 10)
+
+    def reading(x):
+        return model(x).flatten(2).transpose(1, 2).cumsum(1)
+
+    with torch.no_grad():
+        seen = look(reading, x, passes=[group_norm_silu])
+        wanted = reading(x)
+    assert seen.changes[OPERATOR] == 4, seen.near
+    torch.testing.assert_close(seen.result, wanted)
+    assert seen.result.stride() == wanted.stride()
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_time_step_takes_a_pass_of_its_own(look, image, anywhere, bias):
     torch.manual_seed(0)
