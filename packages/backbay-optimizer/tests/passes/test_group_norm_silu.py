@@ -189,7 +189,7 @@ def test_a_copy_becomes_a_view_that_is_written_to(look, anywhere):
     with torch.no_grad():
         seen = look(overwriting, x, passes=[group_norm_silu])
         wanted = overwriting(x)
-    assert seen.changes[OPERATOR] == 2
+    assert seen.near == ["reshape reads permute in a layout that can't be had again"]
     torch.testing.assert_close(seen.result, wanted)
 
 

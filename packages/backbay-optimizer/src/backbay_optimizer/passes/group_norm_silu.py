@@ -256,16 +256,21 @@ def _follow(found: _Layouts, node: Node, inputs: list[Node]) -> None:
 
 
 def _view(found: _Layouts, node: Node, inputs: list[Node]) -> None:
-    """Have a node view another layout, if it is a view of it where it was one, and only there."""
-    (read, *others), value, given = node.all_input_nodes, value_of(node), None
-    if not others and _only_flexible(node):
+    """Have a node view another layout, where its readers bear that."""
+    given = None
+    if len(node.all_input_nodes) == 1 and _only_flexible(node):
         with contextlib.suppress(RuntimeError):  # strides do not let every view be
             given = evaluated(node, found.values)
-    is_view = _shares(value, value_of(read))
-    if given is not None and is_view == _shares(given, found.of(read)):
-        _settle(found, node, given)
-    else:
+    if given is None or (found.writes and _becomes_a_view(found, node, given)):
         _restore(found, node, inputs)
+    else:
+        _settle(found, node, given)
+
+
+def _becomes_a_view(found: _Layouts, node: Node, given: Tensor) -> bool:
+    """Return whether a node, a copy of what it reads, would share its memory."""
+    (read,) = node.all_input_nodes
+    return _shares(given, found.of(read)) and not _shares(value_of(node), value_of(read))
 
 
 def _only_flexible(node: Node) -> bool:
