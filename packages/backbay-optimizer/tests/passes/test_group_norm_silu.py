@@ -255,14 +255,7 @@ def test_the_rewritten_model_is_further_from_the_truth(prove, image, anywhere, d
     torch.manual_seed(0)
     model = nn.Sequential(Block(dtype=dtype), Block(dtype=dtype))
     work = Workload(model=model, args=(image.to(dtype).requires_grad_(),))
-    options = {"group_norm_training": True}
-    assert prove(work, passes=[group_norm_silu], options=options)[OPERATOR] == 4
-
-
-def test_a_model_is_trained_with_it_though_nobody_asked(look, image, anywhere):
-    seen = look(Block(), image, passes=[group_norm_silu])
-    assert not seen.changes[OPERATOR]
-    assert set(seen.near) == {"a gradient is wanted, and group_norm_training is off"}
+    assert prove(work, passes=[group_norm_silu])[OPERATOR] == 4
 
 
 @graph_pass()

@@ -32,7 +32,7 @@ from backbay.graph.effects import mutates
 from backbay.graph.match import is_call
 from backbay.graph.rewrite import bound, call_before, cast_before, layout, replace_node
 from backbay.graph.values import are_numbers, computed, evaluated, is_ordinary, propagate, value_of
-from backbay.kit.passes import NotApplicable, Pass, PassContext, Requires, option
+from backbay.kit.passes import NotApplicable, Pass, PassContext, Requires
 from backbay_optimizer.kernels import group_norm_silu as kernel
 from backbay_optimizer.passes import convolutions, memory_readers
 from backbay_optimizer.passes.convolutions import Convolution
@@ -120,10 +120,6 @@ class GroupNormSilu(Pass):
         dtypes_because="it was measured in 16 bits",
     )
     sources = (kernel, convolutions, memory_readers)
-    group_norm_training: bool = option(
-        default=False,
-        help="group_norm_silu also where gradients are wanted: not timed in whole models yet",
-    )
 
     def run(self, graph_module: GraphModule, context: PassContext) -> int:
         """Rewrite all sites of a graph, or none; return how many were."""
@@ -150,8 +146,6 @@ class GroupNormSilu(Pass):
         given = bound(norm, _NORM)
         x, value = given["input"], value_of(node)
         self.requires.check(value)
-        if value.requires_grad and not self.group_norm_training:
-            raise NotApplicable("a gradient is wanted, and group_norm_training is off")
         if not is_ordinary(value_of(x)) or value_of(x).dtype != value.dtype:
             raise NotApplicable("it has another dtype than what it normalises")
         if value.dim() != _IMAGE or not are_numbers(value.shape):
