@@ -1,11 +1,15 @@
 """Group norm and SiLU on a CUDA device: the kernels as a GPU runs them, and in Inductor's code."""
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
+from backbay_optimizer.backend import backbay  # noqa: E402
 from backbay_optimizer.kernels import group_norm_silu as module  # noqa: E402
 
 pytestmark = [
@@ -139,3 +143,65 @@ def test_a_captured_graph_replays_it():
         y.zero_()
         graph.replay()
         assert error(y, truth(*(t.double() for t in (x, weight, bias, shift)), 32)) < 3e-5
+
+
+class Unet(nn.Module):
+    """What a diffusion model has: steps, pixels that are tokens, other sizes, and joined channels."""
+
+    def __init__(self, channels=64):
+        super().__init__()
+        self.enter = nn.Conv2d(4, channels, 3, padding=1)
+        self.norms = nn.ModuleList(nn.GroupNorm(32, channels) for _ in range(3))
+        self.down = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+        self.step = nn.Linear(channels, channels)
+        self.project = nn.ModuleList(nn.Conv2d(channels, channels, 1) for _ in range(2))
+        self.inner, self.linear = nn.LayerNorm(channels), nn.Linear(channels, channels)
+        self.joined = nn.GroupNorm(32, 2 * channels)
+        self.leave = nn.Conv2d(2 * channels, 4, 3, padding=1)
+
+    def forward(self, x, step):
+        whole = self.enter(x)
+        y = self.down(F.silu(self.norms[0](whole))) + self.step(step)[:, :, None, None]
+        y = y + self.project[0](F.silu(self.norms[1](y)))
+        n, c, h, w = y.shape
+        tokens = self.project[0](self.norms[2](y)).permute(0, 2, 3, 1).reshape(n, h * w, c)
+        tokens = tokens + self.linear(self.inner(tokens))
+        z = tokens.reshape(n, h, w, c).permute(0, 3, 1, 2).contiguous()
+        z = F.interpolate(self.project[1](z) + y, scale_factor=2.0, mode="nearest")
+        return self.leave(F.silu(self.joined(torch.cat([z, whole], 1))))
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_unet_strays_or_is_laid_out_otherwise(last, train, monkeypatch):
+    from torch._inductor.utils import run_and_get_code
+
+    monkeypatch.setattr(module, "PAYS_FROM", 1)
+    monkeypatch.setattr(module, "FOLLOWS_FROM", 1)
+    torch.manual_seed(0)
+    form = torch.channels_last if last else torch.contiguous_format
+    model = Unet().to("cuda", torch.bfloat16).to(memory_format=form)
+    x = torch.randn(2, 4, 48, 32, device="cuda", dtype=torch.bfloat16).contiguous(
+        memory_format=form
+    )
+    step = torch.randn(2, 64, device="cuda", dtype=torch.bfloat16)
+    wide = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend=backbay, options={"cuda_graphs": False})
+    with torch.set_grad_enabled(train):
+        found, codes = run_and_get_code(compiled, x, step)
+        eager, wanted = model(x, step), wide(x.double(), step.double())
+    assert "group_norm_window_kernel" in codes[0] or "group_norm_panel_kernel" in codes[0]
+    assert found.stride() == eager.stride()
+    pairs = [(found, eager, wanted)]
+    if train:
+        dy = torch.randn_like(found)
+        pairs += zip(
+            *(
+                torch.autograd.grad(y, of.parameters(), dy.to(y.dtype))
+                for y, of in ((found, model), (eager, model), (wanted, wide))
+            ),
+            strict=True,
+        )
+    for three in pairs:
+        one, other, true = (t.detach().double() for t in three)
+        assert error(one, true) < 1.5 * error(other, true) + 2e-3
