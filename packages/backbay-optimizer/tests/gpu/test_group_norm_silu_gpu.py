@@ -146,7 +146,7 @@ def test_a_captured_graph_replays_it():
 
 
 class Unet(nn.Module):
-    """What a diffusion model has: steps, pixels that are tokens, other sizes, and joined channels."""
+    """What a diffusion model has: steps, tokens, other sizes, and joined channels."""
 
     def __init__(self, channels=64):
         super().__init__()
