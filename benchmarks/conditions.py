@@ -27,6 +27,9 @@ depthwise
     Depthwise convolutions with channels last, and their gradients: cuDNN's, beside
     ``depthwise_convolutions``'s kernels, with what is around them, and how long it takes to move
     the bytes of either. A bias's gradient is a sum of its own beside cuDNN's.
+group_norms
+    Group norm and SiLU with channels last, of a sum with a convolution's bias, as Inductor compiles
+    them, beside ``group_norm_silu``'s kernels, and how long it takes to read and write the images.
 epilogues
     Linear layers and convolutions of one pixel with what follows them, as Inductor runs them, with
     its Triton template for some, beside ``product_epilogues``'s kernel, and how long it takes to
@@ -51,6 +54,7 @@ from speed.condition_tables.caches import one_token
 from speed.condition_tables.convolutions import pointwise
 from speed.condition_tables.depthwise import depthwise
 from speed.condition_tables.epilogues import epilogues
+from speed.condition_tables.group_norms import group_norms
 from speed.condition_tables.merging import merging
 from speed.condition_tables.rows import one_row
 from speed.condition_tables.stems import patches, stems
@@ -58,8 +62,8 @@ from speed.condition_tables.windows import windows
 from speed.surroundings import versions
 
 _ALL = (
-    *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
-    merging,
+    *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, group_norms),
+    *(epilogues, merging),
 )
 TABLES = {x.__name__: x for x in _ALL}
 
