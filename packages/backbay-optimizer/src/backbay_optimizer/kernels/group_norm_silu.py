@@ -38,10 +38,11 @@ PAYS_FROM = 2**24
 many, 1.5 to 4.2 times with more; with 10 million it took 1.19 times as long
 (``benchmarks/patterns.py``, ``groupnorm_silu_nhwc``)."""
 
-FOLLOWS_FROM = 2**23
+FOLLOWS_FROM = 2**21
 """Elements from which it was used, and the whole was faster, in a graph that has images of at least
 `PAYS_FROM`, and else would copy them to another layout (``benchmarks/models.py``,
-``vae_decoder_nchw``)."""
+``vae_decoder_nchw``, and ``benchmarks/cuda_graphs.py``, ``diffusers:unet@base,8``, where smaller
+ones change nothing). In that UNet with 2 images, of which none is so large, nothing was gained."""
 
 LARGEST_WIDTH = 4096
 """Channels of a panel that one program can finish."""
@@ -54,6 +55,9 @@ LARGE_PANEL = 2**17
 
 CACHED = 2**25
 """Bytes of an image up to which the L2 cache has it when it is read again, in whatever order."""
+
+LARGE_IMAGE = 2**16
+"""Pixels from which a tile has more of them."""
 
 _IMAGE = 3
 """Dimensions from which channels can be last."""
@@ -209,18 +213,16 @@ def _last_plan(image: Image) -> Plan:
     if pixels * group * size * tensors <= SMALL_PANEL:
         return Plan("panel", group, 64, min(64, max(4, _power_from(group))))
     wide = 256 // size
-    if samples * channels * pixels * size * tensors <= CACHED:
-        block_c = _power_from(min(channels, wide // 2 if tensors > 1 else wide // 4))
+    if tensors == 1 or samples * channels * pixels * size * tensors <= CACHED:
+        block_c = _power_from(min(channels, wide // 2))
         width = math.lcm(group, block_c)
         width = width if channels % width == 0 else channels
-        if tensors > 1:
-            return Plan("window", width, 64, block_c, 256, warps=4)
-        return Plan("window", width, 128, block_c, 256, warps=4, stages=3)
+        span = 512 if tensors == 1 and pixels >= LARGE_IMAGE else 256
+        return Plan("window", width, 64, block_c, span, warps=4, stages=3 if tensors == 1 else 1)
     block_c = wide if channels % wide == 0 else wide // 4
     block_c = _power_from(min(channels, block_c))
     block_p = 4096 // block_c
-    span = block_p * (32 if tensors == 1 else 16)
-    return Plan("window", channels, block_p, block_c, span, ahead=528, warps=4, stages=2)
+    return Plan("window", channels, block_p, block_c, block_p * 16, ahead=528, warps=4, stages=2)
 
 
 def _first_plan(image: Image) -> Plan:
