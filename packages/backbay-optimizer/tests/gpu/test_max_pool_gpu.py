@@ -46,7 +46,8 @@ def test_maxima_or_gradients_are_not_torchs(case, dtype):
     dy = torch.randn_like(y)
     found, other = (torch.autograd.grad(z, x, dy.to(z.dtype))[0] for z in (y, wanted))
     torch.testing.assert_close(found, other, rtol=1e-2, atol=3e-2)
-    assert torch.equal(found, module.reference_backward(dy, places, *case[2:], *WINDOW))
+    again = module.reference_backward(dy, places, *case[2:], *WINDOW)
+    torch.testing.assert_close(found, again, rtol=1e-2, atol=1e-2)
 
 
 def test_torch_finds_fault_in_the_registration():
