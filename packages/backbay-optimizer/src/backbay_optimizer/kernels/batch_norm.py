@@ -82,7 +82,7 @@ def _activated(z: Tensor, activation: str) -> Tensor:
         "silu": F.silu,
         "hardswish": F.hardswish,
     }
-    return functions[activation](z) if activation in functions else z
+    return z if activation == "none" else functions[activation](z)
 
 
 def _before(dy: Tensor, z: Tensor, activation: str) -> Tensor:
@@ -128,15 +128,23 @@ class Plan(NamedTuple):
     programs: int
     """Of each block of channels: they take its tiles in turns."""
     warps: int = 4
+    """Of a program."""
     stages: int = 1
     """Tiles that are loaded ahead, through shared memory; 1 loads into registers."""
 
 
 def plan(channels: int, tensors: int) -> Plan:
     """Return how to cut a table, of which one tensor or two are read: by search on an H100."""
-    block_c = min(64, max(8, 1 << (channels - 1).bit_length()))
+    block_c = 32 if -(-channels // 32) * 32 <= _PADDED * channels else 16
+    tile, programs, stages = 2048, 528, 2
+    if tensors == 1:
+        tile, programs, stages = (2048, 1056, 1) if channels % 64 == 0 else (4096, 528, 1)
     blocks = -(-channels // block_c)
-    return Plan(4096 // tensors // block_c, block_c, max(1, 1056 // blocks))
+    return Plan(tile // block_c, block_c, max(1, programs // blocks), stages=stages)
+
+
+_PADDED = 1.4
+"""Times as many channels as there are, of which a block may be."""
 
 
 # 3. Launching
@@ -292,6 +300,8 @@ def _operators() -> tuple[Any, Any]:
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got input size {x.size()}"
             )
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"no activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
         if refusal(x):
             mean, variance = reference_statistics(x)
         else:
