@@ -27,6 +27,10 @@ depthwise
     Depthwise convolutions with channels last, and their gradients: cuDNN's, beside
     ``depthwise_convolutions``'s kernels, with what is around them, and how long it takes to move
     the bytes of either. A bias's gradient is a sum of its own beside cuDNN's.
+batch_norms, max_pools
+    Batch norms of training, and maxima over windows, with channels last and their gradients, as
+    Inductor compiles them, beside ``batch_norms``' and ``max_pools``' kernels, and how long it
+    takes to move the bytes. *All* is forward and backward, with an activation 7 tensors.
 epilogues
     Linear layers and convolutions of one pixel with what follows them, as Inductor runs them, with
     its Triton template for some, beside ``product_epilogues``'s kernel, and how long it takes to
@@ -46,6 +50,7 @@ from pathlib import Path
 import torch
 
 from backbay.timing.device import device_name
+from speed.condition_tables.batch_norms import batch_norms, max_pools
 from speed.condition_tables.biases import biases
 from speed.condition_tables.caches import one_token
 from speed.condition_tables.convolutions import pointwise
@@ -59,7 +64,7 @@ from speed.surroundings import versions
 
 _ALL = (
     *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
-    merging,
+    *(merging, batch_norms, max_pools),
 )
 TABLES = {x.__name__: x for x in _ALL}
 

@@ -26,7 +26,9 @@ def inputs(dtype, *shape):
 
 
 def torchs(x, weight, bias, activation="none"):
-    return ACTIVATIONS[activation](F.batch_norm(x, None, None, weight, bias, True, 0.1, 1e-3))
+    return ACTIVATIONS[activation](
+        F.batch_norm(x, None, None, weight, bias, training=True, eps=1e-3)
+    )
 
 
 def ours(x, weight, bias, activation="none"):
@@ -46,9 +48,7 @@ def test_the_operator_strays_from_float64(dtype, activation):
     )
     close = {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(mean.double(), wide[0].mean((0, 2, 3)), **close)
-    torch.testing.assert_close(
-        variance.double(), wide[0].var((0, 2, 3), correction=0), **close
-    )
+    torch.testing.assert_close(variance.double(), wide[0].var((0, 2, 3), correction=0), **close)
     torch.testing.assert_close(rstd, (variance + 1e-3).rsqrt())
 
 
@@ -70,7 +70,7 @@ def test_where_an_activation_bends_the_gradient_is_not_torchs(activation):
     weight = torch.zeros(4)
     bias = torch.tensor([0.0, -3.0, 3.0, torch.nan])
     dy = torch.ones_like(x)
-    n, z = module._normalised(x, torch.zeros(4), torch.ones(4), weight, bias)
+    _, z = module._normalised(x, torch.zeros(4), torch.ones(4), weight, bias)
     leaf = z.detach().requires_grad_()
     (wanted,) = torch.autograd.grad(ACTIVATIONS[activation](leaf), leaf, dy)
     assert torch.equal(module._before(dy, z, activation), wanted)

@@ -140,7 +140,7 @@ LEFT = {
         "of torch.float16: it was measured in 16 bits",
     ),
     "without a weight": (
-        lambda x, m, v, *_: F.batch_norm(x, m, v, None, None, True),
+        lambda x, m, v, *_: F.batch_norm(x, m, v, training=True),
         {},
         "no weight or no bias",
     ),
@@ -160,14 +160,17 @@ def test_what_the_kernel_cannot_take_is_replaced(look, image, anywhere, name):
 
 
 def test_a_size_that_is_a_symbol_is_cut(look, image, anywhere):
-    seen = look(normalised(), image.requires_grad_(), *vectors(), passes=[batch_norms], dynamic=True)
+    seen = look(
+        normalised(), image.requires_grad_(), *vectors(), passes=[batch_norms], dynamic=True
+    )
     assert not seen.changes["batch_norms"]
     assert any("is a symbol" in x for x in seen.near)
 
 
 def test_one_value_a_channel_has_a_variance(look, anywhere):
     x = torch.ones(1, 8, 1, 1, requires_grad=True)
-    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="Expected more than 1 value per channel"):
+    error = torch._dynamo.exc.TorchRuntimeError
+    with pytest.raises(error, match="Expected more than 1 value per channel"):
         look(nn.BatchNorm2d(8), x, passes=[batch_norms])
 
 

@@ -18,7 +18,7 @@ All sums are of the same order each time: results are the same bits.
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,8 +36,7 @@ MEASURED = (9, 0)
 PAYS_FROM = 2**20
 """Elements from which it was measured (``benchmarks/conditions.py``, ``batch_norms``)."""
 
-Activation = Literal["none", "relu", "silu", "hardswish"]
-ACTIVATIONS: tuple[Activation, ...] = ("none", "relu", "silu", "hardswish")
+ACTIVATIONS = ("none", "relu", "silu", "hardswish")
 """In the order of the numbers that the kernels know them by."""
 
 _EIGHTS = 8
@@ -159,9 +158,7 @@ def _flattened(x: Tensor) -> Tensor:
     return x.movedim(1, -1).contiguous().view(-1)
 
 
-def launch_statistics(
-    kernel: Any, x: Tensor, chosen: Plan | None = None
-) -> tuple[Tensor, Tensor]:
+def launch_statistics(kernel: Any, x: Tensor, chosen: Plan | None = None) -> tuple[Tensor, Tensor]:
     """Run the kernel of statistics, without a dispatcher or a check; as `reference_statistics`.
 
     Under ``TRITON_INTERPRET=1`` it runs on the CPU. ``chosen`` is how to cut, by default `plan`.
@@ -200,7 +197,7 @@ def launch_sums(
     partial = mean.new_empty((2, channels, how.programs))
     vectors = (t.contiguous() for t in (mean, rstd, weight, bias))
     tensors = (_flattened(dy), _flattened(x), *vectors, partial)
-    number = ACTIVATIONS.index(activation)  # type: ignore[arg-type] # any other raises
+    number = ACTIVATIONS.index(activation)
     _run(kernel, tensors, x.numel() // channels, channels, how, activation=number)
     # Two sums, not one that is cut: an operator's results may not share memory.
     return partial[0].sum(1), partial[1].sum(1)

@@ -27,6 +27,7 @@ jit: Any = triton.jit
 _RELU = tl.constexpr(1)
 _SILU = tl.constexpr(2)
 _HARDSWISH = tl.constexpr(3)
+_BEND = tl.constexpr(3.0)
 
 
 @jit
@@ -147,5 +148,5 @@ def _before(dy, z, activation: tl.constexpr):
         return dy * (s * (1.0 + z * (1.0 - s)))
     else:
         tl.static_assert(activation == _HARDSWISH)
-        return tl.where(z <= -3.0, 0.0, tl.where(z < 3.0, dy * (z / 3.0 + 0.5), dy))
-
+        inner = tl.where(z < _BEND, dy * (z / _BEND + 0.5), dy)
+        return tl.where(z <= -_BEND, 0.0, inner)

@@ -43,7 +43,8 @@ def reference(
     x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Return the maxima of (N, C, H, W) as torch has them, and the place of each in its window."""
-    y, indices = F.max_pool2d(x, size, stride, padding, return_indices=True)
+    window = ([*size], [*stride], [*padding])
+    y, indices = F.max_pool2d(x, *window, return_indices=True)
     down = torch.arange(y.shape[2], device=x.device)[:, None] * stride[0] - padding[0]
     right = torch.arange(y.shape[3], device=x.device) * stride[1] - padding[1]
     row, column = indices // x.shape[3] - down, indices % x.shape[3] - right

@@ -48,7 +48,8 @@ def max_pool_kernel(
         there = real & ((h >= 0) & (h < height) & (w >= 0) & (w < width))[:, None]
         at = _wide((image * height + h) * width + w, is_large) * channels
         x = tl.load(x_ptr + at[:, None] + col[None, :], mask=there, other=0.0).to(tl.float32)
-        taken = there & ((x > best) | (x != x) | (offsets < 0))
+        is_nan = x != x  # noqa: PLR0124 (that is how)
+        taken = there & ((x > best) | is_nan | (offsets < 0))
         best = tl.where(taken, x, best)
         offsets = tl.where(taken, k, offsets)
     to = (_wide(pixel, is_large) * channels)[:, None] + col[None, :]

@@ -17,7 +17,7 @@ that are symbols, batch norms without gradients, weights or biases, and tensors 
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.fx import Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.match import first_input, is_call
-from backbay.graph.rewrite import bound, call_before
+from backbay.graph.rewrite import call_before
 from backbay.graph.values import are_numbers, is_ordinary, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.kernels import batch_norm as kernel
@@ -48,8 +48,8 @@ class _Site:
     norm: Node
     activation: str
     x: Node
-    running: tuple[Node, Node] | None
-    """Mean and variance."""
+    running: Sequence[Node]
+    """Mean and variance, or none."""
     weight: Node
     bias: Node
     momentum: float
@@ -79,13 +79,13 @@ class BatchNorms(Rewrite[_Site]):
         given = {"training": False, "momentum": 0.1, "eps": 1e-5, **call.given}
         if given["training"] is not True:
             return None
-        running = given.get("running_mean"), given.get("running_var")
+        running = [x for x in map(given.get, ("running_mean", "running_var")) if x is not None]
         weight, bias = given.get("weight"), given.get("bias")
         if not isinstance(weight, Node) or not isinstance(bias, Node):
             raise NotApplicable("it has no weight or no bias")
         if not isinstance(given["momentum"], float) or not isinstance(given["eps"], float):
             raise NotApplicable("its momentum or epsilon is computed")
-        if (running[0] is None) != (running[1] is None):
+        if len(running) == 1:
             raise NotApplicable("of running mean and variance it has one")
         node, activation = _activated(call.node)
         return _Site(
@@ -93,7 +93,7 @@ class BatchNorms(Rewrite[_Site]):
             norm=call.node,
             activation=activation,
             x=given["input"],
-            running=None if running[0] is None else running,
+            running=running,
             weight=weight,
             bias=bias,
             momentum=given["momentum"],
@@ -118,12 +118,10 @@ class BatchNorms(Rewrite[_Site]):
         assert callable(kernel.batch_norm)  # registers it: torch.ops has it only after that
         given = (site.x, site.weight, site.bias, site.eps, site.activation)
         call = call_before(site.norm, torch.ops.backbay.batch_norm.default, *given)
-        if site.running is not None:
-            count = x.numel() // x.shape[1]
-            for number, (running, factor) in enumerate(
-                zip(site.running, (1.0, count / (count - 1)), strict=True), 1
-            ):
-                _update(site, running, call_before(site.norm, operator.getitem, call, number), factor)
+        count = x.numel() // x.shape[1]
+        for number, running in enumerate(site.running, 1):
+            new = call_before(site.norm, operator.getitem, call, number)
+            _update(site, running, new, 1.0 if number == 1 else count / (count - 1))
         y = call_before(site.norm, operator.getitem, call, 0)
         return Replacement({site.node: y}, [*dict.fromkeys((site.norm, site.node))])
 
@@ -133,8 +131,8 @@ batch_norms = BatchNorms()
 
 def _activated(norm: Node) -> tuple[Node, str]:
     """Return the activation that alone reads a batch norm and its name, or the batch norm."""
-    reader = next(iter(norm.users)) if len(norm.users) == 1 else None
-    if is_call(reader, _ACTIVATIONS) and first_input(reader) is norm:
+    reader = next(iter(norm.users), norm)
+    if len(norm.users) == 1 and is_call(reader, _ACTIVATIONS) and first_input(reader) is norm:
         return reader, _ACTIVATIONS[reader.target]
     return norm, "none"
 
