@@ -30,6 +30,10 @@ depthwise
 group_norms
     Group norm and SiLU with channels last, of a sum with a convolution's bias, as Inductor compiles
     them, beside ``group_norm_silu``'s kernels, and how long it takes to read and write the images.
+batch_norms, max_pools
+    Batch norms of training, and maxima over windows, with channels last and their gradients, as
+    Inductor compiles them, beside ``batch_norms``' and ``max_pools``' kernels, and how long it
+    takes to move the bytes. *All* is forward and backward, with an activation 7 tensors.
 epilogues
     Linear layers and convolutions of one pixel with what follows them, as Inductor runs them, with
     its Triton template for some, beside ``product_epilogues``'s kernel, and how long it takes to
@@ -49,6 +53,7 @@ from pathlib import Path
 import torch
 
 from backbay.timing.device import device_name
+from speed.condition_tables.batch_norms import batch_norms, max_pools
 from speed.condition_tables.biases import biases
 from speed.condition_tables.caches import one_token
 from speed.condition_tables.convolutions import pointwise
@@ -62,8 +67,8 @@ from speed.condition_tables.windows import windows
 from speed.surroundings import versions
 
 _ALL = (
-    *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, group_norms),
-    *(epilogues, merging),
+    *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
+    *(merging, batch_norms, max_pools, group_norms),
 )
 TABLES = {x.__name__: x for x in _ALL}
 

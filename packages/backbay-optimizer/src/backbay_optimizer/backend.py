@@ -27,6 +27,7 @@ from backbay.kit.backend import Backend, Compilation
 from backbay.kit.codegen import Codegen, Compiled, nested_tracing
 from backbay.kit.observing import unobserved
 from backbay.registry import Option
+from backbay_optimizer.passes.batch_norms import batch_norms
 from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutions
 from backbay_optimizer.passes.eager_convolutions import eager_convolutions
 from backbay_optimizer.passes.fused_attention import fused_attention
@@ -36,6 +37,7 @@ from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
 from backbay_optimizer.passes.linear_epilogues import linear_epilogues
 from backbay_optimizer.passes.masks import constant_masks
 from backbay_optimizer.passes.match_sites import MatchSites, is_site
+from backbay_optimizer.passes.max_pools import max_pools
 from backbay_optimizer.passes.narrow_vectors import narrow_vectors
 from backbay_optimizer.passes.one_row_linears import one_row_linears
 from backbay_optimizer.passes.one_token_attention import one_token_attention
@@ -67,6 +69,8 @@ class Optimizing(Backend):
         depthwise_convolutions,
         space_to_depth,
         group_norm_silu,
+        batch_norms,
+        max_pools,
         fused_convolutions,
         one_row_linears,
         linear_epilogues,

@@ -1,0 +1,267 @@
+"""Maxima over windows of images with channels last, and their gradient, in Triton.
+
+Forward writes which of a window's places was the largest, in one byte, beside the maximum. Backward
+gathers: each pixel of the gradient asks the windows that have it whether they took it. What must
+move is ``x``, ``y`` and the offsets forward, and ``dy``, the offsets and ``dx`` backward. Nothing
+is added with atomics, so results are the same bits each time.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op, triton_op, wrap_triton
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+
+from backbay_optimizer.kernels import has_triton
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""What the kernels take."""
+
+MEASURED = (9, 0)
+"""Compute capability of the GPU that times are from: an H100."""
+
+PAYS_FROM = 2**22
+"""Elements from which it was measured (``benchmarks/conditions.py``, ``max_pools``)."""
+
+LARGEST = 127
+"""Places of a window: an offset is a byte."""
+
+_EIGHTS = 8
+"""Channels that are read at once: kernels know that there is a multiple of them."""
+_BLOCK = 1024
+"""Elements that a program writes: by search on an H100."""
+_INT32 = 2**31
+
+
+# 1. The reference
+
+
+def reference(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the maxima of (N, C, H, W) as torch has them, and the place of each in its window."""
+    window = ([*size], [*stride], [*padding])
+    y, indices = F.max_pool2d(x, *window, return_indices=True)
+    down = torch.arange(y.shape[2], device=x.device)[:, None] * stride[0] - padding[0]
+    right = torch.arange(y.shape[3], device=x.device) * stride[1] - padding[1]
+    row, column = indices // x.shape[3] - down, indices % x.shape[3] - right
+    return y, (row * size[1] + column).to(torch.int8)
+
+
+def reference_backward(
+    dy: Tensor,
+    offsets: Tensor,
+    height: int,
+    width: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    """Return the gradient of images of a height and width, by the places of the maxima."""
+    place = offsets.long()
+    down = torch.arange(dy.shape[2], device=dy.device)[:, None] * stride[0] - padding[0]
+    right = torch.arange(dy.shape[3], device=dy.device) * stride[1] - padding[1]
+    at = (down + place // size[1]) * width + right + place % size[1]
+    wide = dy.float() if dy.dtype.itemsize < torch.float32.itemsize else dy
+    dx = wide.new_zeros(*dy.shape[:2], height * width)
+    dx = dx.scatter_add(2, at.flatten(2), wide.flatten(2))
+    return dx.view(*dy.shape[:2], height, width).to(dy.dtype)
+
+
+# 2. Launching
+
+
+def launch(
+    kernel: Any, x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Run the forward kernel, without a dispatcher, a gradient or a check; as `reference`.
+
+    Under ``TRITON_INTERPRET=1`` it runs on the CPU.
+    """
+    images, channels, height, width = x.shape
+    down, right = (
+        (n + 2 * p - k) // s + 1
+        for n, k, s, p in zip((height, width), size, stride, padding, strict=True)
+    )
+    y = x.new_empty(images * down * right * channels)
+    offsets = torch.empty_like(y, dtype=torch.int8)
+    shape = (images * down * right, height, width, down, right)
+    _run(kernel, (_flattened(x), y, offsets), shape, channels, (size, stride, padding))
+    return _shaped(y, images, down, right, channels), _shaped(
+        offsets, images, down, right, channels
+    )
+
+
+def launch_backward(
+    kernel: Any,
+    dy: Tensor,
+    offsets: Tensor,
+    height: int,
+    width: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    """Return the gradient, likewise; as `reference_backward`."""
+    images, channels, down, right = dy.shape
+    dx = dy.new_empty(images * height * width * channels)
+    shape = (images * height * width, height, width, down, right)
+    tensors = (_flattened(dy), _flattened(offsets), dx)
+    _run(kernel, tensors, shape, channels, (size, stride, padding))
+    return _shaped(dx, images, height, width, channels)
+
+
+def _flattened(x: Tensor) -> Tensor:
+    """Return images as one row of memory, with channels last."""
+    return x.movedim(1, -1).contiguous().view(-1)
+
+
+def _shaped(flat: Tensor, *sizes: int) -> Tensor:
+    return flat.view(*sizes).movedim(-1, 1)
+
+
+def _run(
+    kernel: Any,
+    tensors: tuple[Tensor, ...],
+    shape: tuple[int, ...],
+    channels: int,
+    window: tuple[Sequence[int], Sequence[int], Sequence[int]],
+) -> None:
+    size, stride, padding = window
+    multiple = _EIGHTS if channels % _EIGHTS == 0 else 1
+    block_c = next((x for x in (64, 32, 16, 8) if channels % x == 0), 64)
+    pixels, *sides = shape
+    largest = max(x.numel() for x in tensors)
+    constants = {
+        **dict(zip(("height", "width", "out_height", "out_width"), sides, strict=True)),
+        "is_large": bool(largest + _BLOCK * channels >= _INT32),
+        "size_y": size[0],
+        "size_x": size[1],
+        "stride_y": stride[0],
+        "stride_x": stride[1],
+        "padding_y": padding[0],
+        "padding_x": padding[1],
+        "multiple": multiple,
+        "block_p": _BLOCK // block_c,
+        "block_c": block_c,
+        "num_warps": 4,
+    }
+    grid = (-(-pixels // (_BLOCK // block_c)), -(-channels // block_c))
+    with torch.cuda.device(tensors[-1].get_device()):  # Triton launches on the current one
+        kernel[grid](*tensors, pixels, channels // multiple, **constants)
+
+
+# 3. When
+
+
+def refusal(x: Tensor) -> str | None:
+    """Return why the kernels can't take ``x``, or None. Then the reference runs."""
+    if x.device.type != "cuda":
+        return f"the tensor is on {x.device.type}, not on cuda"
+    if not has_triton():
+        return "Triton is not installed"
+    if x.dtype not in DTYPES:
+        return f"no kernel for {x.dtype}"
+    if not x.numel():
+        return "it is empty"
+    if x.numel() // x.shape[1] >= _INT32 - _BLOCK:
+        return "it has too many pixels: their numbers have 32 bits"
+    return None
+
+
+def pays(x: Tensor) -> str | None:
+    """Return why the operator should not take the place of a maximum in training, or None."""
+    if reason := refusal(x):
+        return reason
+    if torch.cuda.get_device_capability(x.device) != MEASURED:
+        return "it was measured on GPUs of compute capability 9.0"
+    if x.shape[1] % _EIGHTS:
+        return f"{x.shape[1]} channels: they are not a multiple of {_EIGHTS}"
+    if x.numel() < PAYS_FROM:
+        return f"{x.numel()} elements: below {PAYS_FROM} it was not measured"
+    return None
+
+
+# 4. Registration
+
+max_pool: Callable[..., tuple[Tensor, Tensor]]
+"""The operator ``backbay::max_pool``: :func:`reference`."""
+
+max_pool_backward: Callable[..., Tensor]
+"""The operator ``backbay::max_pool_backward``: :func:`reference_backward`."""
+
+_NAMES = ("max_pool", "max_pool_backward")
+
+
+def __getattr__(name: str) -> Any:
+    """Register the operators when one is first asked for: that imports Triton."""
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    operators = dict(zip(_NAMES, _operators(), strict=True))
+    globals().update(operators)
+    return operators[name]
+
+
+def _laid_out(y: Tensor) -> Tensor:
+    """Return images that have their channels last."""
+    return y.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+@functools.cache
+def _operators() -> tuple[Any, Any]:
+    # torch reads the names of kernels in wrap_triton(...) from the source: their text is part of
+    # the key of compiled graphs that are kept on disk.
+    if has_triton():
+        from backbay_optimizer.kernels import max_pool_device as device  # noqa: PLC0415
+
+        kernel: Any = device.max_pool_kernel
+        backward_kernel: Any = device.max_pool_backward_kernel
+    # Compilers see through a triton_op, to the kernel and to the reference; a custom_op is opaque
+    # to them, and asks for no Triton.
+    define: Any = triton_op if has_triton() else custom_op
+
+    def forward(
+        x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        if size[0] * size[1] > LARGEST:
+            raise ValueError(f"a window has {size[0] * size[1]} places: at most {LARGEST} fit")
+        if refusal(x):
+            y, offsets = reference(x, size, stride, padding)
+            return _laid_out(y), _laid_out(offsets)
+        return launch(wrap_triton(kernel), x, size, stride, padding)
+
+    def backward(
+        dy: Tensor,
+        offsets: Tensor,
+        height: int,
+        width: int,
+        size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+    ) -> Tensor:
+        window = (height, width, size, stride, padding)
+        if refusal(dy):
+            return _laid_out(reference_backward(dy, offsets, *window))
+        return launch_backward(wrap_triton(backward_kernel), dy, offsets, *window)
+
+    made = (
+        define("backbay::max_pool", forward, mutates_args=()),
+        define("backbay::max_pool_backward", backward, mutates_args=()),
+    )
+    made[0].register_autograd(_vjp, setup_context=_save)
+    return made
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, *ctx.window = inputs
+    ctx.sides = x.shape[2:]
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _vjp(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
+    (offsets,) = ctx.saved_tensors
+    return _operators()[1](dy, offsets, *ctx.sides, *ctx.window), None, None, None
