@@ -244,11 +244,28 @@ def test_a_dropout_that_eager_draws_is_called_wrong():
         torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.3), torch.nn.GELU()
     )
     workload = backbay.Workload(model, (torch.randn(16, 8),), name="dropout")
-    report = run(workload, backends=["aot_eager"])
+    report = run(workload, backends=["eager", "aot_eager", "inductor"])
     assert report.passed, report.sentence
     checks = {(x.mode, x.check): x for x in report.results[0].checks}
     assert checks["train", "state"].proof.compared > 1  # what batch norm counts
     assert ("infer", "state") not in checks
+
+
+def test_a_seed_that_is_left_while_compiling_is_called_right():
+    report = run(
+        f"{FAULTY}:model",
+        backends=[f"{FAULTY}:seeds_when_backward_is_compiled"],
+        device="cpu",
+        train=True,
+        steps=1,
+        batches=[],
+        limits=Limits(blame_s=0),
+    )
+    wrong = [x for x in report.results[0].checks if x.status != "right"]
+    assert [(x.check, x.proof.where) for x in wrong] == [
+        ("state", "torch's random generator (cpu)")
+    ]
+    assert "was seeded by the run" in wrong[0].reason
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from backbay.proof.monte_carlo import MonteCarloArithmetic, Reweighed
 from backbay.proof.noise import Noise, moderated, noise_of
 from backbay.proof.outcome import Outcome, outcome_of
 from backbay.proof.shrink import shrunk
-from backbay.proof.step import Cotangents, Step
+from backbay.proof.step import Cotangents, Step, device_of
 from backbay.proof.tree import leaves
 from backbay.proof.truth import in_float64, raised
 from backbay.workloads.workload import Workload
@@ -262,15 +262,6 @@ def _constants(workload: Workload, outcome: Outcome) -> list[torch.Tensor]:
     buffers = [x for name, x in model.named_buffers() if f"buffer {name}" not in outcome.changed]
     kept = (x for x in (*model.parameters(), *buffers) if x.is_floating_point())
     return [x for x in kept if x.layout == torch.strided]
-
-
-def device_of(workload: Workload) -> torch.device:
-    """Return the device that a workload runs on."""
-    inputs = [x for _, x in leaves((workload.args, dict(workload.kwargs)), "inputs")]
-    for value in [*workload.model.parameters(), *workload.model.buffers(), *inputs]:
-        if isinstance(value, torch.Tensor):
-            return value.device
-    return torch.device("cpu")
 
 
 @contextlib.contextmanager

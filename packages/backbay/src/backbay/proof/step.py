@@ -108,6 +108,15 @@ class Step:
         return known.to(output.dtype)
 
 
+def device_of(workload: Workload) -> torch.device:
+    """Return the device that a workload runs on."""
+    inputs = [x for _, x in leaves((workload.args, dict(workload.kwargs)), "inputs")]
+    for value in [*workload.model.parameters(), *workload.model.buffers(), *inputs]:
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device("cpu")
+
+
 def _drawn(like: torch.Tensor, seed: int) -> torch.Tensor:
     # Whoever watches the step's operators must not take this for the model's own draw.
     with _disable_current_modes():
