@@ -489,14 +489,32 @@ def test_a_result_in_float8_cannot_be_proven():
 @pytest.mark.parametrize(
     ("program", "kind"),
     [
-        (lambda x: torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged), "nested"),
-        (lambda x: (x * 2, x.to("meta")), "on the meta device"),
+        (
+            lambda x: torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged),
+            "nested tensor, .*: prove a model that returns its values",
+        ),
+        (lambda x: (x * 2, x.to("meta")), "on the meta device, .*: build the model on another"),
     ],
 )
 def test_a_result_without_numbers_of_its_own_is_another_computations(program, kind):
     workload = Workload(model=program, args=(torch.randn(5, 3),))
     with pytest.raises(ProofImpossible, match=rf"output(\[1\])? is .*{kind}"):
         make_golden(workload, train=False)
+
+
+def test_a_nested_tensor_stops_training_or_a_digest_with_torchs_own_words():
+    class Nesting(nn.Module):
+        def forward(self, x):
+            return torch.nested.nested_tensor_from_jagged(x * 2, torch.tensor([0, 2, 5]))
+
+    x = torch.randn(5, 3)
+    with pytest.raises(ProofImpossible, match="prove a model that returns its values"):
+        make_golden(Workload(Nesting(), (x,)), train=True)
+    nested = torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged)
+    with pytest.raises(
+        ProofImpossible, match=r"args\[0\] is a nested tensor, .*values and offsets"
+    ):
+        digest(Workload(nn.Linear(3, 3), (nested,)))
 
 
 def test_training_that_trains_nothing_is_impossible():

@@ -18,7 +18,7 @@ from backbay.proof.monte_carlo import MonteCarloArithmetic, Reweighed
 from backbay.proof.noise import Noise, moderated, noise_of
 from backbay.proof.outcome import Outcome, outcome_of
 from backbay.proof.shrink import shrunk
-from backbay.proof.step import Cotangents, Step, device_of
+from backbay.proof.step import NESTED, Cotangents, Step, device_of
 from backbay.proof.tree import leaves
 from backbay.proof.truth import in_float64, raised
 from backbay.workloads.workload import Workload
@@ -275,9 +275,13 @@ def _nested(*contexts: contextlib.AbstractContextManager[Any]) -> Iterator[None]
 def _check_has_numbers(outcome: Outcome) -> None:
     """Raise ProofImpossible where a result is of a kind that the rule can't compare."""
     for name, value in outcome.tensors.items():
-        kind = "a nested tensor" if value.is_nested else "on the meta device" * value.is_meta
-        if kind:
-            raise ProofImpossible(f"{name} is {kind}, whose numbers can't be compared")
+        if value.is_nested:
+            raise ProofImpossible(f"{name} {NESTED}")
+        if value.is_meta:
+            raise ProofImpossible(
+                f"{name} is on the meta device, where there are no numbers to compare: build the "
+                "model on another, or prove one that does not return it"
+            )
 
 
 def _rounds(workload: Workload, outcome: Outcome) -> bool:

@@ -7,11 +7,16 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from backbay.errors import ProofImpossible
 from backbay.proof.copying import copied
 from backbay.proof.optimizing import OnCopies
 from backbay.proof.tree import leaves, mapped
 from backbay.workloads.workload import Workload
 
+NESTED = (
+    "is a nested tensor, whose numbers can't be compared: prove a model that returns its values(), "
+    "or torch.nested.to_padded_tensor of it"
+)
 Cotangents = Mapping[int, torch.Tensor]
 """By position among the differentiable outputs."""
 
@@ -101,6 +106,8 @@ class Step:
             torch.autograd.backward(found, [self._cotangent(i, x) for i, x in enumerate(found)])
 
     def _cotangent(self, position: int, output: torch.Tensor) -> torch.Tensor:
+        if output.is_nested:
+            raise ProofImpossible(f"an output {NESTED}")
         known = self.cotangents.get(position)
         if known is None or known.shape != output.shape:
             known = self.cotangents[position] = _drawn(output, self.seed + position)
