@@ -251,6 +251,19 @@ def test_a_dropout_that_eager_draws_is_called_wrong():
     assert ("infer", "state") not in checks
 
 
+def test_inputs_that_share_memory_make_honest_backends_wrong():
+    memory = torch.randn(12, generator=torch.Generator().manual_seed(0))
+
+    def writing(a, b):
+        a.mul_(2)
+        return b + 1
+
+    workload = backbay.Workload(writing, (memory[:8], memory[4:]), name="sharing")
+    report = run(workload, backends=["eager", "aot_eager"], train=False, batches=[])
+    assert report.passed, report.sentence
+    assert {x.check for x in report.results[0].checks} == {"forward", "state", "calls"}
+
+
 def test_a_seed_that_is_left_while_compiling_is_called_right():
     report = run(
         f"{FAULTY}:model",
