@@ -502,6 +502,26 @@ def test_a_result_without_numbers_of_its_own_is_another_computations(program, ki
         make_golden(workload, train=False)
 
 
+def test_a_model_that_goes_on_from_call_to_call_is_taken_for_one_that_looks_for_modes():
+    generator, counted = torch.Generator().manual_seed(3), []
+
+    def drawing(x):
+        return x + torch.randn(x.shape, generator=generator)
+
+    def counting(x):
+        counted.append(x)
+        return x * len(counted)
+
+    for program in (drawing, counting):
+        with pytest.raises(ProofImpossible, match=r"else each time, .* generator of its"):
+            make_golden(Workload(program, (torch.ones(3),)), train=False)
+
+    def seeding(x):
+        return x + torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+
+    make_golden(Workload(seeding, (torch.ones(3),)), train=False)
+
+
 def test_a_nested_tensor_stops_training_or_a_digest_with_torchs_own_words():
     class Nesting(nn.Module):
         def forward(self, x):

@@ -264,6 +264,23 @@ def test_inputs_that_share_memory_make_honest_backends_wrong():
     assert {x.check for x in report.results[0].checks} == {"forward", "state", "calls"}
 
 
+class Marked(torch.Tensor):
+    pass
+
+
+def test_a_subclass_of_tensor_is_refused_in_the_words_of_a_file_format():
+    marked = torch.ones(3, 4).as_subclass(Marked)
+    for model, given in (
+        (torch.nn.Linear(4, 4), marked),
+        (lambda x: x.as_subclass(Marked), torch.ones(3, 4)),
+    ):
+        workload = backbay.Workload(model, (given,), name="marked")
+        report = run(workload, backends=["eager"], train=False)
+        (check,) = report.results[0].checks
+        assert check.status == "unproven"
+        assert "is a Marked, a subclass of torch.Tensor that no other process knows" in check.reason
+
+
 def test_a_seed_that_is_left_while_compiling_is_called_right():
     report = run(
         f"{FAULTY}:model",

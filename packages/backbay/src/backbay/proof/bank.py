@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from backbay.causes import one_line
+from backbay.errors import ProofImpossible
 from backbay.proof.copying import copied, copied_together, is_expanded
 from backbay.proof.golden import FORMAT, Golden
 from backbay.proof.making import make_golden, make_golden_alike
@@ -23,6 +24,7 @@ from backbay.proof.step import Step
 from backbay.proof.tree import leaves, mapped
 from backbay.workloads.workload import Workload
 
+_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _LOOKED_AT = 1 << 16
 _FEW_VALUES = 2
 SHRINK = 0.1
@@ -97,7 +99,9 @@ def make_bank(workload: Workload, *, train: bool, seed: int, seeds: Sequence[int
     Raises:
         ProofImpossible: no float64 truth can be made of the workload's own inputs.
     """
+    _check_classes(dict(Step(workload, train=train).inputs))
     golden = make_golden(workload, train=train, seed=seed)
+    _check_classes(golden.eager.tensors)
     workload = golden.at(workload)
     goldens, inputs, used, notes = [golden], [inputs_of(workload, train=train)], [0], list[str]()
     make = _first_that_works(workload, golden, train=train, seed=seed)
@@ -129,6 +133,18 @@ def make_bank(workload: Workload, *, train: bool, seed: int, seeds: Sequence[int
         state_matters=_state_matters(workload, golden, train=train, seed=seed),
         notes=tuple(notes),
     )
+
+
+def _check_classes(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise ProofImpossible where one is of a class that only its own code can read again."""
+    for name, value in tensors.items():
+        if type(value) not in _CLASSES:
+            kind = type(value).__qualname__
+            raise ProofImpossible(
+                f"{name} is a {kind}, a subclass of torch.Tensor that no other process knows: "
+                "prove a model that takes and returns plain tensors, and makes a "
+                f"{kind} of them inside"
+            )
 
 
 def _state_matters(workload: Workload, golden: Golden, *, train: bool, seed: int) -> bool:
