@@ -251,6 +251,44 @@ def test_a_dropout_that_eager_draws_is_called_wrong():
     assert ("infer", "state") not in checks
 
 
+def test_results_that_cannot_be_trained_leave_a_model_unproven_that_is_right():
+    workload = backbay.Workload(lambda x: x.argmax(-1), (torch.randn(3, 4),), name="whole")
+    report = run(workload, backends=["eager"])
+    assert report.passed, report.sentence
+    assert {x.mode for x in report.results[0].checks} == {"infer"}
+    assert any("backward reaches no parameter and no input" in x for x in report.notes)
+    assert not run(workload, backends=["eager"], train=True).passed
+
+
+def test_a_model_that_writes_its_inputs_is_refused_in_training_without_a_remedy():
+    linear = torch.nn.Linear(4, 2)
+
+    def cached(x, cache):
+        cache.copy_(x)
+        return linear(cache.clone())
+
+    given = (torch.randn(3, 4), torch.zeros(3, 4))
+    report = run(backbay.Workload(cached, given, name="cached"), backends=["eager"], train=True)
+    assert "(--infer), or give a Workload with grad_as_given=True" in report.sentence
+    workload = backbay.Workload(cached, given, grad_as_given=True, name="cached")
+    assert run(workload, backends=["eager"], train=True, batches=[]).passed
+
+
+def test_what_was_not_tried_has_another_reason_than_what_happened():
+    workload = backbay.Workload(lambda x: x, (torch.randn(3, 4),), name="identity")
+    report = run(workload, backends=["eager"], train=False)
+    first, calls, *_ = report.results[0].checks
+    assert (first.status, calls.status) == ("not_compiled", "not_tried")
+    assert calls.reason == "nothing was compiled"
+
+
+def test_a_model_without_parameters_is_told_that_its_gradients_are_zero():
+    workload = backbay.Workload(torch.nn.Tanh(), (torch.randn(3, 4),), name="tanh")
+    report = run(workload, backends=["eager"], train=True, batches=[])
+    (note,) = [x for x in report.notes if "no steps of training" in x]
+    assert note.endswith("the model has no parameters to train")
+
+
 def test_inputs_that_share_memory_make_honest_backends_wrong():
     memory = torch.randn(12, generator=torch.Generator().manual_seed(0))
 

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import torch
 
-from backbay.errors import ProofImpossible
+from backbay.errors import NothingTrained, ProofImpossible
 from backbay.proof.decompose import Decomposing
 from backbay.proof.draws import Draw, Recording, Replay
 from backbay.proof.golden import Golden, draws_in_the_open
@@ -37,6 +37,8 @@ do not: everything computed from it shifts by up to so many epsilons. No draw sh
 draws are replayed. Seen in Inductor's gradients of GPT-2: 0.3 epsilons, where eager had a tenth."""
 _FAR = 0.1
 """Of a tensor's size."""
+_LEAF = "a leaf Variable that requires grad is being used in an in-place operation"
+"""What torch says where a model writes into an input that has a gradient."""
 _DOUBLE_BYTES = 8
 _FLOAT8 = {x for x in vars(torch).values() if isinstance(x, torch.dtype) and "float8" in str(x)}
 _SLOWER = {"cpu": 3.0, "cuda": 20.0}
@@ -182,7 +184,7 @@ class _Maker:
     def _eager(self, workload: Workload, *, math_attention: bool = False) -> _Eager:
         recording, step = Recording(), Step(workload, train=self.train, seed=self.seed)
         with _measured(workload) as used, _open(math_attention):
-            outcome = outcome_of(workload.model, step, seed=self.seed, during=recording)
+            outcome = self._first(workload, step, recording)
         if recording.hidden and not math_attention:
             return self._eager(workload, math_attention=True)
         if recording.hidden:
@@ -192,7 +194,7 @@ class _Maker:
             )
         _check_has_numbers(outcome)
         if self.train and all(x is None for x in outcome.gradients.values()):
-            raise ProofImpossible("in training, eager's backward reaches no parameter and no input")
+            raise NothingTrained("in training, eager's backward reaches no parameter and no input")
         working = _working(workload, recording.dtypes)
         self._check_fits(workload, used.seconds, used.peak or recording.bytes_made, working)
         return _Eager(
@@ -203,6 +205,17 @@ class _Maker:
             cotangents=step.cotangents,
             exact=not recording.dtypes and not _rounds(workload, outcome),
         )
+
+    def _first(self, workload: Workload, step: Step, recording: Recording) -> Outcome:
+        try:
+            return outcome_of(workload.model, step, seed=self.seed, during=recording)
+        except RuntimeError as error:
+            if self.train and _LEAF in str(error):
+                raise ProofImpossible(
+                    "in training, the model writes into an input that is given a gradient: have "
+                    "it proven without (--infer), or give a Workload with grad_as_given=True"
+                ) from error
+            raise
 
     def _truth(self, workload: Workload, eager: _Eager) -> Outcome:
         replay = Replay(eager.draws)
