@@ -274,6 +274,21 @@ def test_a_model_that_writes_its_inputs_is_refused_in_training_without_a_remedy(
     assert run(workload, backends=["eager"], train=True, batches=[]).passed
 
 
+def test_inputs_that_training_writes_are_left_for_later_checks():
+    report = run(f"{FAULTY}:counting_inputs", backends=["eager"], device="cpu", train=True)
+    assert report.passed, report.sentence
+    report = run(
+        f"{FAULTY}:counting_inputs",
+        backends=[f"{FAULTY}:adds_two"],
+        device="cpu",
+        train=False,
+        batches=[],
+    )
+    assert "is the first module that is wrong in isolation" in report.sentence
+    assert "the first is 2 and not 1" in report.results[0].checks[1].reason
+    assert "the first is 2 and not 1" in report.results[0].blame.reason
+
+
 def test_what_was_not_tried_has_another_reason_than_what_happened():
     workload = backbay.Workload(lambda x: x, (torch.randn(3, 4),), name="identity")
     report = run(workload, backends=["eager"], train=False)

@@ -105,11 +105,16 @@ def outcome_of_last(output: Any, step: Step, before: State) -> Outcome:
 
 
 @contextmanager
-def unchanged(step: Step) -> Iterator[None]:
-    """Write back, when the block ends, what steps in it changed: buffers, inputs, random state."""
+def unchanged(step: Step, *, seed: int = 0) -> Iterator[None]:
+    """Write back, when the block ends, what steps in it changed: buffers, inputs, random state.
+
+    Args:
+        step: whose buffers and inputs.
+        seed: of the random state that the block starts from.
+    """
     state = State(step)
     try:
-        with started(0):
+        with started(seed):
             yield
     finally:
         state.put_back()
