@@ -74,7 +74,9 @@ def read(path: Path) -> dict[str, Expectation]:
     try:
         return parse(read_text(str(path), _LARGEST), str(path))
     except OSError as error:
-        raise InputError(f"the expectations file {path} cannot be read: {error}") from error
+        raise InputError(
+            f"the expectations file {path} cannot be read: {error.strerror or error}"
+        ) from error
 
 
 def parse(text: str, where: str) -> dict[str, Expectation]:

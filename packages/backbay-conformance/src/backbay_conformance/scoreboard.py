@@ -32,7 +32,7 @@ def read(path: Path) -> Statement:
     try:
         return msgspec.json.decode(read_text(str(path), _LARGEST), type=Statement)
     except OSError as error:
-        raise InputError(f"statement {path} cannot be read: {error}") from error
+        raise InputError(f"statement {path} cannot be read: {error.strerror or error}") from error
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise InputError(f"{path} holds no statement of this version: {error}") from error
 

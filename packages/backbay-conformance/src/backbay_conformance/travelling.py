@@ -97,6 +97,8 @@ def _packed_outcome(outcome: Outcome, tensors: Tensors) -> dict[str, Any]:
         "aliases": sorted(map(list, outcome.aliases)),
         "parameters": {name: str(x) for name, x in outcome.parameters.items()},
         "opaque": list(outcome.opaque),
+        "devices": outcome.devices,
+        "seeded": list(outcome.seeded),
     }
 
 
@@ -140,6 +142,8 @@ def _unpacked_outcome(content: Any, inside: Any) -> Outcome:
         aliases=frozenset((str(a), str(b)) for a, b in content["aliases"]),
         parameters={str(n): int(x) for n, x in content["parameters"].items()},
         opaque=tuple(map(str, content["opaque"])),
+        devices={str(n): str(x) for n, x in content["devices"].items()},
+        seeded=tuple(map(str, content["seeded"])),
     )
 
 

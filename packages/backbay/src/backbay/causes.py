@@ -7,6 +7,7 @@ theirs. Nothing is looked up: all of it is in the texts.
 
 import re
 from collections.abc import Iterator, Sequence
+from os import PathLike
 
 from backbay.errors import BackbayError, line_of, plain
 
@@ -39,6 +40,13 @@ def one_line(error: BaseException) -> str:
         inner = outer if said and said in outer else f"{inner} (raised as {outer})"
     ends = "".join(f", at {x}" for x in where if x not in inner)
     return _cut(inner, _LONGEST - min(len(ends), _LONGEST // 2)) + _cut(ends, _LONGEST // 2)
+
+
+def of_file(path: str | PathLike[str], error: BaseException) -> str:
+    """Return one line on an error, for a sentence that names the file already."""
+    if isinstance(error, OSError) and str(error.filename or path) == str(path):
+        return plain(error.strerror or str(error))
+    return one_line(error)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

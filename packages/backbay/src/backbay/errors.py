@@ -29,6 +29,7 @@
     │   └── EndlessPass         a pass adds nodes to the graph that it is walking over
     ├── CompilationFailed       a backend raised while it compiled a graph
     ├── ProofImpossible         no reference exists to prove a result against
+    │   └── NothingTrained      eager's own backward reaches nothing
     └── SkippedGuardFailed      a guard that a filter left out does not hold any more
 
     ExperimentalBackendWarning  a backend was chosen whose author makes no promises
@@ -188,6 +189,10 @@ class CompilationFailed(BackbayError):  # noqa: N818
 
 class ProofImpossible(BackbayError):  # noqa: N818
     """No reference exists that a result could be proven against."""
+
+
+class NothingTrained(ProofImpossible):
+    """In training, eager's own backward reaches no parameter and no input."""
 
 
 class SkippedGuardFailed(BackbayError):  # noqa: N818

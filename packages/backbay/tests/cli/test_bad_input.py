@@ -125,6 +125,36 @@ def test_a_lock_file_that_cannot_be_read_is_named():
         assert_refused(backbay("lock", "--check", "--file", name), name, why)
 
 
+READERS = {
+    "lock": ("lock", "--check", "--file"),
+    "decisions": ("decisions", "import"),
+    "history": ("history",),
+    "against": ("race", "--against"),
+    "expectations": ("conform", "eager", "--expectations"),
+    "statement": ("conform", "eager", "--beside"),
+}
+
+
+@pytest.mark.parametrize("command", READERS.values(), ids=READERS)
+def test_a_message_names_the_file_twice(command):
+    os.mkfifo("made-pipe")
+    Path("made-binary").write_bytes(b"\xff\xfe\0")
+    Path("made-folder").mkdir()
+    Path("made-loop").symlink_to("made-loop")
+    for name in ("made-absent", "made-pipe", "made-binary", "made-folder", "made-loop"):
+        done = backbay(*command, name)
+        assert_refused(done, name)
+        assert done.stderr.count(name) == 1, done.stderr
+
+
+def test_a_message_names_the_configuration_twice():
+    environment = os.environ | {"BACKBAY_CONFIG": "made-absent"}
+    done = subprocess.run(
+        [*COMMAND, "list"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == "backbay: made-absent cannot be read: No such file or directory\n"
+
+
 def test_a_lock_file_with_a_byte_order_mark_is_read():
     assert backbay("lock").exit_code == 0
     Path("backbay.lock").write_bytes(b"\xef\xbb\xbf" + Path("backbay.lock").read_bytes())

@@ -1,11 +1,14 @@
 """The store of decisions: many processes, sudden ends, damage, limits, trust."""
 
+import contextlib
 import errno
 import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -249,10 +252,59 @@ def test_a_folder_that_may_not_be_looked_into_stops_a_program(store, problems, m
     monkeypatch.setattr(module.Path, "exists", exists)
     assert store.decided("graph-0", here.key) == ()
     assert store.measured(Timing, "key") is None
-    assert [x.startswith(f"{store.path} is not read: PermissionError") for x in problems] == [
-        True,
-        True,
-    ]
+    assert problems == [f"{store.path} is not read: Permission denied"] * 2
+
+
+@pytest.fixture
+def locked():
+    """Return what makes a folder one that this process can't write to, but can read."""
+    if not hasattr(os, "geteuid"):
+        pytest.skip("there are no such folders here")
+
+    @contextlib.contextmanager
+    def block(folder):
+        is_root, nobody = os.geteuid() == 0, 65534
+        folder.chmod(0o555)
+        if is_root:
+            os.seteuid(nobody)
+        try:
+            yield
+        finally:
+            if is_root:
+                os.seteuid(0)
+            folder.chmod(0o755)
+
+    return block
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_decisions_in_a_folder_that_cannot_be_written_are_not_read(locked, decision, writable):
+    # Not in tmp_path, which nobody else may enter.
+    with tempfile.TemporaryDirectory() as made:
+        folder, problems = Path(made), []
+        store = Store(folder / "decisions.sqlite", on_problem=problems.append)
+        store.keep(decision())
+        store.keep_measured("key", Timing(1.5))
+        store.path.chmod(0o644 if writable else 0o444)
+        with locked(folder):
+            assert store.decisions() == (decision(),)
+            assert store.measured(Timing, "key") == Timing(1.5)
+            assert not problems
+            with pytest.raises(StoreError, match="could not be written"):
+                store.keep(decision(1))
+            assert {x.name for x in folder.iterdir()} == {"decisions.sqlite"}
+
+
+def test_decisions_that_are_in_part_in_a_log_are_read_without_it(locked, decision):
+    with tempfile.TemporaryDirectory() as made:
+        folder, problems = Path(made), []
+        store = Store(folder / "decisions.sqlite", on_problem=problems.append)
+        store.keep(decision())
+        (folder / "decisions.sqlite-wal").write_bytes(b"log")
+        with locked(folder):
+            assert store.decisions() == ()
+        (problem,) = problems
+        assert "a part of it is in decisions.sqlite-wal" in problem
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path, decision):

@@ -7,8 +7,8 @@ import torch
 
 from backbay.errors import ProofImpossible
 from backbay.proof import Step, Workload, compare, make_golden
-from backbay.proof.bank import varied
-from backbay.proof.copying import copied
+from backbay.proof.bank import elsewhere, varied
+from backbay.proof.copying import copied, copied_together
 
 MEMORY = torch.arange(400.0)
 SHAPES = {
@@ -142,3 +142,30 @@ def test_what_is_expanded_keeps_others_from_having_other_values():
     assert torch.equal(other.args[0], expanded)
     assert other.args[0].stride() == expanded.stride()
     assert not torch.equal(other.args[1], dense)
+
+
+def test_inputs_that_are_partly_the_same_memory_are_copied_apart():
+    memory = torch.arange(1 << 16).float()
+    one, other, apart, half = memory[5001:5009], memory[5005:5013], memory[:7], memory[20:28].half()
+    found = copied_together([one, other, apart, half, one])
+    assert found.keys() == {id(one), id(other)}
+    for value in (one, other):
+        assert torch.equal(found[id(value)], value)
+        assert found[id(value)].untyped_storage().nbytes() < 1 << 10
+        assert (found[id(value)].data_ptr() - memory.data_ptr()) % 64 == 5001 * 4 % 64 + (
+            0 if value is one else 16
+        )
+    found[id(one)].zero_()
+    assert found[id(other)].tolist() == [0, 0, 0, 0, 5009, 5010, 5011, 5012]
+    assert one.sum() > 0
+
+
+def test_inputs_that_share_memory_are_given_values_that_they_cannot_both_have():
+    memory = torch.randn(12)
+    workload = Workload(lambda a, b, c: a + b, (memory[:8], memory[4:], torch.randn(4)))
+    for other in (elsewhere(workload), varied(workload, 1, integers=True)):
+        a, b, _ = other.args
+        assert torch.equal(a, memory[:8])
+        assert a[4:].data_ptr() == b.data_ptr()
+        assert a.data_ptr() != memory.data_ptr()
+    assert not torch.equal(varied(workload, 1, integers=True).args[2], workload.args[2])

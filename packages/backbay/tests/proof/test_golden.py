@@ -423,6 +423,54 @@ def test_what_takes_no_float64_is_the_model_s_own_error(error):
         make_golden(Workload(Narrow(), (torch.ones(3),)), train=False)
 
 
+def test_a_result_on_another_device_is_right(golden, outcome):
+    devices = outcome.devices | {"output.logits": "cpu"}
+    said = broken(golden, outcome, devices=devices)
+    assert said == "output.logits: is on cpu, and eager's is on the model's device"
+
+
+def test_a_result_without_numbers_stops_the_judge(workload, tmp_path):
+    linear = Workload(workload.model.linear, workload.args)
+    golden = make_golden(linear, train=False)
+    given = observe(lambda x: linear.model(x).to("meta"), linear, train=False)
+    evidence.write(given, tmp_path / "given")
+    for one in (given, evidence.read(tmp_path / "given")):
+        worst = golden.judge(one).worst
+        assert (worst.where, worst.kind) == ("output", "metadata")
+        assert worst.reason == "is on meta, and eager's is on the model's device"
+
+
+@pytest.mark.parametrize("seed", [0, 7, -1, 2**63 - 1])
+def test_a_run_that_seeds_is_called_as_eager(workload, seed):
+    golden = make_golden(workload, train=False, seed=seed)
+
+    def judged(before=lambda: None, after=lambda: None):
+        def call(x):
+            before()
+            found = workload.model(x)
+            after()
+            return found
+
+        return golden.judge(observe(call, workload, train=False, seed=seed))
+
+    assert judged(before=lambda: torch.rand(5)).passed  # drawing is not seeding
+    for seeds in (lambda: torch.manual_seed(seed), lambda: torch.manual_seed(torch.initial_seed())):
+        for proof in (judged(before=seeds), judged(after=seeds)):
+            worst = proof.worst
+            assert (worst.where, worst.kind) == ("torch's random generator (cpu)", "mutation")
+
+
+def test_a_model_that_seeds_is_held_against_who_runs_it(workload):
+    class Seeding(nn.Module):
+        def forward(self, x):
+            torch.manual_seed(3)
+            return x + torch.rand_like(x)
+
+    seeding = Workload(Seeding(), workload.args)
+    golden = make_golden(seeding, train=False)
+    assert golden.judge(observe(seeding.model, seeding, train=False)).passed
+
+
 def test_a_result_in_float8_cannot_be_proven():
     class Quantised(torch.nn.Module):
         def forward(self, x):
@@ -441,14 +489,52 @@ def test_a_result_in_float8_cannot_be_proven():
 @pytest.mark.parametrize(
     ("program", "kind"),
     [
-        (lambda x: torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged), "nested"),
-        (lambda x: (x * 2, x.to("meta")), "on the meta device"),
+        (
+            lambda x: torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged),
+            "nested tensor, .*: prove a model that returns its values",
+        ),
+        (lambda x: (x * 2, x.to("meta")), "on the meta device, .*: build the model on another"),
     ],
 )
 def test_a_result_without_numbers_of_its_own_is_another_computations(program, kind):
     workload = Workload(model=program, args=(torch.randn(5, 3),))
     with pytest.raises(ProofImpossible, match=rf"output(\[1\])? is .*{kind}"):
         make_golden(workload, train=False)
+
+
+def test_a_model_that_goes_on_from_call_to_call_is_taken_for_one_that_looks_for_modes():
+    generator, counted = torch.Generator().manual_seed(3), []
+
+    def drawing(x):
+        return x + torch.randn(x.shape, generator=generator)
+
+    def counting(x):
+        counted.append(x)
+        return x * len(counted)
+
+    for program in (drawing, counting):
+        with pytest.raises(ProofImpossible, match=r"else each time, .* generator of its"):
+            make_golden(Workload(program, (torch.ones(3),)), train=False)
+
+    def seeding(x):
+        return x + torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+
+    make_golden(Workload(seeding, (torch.ones(3),)), train=False)
+
+
+def test_a_nested_tensor_stops_training_or_a_digest_with_torchs_own_words():
+    class Nesting(nn.Module):
+        def forward(self, x):
+            return torch.nested.nested_tensor_from_jagged(x * 2, torch.tensor([0, 2, 5]))
+
+    x = torch.randn(5, 3)
+    with pytest.raises(ProofImpossible, match="prove a model that returns its values"):
+        make_golden(Workload(Nesting(), (x,)), train=True)
+    nested = torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged)
+    with pytest.raises(
+        ProofImpossible, match=r"args\[0\] is a nested tensor, .*values and offsets"
+    ):
+        digest(Workload(nn.Linear(3, 3), (nested,)))
 
 
 def test_training_that_trains_nothing_is_impossible():

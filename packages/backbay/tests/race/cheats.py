@@ -34,6 +34,19 @@ def copies_its_outputs(graph_module, example_inputs):
     return lambda *args: tuple(x + 0 for x in graph_module(*args))
 
 
+@honest
+def draws_apart(graph_module, example_inputs):
+    """Seeds, and puts the state back."""
+
+    def call(*args):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            torch.rand(3)
+        return graph_module(*args)
+
+    return call
+
+
 def _keyed(key):
     """Return a backend that computes once for each key, and returns what it computed before."""
 
@@ -243,3 +256,39 @@ def wrong_where_values_are_new(graph_module, example_inputs):
         return results if same else tuple(1.01 * x for x in results)
 
     return call
+
+
+@cheat
+def seeds_when_called(graph_module, example_inputs):
+    def call(*args):
+        torch.manual_seed(0)
+        return graph_module(*args)
+
+    return call
+
+
+@cheat
+def seeds_as_it_was_seeded(graph_module, example_inputs):
+    def call(*args):
+        results = graph_module(*args)
+        torch.manual_seed(torch.initial_seed())
+        return results
+
+    return call
+
+
+@cheat
+def restores_the_random_state_of_compiling(graph_module, example_inputs):
+    state = torch.get_rng_state()
+
+    def call(*args):
+        results = graph_module(*args)
+        torch.set_rng_state(state)
+        return results
+
+    return call
+
+
+@cheat
+def returns_tensors_on_another_device(graph_module, example_inputs):
+    return lambda *args: tuple(x.to("meta") for x in graph_module(*args))

@@ -40,6 +40,16 @@ def test_a_renewal_changes_values_and_neither_addresses_nor_versions(ring):
         assert not torch.equal(now, value)
 
 
+def test_inputs_that_are_partly_the_same_memory_are_apart_in_later_calls():
+    memory = torch.arange(12.0)
+    step = Step(Workload(torch.add, (memory[:8], memory[4:])), train=False)
+    ring = Ring(step, [False, False], 3)
+    for one, other in (x.args for x in ring.steps):
+        assert one[4:].data_ptr() == other.data_ptr()
+        assert torch.equal(one + other, memory[:8] + memory[4:])
+    assert len({x.data_ptr() for x in inputs(ring)}) == 6
+
+
 def test_what_does_not_vary_stays_and_has_addresses_of_its_own():
     step = Step(Workload(torch.nn.Identity(), (torch.tensor([0, 1, 1]),)), train=False)
     ring = Ring(step, [False], 3)

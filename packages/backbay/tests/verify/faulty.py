@@ -94,6 +94,23 @@ class Rounded(torch.nn.Module):
         return x + 1
 
 
+class Counting(torch.nn.Module):
+    """Writes into an input."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x, positions):
+        result = self.linear(x) * positions.float()
+        positions.add_(1)
+        return result
+
+
+def counting_inputs():
+    return Counting(), (torch.randn(3, 4), torch.arange(12).view(3, 4))
+
+
 def of_whole_numbers():
     return Rounded(), (torch.arange(4),)
 
@@ -120,6 +137,15 @@ def _changed(graph_module, target, change):
 def wrong_tanh(graph_module, example_inputs):
     """Is off by one part in a thousand after each tanh: only `Gate` has one."""
     return _changed(graph_module, torch.tanh, lambda node: (operator.mul, (node, 1.001)))
+
+
+def adds_two(graph_module, example_inputs):
+    """Counts what it writes by two."""
+    for node in graph_module.graph.nodes:
+        if node.op == "call_method" and node.target == "add_":
+            node.args = (node.args[0], 2)
+    graph_module.recompile()
+    return graph_module.forward
 
 
 def _calls(graph_module):
@@ -166,6 +192,15 @@ def _backward(graph_module, example_inputs):
         return results
 
     return call
+
+
+def _seeding(graph_module, example_inputs):
+    """Seed where Dynamo does not put the state back, as it does around forward's compilation."""
+    torch.manual_seed(0)
+    return graph_module
+
+
+seeds_when_backward_is_compiled = aot_autograd(fw_compiler=_forward, bw_compiler=_seeding)
 
 
 def _is_weight(value):

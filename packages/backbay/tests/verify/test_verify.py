@@ -244,11 +244,111 @@ def test_a_dropout_that_eager_draws_is_called_wrong():
         torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.3), torch.nn.GELU()
     )
     workload = backbay.Workload(model, (torch.randn(16, 8),), name="dropout")
-    report = run(workload, backends=["aot_eager"])
+    report = run(workload, backends=["eager", "aot_eager", "inductor"])
     assert report.passed, report.sentence
     checks = {(x.mode, x.check): x for x in report.results[0].checks}
     assert checks["train", "state"].proof.compared > 1  # what batch norm counts
     assert ("infer", "state") not in checks
+
+
+def test_results_that_cannot_be_trained_leave_a_model_unproven_that_is_right():
+    workload = backbay.Workload(lambda x: x.argmax(-1), (torch.randn(3, 4),), name="whole")
+    report = run(workload, backends=["eager"])
+    assert report.passed, report.sentence
+    assert {x.mode for x in report.results[0].checks} == {"infer"}
+    assert any("backward reaches no parameter and no input" in x for x in report.notes)
+    assert not run(workload, backends=["eager"], train=True).passed
+
+
+def test_a_model_that_writes_its_inputs_is_refused_in_training_without_a_remedy():
+    linear = torch.nn.Linear(4, 2)
+
+    def cached(x, cache):
+        cache.copy_(x)
+        return linear(cache.clone())
+
+    given = (torch.randn(3, 4), torch.zeros(3, 4))
+    report = run(backbay.Workload(cached, given, name="cached"), backends=["eager"], train=True)
+    assert "(--infer), or give a Workload with grad_as_given=True" in report.sentence
+    workload = backbay.Workload(cached, given, grad_as_given=True, name="cached")
+    assert run(workload, backends=["eager"], train=True, batches=[]).passed
+
+
+def test_inputs_that_training_writes_are_left_for_later_checks():
+    report = run(f"{FAULTY}:counting_inputs", backends=["eager"], device="cpu", train=True)
+    assert report.passed, report.sentence
+    report = run(
+        f"{FAULTY}:counting_inputs",
+        backends=[f"{FAULTY}:adds_two"],
+        device="cpu",
+        train=False,
+        batches=[],
+    )
+    assert "is the first module that is wrong in isolation" in report.sentence
+    assert "the first is 2 and not 1" in report.results[0].checks[1].reason
+    assert "the first is 2 and not 1" in report.results[0].blame.reason
+
+
+def test_what_was_not_tried_has_another_reason_than_what_happened():
+    workload = backbay.Workload(lambda x: x, (torch.randn(3, 4),), name="identity")
+    report = run(workload, backends=["eager"], train=False)
+    first, calls, *_ = report.results[0].checks
+    assert (first.status, calls.status) == ("not_compiled", "not_tried")
+    assert calls.reason == "nothing was compiled"
+
+
+def test_a_model_without_parameters_is_told_that_its_gradients_are_zero():
+    workload = backbay.Workload(torch.nn.Tanh(), (torch.randn(3, 4),), name="tanh")
+    report = run(workload, backends=["eager"], train=True, batches=[])
+    (note,) = [x for x in report.notes if "no steps of training" in x]
+    assert note.endswith("the model has no parameters to train")
+
+
+def test_inputs_that_share_memory_make_honest_backends_wrong():
+    memory = torch.randn(12, generator=torch.Generator().manual_seed(0))
+
+    def writing(a, b):
+        a.mul_(2)
+        return b + 1
+
+    workload = backbay.Workload(writing, (memory[:8], memory[4:]), name="sharing")
+    report = run(workload, backends=["eager", "aot_eager"], train=False, batches=[])
+    assert report.passed, report.sentence
+    assert {x.check for x in report.results[0].checks} == {"forward", "state", "calls"}
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+def test_a_subclass_of_tensor_is_refused_in_the_words_of_a_file_format():
+    marked = torch.ones(3, 4).as_subclass(Marked)
+    for model, given in (
+        (torch.nn.Linear(4, 4), marked),
+        (lambda x: x.as_subclass(Marked), torch.ones(3, 4)),
+    ):
+        workload = backbay.Workload(model, (given,), name="marked")
+        report = run(workload, backends=["eager"], train=False)
+        (check,) = report.results[0].checks
+        assert check.status == "unproven"
+        assert "is a Marked, a subclass of torch.Tensor that no other process knows" in check.reason
+
+
+def test_a_seed_that_is_left_while_compiling_is_called_right():
+    report = run(
+        f"{FAULTY}:model",
+        backends=[f"{FAULTY}:seeds_when_backward_is_compiled"],
+        device="cpu",
+        train=True,
+        steps=1,
+        batches=[],
+        limits=Limits(blame_s=0),
+    )
+    wrong = [x for x in report.results[0].checks if x.status != "right"]
+    assert [(x.check, x.proof.where) for x in wrong] == [
+        ("state", "torch's random generator (cpu)")
+    ]
+    assert "was seeded by the run" in wrong[0].reason
 
 
 @pytest.mark.parametrize(

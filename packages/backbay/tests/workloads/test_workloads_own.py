@@ -48,6 +48,29 @@ def test_floating_inputs_follow_the_dtype_and_others_do_not(write):
     assert workload.name == reference
 
 
+def test_a_complex_model_loses_its_imaginary_part(write):
+    reference = write(
+        "class Both(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.linear = nn.Linear(3, 3, dtype=torch.complex64)\n"
+        "        self.scale = nn.Parameter(torch.ones(3))\n"
+        "    def forward(self, x): return self.linear(x)\n"
+        "def build(): return Both(), (torch.ones(2, 3, dtype=torch.complex64),)\n"
+    )
+    workload = build(reference, dtype=torch.bfloat16, train=True)
+    model = workload.model
+    assert model.linear.weight.dtype == model(*workload.args).dtype == torch.complex64
+    assert model.linear.weight.imag.any()
+    assert model.scale.dtype == torch.bfloat16
+    assert model.training
+
+
+def test_a_lazy_layer_without_parameters_is_told_how_it_gets_them(write):
+    error = invalid(write("def build(): return nn.LazyLinear(4), (torch.ones(2, 3),)\n"))
+    assert "call it once, model(*args), before it is returned" in str(error)
+
+
 def test_evaluation_turns_dropout_off(write):
     workload = build(write("def build(): return nn.Dropout(), (torch.ones(4),)\n"))
     assert torch.equal(workload.model(*workload.args), workload.args[0])

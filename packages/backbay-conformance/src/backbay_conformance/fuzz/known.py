@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from backbay.causes import of_file
 from backbay.errors import InputError
 from backbay_conformance.fuzz.program import Program
 from backbay_conformance.fuzz.source import source
@@ -64,7 +65,7 @@ def read(path: Path = SHIPPED) -> tuple[Known, ...]:
     try:
         file = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
     except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{path}: {of_file(path, error)}") from error
     for number, known in enumerate(file.find, 1):
         _check(known, f"{path}: find {number}")
     return file.find

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from backbay.causes import one_line
+from backbay.causes import of_file
 from backbay.decisions import parse_arm
 from backbay.errors import InputError
 from backbay.race import Limits, Objective
@@ -106,7 +106,7 @@ def read(path: Path, registry: Registry) -> Plan:
     try:
         document = msgspec.convert(tomllib.loads(path.read_text("utf-8")), _Document)
     except (OSError, ValueError) as error:  # TOML's and msgspec's own errors are ValueErrors
-        raise InputError(f"{path} is no campaign: {one_line(error)}") from error
+        raise InputError(f"{path} is no campaign: {of_file(path, error)}") from error
     if not document.workload:
         raise InputError(f"{path} names no workload: add [[workload]] with a name")
     units: list[Unit] = []

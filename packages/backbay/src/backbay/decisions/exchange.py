@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from backbay.causes import one_line
+from backbay.causes import of_file
 from backbay.decisions.decision import Decision
 from backbay.errors import InputError
 
@@ -39,7 +39,7 @@ def read(path: Path) -> tuple[Decision, ...]:
             raise OSError(f"it is larger than {LARGEST >> 20} MiB")  # noqa: TRY301 (as any other)
         found = msgspec.json.decode(path.read_bytes(), type=Exchanged)
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} does not hold decisions: {one_line(error)}") from error
+        raise InputError(f"{path} does not hold decisions: {of_file(path, error)}") from error
     if found.schema != SCHEMA:
         raise InputError(f"{path} is of schema {found.schema}; this Backbay reads {SCHEMA}")
     return found.decisions

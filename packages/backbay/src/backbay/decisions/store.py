@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from backbay.cache import cache_folder, check_owner, own_folder
-from backbay.causes import one_line
+from backbay.causes import of_file, one_line
 from backbay.decisions.decision import Decision
 from backbay.errors import InputError
 
@@ -30,6 +30,8 @@ _WAIT_S = 10.0
 """For another process that writes; each write takes milliseconds."""
 
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_NOT_WRITABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+"""What SQLite says of a file, or a folder, that it may not write: it writes even to read."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS decisions (
@@ -159,10 +161,19 @@ class Store:
         try:
             if not self.path.exists():  # raises in a folder that this user may not look into
                 return []
-            return self._answered(lambda x: x.execute(query, values).fetchall())
+            return self._rows(query, values)
         except (OSError, sqlite3.Error) as error:
-            self._on_problem(f"{self.path} is not read: {one_line(error)}")
+            self._on_problem(f"{self.path} is not read: {of_file(self.path, error)}")
             return []
+
+    def _rows(self, query: str, values: tuple[str, ...]) -> list[Any]:
+        try:
+            return self._answered(lambda x: x.execute(query, values).fetchall())
+        except sqlite3.OperationalError as error:
+            if _code(error) not in _NOT_WRITABLE:
+                raise
+        with contextlib.closing(_opened_unwritten(self.path)) as connection:
+            return connection.execute(query, values).fetchall()
 
     def _write(self, write: Callable[[sqlite3.Connection], _Answer]) -> _Answer:
         def whole(connection: sqlite3.Connection) -> _Answer:
@@ -179,7 +190,9 @@ class Store:
             self._answered(_halve)
             return self._answered(whole)
         except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"{self.path} could not be written: {one_line(error)}") from error
+            raise StoreError(
+                f"{self.path} could not be written: {of_file(self.path, error)}"
+            ) from error
 
     def _answered(self, ask: Callable[[sqlite3.Connection], _Answer]) -> _Answer:
         """Ask; where the file turns out to be damaged, once more of a new one.
@@ -217,13 +230,27 @@ def _opened(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _opened_unwritten(path: Path) -> sqlite3.Connection:
+    """Open a store that this user can't write, to read it.
+
+    Raises:
+        OSError: not all of it is in the file, others may have written it, or a newer Backbay did.
+        sqlite3.Error: it can't be opened, or is damaged.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and log.stat().st_size:  # SQLite would not look at it
+        raise OSError(f"a part of it is in {log.name}, and SQLite has to write to read that")
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
+    try:
+        _check_version(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 def _prepare(connection: sqlite3.Connection) -> None:
-    found = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found > VERSION:
-        raise OSError(
-            f"it was written by a newer Backbay (version {found} of its tables; this one knows "
-            f"{VERSION}): upgrade Backbay, or set BACKBAY_CACHE to another folder"
-        )
+    found = _check_version(connection)
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing by it
     connection.execute(f"PRAGMA max_page_count = {LARGEST // _page_size(connection)}")
@@ -231,6 +258,17 @@ def _prepare(connection: sqlite3.Connection) -> None:
         return
     connection.execute("PRAGMA journal_mode = WAL")
     connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+
+
+def _check_version(connection: sqlite3.Connection) -> int:
+    """Return the version of a store's tables, unless a newer Backbay wrote them."""
+    found = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if found > VERSION:
+        raise OSError(
+            f"it was written by a newer Backbay (version {found} of its tables; this one knows "
+            f"{VERSION}): upgrade Backbay, or set BACKBAY_CACHE to another folder"
+        )
+    return found
 
 
 def _page_size(connection: sqlite3.Connection) -> int:

@@ -12,6 +12,7 @@ import torch
 from backbay.proof import Outcome, Step, Workload, evidence, unchanged
 from backbay.proof.bank import Inputs, elsewhere, inputs_of
 from backbay.proof.copying import is_expanded
+from backbay.proof.generators import forgetting
 from backbay.proof.outcome import outcome_of, outcome_of_last
 from backbay.proof.sequence import each, in_a_row
 from backbay.proof.state import Attributes, Buffers, State
@@ -116,6 +117,34 @@ class Runs:
                 self.step(compiled)
         self.step.clear_gradients()
         self.put_state()
+
+    def random_fault(self, compiled: Callable[..., Any]) -> str:
+        """Return what calls make of torch's random state that eager never does, in words.
+
+        It is called a few times more.
+        """
+
+        def call() -> None:
+            self.put_state()
+            state = State(self.step)
+            try:
+                self.step(compiled)
+            finally:
+                state.put_back()
+
+        forgets = forgetting(call, self.step.seed)
+        if forgets:
+            with torch.compiler.set_stance("force_eager"):  # a model may seed by itself
+                forgets = tuple(x for x in forgets if x not in forgetting(call, self.step.seed))
+        self.step.clear_gradients()
+        self.put_state()
+        if not forgets:
+            return ""
+        return (
+            f"it leaves torch's random generator ({', '.join(forgets)}) in one and the same state, "
+            "whichever that was before: what is drawn later is the same after each call "
+            "(torch.random.fork_rng puts the state back)"
+        )
 
     def hold_last(self, output: Any, step: Step, before: State) -> None:
         """Hold what a step gave that somebody else called and timed."""

@@ -13,16 +13,18 @@ from typing import Any
 import torch
 
 from backbay.causes import one_line
-from backbay.proof.copying import copied, is_expanded
+from backbay.errors import ProofImpossible
+from backbay.proof.copying import copied, copied_together, is_expanded
 from backbay.proof.golden import FORMAT, Golden
 from backbay.proof.making import make_golden, make_golden_alike
 from backbay.proof.outcome import outcome_of, unchanged
 from backbay.proof.sequence import in_a_row
 from backbay.proof.state import Attributes, attributes_kept
 from backbay.proof.step import Step
-from backbay.proof.tree import mapped
+from backbay.proof.tree import leaves, mapped
 from backbay.workloads.workload import Workload
 
+_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _LOOKED_AT = 1 << 16
 _FEW_VALUES = 2
 SHRINK = 0.1
@@ -97,7 +99,9 @@ def make_bank(workload: Workload, *, train: bool, seed: int, seeds: Sequence[int
     Raises:
         ProofImpossible: no float64 truth can be made of the workload's own inputs.
     """
+    _check_classes(dict(Step(workload, train=train).inputs))
     golden = make_golden(workload, train=train, seed=seed)
+    _check_classes(golden.eager.tensors)
     workload = golden.at(workload)
     goldens, inputs, used, notes = [golden], [inputs_of(workload, train=train)], [0], list[str]()
     make = _first_that_works(workload, golden, train=train, seed=seed)
@@ -129,6 +133,18 @@ def make_bank(workload: Workload, *, train: bool, seed: int, seeds: Sequence[int
         state_matters=_state_matters(workload, golden, train=train, seed=seed),
         notes=tuple(notes),
     )
+
+
+def _check_classes(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise ProofImpossible where one is of a class that only its own code can read again."""
+    for name, value in tensors.items():
+        if type(value) not in _CLASSES:
+            kind = type(value).__qualname__
+            raise ProofImpossible(
+                f"{name} is a {kind}, a subclass of torch.Tensor that no other process knows: "
+                "prove a model that takes and returns plain tensors, and makes a "
+                f"{kind} of them inside"
+            )
 
 
 def _state_matters(workload: Workload, golden: Golden, *, train: bool, seed: int) -> bool:
@@ -171,7 +187,8 @@ def varied(workload: Workload, seed: int, *, integers: bool) -> Workload:
     """Return the workload with other values of its inputs, of the same range, drawn from a seed.
 
     The values of each tensor come in another order; those in floating point are smaller as well.
-    What has one element or two values, as a mask has, stays, and so does what is expanded.
+    What has one element or two values, as a mask has, stays, and so does what is expanded, or is
+    memory of another input as well.
 
     Args:
         workload: whose inputs they are like.
@@ -238,15 +255,20 @@ def _tensors(workload: Workload) -> Iterator[torch.Tensor]:
 
 
 def _with(workload: Workload, change: Callable[[torch.Tensor], torch.Tensor]) -> Workload:
-    """Return the workload with other input tensors; one that is given twice stays one."""
-    made: dict[int, torch.Tensor] = {}
+    """Return the workload with other input tensors.
+
+    One that is given twice stays one. Those that are partly the same memory stay so, with the
+    values that they have.
+    """
+    found = [x for _, x in leaves((workload.args, dict(workload.kwargs)), "inputs")]
+    made = copied_together([x for x in found if isinstance(x, torch.Tensor)])
 
     def changed(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if id(leaf) not in made:
-            made[id(leaf)] = change(leaf).requires_grad_(leaf.requires_grad)
-        return made[id(leaf)]
+            made[id(leaf)] = change(leaf)
+        return made[id(leaf)].requires_grad_(leaf.requires_grad)
 
     args, kwargs = mapped(changed, (workload.args, dict(workload.kwargs)))
     return dataclasses.replace(workload, args=args, kwargs=kwargs, reduced=None)

@@ -76,6 +76,8 @@ class _Rest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, str]
     """Fingerprints, which are wider than JSON's numbers."""
     opaque: tuple[str, ...]
+    devices: dict[str, str]
+    seeded: tuple[str, ...]
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,8 +136,15 @@ def write(outcome: Outcome, path: str | PathLike[str]) -> None:
         unreached=tuple(outcome.gradients.keys() - gradients.keys()),
         parameters={name: str(x) for name, x in outcome.parameters.items()},
         opaque=outcome.opaque,
+        devices=outcome.devices,
+        seeded=outcome.seeded,
     )
-    tensors = {f"{group} {n}": x for group, named in groups.items() for n, x in named.items()}
+    tensors = {
+        f"{group} {n}": x
+        for group, named in groups.items()
+        for n, x in named.items()
+        if not x.is_meta  # there are no bytes, and its device says so
+    }
     write_tensors(tensors, path, rest)
 
 
@@ -163,6 +172,8 @@ def read(path: str | PathLike[str]) -> Outcome:
         aliases=frozenset(rest.aliases),
         parameters={name: int(x) for name, x in rest.parameters.items()},
         opaque=rest.opaque,
+        devices=rest.devices,
+        seeded=rest.seeded,
     )
 
 

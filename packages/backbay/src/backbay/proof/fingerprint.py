@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from backbay.errors import ProofImpossible
 from backbay.proof.tree import leaves
 from backbay.workloads.workload import Workload
 
@@ -19,6 +20,9 @@ def digest(workload: Workload) -> str:
     """Hash what a workload computes from: parameters, buffers and inputs, and their names.
 
     Two processes that built the same workload on the same kind of device get the same digest.
+
+    Raises:
+        ProofImpossible: one is a nested tensor, which has no strides that bytes could be read by.
     """
     whole = hashlib.sha256(str(workload.model).encode())
     parts = itertools.chain(
@@ -28,6 +32,11 @@ def digest(workload: Workload) -> str:
         leaves(dict(workload.kwargs), "kwargs"),
     )
     for name, value in parts:
+        if isinstance(value, torch.Tensor) and value.is_nested:
+            raise ProofImpossible(
+                f"{name} is a nested tensor, which can't be written down: give the model its "
+                "values and offsets, and have it made there"
+            )
         whole.update(f"{name}={_described(value)};".encode())
     return whole.hexdigest()
 

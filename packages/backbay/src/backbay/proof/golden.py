@@ -16,7 +16,7 @@ from backbay.proof.outcome import Outcome
 from backbay.proof.shrink import shrunk
 from backbay.workloads.workload import Workload
 
-FORMAT = 1
+FORMAT = 2
 """Version of the saved form."""
 
 

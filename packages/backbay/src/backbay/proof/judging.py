@@ -13,6 +13,10 @@ from backbay.proof.oracle import Kind, Verdict, compare
 from backbay.proof.outcome import Outcome
 
 _AGREE = "as eager's"
+_SEEDED = (
+    "was seeded by the run, and eager's does not seed it: what is drawn later is the same after "
+    "each run (torch.random.fork_rng puts the state back)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,9 @@ class Reference:
         yield from self._tensors(given, wanted, true, "was not updated, and eager updates it")
         for name in outcome.changed.keys() - eager.changed.keys():
             yield _broken(name, "was changed by the run, and eager leaves it as it is")
+        for name in outcome.seeded:
+            if name not in eager.seeded:
+                yield _broken(f"torch's random generator ({name})", _SEEDED)
         for name, value in eager.parameters.items():
             if outcome.parameters.get(name) != value:
                 yield _broken(name, "was overwritten by the run, and eager leaves it as it is")
@@ -92,7 +99,7 @@ class Reference:
         strides: bool = True,
     ) -> Iterator[Verdict]:
         for name, wanted in eager.items():
-            if name not in given:
+            if name not in given or given[name].is_meta:
                 yield _broken(name, absent)
                 continue
             # A state that changes in the working precision alone changes by less than its
@@ -115,6 +122,10 @@ class Reference:
             yield self._plain(name, outcome.plain.get(name), value)
         for name in outcome.tensors.keys() - eager.tensors.keys():
             yield _broken(name, "is returned, and eager returns no such tensor")
+        for name, home in eager.devices.items():
+            found = outcome.devices.get(name, home)
+            if found != home:
+                yield _broken(name, f"is on {found}, and eager's is on {home}")
         for name, wanted in eager.requires_grad.items():
             yield _differentiable(name, got=outcome.requires_grad.get(name), wanted=wanted)
         for name, owner in eager.aliases - outcome.aliases:

@@ -6,16 +6,20 @@ the run changed on its way. Each of these a backend can lose while every number 
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from backbay.proof.fingerprint import fingerprint
+from backbay.proof.generators import started
 from backbay.proof.state import Attributes, Named, State
-from backbay.proof.step import Step
+from backbay.proof.step import Step, device_of
 from backbay.proof.tree import is_opaque, leaves, plain, structure
 from backbay.workloads.workload import Workload
+
+HOME = "the model's device"
+"""Of two runs on different devices, each has its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,11 @@ class Outcome:
     """Fingerprint after the run of every parameter."""
     opaque: tuple[str, ...] = ()
     """Output leaves whose content is out of sight."""
+    devices: dict[str, str] = field(default_factory=dict)
+    """Of each output tensor, and each input and buffer that the run changed: `HOME` for the
+    model's own device, else its name."""
+    seeded: tuple[str, ...] = ()
+    """Torch's random generators that the run seeded."""
 
 
 def observe(call: Callable[..., Any], workload: Workload, *, train: bool, seed: int = 0) -> Outcome:
@@ -71,11 +80,12 @@ def outcome_of(
     """
     state, attributes = State(step), Attributes(step.workload.model)
     try:
-        with _seeded(seed):
+        with started(seed) as start:
             with during or nullcontext():
                 output = step(call)
+            seeded = start.seeded()
             try:
-                return _noted(output, step, state)
+                return replace(_noted(output, step, state), seeded=seeded)
             finally:
                 step.clear_gradients()
     finally:
@@ -95,11 +105,16 @@ def outcome_of_last(output: Any, step: Step, before: State) -> Outcome:
 
 
 @contextmanager
-def unchanged(step: Step) -> Iterator[None]:
-    """Write back, when the block ends, what steps in it changed: buffers, inputs, random state."""
+def unchanged(step: Step, *, seed: int = 0) -> Iterator[None]:
+    """Write back, when the block ends, what steps in it changed: buffers, inputs, random state.
+
+    Args:
+        step: whose buffers and inputs.
+        seed: of the random state that the block starts from.
+    """
     state = State(step)
     try:
-        with _seeded(0):
+        with started(seed):
             yield
     finally:
         state.put_back()
@@ -110,6 +125,8 @@ def _noted(output: Any, step: Step, state: State, *, fingerprints: bool = True) 
     found = leaves(output, "output")
     tensors: Named = [(name, x) for name, x in found if isinstance(x, torch.Tensor)]
     results = tensors if step.loss is None else [*tensors, ("loss", step.loss)]
+    changed, home = state.changed(), device_of(step.workload)
+    placed = [*results, *((f"{name} after the run", x) for name, x in changed.items())]
     return Outcome(
         tensors={name: x.detach().clone() for name, x in results},
         requires_grad={name: x.requires_grad for name, x in results},
@@ -117,9 +134,10 @@ def _noted(output: Any, step: Step, state: State, *, fingerprints: bool = True) 
         structure=structure(output),
         aliases=_aliases(tensors, [*state.now, *weights]),
         gradients=_gradients([*step.inputs, *weights]) if step.train else {},
-        changed=state.changed(),
+        changed=changed,
         parameters={name: fingerprint(x) for name, x in weights if fingerprints},
         opaque=tuple(f"{name} ({plain(x)})" for name, x in found if is_opaque(x)),
+        devices={name: HOME if x.device == home else str(x.device) for name, x in placed},
     )
 
 
@@ -145,21 +163,3 @@ def _aliases(outputs: Named, others: Named) -> frozenset[tuple[str, str]]:
 
 def _storage(value: torch.Tensor) -> int:
     return value.untyped_storage().data_ptr() if value.layout == torch.strided else id(value)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # torch has no stub
-    devices = [torch.cuda.current_device()] if on_gpu else []
-    with torch.random.fork_rng(devices=devices):
-        _seed(seed)
-        yield
-
-
-def _seed(seed: int) -> None:
-    if torch.accelerator.is_available():
-        torch.manual_seed(seed)
-    else:
-        # The other would note a stack trace for each accelerator that may come into being later:
-        # most of the time that a small proof takes, and memory that is never given back.
-        torch.default_generator.manual_seed(seed)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from backbay.proof.copying import copied
+from backbay.proof.copying import copied, copied_together
 from backbay.proof.tree import leaves, mapped
 from backbay.workloads.batches import batch_of
 from backbay.workloads.workload import Workload
@@ -124,15 +124,19 @@ def _copy(value: Any) -> Any:
 
 def _called_with(workload: Workload, inputs: Iterable[torch.Tensor]) -> tuple[Any, Any]:
     left = list(inputs)
+    found = [x for _, x in leaves((workload.args, dict(workload.kwargs)), "inputs")]
+    together = copied_together([x for x in found if isinstance(x, torch.Tensor)])
 
     def other(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if not left:
             raise ValueError("a call has more tensors than are given")
-        return copied(left.pop(0)).requires_grad_(leaf.requires_grad)
+        value = left.pop(0)
+        made = together[id(leaf)].copy_(value) if id(leaf) in together else copied(value)
+        return made.requires_grad_(leaf.requires_grad)
 
-    made: tuple[Any, Any] = mapped(other, (workload.args, dict(workload.kwargs)))
+    call: tuple[Any, Any] = mapped(other, (workload.args, dict(workload.kwargs)))
     if left:
         raise ValueError("a call has fewer tensors than are given")
-    return made
+    return call

@@ -7,11 +7,16 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from backbay.errors import ProofImpossible
 from backbay.proof.copying import copied
 from backbay.proof.optimizing import OnCopies
 from backbay.proof.tree import leaves, mapped
 from backbay.workloads.workload import Workload
 
+NESTED = (
+    "is a nested tensor, whose numbers can't be compared: prove a model that returns its values(), "
+    "or torch.nested.to_padded_tensor of it"
+)
 Cotangents = Mapping[int, torch.Tensor]
 """By position among the differentiable outputs."""
 
@@ -101,11 +106,22 @@ class Step:
             torch.autograd.backward(found, [self._cotangent(i, x) for i, x in enumerate(found)])
 
     def _cotangent(self, position: int, output: torch.Tensor) -> torch.Tensor:
+        if output.is_nested:
+            raise ProofImpossible(f"an output {NESTED}")
         known = self.cotangents.get(position)
         if known is None or known.shape != output.shape:
             known = self.cotangents[position] = _drawn(output, self.seed + position)
         # Truth is given eager's own cotangent: rounded to the working dtype first.
         return known.to(output.dtype)
+
+
+def device_of(workload: Workload) -> torch.device:
+    """Return the device that a workload runs on."""
+    inputs = [x for _, x in leaves((workload.args, dict(workload.kwargs)), "inputs")]
+    for value in [*workload.model.parameters(), *workload.model.buffers(), *inputs]:
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device("cpu")
 
 
 def _drawn(like: torch.Tensor, seed: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from backbay.causes import one_line
+from backbay.causes import of_file
 from backbay.errors import InputError
 from backbay.race.record import SCHEMA, Report
 
@@ -25,7 +25,7 @@ def read(path: Path) -> Report:
             raise OSError(f"it is larger than {LARGEST >> 20} MiB")  # noqa: TRY301 (as any other)
         return _decoded(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} does not hold a race: {one_line(error)}") from error
+        raise InputError(f"{path} does not hold a race: {of_file(path, error)}") from error
 
 
 def _decoded(document: bytes) -> Report:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from backbay.proof import Step
 from backbay.proof.bank import SHRINK, Inputs
-from backbay.proof.copying import copied
+from backbay.proof.copying import copied, copied_together
 
 MOST_BYTES = 1 << 28
 """Of all sets of inputs together; there are two at least."""
@@ -53,6 +53,9 @@ class Ring:
         """Of inputs that vary and have gaps: only the last step gets other values."""
         self.steps = [step]
         given: dict[int, list[torch.Tensor]] = {}
+        inputs = [x for _, x in step.inputs]
+        sharing = bool(copied_together(inputs))
+        together = [copied_together(inputs) if sharing else {} for _ in range(size - 1)]
         for position, (_, value) in enumerate(step.inputs):
             if id(value) not in given:
                 varying = varies[position] and size > 1
@@ -60,8 +63,10 @@ class Ring:
                 laid_out = self._strip(value, position, size - 1) if dense else None
                 if varying and not dense:
                     self._scattered.append(position)
-                alike = (copied(value).requires_grad_(value.requires_grad) for _ in range(size - 1))
-                given[id(value)] = laid_out or list(alike)
+                alike = (x.get(id(value), copied(value)) for x in together)
+                given[id(value)] = laid_out or [
+                    x.requires_grad_(value.requires_grad) for x in alike
+                ]
         for index in range(size - 1):
             self.steps.append(_with(step, lambda x, i=index: given[id(x)][i]))  # type: ignore[misc]
 

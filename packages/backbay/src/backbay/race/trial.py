@@ -92,6 +92,8 @@ class Trial:
         if again > graphs:
             notes.append(f"compiled {again - graphs} more graph(s) on the second call")
         overwritten = self._runs.overwritten()
+        with self._context():
+            random = self._runs.random_fault(self._compiled()) if graphs else ""
         after = process_state.state()
         left = self._left_to_torch()
         return Finished(
@@ -104,7 +106,9 @@ class Trial:
             notes=(*notes, *self._seen()),
             left_to_torch=left,
             slow=slow,
-            fault=self._fault(overwritten, process_state.changes_values(self._before, after)),
+            fault=self._fault(
+                overwritten, random, process_state.changes_values(self._before, after)
+            ),
             disturbs=process_state.changed(self._before, after),
             outputs_live="next_call" if self._runs.says_overwritten else None,
         )
@@ -193,7 +197,7 @@ class Trial:
         fell = [x for x in compile_log.records() if x.fell_back]
         yield from dict.fromkeys(f"{x.ran} ran in its place: {x.why}" for x in fell)
 
-    def _fault(self, overwritten: str | None, changes: Sequence[str]) -> str:
+    def _fault(self, overwritten: str | None, random: str, changes: Sequence[str]) -> str:
         if self._graphs[0] == 0:
             return ""
         if overwritten is not None:
@@ -203,7 +207,7 @@ class Trial:
             )
         if changes:
             return f"it leaves changed what others compute with: {', '.join(changes)}"
-        return ""
+        return random
 
 
 class _Watched:

@@ -27,7 +27,6 @@ _MOST_PROBLEMS = 20  # that are told of one distribution's entry points
 _SHOWN = 60  # characters
 _LONGEST_VALUE = 300  # characters
 _MOST_MANIFESTS = 8  # of one distribution
-_LONGEST_REASON = 300  # characters
 
 
 @dataclass(slots=True)
@@ -265,10 +264,11 @@ def _of_editable(parts: list[str], filename: str, environment: Environment) -> s
 
 def load_toml(path: str) -> dict[str, Any] | str:
     """Read a TOML file; a text where it can't be read says why. Never raises."""
+    from backbay.causes import of_file  # noqa: PLC0415 (few installations have one)
     from backbay.registry.manifest import LARGEST  # noqa: PLC0415 (few installations have one)
     from backbay.registry.toml import read_toml  # noqa: PLC0415
 
     try:
         return read_toml(path, LARGEST)
     except (OSError, ValueError) as error:
-        return f"{path}: {str(error)[:_LONGEST_REASON]}"
+        return f"{path}: {of_file(path, error)}"

@@ -5,6 +5,7 @@ over the folders of ``sys.path``; listing backends has to be that cheap. Nothing
 runs any distribution's code, and one that is damaged is skipped and named, never fatal.
 """
 
+import errno
 import os
 import re
 import stat
@@ -100,7 +101,8 @@ class _EntryPointFiles:
             try:
                 text = _published_by(distribution)
             except OSError as error:
-                problems.append(f"{distribution.name} {distribution.version}: {error}")
+                where = f"{distribution.name} {distribution.version}: {error.filename}"
+                problems.append(f"{where}: {error.strerror}")
                 continue
             if text is not None:
                 texts.append((distribution, text))
@@ -131,7 +133,7 @@ def read_text(path: str, largest: int = LARGEST) -> str:
         return read_inside(path, largest)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(f"{path} is no file")
+            raise unreadable(path, "it is no file")
         data = chunk = os.read(handle, _CHUNK)
         while len(chunk) == _CHUNK and len(data) <= largest:
             chunk = os.read(handle, _CHUNK)
@@ -139,11 +141,16 @@ def read_text(path: str, largest: int = LARGEST) -> str:
     finally:
         os.close(handle)
     if len(data) > largest:
-        raise OSError(f"{path} is larger than {largest >> 10} KiB")
+        raise unreadable(path, f"it is larger than {largest >> 10} KiB")
     try:
         return data.removeprefix(_BYTE_ORDER_MARK).decode()
     except UnicodeDecodeError as error:
-        raise OSError(f"{path} is not UTF-8: {error}") from error
+        raise unreadable(path, f"it is not UTF-8: {error}") from error
+
+
+def unreadable(path: str, why: str) -> OSError:
+    """Return an error as the system's own are: the file and the reason apart."""
+    return OSError(errno.EINVAL, why, path)
 
 
 def normalise(name: str) -> str:

@@ -138,7 +138,7 @@ def _read(path: Path) -> _Lock:
     except FileNotFoundError as error:
         raise InputError(f"there is no {path}: write it with `backbay lock`") from error
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, InvalidSpecifier, msgspec.ValidationError) as error:
         raise InputError(
             f"{path} is no lock file of version {_VERSION}: {error}: write it anew"

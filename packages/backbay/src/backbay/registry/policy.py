@@ -221,7 +221,9 @@ def _file_layers() -> Iterator[Layer]:
     try:
         data: Any = read_toml(path)
     except (OSError, ValueError) as error:
-        raise PolicyError(f"{path} cannot be read: {error}") from error
+        from backbay.causes import of_file  # noqa: PLC0415 (likewise)
+
+        raise PolicyError(f"{path} cannot be read: {of_file(path, error)}") from error
     if os.path.basename(path) == "pyproject.toml":
         tool = data.get("tool")
         data = tool.get("backbay", {}) if isinstance(tool, dict) else {}

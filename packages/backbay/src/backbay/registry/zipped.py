@@ -1,8 +1,12 @@
 """Distributions inside a zip file that is on ``sys.path``, as zipapps and some installers have."""
 
+import errno
+import os
 import zipfile
 import zlib
 from pathlib import Path
+
+from backbay.registry.distributions import unreadable
 
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 """What zipfile raises for damage; RuntimeError for encryption, and for unknown compression."""
@@ -18,7 +22,7 @@ def top_folders(path: str) -> set[str]:
         with zipfile.ZipFile(path) as archive:
             names = [x.partition("/") for x in archive.namelist()]
     except _UNREADABLE as error:
-        raise OSError(f"{path} is neither a folder nor a zip file: {error}") from error
+        raise unreadable(path, f"it is neither a folder nor a zip file: {error}") from error
     return {name for name, slash, _ in names if slash}
 
 
@@ -31,19 +35,19 @@ def read_inside(path: str, largest: int) -> str:
     """
     archive = next((x for x in Path(path).parents if x.is_file()), None)
     if archive is None or not zipfile.is_zipfile(archive):
-        raise FileNotFoundError(f"{path} does not exist")
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     member = Path(path).relative_to(archive).as_posix()
     try:
         with zipfile.ZipFile(archive) as opened:
             if member not in opened.namelist():
-                raise FileNotFoundError(f"{path} does not exist")
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             with opened.open(member) as file:
                 data = file.read(largest + 1)
     except _UNREADABLE as error:
-        raise OSError(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, f"it cannot be read: {error}") from error
     if len(data) > largest:
-        raise OSError(f"{path} is larger than {largest >> 10} KiB")
+        raise unreadable(path, f"it is larger than {largest >> 10} KiB")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise OSError(f"{path} is not UTF-8: {error}") from error
+        raise unreadable(path, f"it is not UTF-8: {error}") from error

@@ -119,6 +119,8 @@ class BackendVerification:
                     failed = (situation, how)
                 if situation.kind == "first" and how.status in _ENDS_IT:
                     reason = "the first call did not come to an end"
+                    if how.status == "not_compiled":
+                        reason = "nothing was compiled"
                     self.checks += [
                         CheckRecord(mode=mode, check=x.name, status="not_tried", reason=reason)
                         for x in prepared.situations[1:]

@@ -64,9 +64,11 @@ class CompiledModel:
         """
         runs = self._repeated
         overwritten = runs.overwritten()
+        with room(), self._situations.context():
+            random = runs.random_fault(self._call)
         self._runs = None  # it keeps outputs
         changes = process_state.changes_values(self._before, process_state.state())
-        fault = ""
+        fault = random
         if overwritten is not None:
             fault = (
                 f"{overwritten} changed when it was called again: it returns memory that it "

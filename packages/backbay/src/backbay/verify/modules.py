@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from backbay.causes import one_line
 from backbay.errors import ProofImpossible
-from backbay.proof import Golden, Step, Workload, evidence, make_golden, observe
+from backbay.proof import Golden, Step, Workload, evidence, make_golden, observe, unchanged
 from backbay.proof.golden import proof_context
 from backbay.reporting.lines import Place, innermost
 from backbay.verify.requests import Alone, AlonePrepared, Call, Gave, PrepareAlone, Situation
@@ -95,8 +95,7 @@ def forward_of(module: torch.nn.Module) -> str:
 
 def _run(workload: Workload, seed: int) -> None:
     step = Step(workload, train=False, seed=seed)
-    with kept(workload.model), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with kept(workload.model), unchanged(step, seed=seed):
         step(workload.model)
 
 

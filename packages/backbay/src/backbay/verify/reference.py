@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from backbay.causes import one_line
-from backbay.errors import ProofImpossible
+from backbay.errors import NothingTrained, ProofImpossible
 from backbay.proof import Golden, Step, Workload, digest, in_float64, make_golden
 from backbay.proof.bank import make_bank
 from backbay.proof.draws import Recording, Replay
@@ -44,7 +44,10 @@ def prepared(workload: Workload, request: Prepare, device_name: str) -> Prepared
     if setup.train and not _trainable(workload):
         return NothingToTrain()
     course = msgspec.structs.replace(request.course, digest=digest(workload))
-    bank = make_bank(workload, train=setup.train, seed=setup.seed, seeds=request.seeds)
+    try:
+        bank = make_bank(workload, train=setup.train, seed=setup.seed, seeds=request.seeds)
+    except NothingTrained as error:
+        return NothingToTrain(reason=f"there is nothing to train: {error}")
     golden = bank.goldens[0]
     course = msgspec.structs.replace(
         course,
@@ -111,7 +114,11 @@ class _Reference:
         model = workload.model
         self.rate = rate_for(workload, golden)
         if not self.rate:
-            self.notes.append("no steps of training were tried: eager's gradients are zero")
+            trained = any(x.requires_grad for x in model.parameters())
+            why = (
+                "eager's gradients are zero" if trained else "the model has no parameters to train"
+            )
+            self.notes.append(f"no steps of training were tried: {why}")
             return
         step = Step(workload, train=True, seed=self.situations.seed)
         losses, states, draws = [], [], Recording()

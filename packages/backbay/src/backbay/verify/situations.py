@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 
 from backbay.proof import Golden, Outcome, Step, Workload, observe
+from backbay.proof.copying import is_expanded
 from backbay.proof.golden import proof_context
 from backbay.proof.shrink import shrunk
 from backbay.proof.state import Attributes, Buffers
@@ -156,8 +157,10 @@ def train(
 ) -> Iterator[float | None]:
     """Train in place; yields the loss of each step before its update, None if not finite.
 
-    Every step starts from the same random state. The model is left trained.
+    Every step starts from the same random state. The model is left trained, and the inputs are as
+    they were, whatever it wrote into them.
     """
+    inputs = [(x, x.detach().clone()) for _, x in step.inputs]
     parameters = [p for p in step.workload.model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=rate, momentum=MOMENTUM)
     for _ in range(steps):
@@ -166,6 +169,10 @@ def train(
         yield loss if math.isfinite(loss) else None
         optimizer.step()
     step.clear_gradients()
+    with torch.no_grad():
+        for own, value in inputs:
+            if not is_expanded(own):  # nothing can be written into it
+                own.copy_(value)
 
 
 def drift(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 import backbay
 from backbay.errors import WorkloadInvalid, WorkloadNotFound
@@ -94,6 +95,11 @@ def _as_workload(name: str, returned: Any) -> Workload:
             f"{name} gave {_described(returned.model)} as the model: it must be a torch.nn.Module "
             "or a function"
         )
+    if any(map(is_lazy, returned.model.parameters())):
+        raise WorkloadInvalid(
+            f"{name} gave a model with a lazy layer that has no parameters yet: call it once, "
+            "model(*args), before it is returned"
+        )
     if not isinstance(returned.args, tuple | list):
         raise WorkloadInvalid(
             f"{name} gave {_described(returned.args)} as the positional inputs: "
@@ -134,10 +140,23 @@ def _placed(
     (args, kwargs), further = with_tensors((own, further), moved)
     return dataclasses.replace(
         workload,
-        model=workload.model.to(device=device, dtype=dtype).train(train),
+        model=_moved(workload.model, dtype, device).train(train),
         args=args,
         kwargs=kwargs,
         further=further,
         name=name,
         reduced=None if reduced is None else lambda: place(reduced()),
     )
+
+
+def _moved(model: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
+    if not any(x.is_complex() for x in (*model.parameters(), *model.buffers())):
+        return model.to(device=device, dtype=dtype)
+
+    def real_alone(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    # `to` would drop the imaginary part of what is complex.
+    moved = model.to(device=device)
+    moved._apply(real_alone)  # type: ignore[no-untyped-call] # noqa: SLF001 (in place, as `to` does)
+    return moved
