@@ -73,7 +73,6 @@ AT_BOTH = (
 INFERENCE = (
     "eager_convolutions",
     "fused_convolutions",
-    "group_norm_silu",
     "linear_epilogues",
     "horizontal_fusion",
     "one_row_linears",
@@ -81,7 +80,7 @@ INFERENCE = (
     "parameter_hoist",
     "product_epilogues",
 )
-"""Passes that leave training alone; six of them are for CUDA, and here shown to do nothing."""
+"""Passes that leave training alone; five of them are for CUDA, and here shown to do nothing."""
 DEVICE = torch.device("cpu")
 TORCH_BACKENDS = "TORCH'S"
 
