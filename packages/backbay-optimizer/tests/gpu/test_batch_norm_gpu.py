@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 
 from backbay_optimizer.backend import backbay  # noqa: E402
 from backbay_optimizer.kernels import batch_norm as module  # noqa: E402
+from backbay_optimizer.kernels import max_pool  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -115,7 +116,7 @@ def test_offsets_beyond_32_bits_are_wrong():
         pytest.skip("needs 24 GB of free memory")
     x = torch.empty(270, 200, 200, 208, device="cuda", dtype=torch.bfloat16).movedim(-1, 1)
     x.normal_()
-    x[-1] += 3
+    x[-1] += 3  # what is read first is far from the rest
     assert x.numel() > 2**31
     from torch.library import wrap_triton
 
@@ -125,13 +126,13 @@ def test_offsets_beyond_32_bits_are_wrong():
     parts = [t.double() for t in x.split(27)]
     true = sum(t.sum((0, 2, 3)) for t in parts) * 208 / x.numel()
     squares = sum((t - true[:, None, None]).square().sum((0, 2, 3)) for t in parts)
-    assert error(mean, true) < 1e-4
-    assert error(variance, squares * 208 / x.numel()) < 1e-5
+    assert (mean - true).abs().max() < 1e-4  # of a standard deviation
+    assert error(variance, squares * 208 / x.numel()) < 1e-4
     ones = torch.ones(208, device="cuda")
     kernel = wrap_triton(device.batch_norm_sums_kernel)
     total, product = module.launch_sums(kernel, x, x, mean, ones, ones, ones, "none")
-    assert error(total, true * x.numel() / 208) < 1e-4
-    assert error(product, squares) < 1e-5
+    assert error(total, true * x.numel() / 208) < 1e-3
+    assert error(product, squares) < 1e-4
 
 
 class Network(nn.Module):
@@ -171,7 +172,8 @@ def steps(model, call, images, count=3):
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_a_network_that_is_trained_goes_elsewhere_than_in_float64(graphs, reports):
+def test_a_network_that_is_trained_goes_elsewhere_than_in_float64(graphs, reports, monkeypatch):
+    monkeypatch.setattr(max_pool, "PAYS_FROM", 0)
     torch.manual_seed(0)
     images = torch.randn(16, 3, 128, 128, device="cuda")
     images = images.contiguous(memory_format=torch.channels_last)

@@ -56,9 +56,10 @@ def test_torch_finds_fault_in_the_registration():
     torch.library.opcheck(torch.ops.backbay.max_pool.default, given)
 
 
-def test_backbay_leaves_a_maximum_to_inductor():
+def test_backbay_leaves_a_maximum_to_inductor(monkeypatch):
     from torch._inductor.utils import run_and_get_code
 
+    monkeypatch.setattr(module, "PAYS_FROM", 0)
     x = image((16, 64, 112, 112))
     compiled = torch.compile(lambda x: F.max_pool2d(x * 2, 3, 2, 1), backend=backbay)
     y, wanted = compiled(x), F.max_pool2d(x * 2, 3, 2, 1)

@@ -211,6 +211,33 @@ def test_the_kernels_are_wrong_in_tritons_interpreter(run_python, monkeypatch):
     assert done.stdout.endswith("right\n"), done.stderr[-2000:]
 
 
+FAR = """
+    import torch
+    from backbay_optimizer.kernels import batch_norm as module
+    from backbay_optimizer.kernels import batch_norm_device as device
+
+    torch.manual_seed(0)
+    x = torch.randn(2**19, 1, 1, 1).bfloat16()
+    x[-512:] += 3
+    plan = module.Plan(512, 1, 1)
+    mean, variance = module.launch_statistics(device.batch_norm_statistics_kernel, x, plan)
+    wanted = module.reference_statistics(x.double())
+    print(*((y - z).abs().item() for y, z in zip((mean, variance), wanted, strict=True)))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_what_is_read_first_and_far_from_the_rest_has_all_sums_rounded_one_way(
+    run_python, monkeypatch
+):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    done = run_python(FAR, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    mean, variance = map(float, done.stdout.split())
+    assert mean < 1e-6
+    assert variance < 1e-5
+
+
 def test_a_plan_is_no_power_of_two_or_leaves_the_gpu_idle():
     for channels in (1, 16, 24, 40, 64, 96, 112, 1152, 2048, 5000):
         for tensors in (1, 2):

@@ -89,7 +89,7 @@ def test_what_was_not_measured_is_replaced():
         m.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         assert kernel.pays(image()) is None
         assert "multiple of 8" in kernel.pays(image(channels=60))
-        assert "elements" in kernel.pays(image(images=1))
+        assert "elements" in kernel.pays(image(images=64))
         assert "no kernel for torch.float64" in kernel.pays(image(dtype=torch.float64))
         assert "it is empty" in kernel.pays(image(images=0))
         assert "too many pixels" in kernel.pays(image(images=2**18, channels=8))

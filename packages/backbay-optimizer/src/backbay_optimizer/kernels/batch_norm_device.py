@@ -77,7 +77,9 @@ def batch_norm_statistics_kernel(
     count = (tiles - program + programs - 1) // programs
     here = tl.minimum(rows - tl.cast(last, tl.int64) * block_r, block_r).to(tl.float32)
     x = _load(x_ptr, last, rows, channels, row, col, block_r, is_whole)
-    centre = tl.sum(x, 0) / here
+    # Rounded to what elements are of: differences of 16 bits are so exact, and so are their sums,
+    # which else would all be rounded the same way once they are large.
+    centre = (tl.sum(x, 0) / here).to(x_ptr.dtype.element_ty).to(tl.float32)
     off = x - centre[None, :]
     if not is_whole:
         off = tl.where(_inside(last, rows, channels, row, col, block_r, is_whole), off, 0.0)
