@@ -19,6 +19,7 @@ from backbay.kit import rewrites
 from backbay.kit.backend import Backend
 from backbay.proof import Workload, observe
 from backbay.registry import default_registry
+from backbay_conformance import command
 from backbay_conformance.case import Case
 from backbay_conformance.fuzz import known as knowing
 from backbay_conformance.fuzz import run as running
@@ -388,9 +389,29 @@ def test_the_report_hides_a_find():
     text = as_text(report)
     assert report.programs_an_hour == 6000
     assert not report.passed
-    for part in ("100 programs", "6000 an hour", "97 pass", "1 finds are new", "import torch"):
+    for part in ("100 programs", "6000 an hour", "97 pass", "1 find is new", "import torch"):
         assert part in text
-    assert re.search(r"1 finds are known\n.*3 elements differ\n.*programs 3\n.*https://a.b/1", text)
+    assert re.search(r"1 find is known\n.*3 elements differ\n.*programs 3\n.*https://a.b/1", text)
+
+
+def test_a_program_that_is_printed_is_broken_where_the_screen_ends(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    line = f"largest = {' + '.join(map(str, range(60)))}"
+    failed = Result(id="p", level=9, status="fail_value", reason="3 elements differ")
+    find = Find(standing="new", result=failed, seeds=(1,), repro=f"import torch\n{line}\n")
+    report = FuzzReport(
+        backend="b",
+        device="cpu",
+        torch="2.13",
+        first_seed=5,
+        programs=1,
+        seconds=1.0,
+        minimising_s=0.0,
+        counts={"fail_value": 1},
+        finds=(find,),
+    )
+    command._write_finds(report, None, None)
+    assert f"    {line}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("minimised", [0, 1])

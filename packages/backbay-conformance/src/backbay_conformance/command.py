@@ -182,7 +182,7 @@ def _write_finds(report: "FuzzReport", json_path: Path | None, folder: Path | No
 
     from backbay_conformance.fuzz.report import as_text  # noqa: PLC0415 (only where asked for)
 
-    write(report, Text(escaped(as_text(report).rstrip())), json_path, None)
+    write(report, Text(escaped(as_text(report).rstrip())), json_path, None, wraps=False)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for find in (x for x in report.finds if x.repro):

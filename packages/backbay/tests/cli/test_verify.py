@@ -47,5 +47,15 @@ def test_what_does_not_exist_ends_with_2():
     assert "'many' is none" in done.stderr
 
 
+def test_of_backends_that_are_given_one_by_one_only_the_last_counts():
+    done = verify("--backend", "no_such_backend", "--backend", "eager")
+    assert done.exit_code == 2
+    assert "no_such_backend" in done.stderr
+    for option in ("--backends", "--arms"):
+        done = CliRunner().invoke(main, ["race", option, "no_such_backend", option, "eager"])
+        assert done.exit_code == 2
+        assert "no_such_backend" in done.stderr
+
+
 def test_help_has_an_example():
     assert "Examples:" in CliRunner().invoke(main, ["verify", "--help"]).stdout

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from backbay.reporting.wording import counted
 from backbay_conformance.fuzz.program import GRAMMAR, Program
 from backbay_conformance.record import Result, Status
 
@@ -77,7 +78,7 @@ def as_text(report: FuzzReport) -> str:
         ("known", "known"),
     ):
         found = [x for x in report.finds if x.standing == standing]
-        lines.append(f"{len(found)} finds are {title}")
+        lines.append(f"{counted(len(found), 'find')} {'is' if len(found) == 1 else 'are'} {title}")
         for find in found:
             lines += ["", *_find(find), ""] if standing != "known" else _find(find)
     return "\n".join(lines) + "\n"

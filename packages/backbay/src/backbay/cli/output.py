@@ -26,6 +26,7 @@ def write(
     html: tuple[Path, WritePage] | None,
     *,
     stderr: bool = False,
+    wraps: bool = True,
 ) -> None:
     """Draw a report, and write it as it is asked for.
 
@@ -35,6 +36,7 @@ def write(
         json_path: a file, or ``-`` for standard output.
         html: a file, and what writes the page to it.
         stderr: whether all that is printed goes to standard error.
+        wraps: whether lines are broken where the screen ends; not those of a program.
 
     Raises:
         InputError: one of these could not be written; the others were.
@@ -42,7 +44,7 @@ def write(
     to_stdout = json_path == Path("-")
     problems: list[str] = []
     with _noted(problems):
-        _draw(drawn, stderr=stderr or to_stdout)
+        _draw(drawn, stderr=stderr or to_stdout, wraps=wraps)
     if json_path is not None:
         with _noted(problems):
             _write_json(report, json_path)
@@ -84,10 +86,10 @@ def _noted(problems: list[str]) -> Iterator[None]:
             os.close(nowhere)
 
 
-def _draw(drawn: "RenderableType", *, stderr: bool) -> None:
+def _draw(drawn: "RenderableType", *, stderr: bool, wraps: bool) -> None:
     from backbay.cli.console import Screen  # noqa: PLC0415 (rich only where something is drawn)
 
-    Screen(stderr=stderr).print(drawn)
+    Screen(stderr=stderr).print(drawn, soft_wrap=not wraps)
 
 
 def _write_json(report: Any, path: Path) -> None:

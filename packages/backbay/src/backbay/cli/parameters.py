@@ -40,6 +40,18 @@ class _Matching(click.types.StringParamType):
         return str(value)
 
 
+class ByCommas(click.Option):
+    """An option that takes several by commas, and is added to where it is given again."""
+
+    def __init__(self, *declared: Any, **settings: Any) -> None:
+        super().__init__(*declared, **settings | {"multiple": True})
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """Return all of them by commas; None where there are none."""
+        given = super().process_value(ctx, value)
+        return ",".join(given) if given else None
+
+
 class _Batches(click.ParamType):  # type: ignore[type-arg] # generic in newer clicks only
     """Numbers of rows, by commas."""
 

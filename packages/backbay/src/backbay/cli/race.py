@@ -12,7 +12,7 @@ from backbay.cli.completion import complete_backends, complete_workload
 from backbay.cli.files import check_writable
 from backbay.cli.model_options import built_as
 from backbay.cli.output import write, written_anyway
-from backbay.cli.parameters import BATCHES, SECONDS, compiled_as, json_option
+from backbay.cli.parameters import BATCHES, SECONDS, ByCommas, compiled_as, json_option
 from backbay.decisions import Store
 from backbay.decisions.arm import WHOLE
 from backbay.errors import InputError, plain
@@ -41,10 +41,10 @@ Examples:
 
 @click.command("race", epilog=_EXAMPLES)
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...", shell_complete=complete_workload)
-@click.option("--backends", shell_complete=complete_backends,
+@click.option("--backends", cls=ByCommas, shell_complete=complete_backends,
               help="Names, module:function or file.py:function, by commas; all: every ready one.  "
                    "[default: all, or none beside --arms]")  # fmt: skip
-@click.option("--arms", shell_complete=complete_backends,
+@click.option("--arms", cls=ByCommas, shell_complete=complete_backends,
               help="Backends with mode and options, by commas: "
                    "inductor@reduce-overhead,backbay{parameter_hoist: true}.")  # fmt: skip
 @click.option("--scope", "scopes", default=WHOLE, show_default=True,

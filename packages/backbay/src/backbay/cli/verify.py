@@ -14,6 +14,7 @@ from backbay.cli.output import write, written_anyway
 from backbay.cli.parameters import (
     SECONDS,
     SECONDS_OR_NONE,
+    ByCommas,
     compiled_as,
     configured,
     json_option,
@@ -37,8 +38,8 @@ Examples:
 
 @click.command("verify", epilog=_EXAMPLES)
 @click.argument("workload", default=DEFAULT, shell_complete=complete_workload)
-@click.option("--backend", "--backends", "backends", default=DEFAULT_BACKEND, show_default=True,
-              shell_complete=complete_backends,
+@click.option("--backend", "--backends", "backends", cls=ByCommas, default=(DEFAULT_BACKEND,),
+              show_default=True, shell_complete=complete_backends,
               help="Names, module:function or file.py:function, by commas.")  # fmt: skip
 @configured
 @compiled_as
