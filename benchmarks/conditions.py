@@ -33,7 +33,7 @@ group_norms
 batch_norms, max_pools
     Batch norms of training, and maxima over windows, with channels last and their gradients, as
     Inductor compiles them, beside ``batch_norms``' and ``max_pools``' kernels, and how long it
-    takes to move the bytes. *All* is forward and backward, with an activation 7 tensors.
+    takes to move the bytes. *All* is forward and backward.
 epilogues
     Linear layers and convolutions of one pixel with what follows them, as Inductor runs them, with
     its Triton template for some, beside ``product_epilogues``'s kernel, and how long it takes to

@@ -38,7 +38,7 @@ def batch_norms() -> Iterator[str]:
     for images, channels, side, activation in shapes:
         x = _image(images, channels, side)
         cells: list[str] = []
-        for tensors, pair in zip((1, 2, 7), _ways(x, activation), strict=True):
+        for tensors, pair in zip((1, 2, 8), _ways(x, activation), strict=True):
             cells += [f"{tensors * x.numel() * 2 / MOVED:.1f}"]
             cells += compared([micros(way) for way in pair])
         yield row(f"{images}x{channels}x{side}x{side}, {activation}", *cells)
