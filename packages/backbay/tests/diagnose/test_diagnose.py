@@ -1,5 +1,7 @@
 """A seeded defect is found first, with its line, and its remedy is tried and confirmed."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
@@ -211,6 +213,45 @@ def test_a_process_that_dies_with_a_remedy_is_a_failed_trial(models, monkeypatch
     )
     assert told.findings[0].trials[0].status == "failed"
     assert "signal 11" in told.findings[0].trials[0].sentence
+
+
+def test_a_model_that_raises_while_it_is_measured_has_nothing_that_has_to_be_fixed(diagnosed):
+    def tiring(graph_module, example_inputs):
+        calls = 0
+
+        def call(*args):
+            nonlocal calls
+            calls += 1
+            if calls > 6:
+                raise ValueError("too tired")
+            return graph_module(*args)
+
+        return call
+
+    told = diagnosed("clean", backend=tiring)
+    assert any("nothing was measured: ValueError: too tired" in x for x in told.notes)
+    found = told.findings[0]
+    assert (found.code, found.severity, found.message) == (
+        "BB602",
+        "error",
+        "ValueError: too tired",
+    )
+    assert failing(told, ("BB602",))
+
+
+def test_a_process_that_is_killed_leaves_its_folders(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import pathlib, tempfile\n"
+        "import torch\n"
+        "def adding():\n"
+        "    pathlib.Path(__file__).with_name('where').write_text(tempfile.gettempdir())\n"
+        "    return (lambda x: x + 1), (torch.ones(3),)\n"
+    )
+    limits = diagnose.Limits(budget_s=0.1, timing_s=0.1)
+    diagnose.run(f"{tmp_path}/mine.py:adding", backend="eager", device="cpu", limits=limits)
+    where = Path((tmp_path / "where").read_text())
+    assert where.name.startswith("backbay-diagnose-")
+    assert not where.exists()
 
 
 @pytest.mark.parametrize("wrong", [{"backend": "inductr"}, {"dtype": "int3"}])

@@ -27,6 +27,7 @@ from backbay.diagnose.requests import (
 )
 from backbay.errors import InputError, WorkloadInvalid
 from backbay.explain import Explanation, FindingRecord
+from backbay.explain.findings import finding
 from backbay.race.caches import variables
 from backbay.race.requests import ArmSetup
 from backbay.ranges import check_seconds, check_seed
@@ -200,6 +201,8 @@ class _Course:
             if isinstance(error, Refused) and error.input_error:
                 raise InputError(error.reason) from None
             self.notes.append(f"nothing was measured: {error.reason}")
+            if error.status in {"failed", "crashed"}:
+                self.findings.append(finding("BB602", error.reason, ""))
             return
         assert isinstance(looked, Looked)
         self.looked = looked
@@ -311,7 +314,8 @@ def _session(
 ) -> Iterator[DiagnoseSession]:
     environment = variables(str(Path(folder) / "cache"))
     if given is None:
-        with SERVICE.session(environment) as session:
+        # Its process is ended, and removes no folder of its own.
+        with SERVICE.session({**environment, "TMPDIR": folder}) as session:
             yield session
         return
     from backbay.diagnose.handler import DiagnoseHandler  # noqa: PLC0415 (torch is loaded)
