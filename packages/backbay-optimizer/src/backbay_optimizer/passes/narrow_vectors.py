@@ -1,7 +1,9 @@
 """Have 16-bit code for a CPU use vectors of 256 bits where GCC gets wider ones wrong.
 
 GCC 12.2, which is Debian 12's, miscompiles the transpose of 32 by 32 numbers in torch's header for
-AVX-512 where a kernel has two of them: at ``-O3``, by its vectorizer of straight-line code.
+AVX-512 where a kernel has two of them: at ``-O3``, by its vectorizer of straight-line code, when it
+tunes for a generic processor, as it does for those that it doesn't know. It was right with all that
+it knows and were tried, which says nothing of other kernels: vectors are narrow there, too.
 Inductor writes such kernels where several results change their layout, as do two convolutions that
 are concatenated, and gives garbage. Half as wide, that transpose is other code. docs/upstream.md
 has a program.
