@@ -77,6 +77,12 @@ def test_where_an_activation_bends_the_gradient_is_not_torchs(activation):
     assert not torch.isnan(module._before(dy * torch.inf, z * 0 - 9, activation)[:, :3]).any()
 
 
+def test_statistics_ask_for_gradients_that_nobody_computes():
+    given = [t.requires_grad_() for t in inputs(torch.float32, 2, 4, 3, 3)]
+    wanted = [t.requires_grad for t in module.batch_norm(*given, 1e-3)]
+    assert wanted == [True, False, False, False]
+
+
 def test_one_value_a_channel_has_a_variance():
     x, weight, bias = inputs(torch.float32, 1, 4, 1, 1)
     with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):

@@ -118,10 +118,12 @@ def test_a_module_without_running_statistics_is_left(look, image, anywhere):
     torch.testing.assert_close(seen.result, model(image))
 
 
-def test_a_second_reader_of_a_batch_norm_gets_what_is_activated(look, image, anywhere):
+def test_a_second_reader_gets_what_is_activated_or_statistics_are_moved_twice(
+    look, image, anywhere
+):
     def program(x, *given):
-        y, *_ = normalised(lambda y: y)(x, *given)
-        return F.relu(y) + y
+        y, *moved = normalised(lambda y: y)(x, *given)
+        return F.relu(y) + y, *moved
 
     given = image.requires_grad_(), *vectors()
     wanted = program(*(t.clone() for t in given))
@@ -140,7 +142,12 @@ LEFT = {
         "of torch.float16: it was measured in 16 bits",
     ),
     "without a weight": (
-        lambda x, m, v, *_: F.batch_norm(x, m, v, training=True),
+        lambda x, m, v, _, b: F.batch_norm(x, m, v, bias=b, training=True),
+        {},
+        "no weight or no bias",
+    ),
+    "without a bias": (
+        lambda x, m, v, w, _: F.batch_norm(x, m, v, w, training=True),
         {},
         "no weight or no bias",
     ),
