@@ -133,7 +133,7 @@ def read_text(path: str, largest: int = LARGEST) -> str:
         return read_inside(path, largest)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise unreadable(path, "it is no file")
+            raise OSError(errno.EINVAL, "it is no file", path)
         data = chunk = os.read(handle, _CHUNK)
         while len(chunk) == _CHUNK and len(data) <= largest:
             chunk = os.read(handle, _CHUNK)
@@ -141,16 +141,11 @@ def read_text(path: str, largest: int = LARGEST) -> str:
     finally:
         os.close(handle)
     if len(data) > largest:
-        raise unreadable(path, f"it is larger than {largest >> 10} KiB")
+        raise OSError(errno.EINVAL, f"it is larger than {largest >> 10} KiB", path)
     try:
         return data.removeprefix(_BYTE_ORDER_MARK).decode()
     except UnicodeDecodeError as error:
-        raise unreadable(path, f"it is not UTF-8: {error}") from error
-
-
-def unreadable(path: str, why: str) -> OSError:
-    """Return an error as the system's own are: the file and the reason apart."""
-    return OSError(errno.EINVAL, why, path)
+        raise OSError(errno.EINVAL, f"it is not UTF-8: {error}", path) from error
 
 
 def normalise(name: str) -> str:

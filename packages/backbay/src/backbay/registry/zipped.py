@@ -6,8 +6,6 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from backbay.registry.distributions import unreadable
-
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 """What zipfile raises for damage; RuntimeError for encryption, and for unknown compression."""
 
@@ -22,7 +20,9 @@ def top_folders(path: str) -> set[str]:
         with zipfile.ZipFile(path) as archive:
             names = [x.partition("/") for x in archive.namelist()]
     except _UNREADABLE as error:
-        raise unreadable(path, f"it is neither a folder nor a zip file: {error}") from error
+        raise OSError(
+            errno.EINVAL, f"it is neither a folder nor a zip file: {error}", path
+        ) from error
     return {name for name, slash, _ in names if slash}
 
 
@@ -44,10 +44,10 @@ def read_inside(path: str, largest: int) -> str:
             with opened.open(member) as file:
                 data = file.read(largest + 1)
     except _UNREADABLE as error:
-        raise unreadable(path, f"it cannot be read: {error}") from error
+        raise OSError(errno.EINVAL, f"it cannot be read: {error}", path) from error
     if len(data) > largest:
-        raise unreadable(path, f"it is larger than {largest >> 10} KiB")
+        raise OSError(errno.EINVAL, f"it is larger than {largest >> 10} KiB", path)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise unreadable(path, f"it is not UTF-8: {error}") from error
+        raise OSError(errno.EINVAL, f"it is not UTF-8: {error}", path) from error
