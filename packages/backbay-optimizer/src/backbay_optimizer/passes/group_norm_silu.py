@@ -7,14 +7,17 @@
                  shift=bias)[0]
 
 Inductor takes the statistics of a group norm with channels last at a tenth of the bandwidth of
-memory, and the fast engines of cuDNN want channels last. The bias of the convolution costs nothing
-in the kernel, and a pass over memory elsewhere.
+memory, and the fast engines of cuDNN want channels last. The bias of the convolution, and a time
+step's embedding, cost nothing in the kernel, and a pass over memory elsewhere. A norm without SiLU
+is computed in it, too, if it would be written to memory anyway.
 
 A kernel's layout is fixed when its graph is traced, and on CUDA eager's group norm gives channels
 first, whatever it is given. So the pass also moves the layout: what is between the norms, and does
 not care, has its channels last, and what cares, or leaves the graph, gets a copy in the layout that
-it had. In a graph with channels first, convolutions begin with channels last. Nothing is done where
-such copies move more than a quarter of what the norms read, or something is written to in place.
+it had. In a graph with channels first, convolutions begin with channels last. Pixels become tokens
+by a view then, and what copied tokens to have channels first again copies nothing. Nothing is done
+where copies move more than a quarter of what the norms read, or what would have another layout is
+written to in place.
 """
 
 import contextlib
@@ -46,16 +49,8 @@ _IMAGE = 4
 _NORM = ("input", "num_groups", "weight", "bias", "eps")
 _POINTWISE = {
     *(F.silu, F.relu, F.gelu, F.dropout, F.interpolate, torch.sigmoid, torch.relu, torch.nn.SiLU),
-    *(
-        operator.add,
-        operator.sub,
-        operator.mul,
-        operator.truediv,
-        torch.add,
-        torch.mul,
-        torch.cat,
-        "to",
-    ),
+    *(operator.add, operator.sub, operator.mul, operator.truediv),
+    *(torch.add, torch.mul, torch.cat, "to"),
 }
 """What gives channels last where all that is read has them last."""
 _VIEWS = {"permute", "reshape", "view", "flatten", "transpose", torch.permute, torch.flatten}
@@ -215,7 +210,7 @@ def _lay_out(found: _Layouts, node: Node, site: _Site | None) -> None:
         found.sites[node] = site
         _settle(found, node, computed(torch.empty_like, found.of(site.x)))
     elif site is not None and site.norm is not node:
-        _restore(found, site.norm, [x for x in [site.x] if x in found.values])
+        _restore(found, site.norm, [site.x] if site.x in found.values else [])
     elif is_call(node, convolutions.IMAGES):
         if inputs or found.begins:
             _follow(found, node, inputs)
