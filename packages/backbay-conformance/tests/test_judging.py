@@ -182,6 +182,7 @@ WHERE = (
     "calls/what_the_caller_writes_to_a_result_comes_back",
     "calls/two_modules_of_one_class_share_weights",
     "capture/break_in_the_graph_loses_a_value",
+    "randomness/state_of_the_generator_stays_where_it_was",
     "state/call_leaves_state_changed",
     "state/memory_of_results_is_never_freed",
     "state/two_threads_disturb_each_other",
