@@ -25,13 +25,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels import has_triton
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""What the kernels take."""
-
-MEASURED = (9, 0)
-"""Compute capability of the GPU that times and plans are from: an H100."""
+from backbay_optimizer.kernels import has_triton, unfit, unmeasured
 
 PAYS_FROM = 2**20
 """Elements from which whole models were measured: the smallest batch norm of EfficientNet-B0 with
@@ -231,12 +225,8 @@ def _run(
 
 def refusal(x: Tensor) -> str | None:
     """Return why the kernels can't take ``x``, or None. Then the reference runs."""
-    if x.device.type != "cuda":
-        return f"the tensor is on {x.device.type}, not on cuda"
-    if not has_triton():
-        return "Triton is not installed"
-    if x.dtype not in DTYPES:
-        return f"no kernel for {x.dtype}"
+    if reason := unfit(x):
+        return reason
     if not x.numel():
         return "it is empty"
     return None
@@ -244,10 +234,8 @@ def refusal(x: Tensor) -> str | None:
 
 def pays(x: Tensor) -> str | None:
     """Return why the operator should not take the place of a batch norm in training, or None."""
-    if reason := refusal(x):
+    if reason := refusal(x) or unmeasured(x):
         return reason
-    if torch.cuda.get_device_capability(x.device) != MEASURED:
-        return "it was measured on GPUs of compute capability 9.0"
     if x.shape[1] % _EIGHTS:
         return f"{x.shape[1]} channels: they are not a multiple of {_EIGHTS}"
     if x.numel() < PAYS_FROM:

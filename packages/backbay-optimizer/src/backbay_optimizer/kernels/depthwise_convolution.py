@@ -27,13 +27,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from backbay_optimizer.kernels import has_triton
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""What the kernels take."""
-
-MEASURED = (9, 0)
-"""Compute capability of the GPU that times and plans are from: an H100."""
+from backbay_optimizer.kernels import has_triton, unfit, unmeasured
 
 Measured = Mapping[tuple[int, int], tuple[int, int]]
 """Size and stride of filters that are faster than cuDNN's, to what channels must be a multiple of,
@@ -355,12 +349,8 @@ def _run(
 
 def refusal(x: Tensor, weight: Tensor) -> str | None:
     """Return why the kernels can't take a convolution, or None. Then the reference runs."""
-    if x.device.type != "cuda":
-        return f"the tensor is on {x.device.type}, not on cuda"
-    if not has_triton():
-        return "Triton is not installed"
-    if x.dtype not in DTYPES or weight.dtype != x.dtype:
-        return f"no kernel for {x.dtype} by {weight.dtype}"
+    if reason := unfit(x, weight):
+        return reason
     if x.shape[1] * (x.shape[2] + _MARGIN) * (x.shape[3] + _MARGIN) >= _INT32:
         return "an image has too many elements: offsets in one have 32 bits"
     return None
@@ -378,10 +368,8 @@ def pays(
     measured: Measured = INFERRED,
 ) -> str | None:
     """Return why the operator should not take the place of a convolution, or None."""
-    if reason := refusal(x, weight):
+    if reason := refusal(x, weight) or unmeasured(x):
         return reason
-    if torch.cuda.get_device_capability(x.device) != MEASURED:
-        return "it was measured on GPUs of compute capability 9.0"
     size, step = weight.shape[2], stride[0]
     alike = (size, size, step, step, size // 2, size // 2)
     if (*weight.shape[2:], *stride, *padding) != alike or (size, step) not in measured:

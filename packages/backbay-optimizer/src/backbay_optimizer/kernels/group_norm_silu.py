@@ -25,13 +25,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels import has_triton
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""What the kernels take."""
-
-MEASURED = (9, 0)
-"""Compute capability of the GPU that times and plans are from: an H100."""
+from backbay_optimizer.kernels import has_triton, unfit, unmeasured
 
 PAYS_FROM = 2**24
 """Elements from which the kernel was faster than Inductor's with channels last: 1.09 times with as
@@ -466,12 +460,8 @@ def _run(
 
 def refusal(x: Tensor, groups: int) -> str | None:
     """Return why the kernels can't take ``x``, or None. Then the reference runs."""
-    if x.device.type != "cuda":
-        return f"the tensor is on {x.device.type}, not on cuda"
-    if not has_triton():
-        return "Triton is not installed"
-    if x.dtype not in DTYPES:
-        return f"no kernel for {x.dtype}"
+    if reason := unfit(x):
+        return reason
     if x.shape[1] // groups > LARGEST_WIDTH:
         return f"groups of {x.shape[1] // groups} channels: the kernels take {LARGEST_WIDTH}"
     return None
@@ -483,10 +473,8 @@ def pays(x: Tensor, groups: int) -> str | None:
     That is for a graph that Inductor compiles, with channels last, and of which another image has
     `PAYS_FROM` elements.
     """
-    if reason := refusal(x, groups):
+    if reason := refusal(x, groups) or unmeasured(x):
         return reason
-    if torch.cuda.get_device_capability(x.device) != MEASURED:
-        return "it was measured on GPUs of compute capability 9.0"
     if x.numel() < FOLLOWS_FROM:
         return f"{x.numel()} elements: below {FOLLOWS_FROM} it was not measured"
     return None

@@ -22,13 +22,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels import has_triton
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""What the kernel takes."""
-
-MEASURED = (9, 0)
-"""Compute capability of the GPU that times and plans are from: an H100."""
+from backbay_optimizer.kernels import MEASURED, has_triton, unfit
 
 EIGHTS = 8
 """Elements of 16 bits that are read at once."""
@@ -299,12 +293,8 @@ def _dense(x: Tensor | None) -> Tensor | None:
 
 def refusal(x: Tensor, weight: Tensor) -> str | None:
     """Return why the kernel can't take a product, or None. Then the reference runs."""
-    if x.device.type != "cuda":
-        return f"the tensor is on {x.device.type}, not on cuda"
-    if not has_triton():
-        return "Triton is not installed"
-    if x.dtype not in DTYPES or weight.dtype != x.dtype:
-        return f"no kernel for {x.dtype} by {weight.dtype}"
+    if reason := unfit(x, weight):
+        return reason
     if weight.numel() > torch.iinfo(torch.int32).max:
         return f"the kernel counts a weight's {weight.numel()} elements in 32 bits"
     return None

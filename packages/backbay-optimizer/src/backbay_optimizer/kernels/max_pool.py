@@ -15,13 +15,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels import has_triton
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""What the kernels take."""
-
-MEASURED = (9, 0)
-"""Compute capability of the GPU that times are from: an H100."""
+from backbay_optimizer.kernels import has_triton, unfit, unmeasured
 
 PAYS_FROM = 2**26
 """Elements from which it was measured: those of ResNet-50 with 128 images are 103 million
@@ -160,12 +154,8 @@ def _run(
 
 def refusal(x: Tensor) -> str | None:
     """Return why the kernels can't take ``x``, or None. Then the reference runs."""
-    if x.device.type != "cuda":
-        return f"the tensor is on {x.device.type}, not on cuda"
-    if not has_triton():
-        return "Triton is not installed"
-    if x.dtype not in DTYPES:
-        return f"no kernel for {x.dtype}"
+    if reason := unfit(x):
+        return reason
     if not x.numel():
         return "it is empty"
     if x.numel() // x.shape[1] >= _INT32 - _BLOCK:
@@ -175,10 +165,8 @@ def refusal(x: Tensor) -> str | None:
 
 def pays(x: Tensor) -> str | None:
     """Return why the operator should not take the place of a maximum in training, or None."""
-    if reason := refusal(x):
+    if reason := refusal(x) or unmeasured(x):
         return reason
-    if torch.cuda.get_device_capability(x.device) != MEASURED:
-        return "it was measured on GPUs of compute capability 9.0"
     if x.shape[1] % _EIGHTS:
         return f"{x.shape[1]} channels: they are not a multiple of {_EIGHTS}"
     if x.numel() < PAYS_FROM:

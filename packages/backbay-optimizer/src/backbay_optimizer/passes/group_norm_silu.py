@@ -36,6 +36,7 @@ from backbay.graph.match import is_call
 from backbay.graph.rewrite import bound, call_before, cast_before, layout, replace_node
 from backbay.graph.values import are_numbers, computed, evaluated, is_ordinary, propagate, value_of
 from backbay.kit.passes import NotApplicable, Pass, PassContext, Requires
+from backbay_optimizer import kernels
 from backbay_optimizer.kernels import group_norm_silu as kernel
 from backbay_optimizer.passes import convolutions, memory_readers
 from backbay_optimizer.passes.convolutions import Convolution
@@ -114,7 +115,7 @@ class GroupNormSilu(Pass):
         dtypes=(torch.bfloat16, torch.float16),
         dtypes_because="it was measured in 16 bits",
     )
-    sources = (kernel, convolutions, memory_readers)
+    sources = (kernel, kernels, convolutions, memory_readers)
 
     def run(self, graph_module: GraphModule, context: PassContext) -> int:
         """Rewrite all sites of a graph, or none; return how many were."""
@@ -202,7 +203,7 @@ def _planned(graph_module: GraphModule, sites: dict[Node, _Site]) -> _Layouts:
 
 
 def _lay_out(found: _Layouts, node: Node, site: _Site | None) -> None:
-    """Say what one node's value becomes."""
+    """Find what one node's value becomes."""
     inputs = [x for x in node.all_input_nodes if x in found.values]
     if inputs and mutates(node):
         raise NotApplicable(f"{node.name} writes to what would have another layout")
