@@ -258,7 +258,7 @@ def test_what_was_not_measured_is_replaced():
         assert "Triton" in why()
 
 
-def test_a_weight_that_32_bits_cannot_count_is_read():
+def test_a_weight_that_the_kernel_cannot_count_or_convert_is_read():
     with (
         torch._subclasses.FakeTensorMode(),
         pytest.MonkeyPatch.context() as m,
@@ -266,4 +266,6 @@ def test_a_weight_that_32_bits_cannot_count_is_read():
         m.setattr(kernels, "has_triton", lambda: True)
         x = torch.empty(1, 2**16, device="cuda", dtype=torch.bfloat16)
         assert "32 bits" in module.refusal(x, x.expand(2**15, -1))
+        mixed = "no kernel for torch.bfloat16 by torch.float32"
+        assert module.refusal(x, x.float()) == mixed
         assert module.refusal(x, x.expand(2**15 - 1, -1)) is None
