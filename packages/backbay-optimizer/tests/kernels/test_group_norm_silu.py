@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402, N812
 
-from backbay_optimizer import kernels  # noqa: E402
+from backbay_optimizer.kernels import conditions  # noqa: E402
 from backbay_optimizer.kernels import group_norm_silu as module  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -141,7 +141,7 @@ def test_a_tensor_that_the_kernels_cannot_take_is_not_refused():
         torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True),
         pytest.MonkeyPatch.context() as m,
     ):
-        m.setattr(kernels, "has_triton", lambda: True)
+        m.setattr(conditions, "has_triton", lambda: True)
         on_gpu = torch.empty(2, 8192, 4, device="cuda", dtype=torch.float64)
         assert module.refusal(on_gpu, 4) == "no kernel for torch.float64"
         assert module.refusal(on_gpu.float(), 1).startswith("groups of 8192 channels")

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402, N812
 
-from backbay_optimizer import kernels  # noqa: E402
+from backbay_optimizer.kernels import conditions  # noqa: E402
 from backbay_optimizer.kernels import linear_epilogue as module  # noqa: E402
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -263,7 +263,7 @@ def test_a_weight_that_the_kernel_cannot_count_or_convert_is_read():
         torch._subclasses.FakeTensorMode(),
         pytest.MonkeyPatch.context() as m,
     ):
-        m.setattr(kernels, "has_triton", lambda: True)
+        m.setattr(conditions, "has_triton", lambda: True)
         x = torch.empty(1, 2**16, device="cuda", dtype=torch.bfloat16)
         assert "32 bits" in module.refusal(x, x.expand(2**15, -1))
         mixed = "no kernel for torch.bfloat16 by torch.float32"

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.proof import Workload
-from backbay_optimizer import kernels
+from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import depthwise_convolution as kernel
 from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutions
 
@@ -111,7 +111,7 @@ def test_what_was_not_measured_is_replaced():
         torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True),
         pytest.MonkeyPatch.context() as m,
     ):
-        m.setattr(kernels, "has_triton", lambda: True)
+        m.setattr(conditions, "has_triton", lambda: True)
         m.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         ones, twos, threes = ([1, 1], [2, 2], [3, 3])
         trained = {**kernel.TRAINED, **kernel.SMALL}

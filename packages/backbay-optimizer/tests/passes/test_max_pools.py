@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.proof import Workload
-from backbay_optimizer import kernels
+from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import max_pool as kernel
 from backbay_optimizer.passes.max_pools import max_pools
 
@@ -86,7 +86,7 @@ def test_what_was_not_measured_is_replaced():
         torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True),
         pytest.MonkeyPatch.context() as m,
     ):
-        m.setattr(kernels, "has_triton", lambda: True)
+        m.setattr(conditions, "has_triton", lambda: True)
         m.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         assert kernel.pays(image()) is None
         assert "multiple of 8" in kernel.pays(image(channels=60))
@@ -96,5 +96,5 @@ def test_what_was_not_measured_is_replaced():
         assert "too many pixels" in kernel.pays(image(images=2**18, channels=8))
         m.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
         assert "9.0" in kernel.pays(image())
-        m.setattr(kernels, "has_triton", lambda: False)
+        m.setattr(conditions, "has_triton", lambda: False)
         assert "Triton" in kernel.pays(image())

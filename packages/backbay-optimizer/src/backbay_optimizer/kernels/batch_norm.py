@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels import has_triton, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, unfit, unmeasured
 
 PAYS_FROM = 2**20
 """Elements from which whole models were measured: the smallest batch norm of EfficientNet-B0 with

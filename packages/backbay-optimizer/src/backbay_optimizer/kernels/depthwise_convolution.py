@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from backbay_optimizer.kernels import has_triton, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, unfit, unmeasured
 
 Measured = Mapping[tuple[int, int], tuple[int, int]]
 """Size and stride of filters that are faster than cuDNN's, to what channels must be a multiple of,

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels import has_triton, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, unfit, unmeasured
 
 PAYS_FROM = 2**24
 """Elements from which the kernel was faster than Inductor's with channels last: 1.09 times with as

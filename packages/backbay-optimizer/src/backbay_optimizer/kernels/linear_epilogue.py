@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels import MEASURED, has_triton, unfit
+from backbay_optimizer.kernels.conditions import MEASURED, has_triton, unfit
 
 EIGHTS = 8
 """Elements of 16 bits that are read at once."""

@@ -29,8 +29,8 @@ from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import call_before
 from backbay.graph.values import are_numbers, is_ordinary, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
-from backbay_optimizer import kernels
 from backbay_optimizer.kernels import batch_norm as kernel
+from backbay_optimizer.kernels import conditions
 
 _IMAGE = 4
 _ACTIVATIONS: Mapping[Any, str] = {
@@ -73,7 +73,7 @@ class BatchNorms(Rewrite[_Site]):
     parameters = (
         *("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
     )
-    sources = (kernel, kernels)
+    sources = (kernel, conditions)
 
     def site(self, call: Call, context: PassContext) -> _Site | None:  # noqa: ARG002 (of those that ask)
         """Return the batch norm if it takes its own statistics."""

@@ -18,7 +18,7 @@ from torch.fx import Node
 from backbay.graph.rewrite import call_before
 from backbay.graph.values import are_numbers, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite, option
-from backbay_optimizer import kernels
+from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import depthwise_convolution as kernel
 from backbay_optimizer.passes import convolutions
 from backbay_optimizer.passes.convolutions import Convolution
@@ -37,7 +37,7 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
         dtypes_because="it was measured in bfloat16",
     )
     targets = convolutions.IMAGES
-    sources = (kernel, kernels, convolutions)
+    sources = (kernel, conditions, convolutions)
     depthwise_small_filters: bool = option(
         default=False,
         help="depthwise_convolutions also of 3 by 3 and 5 by 5 where gradients are wanted: the "

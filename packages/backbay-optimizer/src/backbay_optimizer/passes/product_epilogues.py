@@ -43,7 +43,7 @@ from backbay.kit.passes import (
     Requires,
     Rewrite,
 )
-from backbay_optimizer import kernels
+from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import linear_epilogue as kernel
 from backbay_optimizer.passes import convolutions, memory_readers
 from backbay_optimizer.passes.convolutions import Convolution
@@ -118,7 +118,7 @@ class ProductEpilogues(Rewrite[_Site]):
         dtypes_because="in single precision cuBLAS is faster",
         inference=True,
     )
-    sources = (kernel, kernels, convolutions, effects, memory_readers)
+    sources = (kernel, conditions, convolutions, effects, memory_readers)
 
     def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
         """Yield products that something follows which cuBLASLt and cuDNN don't compute."""
