@@ -1,11 +1,17 @@
-"""How often a convolutional network calls the GPU, with fused convolutions and without.
+"""How often a convolutional network calls the GPU, with rewrites and without.
 
     python benchmarks/launches.py [timm:NAME ...] [--batch 128] [--most 16] [--out FILE]
+    python benchmarks/launches.py --train [timm:NAME ...] [--batch 128] [--out FILE]
 
 Counted in the code that Inductor writes for an H200, which needs no GPU: bfloat16, channels last,
 inference. Without CUDA graphs each such call costs the host time, for which a small batch waits.
 The last columns are how long Triton takes here for all kernels, one after another, and for the one
 that takes longest: Inductor compiles several at once, and waits for the last.
+
+In training, forward and backward are counted, of all but the pooling and the layer at the end, and
+the rewrites are ``batch_norms``, and it with ``fused_counters``. What a call runs on the GPU is not
+known: cuDNN's convolutions are often several kernels. Each kernel waits for the one before it, even
+if a CUDA graph launches it.
 """
 
 import argparse
@@ -20,16 +26,22 @@ from unittest import mock
 import torch
 from torch.fx import GraphModule
 
-from backbay.kit.passes import PassContext
+from backbay.kit.passes import Pass, PassContext
+from backbay.proof import Workload
 from backbay.workloads import load
+from backbay_optimizer.kernels import batch_norm
 from backbay_optimizer.passes import folded_norms
+from backbay_optimizer.passes.batch_norms import batch_norms
 from backbay_optimizer.passes.fused_convolutions import fused_convolutions
-from speed.cuda_code import calls, code_for_cuda, seconds_to_compile
+from backbay_optimizer.passes.fused_counters import fused_counters
+from speed.cuda_code import calls, code_for_cuda, seconds_to_compile, training_codes_for_cuda
 from speed.surroundings import versions
 
 NAMES = ("timm:resnet18", "timm:resnet50", "timm:mobilenetv3_large_100")
 KINDS = {"triton_": "Triton", "extern_kernels.": "PyTorch", "torch.ops.": "fused"}
 """What calls begin with, to what they are."""
+TRAINING: Sequence[Sequence[Pass]] = ((), (batch_norms,), (batch_norms, fused_counters))
+"""What is counted of a training step."""
 
 
 def main() -> None:
@@ -39,11 +51,15 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--train", action="store_true", help="count a training step")
     parser.add_argument("--most", type=int, default=folded_norms.MOST, help="folded by one call")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    with mock.patch.object(folded_norms, "MOST", given.most):
-        text = "\n".join(table(given.names, given.batch))
+    if given.train:
+        text = "\n".join(training_table(given.names, given.batch))
+    else:
+        with mock.patch.object(folded_norms, "MOST", given.most):
+            text = "\n".join(table(given.names, given.batch))
     print(text)
     if given.out:
         given.out.write_text(text + "\n", encoding="utf-8")
@@ -51,9 +67,7 @@ def main() -> None:
 
 def table(names: Sequence[str], batch: int) -> Iterator[str]:
     """Yield a table of calls; two rows for each network."""
-    known = ", ".join(f"{k} {v}" for k, v in versions().items())
-    today, most = dt.datetime.now(dt.UTC).date(), folded_norms.MOST
-    yield f"{today}; counted, not run; {known}; batch {batch}; at most {most} folded by one call."
+    yield f"{_title(batch)}; at most {folded_norms.MOST} folded by one call."
     yield ""
     yield f"| network | rewrites | {' | '.join(KINDS.values())} | all | compiled in, s | longest |"
     yield f"|---|---|{'---|' * len(KINDS)}---|---|---|"
@@ -65,6 +79,41 @@ def table(names: Sequence[str], batch: int) -> Iterator[str]:
             ]
             cells += [counted.total(), f"{sum(taken):.1f}", f"{max(taken):.2f}"]
             yield f"| {name} | {rewrites} | {' | '.join(map(str, cells))} |"
+
+
+def training_table(names: Sequence[str], batch: int) -> Iterator[str]:
+    """Yield a table of the calls of training steps; a row for each set of rewrites."""
+    yield f"{_title(batch)}; Inductor's calls of a step without pooling and classifier."
+    yield ""
+    yield "| network | rewrites | forward | backward | all |"
+    yield "|---|---|---|---|---|"
+    for name in names:
+        for passes in TRAINING:
+            counted = [calls(x).total() for x in training_codes(name, batch, passes)]
+            rewrites = ", ".join(x.name for x in passes) or "none"
+            yield f"| {name} | {rewrites} | {' | '.join(map(str, counted))} | {sum(counted)} |"
+
+
+def training_codes(name: str, batch: int, passes: Sequence[Pass]) -> list[str]:
+    """Return the code for a network's forward and backward with passes let loose on a CPU."""
+
+    def rewrite(graph_module: GraphModule) -> None:
+        for one in passes:
+            anywhere = dataclasses.replace(one.requires, devices=("cpu",))
+            with mock.patch.object(type(one), "requires", anywhere):
+                one.run(graph_module, PassContext())
+
+    workload = _loaded(name, train=True)
+    model: Any = workload.model
+    model.train().to(memory_format=torch.channels_last)
+    # The kernel's conditions are of a GPU, which no tensor here is on; sizes are checked as ever.
+    with (
+        mock.patch.object(batch_norm, "unfit", return_value=None),
+        mock.patch.object(batch_norm, "unmeasured", return_value=None),
+    ):
+        return training_codes_for_cuda(
+            model.forward_features, _images(workload, batch), rewrite=rewrite
+        )
 
 
 def codes(name: str, batch: int) -> dict[int, str]:
@@ -80,10 +129,8 @@ def codes(name: str, batch: int) -> dict[int, str]:
         written[done] = code_for_cuda(graph_module, inputs)
         return lambda *_: (torch.empty(0),)
 
-    cpu = torch.device("cpu")
-    workload = load(name, seed=0, dtype=torch.bfloat16, device=cpu, train=False, size="base")
-    size = (batch, *workload.args[0].shape[1:])
-    images = torch.empty(size, dtype=torch.bfloat16, memory_format=torch.channels_last)
+    workload = _loaded(name, train=False)
+    images = _images(workload, batch)
     model: Any = workload.model
     model = torch.compile(
         model.to(memory_format=torch.channels_last), backend=compile_, fullgraph=True
@@ -91,6 +138,21 @@ def codes(name: str, batch: int) -> dict[int, str]:
     with torch.no_grad():
         model(images)
     return written
+
+
+def _loaded(name: str, *, train: bool) -> Workload:
+    cpu = torch.device("cpu")
+    return load(name, seed=0, dtype=torch.bfloat16, device=cpu, train=train, size="base")
+
+
+def _images(workload: Workload, batch: int) -> torch.Tensor:
+    size = (batch, *workload.args[0].shape[1:])
+    return torch.empty(size, dtype=torch.bfloat16, memory_format=torch.channels_last)
+
+
+def _title(batch: int) -> str:
+    known = ", ".join(f"{k} {v}" for k, v in versions().items())
+    return f"{dt.datetime.now(dt.UTC).date()}; counted, not run; {known}; batch {batch}"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 pytest.importorskip("triton")
 
 from backbay.kit.passes import PassContext
+from backbay_optimizer.kernels import batch_norm
+from backbay_optimizer.passes.batch_norms import batch_norms
 from backbay_optimizer.passes.fused_convolutions import fused_convolutions
+from backbay_optimizer.passes.fused_counters import fused_counters
 
 FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 WIDTH = 64
@@ -73,6 +76,46 @@ def test_inductor_alone_calls_two_kernels_for_each_layer(cuda_code, monkeypatch)
 
 def test_more_layers_are_folded_by_more_kernels(cuda_code, monkeypatch):
     assert called(cuda_code, monkeypatch, 6, fused=True) == (2, 0, 6)
+
+
+@pytest.fixture(scope="module")
+def steps(cuda_code):
+    """Count what a stack of three layers calls in training, forward and backward, by its passes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_norm, "unfit", lambda *_: None)
+        patch.setattr(batch_norm, "unmeasured", lambda _: None)
+        for one in (batch_norms, fused_counters):
+            requires = dataclasses.replace(one.requires, devices=("cpu",))
+            patch.setattr(type(one), "requires", requires)
+        model = nn.Sequential(*(Layer() for _ in range(3))).bfloat16().train()
+        model.to(memory_format=torch.channels_last)
+        x = torch.empty(32, WIDTH, 64, 64, dtype=torch.bfloat16, memory_format=torch.channels_last)
+
+        def counted(*passes):
+            def rewrite(graph_module):
+                assert all(one.run(graph_module, PassContext()) == 3 for one in passes)
+
+            codes = cuda_code.training_codes_for_cuda(model, x, rewrite=rewrite)
+            return tuple(cuda_code.calls(code) for code in codes)
+
+        yield counted
+
+
+def test_a_batch_norm_in_training_has_one_kernel_for_its_sums_and_one_that_ends_them(steps):
+    _, backward = steps(batch_norms)
+    ours = sum(n for x, n in backward.items() if x.startswith("batch_norm_sums_kernel"))
+    ends = sum(n for x, n in backward.items() if x.startswith("triton_per_"))
+    convolutions = backward["torch.ops.aten.convolution_backward.default"]
+    assert (ours, ends, convolutions) == (3, 3, 3)
+    assert backward.total() == 12, "beside one for what is pointwise, for each batch norm"
+
+
+def test_counters_of_a_model_have_one_kernel(steps):
+    alone, _ = steps()
+    together, _ = steps(fused_counters)
+    counts = sum(n for x, n in alone.items() if "add_copy" in x)
+    assert counts == 3
+    assert together.total() == alone.total() - counts + 1
 
 
 def test_a_kernel_is_not_compiled_or_counted_twice(cuda_code, monkeypatch):

@@ -32,6 +32,7 @@ from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutio
 from backbay_optimizer.passes.eager_convolutions import eager_convolutions
 from backbay_optimizer.passes.fused_attention import fused_attention
 from backbay_optimizer.passes.fused_convolutions import fused_convolutions
+from backbay_optimizer.passes.fused_counters import fused_counters
 from backbay_optimizer.passes.group_norm_silu import group_norm_silu
 from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
 from backbay_optimizer.passes.linear_epilogues import linear_epilogues
@@ -70,6 +71,7 @@ class Optimizing(Backend):
         space_to_depth,
         group_norm_silu,
         batch_norms,
+        fused_counters,
         max_pools,
         fused_convolutions,
         one_row_linears,
