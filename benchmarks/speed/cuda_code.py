@@ -223,7 +223,7 @@ def _libraries_of_a_gpu() -> Iterator[None]:
     active = property(lambda _: driver)
     with (
         mock.patch.object(type(triton.runtime.driver), "active", active),
-        mock.patch.object(torch._C, "_select_conv_backend", lambda *_, **__: _CUDNN),
+        mock.patch.object(torch._C, "_select_conv_backend", return_value=_CUDNN),
         mock.patch.object(torch._C, "_conv_determine_backend_memory_format", _cudnns_layout),
     ):
         yield

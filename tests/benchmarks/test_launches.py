@@ -118,6 +118,23 @@ def test_counters_of_a_model_have_one_kernel(steps):
     assert together.total() == alone.total() - counts + 1
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="of torch 2.13")
+@pytest.mark.parametrize(("forced", "copies"), [(False, 2), (True, 0)])
+def test_inductor_copies_what_a_depthwise_convolution_takes_backward(cuda_code, forced, copies):
+    """docs/upstream.md says so: a torch that does not, ends this."""
+    backwards = []
+    for groups in (1, WIDTH):
+        second = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, groups=groups, bias=False)
+        model = nn.Sequential(Layer(), second, nn.BatchNorm2d(WIDTH)).bfloat16()
+        model.to(memory_format=torch.channels_last)
+        x = torch.empty(32, WIDTH, 56, 56, dtype=torch.bfloat16, memory_format=torch.channels_last)
+        with torch._inductor.config.patch(force_layout_optimization=forced):
+            _, code = cuda_code.training_codes_for_cuda(model, x)
+        backwards.append(cuda_code.calls(code).total())
+    full, depthwise = backwards
+    assert depthwise - full == copies
+
+
 def test_a_kernel_is_not_compiled_or_counted_twice(cuda_code, monkeypatch):
     code = code_of(cuda_code, monkeypatch, 2, fused=True)
     times = cuda_code.seconds_to_compile(code)
