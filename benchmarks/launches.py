@@ -9,9 +9,9 @@ The last columns are how long Triton takes here for all kernels, one after anoth
 that takes longest: Inductor compiles several at once, and waits for the last.
 
 In training, forward and backward are counted, of all but the pooling and the layer at the end, and
-the rewrites are ``batch_norms``, and it with ``fused_counters``. What a call runs on the GPU is not
-known: cuDNN's convolutions are often several kernels. Each kernel waits for the one before it, even
-if a CUDA graph launches it.
+the rewrites are ``batch_norms``, ``fused_counters`` and ``pooled_convolutions``, one after another.
+What a call runs on the GPU is not known: cuDNN's convolutions are often several kernels. Each kernel
+waits for the one before it, even if a CUDA graph launches it.
 """
 
 import argparse
@@ -34,13 +34,19 @@ from backbay_optimizer.passes import folded_norms
 from backbay_optimizer.passes.batch_norms import batch_norms
 from backbay_optimizer.passes.fused_convolutions import fused_convolutions
 from backbay_optimizer.passes.fused_counters import fused_counters
+from backbay_optimizer.passes.pooled_convolutions import pooled_convolutions
 from speed.cuda_code import calls, code_for_cuda, seconds_to_compile, training_codes_for_cuda
 from speed.surroundings import versions
 
 NAMES = ("timm:resnet18", "timm:resnet50", "timm:mobilenetv3_large_100")
 KINDS = {"triton_": "Triton", "extern_kernels.": "PyTorch", "torch.ops.": "fused"}
 """What calls begin with, to what they are."""
-TRAINING: Sequence[Sequence[Pass]] = ((), (batch_norms,), (batch_norms, fused_counters))
+TRAINING: Sequence[Sequence[Pass]] = (
+    (),
+    (batch_norms,),
+    (batch_norms, fused_counters),
+    (batch_norms, fused_counters, pooled_convolutions),
+)
 """What is counted of a training step."""
 
 

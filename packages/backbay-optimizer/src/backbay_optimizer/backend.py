@@ -43,6 +43,7 @@ from backbay_optimizer.passes.narrow_vectors import narrow_vectors
 from backbay_optimizer.passes.one_row_linears import one_row_linears
 from backbay_optimizer.passes.one_token_attention import one_token_attention
 from backbay_optimizer.passes.parameter_hoist import parameter_hoist
+from backbay_optimizer.passes.pooled_convolutions import pooled_convolutions
 from backbay_optimizer.passes.product_epilogues import product_epilogues
 from backbay_optimizer.passes.slice_pushdown import slice_pushdown
 from backbay_optimizer.passes.space_to_depth import space_to_depth
@@ -69,6 +70,7 @@ class Optimizing(Backend):
         eager_convolutions,
         depthwise_convolutions,
         space_to_depth,
+        pooled_convolutions,  # before what looks at linear layers
         group_norm_silu,
         batch_norms,
         fused_counters,
