@@ -8,10 +8,10 @@ inference. Without CUDA graphs each such call costs the host time, for which a s
 The last columns are how long Triton takes here for all kernels, one after another, and for the one
 that takes longest: Inductor compiles several at once, and waits for the last.
 
-In training, forward and backward are counted, of all but the pooling and the layer at the end, and
-the rewrites are ``batch_norms``, ``fused_counters`` and ``pooled_convolutions``, one after another.
-What a call runs on the GPU is not known: cuDNN's convolutions are often several kernels. Each kernel
-waits for the one before it, even if a CUDA graph launches it.
+In training, forward and backward are counted, of all but the pooling and the layer at the end. The
+rewrites are ``batch_norms``, ``fused_counters`` and ``pooled_convolutions``, one after another.
+What a call runs on the GPU is not known: cuDNN's convolutions are often several kernels. Each of
+them waits for the one before it, even if a CUDA graph launches it.
 """
 
 import argparse
