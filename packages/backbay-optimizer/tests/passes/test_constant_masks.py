@@ -209,6 +209,16 @@ def test_repeated_heads_are_missed(look, repeated, train):
     torch.testing.assert_close(seen.result, attended(*given))
 
 
+@pytest.mark.parametrize("repeated", REPEATED.values(), ids=REPEATED)
+def test_heads_whose_number_is_a_symbol_raise(look, repeated):
+    def attended(q, k, v):
+        return F.scaled_dot_product_attention(q, repeated(k), repeated(v))
+
+    q, k, v = (torch.randn(2, heads, 6, 8) for heads in (4, 2, 2))
+    seen = look(attended, q, k, v, passes=[constant_masks], dynamic=True)
+    torch.testing.assert_close(seen.result, attended(q, k, v))
+
+
 def test_keys_that_are_written_after_they_were_repeated_are_read_as_they_are_then(look):
     def attended(q, k, v):
         mask = rows(6) >= torch.arange(6)

@@ -111,8 +111,8 @@ def sources(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
     key, value = found["key"], found["value"]
     if key is None or value is None:
         return None
-    heads = [value_of(given[x]).shape[1] for x in ("query", "key", "value")]
-    same = value_of(key).shape[1] == value_of(value).shape[1] and len(set(heads)) == 1
+    heads = [str(value_of(given[x]).shape[1]) for x in ("query", "key", "value")]
+    same = value_of(key).shape[1] == value_of(value).shape[1] and len({*heads}) == 1
     pairs = (given["key"], key), (given["value"], value)
     if not same or any(disturbed(copy, node, [source]) for copy, source in pairs):
         return None
