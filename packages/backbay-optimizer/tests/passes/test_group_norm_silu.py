@@ -316,3 +316,55 @@ def test_it_fires_on_a_cpu(look):
     seen = look(lambda x: F.silu(F.group_norm(x, 2)), x, passes=[group_norm_silu])
     assert not seen.changes[OPERATOR]
     assert "it runs on cpu: the kernel is Triton's" in seen.near
+
+
+def offset_is_written(x, weight, bias):
+    y = F.group_norm(x, 2, bias, bias)
+    bias.add_(1)
+    return F.silu(y)
+
+
+def input_is_written(x, weight, bias):
+    y = F.group_norm(x, 2)
+    x.relu_()
+    return F.silu(y)
+
+
+def convolutions_bias_is_written(x, weight, bias):
+    y = F.conv2d(x, weight, bias)
+    bias[::2].add_(1)
+    return F.silu(F.group_norm(y, 2))
+
+
+def step_is_written(x, weight, bias):
+    y = F.conv2d(x, weight) + x[:, :, :1, :1]
+    x.relu_()
+    return F.silu(F.group_norm(y, 2))
+
+
+def image_is_written(x, weight, bias):
+    y = F.conv2d(x, weight)
+    z = y + bias.expand(2, -1).reshape(2, -1, 1, 1)
+    y.relu_()
+    return F.silu(F.group_norm(z, 2))
+
+
+@pytest.mark.parametrize(
+    ("program", "count"),
+    [
+        (offset_is_written, 0),
+        (input_is_written, 0),
+        (convolutions_bias_is_written, 1),
+        (step_is_written, 1),
+        (image_is_written, 1),
+    ],
+)
+def test_what_is_written_on_the_way_is_read_as_it_is_then(look, anywhere, program, count):
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 6, 10).contiguous(memory_format=torch.channels_last)
+    given = (x, torch.randn(8, 8, 1, 1), torch.randn(8))
+    with torch.no_grad():
+        wanted = program(*(t.clone() for t in given))
+        seen = look(program, *given, passes=[group_norm_silu])
+    torch.testing.assert_close(seen.result, wanted)
+    assert seen.changes[OPERATOR] == count, seen.near

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph.aliases import disturbed
 from backbay.graph.effects import mutates
 from backbay.graph.match import is_call
 from backbay.graph.rewrite import bound, call_before, cast_before, layout, replace_node
@@ -147,6 +148,8 @@ class GroupNormSilu(Pass):
         if value.dim() != _IMAGE or not are_numbers(value.shape):
             raise NotApplicable("it is no batch of images, or its size is a symbol")
         if reason := kernel.pays(value_of(x), given["num_groups"]):
+            raise NotApplicable(reason)
+        if reason := disturbed(norm, node, norm.all_input_nodes):
             raise NotApplicable(reason)
         return _Site(
             node=node,
@@ -342,9 +345,9 @@ def _rewrite(found: _Layouts) -> None:
 def _fuse(site: _Site) -> Node:
     """Put the kernel in the place of a norm and its SiLU, and return its result."""
     assert callable(kernel.group_norm_silu)  # registers it: torch.ops has it only after that
-    x, shift = _without_step(bound(site.norm, _NORM)["input"])
+    x, shift = _without_step(bound(site.norm, _NORM)["input"], site.node)
     if is_call(x, convolutions.IMAGES) and len(x.users) == 1:
-        bias, x = _without_bias(x)
+        bias, x = _without_bias(x, site.node)
         shift = _sum(site.norm, shift, bias)
     activates = site.node is not site.norm
     how = (site.weight, site.bias, site.groups, site.eps, activates, shift)
@@ -356,9 +359,16 @@ def _fuse(site: _Site) -> Node:
     return result
 
 
-def _without_step(node: Node) -> tuple[Node, Node | None]:
-    """Return an image, and the time step's embedding, (N, C), that is added to it for the norm."""
+def _without_step(node: Node, place: Node) -> tuple[Node, Node | None]:
+    """Return an image, and the time step's embedding, (N, C), that is added to it for the norm.
+
+    Args:
+        node: what is normalised.
+        place: where both are read instead.
+    """
     if not is_call(node, (operator.add, torch.add)) or len(node.users) > 1 or node.kwargs:
+        return node, None
+    if disturbed(node, place, node.all_input_nodes):
         return node, None
     image, step = node.args
     if not isinstance(image, Node) or not isinstance(step, Node):
@@ -382,13 +392,18 @@ def _sum(place: Node, *terms: Node | None) -> Node | None:
     )
 
 
-def _without_bias(node: Node) -> tuple[Node | None, Node]:
-    """Return a convolution's bias, and one without; a padding in words stays as it is."""
+def _without_bias(node: Node, place: Node) -> tuple[Node | None, Node]:
+    """Return a convolution's bias, and one without; a padding in words stays as it is.
+
+    Args:
+        node: the convolution.
+        place: where its bias is read instead.
+    """
     try:
         read = Convolution.of(node)
     except NotApplicable:
         return None, node
-    if read.bias is None:
+    if read.bias is None or disturbed(node, place, [read.bias]):
         return None, node
     bare = call_before(node, node.target, read.x, read.weight, None, *read.how)
     replace_node(node, bare)
