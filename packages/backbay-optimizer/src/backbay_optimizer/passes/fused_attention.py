@@ -11,7 +11,8 @@ scores and weights, which are many times as large as the rest, are written and r
 
 Nothing else may read them, and no element may be dropped. A query that sees no key, because all of
 its row is minus infinity, gives NaN when it is written out, and zero in a fused kernel; so NaN is
-added to such rows of a bias. One whose row is the lowest number gives the mean of all values.
+added to such rows of a bias. One whose row is the lowest number gives the mean of all values. Where
+that number is filled in, and not added, no gradient goes through it, so in training that is left.
 
 Which kernel pays was measured, with gradients and without. cuDNN's backward gave NaN, where it is
 given a mask, for some lengths that are no multiple of its block
@@ -139,11 +140,15 @@ def _check_values(found: Written) -> None:
     if not alike or not query.numel() * keys.numel():
         raise NotApplicable("its tensors are repeated on the way, or empty")
     for change in found.changes:
-        _check_change(change, scores)
+        _check_change(change, scores, is_trained=bool(value_of(found.node).requires_grad))
 
 
-def _check_change(change: Node | Fill, scores: torch.Tensor) -> None:
+def _check_change(change: Node | Fill, scores: torch.Tensor, *, is_trained: bool) -> None:
     if isinstance(change, Fill):
+        if is_trained and math.isfinite(change.number):
+            raise NotApplicable(
+                f"{change.number} is filled in: a query that sees no key would get a gradient"
+            )
         if value_of(change.where).dtype != torch.bool:
             raise NotApplicable(f"{change.where.name} says where to fill, and is not boolean")
         if change.number > mask_kinds.HIDDEN:
