@@ -232,6 +232,32 @@ def test_keys_that_are_written_after_they_were_repeated_are_read_as_they_are_the
     torch.testing.assert_close(seen.result, attended(*tensors(heads=2)))
 
 
+@pytest.mark.parametrize("repeated", REPEATED.values(), ids=REPEATED)
+def test_keys_that_are_written_once_they_are_repeated_are_read_as_they_were(look, repeated):
+    def attended(q, k, v):
+        k, v = repeated(k), repeated(v)
+        v.mul_(0.5)
+        return F.scaled_dot_product_attention(q, k, v)
+
+    given = tensors(heads=2)
+    seen = look(attended, *given, passes=[constant_masks])
+    assert not seen.changes["constant_masks"]
+    torch.testing.assert_close(seen.result, attended(*given))
+
+
+def test_keys_that_are_written_before_backward_raise(look):
+    def attended(q, k, v):
+        k, v = k.sin(), v.sin()
+        y = F.scaled_dot_product_attention(q, *map(REPEATED["index"], (k, v)))
+        k.mul_(0.5)
+        return y
+
+    given = tensors(heads=2, train=True)
+    seen = look(attended, *given, passes=[constant_masks])
+    ours, right = (torch.autograd.grad(x.sum(), given) for x in (seen.result, attended(*given)))
+    torch.testing.assert_close(ours, right)
+
+
 NOT_REPEATED = {
     "another dimension": lambda k: k.unsqueeze(1).expand(2, 2, 2, 6, 8).reshape(2, 4, 6, 8),
     "tiled": lambda k: k.repeat(1, 2, 1, 1),
