@@ -341,6 +341,23 @@ def test_a_query_whose_keys_are_all_filled_in_gets_a_gradient(look, number, chan
 
 
 @pytest.mark.usefixtures("anywhere")
+def test_a_value_that_is_written_before_backward_raises(look):
+    def program(q, k, v, bias):
+        v = v.transpose(1, 2).sin().transpose(1, 2)  # of which a product keeps a copy
+        y = plain(q, k, v, bias)
+        v.mul_(0.5)
+        return y
+
+    given = [x.requires_grad_() for x in tensors(train=True)[:3]]
+    bias = torch.randn(S, S)
+    seen = look(program, *given, bias, passes=[fused_attention])
+    ours, right = (
+        torch.autograd.grad(x.sum(), given) for x in (seen.result, program(*given, bias))
+    )
+    torch.testing.assert_close(ours, right)
+
+
+@pytest.mark.usefixtures("anywhere")
 def test_what_was_put_in_stays_where_nothing_came_of_it(look, monkeypatch):
     layout, refused = passes.layout, []
 

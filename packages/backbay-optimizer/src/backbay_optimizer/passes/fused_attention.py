@@ -33,7 +33,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backbay.graph import effects
-from backbay.graph.aliases import disturbed
+from backbay.graph.aliases import Memory, disturbed
 from backbay.graph.constant import NotConstantError, constant_value
 from backbay.graph.rewrite import call_before, cast_before, layout
 from backbay.graph.values import is_ordinary, value_of
@@ -77,6 +77,8 @@ class FusedAttention(Rewrite[Written]):
     def replacement(self, site: Written, context: PassContext) -> Replacement:
         """Return the call, laid out as the product that it replaces."""
         place, attend = site.node, _kernel(site)
+        if value_of(place).requires_grad:
+            _check_backward(site, context)
         dtype, bias = value_of(site.scores).dtype, _bias(site, context)
         operands = (site.query, site.keys, site.value)
         query, keys, value = (_ordered(x.node, x.order, place) for x in operands)
@@ -112,6 +114,14 @@ def _kernel(found: Written) -> Callable[..., Any]:
     if query.is_cuda:
         _check_is_taken(attend, found, [query, keys.mT, value])
     return attend
+
+
+def _check_backward(found: Written, context: PassContext) -> None:
+    """See to it that what backward reads, where products may have copied it, is as it was."""
+    graph = found.node.graph
+    memory = context.kept(("memory", graph), lambda: Memory(graph))
+    if any(map(memory.mutated, found.reads)):
+        raise NotApplicable("something writes what it reads, and backward may read it after that")
 
 
 def _operands(found: Written) -> list[torch.Tensor]:
