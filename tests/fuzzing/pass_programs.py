@@ -829,7 +829,7 @@ FAMILIES: Mapping[str, Family] = {
     "horizontal_fusion": Family(begin=_tokens, layers=(_layers,), trained=0.5),
     "one_row_linears": Family(begin=_state, layers=(_one_row,), trained=0.1),
     "one_token_attention": Family(begin=_cache, layers=(_one_token,), trained=0.1),
-    "fused_attention": Family(begin=_tokens, layers=(_written_out,), trained=0.4),
+    "fused_attention": Family(begin=_tokens, layers=(_written_out,), trained=0.3),
     "windowed_attention": Family(begin=_tokens, layers=(_windowed,), trained=0.4),
     "constant_masks": Family(begin=_tokens, layers=(_attention,), trained=0.4),
     "parameter_hoist": Family(begin=_tokens, layers=(_of_parameters,), trained=0.1),
