@@ -106,10 +106,9 @@ class Draft:
 
     # What programs are given
 
-    def given(self, expr: str, role: Role = "input") -> str:
+    def given(self, expr: str, role: Role = "input", of: str = "") -> str:
         number = len(self._inputs)
         name = {"input": f"x{number}", "alias": f"x{number}"}.get(role, f"self.p{number}")
-        of = ""
         if self.low and ".randn" in expr:
             expr += ".to(torch.bfloat16)"
         value = self._evaluated(expr)
@@ -219,6 +218,7 @@ class Draft:
                     self._viewed,
                     self._written,
                     self._given_written,
+                    self._alias_written,
                     self._same,
                     self._same,
                     self._aliased,
@@ -249,6 +249,16 @@ class Draft:
         target = self.one((*args, self.one(earlier)))
         under = "torch.no_grad()" if self.train and self.chance(0.7) else ""
         self.take(self.one(_WRITES), target, gives=0, under=under)
+        return name
+
+    def _alias_written(self, name: str, args: Sequence[str]) -> str:
+        """Write what is read by another of the program's inputs."""
+        inputs = [x.name for x in self._inputs if x.role == "input" and x.name in args]
+        if self.train or not inputs:
+            raise RefusedError("no input is read, or leaves that are trained would share memory")
+        read = self.one(inputs)
+        alias = self.given(self.one(("{0}.view_as({0})", "{0}[:1]")).format(read), "alias", read)
+        self.take(self.one(_WRITES), alias, gives=0)
         return name
 
     def _same(self, name: str, args: Sequence[str]) -> str:
