@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -494,3 +495,11 @@ def test_a_mode_is_kept_that_a_find_does_not_need():
     small = minimised(program, lambda x: "eye" in source(x), seconds=60, runs=200)
     assert (small.under, small.checkpointed) == ("", False)
     assert not any(x.under for x in small.statements)
+
+
+def test_parameters_are_others_each_time_that_a_program_is_built():
+    program = moded()
+    drawn = msgspec.structs.replace(program.inputs[1], expr="torch.randn(4, 4)")
+    program = msgspec.structs.replace(program, inputs=(program.inputs[0], drawn, program.inputs[2]))
+    first, second = (next(built(program).parameters()) for _ in range(2))
+    assert torch.equal(first, second)

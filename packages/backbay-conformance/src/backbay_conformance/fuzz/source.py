@@ -19,6 +19,8 @@ def body(program: Program) -> list[str]:
         return [f"def program({_names(program)}):", *_lines(program, INDENT)]
     lines = ["class Program(torch.nn.Module):", INDENT + "def __init__(self):"]
     lines.append(2 * INDENT + "super().__init__()")
+    if any("rand" in x.expr for x in program.owned):
+        lines.append(2 * INDENT + f"torch.manual_seed({program.seed})")
     for item in program.owned:
         name = item.name.removeprefix("self.")
         if item.role == "buffer":
