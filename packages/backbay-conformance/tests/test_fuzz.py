@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -458,3 +459,48 @@ def test_a_run_by_the_clock_finds_no_fault():
     assert report.programs >= 20
     assert any("conj" in source(x.program) for x in report.of("new"))
     assert all(len(x.repro.splitlines()) < 40 for x in report.finds)
+
+
+def moded(**changed):
+    """Return a program with modes, and with parameters of which one is frozen."""
+    double = Statement(kind="step", expr="{0} @ {1}", args=("x0", "self.p1"), targets=("v0",))
+    still = {"expr": "{0} * {1}", "args": ("v0", "self.p2"), "under": "torch.no_grad()"}
+    return Program(
+        seed=0,
+        inputs=(
+            Input(name="x0", expr="torch.ones(n, 4)"),
+            Input(name="self.p1", expr="torch.eye(4)", role="parameter"),
+            Input(name="self.p2", expr="torch.ones(4)", role="frozen"),
+        ),
+        statements=(double, Statement(kind="step", targets=("v1",), **still)),
+        outputs=("v0", "v1"),
+        train=True,
+        **changed,
+    )
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_program_runs_without_its_modes(checkpointed):
+    program = moded(under='torch.autocast("cpu", torch.bfloat16)', checkpointed=checkpointed)
+    module = built(program)
+    first, second = module(*inputs_of(program, 3, torch.device("cpu")))
+    assert first.dtype == torch.bfloat16
+    assert (first.requires_grad, second.requires_grad) == (True, False)
+    assert [x.requires_grad for x in module.parameters()] == [True, False]
+    assert ("checkpoint(" in source(program)) == checkpointed
+
+
+def test_a_mode_is_kept_that_a_find_does_not_need():
+    program = moded(under='torch.autocast("cpu", torch.bfloat16)', checkpointed=True)
+    small = minimised(program, lambda x: "eye" in source(x), seconds=60, runs=200)
+    assert (small.under, small.checkpointed) == ("", False)
+    assert not any(x.under for x in small.statements)
+
+
+def test_parameters_are_others_each_time_that_a_program_is_built():
+    program = moded()
+    drawn = msgspec.structs.replace(program.inputs[1], expr="torch.randn(4, 4)")
+    program = msgspec.structs.replace(program, inputs=(program.inputs[0], drawn, program.inputs[2]))
+    first = next(built(program).parameters())
+    torch.rand(1)
+    assert torch.equal(first, next(built(program).parameters()))

@@ -201,3 +201,17 @@ def test_what_was_not_measured_is_replaced():
         assert "9.0" in kernel.pays(image())
         m.setattr(conditions, "has_triton", lambda: False)
         assert "Triton" in kernel.pays(image())
+
+
+def test_a_bias_that_is_written_before_backward_raises(look, image, anywhere):
+    def program(x, mean, variance, weight, bias):
+        y, *_ = normalised(F.relu)(x, mean, variance, weight, bias)
+        with torch.no_grad():
+            bias.mul_(2)
+        return y
+
+    x, given = image.requires_grad_(), vectors()
+    (wanted,) = torch.autograd.grad(program(x, *(t.clone() for t in given)).sum(), x)
+    seen = look(program, x, *given, passes=[batch_norms])
+    torch.testing.assert_close(torch.autograd.grad(seen.result.sum(), x), (wanted,))
+    assert "something writes its bias, which backward reads" in seen.near

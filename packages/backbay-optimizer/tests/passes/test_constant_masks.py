@@ -209,6 +209,16 @@ def test_repeated_heads_are_missed(look, repeated, train):
     torch.testing.assert_close(seen.result, attended(*given))
 
 
+@pytest.mark.parametrize("repeated", REPEATED.values(), ids=REPEATED)
+def test_heads_whose_number_is_a_symbol_raise(look, repeated):
+    def attended(q, k, v):
+        return F.scaled_dot_product_attention(q, repeated(k), repeated(v))
+
+    q, k, v = (torch.randn(2, heads, 6, 8) for heads in (4, 2, 2))
+    seen = look(attended, q, k, v, passes=[constant_masks], dynamic=True)
+    torch.testing.assert_close(seen.result, attended(q, k, v))
+
+
 def test_keys_that_are_written_after_they_were_repeated_are_read_as_they_are_then(look):
     def attended(q, k, v):
         mask = rows(6) >= torch.arange(6)
@@ -220,6 +230,32 @@ def test_keys_that_are_written_after_they_were_repeated_are_read_as_they_are_the
     (node,) = seen.nodes("scaled_dot_product_attention")
     assert node.kwargs == {"is_causal": True}
     torch.testing.assert_close(seen.result, attended(*tensors(heads=2)))
+
+
+@pytest.mark.parametrize("repeated", REPEATED.values(), ids=REPEATED)
+def test_keys_that_are_written_once_they_are_repeated_are_read_as_they_were(look, repeated):
+    def attended(q, k, v):
+        k, v = repeated(k), repeated(v)
+        v.mul_(0.5)
+        return F.scaled_dot_product_attention(q, k, v)
+
+    given = tensors(heads=2)
+    seen = look(attended, *given, passes=[constant_masks])
+    assert not seen.changes["constant_masks"]
+    torch.testing.assert_close(seen.result, attended(*given))
+
+
+def test_keys_that_are_written_before_backward_raise(look):
+    def attended(q, k, v):
+        k, v = k.sin(), v.sin()
+        y = F.scaled_dot_product_attention(q, *map(REPEATED["index"], (k, v)))
+        k.mul_(0.5)
+        return y
+
+    given = tensors(heads=2, train=True)
+    seen = look(attended, *given, passes=[constant_masks])
+    ours, right = (torch.autograd.grad(x.sum(), given) for x in (seen.result, attended(*given)))
+    torch.testing.assert_close(ours, right)
 
 
 NOT_REPEATED = {

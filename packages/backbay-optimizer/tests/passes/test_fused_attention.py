@@ -324,6 +324,40 @@ def test_the_gradient_of_a_bias_is_wrong_or_slow(look, keys, changes):
 
 
 @pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize(("number", "changes"), [(LOWEST, 0), (-INFINITY, 1)])
+def test_a_query_whose_keys_are_all_filled_in_gets_a_gradient(look, number, changes):
+    def program(q, k, v, mask):
+        return torch.matmul(product(q, k).masked_fill(mask, number).softmax(-1), v)
+
+    mask = torch.ones(S, S, dtype=torch.bool).triu(1)
+    mask[3] = number == LOWEST
+    given = [x.requires_grad_() for x in tensors(train=True)[:3]]
+    seen = look(program, *given, mask, passes=[fused_attention])
+    assert seen.changes["fused_attention"] == changes
+    expected = program(*given, mask)
+    cotangent = torch.randn_like(expected)
+    ours, right = (torch.autograd.grad(x, given, cotangent) for x in (seen.result, expected))
+    torch.testing.assert_close(ours, right)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_a_value_that_is_written_before_backward_raises(look):
+    def program(q, k, v, bias):
+        v = v.transpose(1, 2).sin().transpose(1, 2)  # of which a product keeps a copy
+        y = plain(q, k, v, bias)
+        v.mul_(0.5)
+        return y
+
+    given = [x.requires_grad_() for x in tensors(train=True)[:3]]
+    bias = torch.randn(S, S)
+    seen = look(program, *given, bias, passes=[fused_attention])
+    ours, right = (
+        torch.autograd.grad(x.sum(), given) for x in (seen.result, program(*given, bias))
+    )
+    torch.testing.assert_close(ours, right)
+
+
+@pytest.mark.usefixtures("anywhere")
 def test_what_was_put_in_stays_where_nothing_came_of_it(look, monkeypatch):
     layout, refused = passes.layout, []
 

@@ -316,3 +316,111 @@ def test_it_fires_on_a_cpu(look):
     seen = look(lambda x: F.silu(F.group_norm(x, 2)), x, passes=[group_norm_silu])
     assert not seen.changes[OPERATOR]
     assert "it runs on cpu: the kernel is Triton's" in seen.near
+
+
+def offset_is_written(x, weight, bias):
+    y = F.group_norm(x, 2, bias, bias)
+    bias.add_(1)
+    return F.silu(y)
+
+
+def input_is_written(x, weight, bias):
+    y = F.group_norm(x, 2)
+    x.relu_()
+    return F.silu(y)
+
+
+def convolutions_bias_is_written(x, weight, bias):
+    y = F.conv2d(x, weight, bias)
+    bias[::2].add_(1)
+    return F.silu(F.group_norm(y, 2))
+
+
+def step_is_written(x, weight, bias):
+    y = F.conv2d(x, weight) + x[:, :, :1, :1]
+    x.relu_()
+    return F.silu(F.group_norm(y, 2))
+
+
+def image_is_written(x, weight, bias):
+    y = F.conv2d(x, weight)
+    z = y + bias.expand(2, -1).reshape(2, -1, 1, 1)
+    y.relu_()
+    return F.silu(F.group_norm(z, 2))
+
+
+@pytest.mark.parametrize(
+    ("program", "count"),
+    [
+        (offset_is_written, 0),
+        (input_is_written, 0),
+        (convolutions_bias_is_written, 1),
+        (step_is_written, 1),
+        (image_is_written, 1),
+    ],
+)
+def test_what_is_written_on_the_way_is_read_as_it_is_then(look, anywhere, program, count):
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 6, 10).contiguous(memory_format=torch.channels_last)
+    given = (x, torch.randn(8, 8, 1, 1), torch.randn(8))
+    with torch.no_grad():
+        wanted = program(*(t.clone() for t in given))
+        seen = look(program, *given, passes=[group_norm_silu])
+    torch.testing.assert_close(seen.result, wanted)
+    assert seen.changes[OPERATOR] == count, seen.near
+
+
+def test_a_layer_inside_autocast_ends_compilation(look, anywhere):
+    def program(x, weight, bias):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = F.conv2d(x, weight, bias)
+            z = F.conv2d(F.silu(F.group_norm(y, 2)), weight, bias)
+        return z  # noqa: RET504 (the graph ends outside)
+
+    torch.manual_seed(0)
+    given = torch.randn(2, 8, 6, 20)[..., ::2], torch.randn(8, 8, 1, 1), torch.randn(8)
+    with torch.no_grad():
+        seen = look(program, *given, passes=[group_norm_silu])
+        wanted = program(*given)
+    assert seen.result.dtype == wanted.dtype
+    torch.testing.assert_close(seen.result, wanted, rtol=0.05, atol=0.05)
+
+
+def image_is_written_later(x, weight, bias):
+    y = F.conv2d(x, weight)
+    z = F.silu(F.group_norm(y + x[:, :, :1, :1], 2))
+    y.mul_(2)
+    return z
+
+
+def convolutions_bias_is_written_later(x, weight, bias):
+    z = F.silu(F.group_norm(F.conv2d(x, weight, bias), 2))
+    with torch.no_grad():
+        bias.mul_(2)
+    return z
+
+
+def offset_is_written_later(x, weight, bias):
+    z = F.group_norm(F.conv2d(x, weight), 2, None, bias)
+    with torch.no_grad():
+        bias.mul_(2)
+    return F.conv2d(z, weight)
+
+
+@pytest.mark.parametrize(
+    ("program", "count"),
+    [
+        (image_is_written_later, 1),
+        (convolutions_bias_is_written_later, 1),
+        (offset_is_written_later, 0),
+    ],
+)
+def test_what_is_written_before_backward_raises(look, anywhere, program, count):
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 6, 10).contiguous(memory_format=torch.channels_last)
+    given = [t.requires_grad_() for t in (x, torch.randn(8, 8, 1, 1))]
+    bias = torch.randn(8)
+    wanted = torch.autograd.grad(program(*given, bias.clone()).sum(), given)
+    seen = look(program, *given, bias, passes=[group_norm_silu])
+    torch.testing.assert_close(torch.autograd.grad(seen.result.sum(), given), wanted)
+    assert seen.changes[OPERATOR] == count, seen.near

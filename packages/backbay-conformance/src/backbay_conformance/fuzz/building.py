@@ -19,7 +19,8 @@ _numbers = itertools.count()
 def built(program: Program) -> torch.nn.Module:
     """Make the program's module; buffers and parameters are new."""
     names = _executed(program)
-    return as_module(names["Program"]() if program.owned else names["program"])
+    with torch.random.fork_rng(devices=[]):
+        return as_module(names["Program"]() if program.owned else names["program"])
 
 
 def inputs_of(program: Program, n: int, device: torch.device) -> tuple[torch.Tensor, ...]:

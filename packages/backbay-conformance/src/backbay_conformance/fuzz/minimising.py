@@ -120,3 +120,12 @@ def _plainer(program: Program) -> Iterator[Program | None]:
         yield change(program, dynamic=None)
     if program.train:
         yield change(program, train=False)
+    if program.under:
+        yield change(program, under="")
+    if program.checkpointed:
+        yield change(program, checkpointed=False)
+    for place, statement in enumerate(program.statements):
+        if statement.under:
+            plain = change(statement, under="")
+            rest = program.statements[:place], program.statements[place + 1 :]
+            yield change(program, statements=(*rest[0], plain, *rest[1]))

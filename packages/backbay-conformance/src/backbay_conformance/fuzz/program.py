@@ -12,14 +12,14 @@ import msgspec
 GRAMMAR = 1
 """Raised when any seed gives another program: a seed names a program of one grammar."""
 
-Role = Literal["input", "alias", "buffer", "parameter"]
+Role = Literal["input", "alias", "buffer", "parameter", "frozen"]
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):
     """What a program is given, or owns."""
 
     name: str
-    """``x0``; of buffers and parameters, ``self.b0``."""
+    """``x0``; of what a module owns, ``self.b0``."""
     expr: str
     """What makes it, with the size ``n``; of an alias, from other inputs by their names."""
     role: Role = "input"
@@ -37,12 +37,15 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     args: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     """Names that it gives; none of a statement that only writes."""
+    under: str = ""
+    """The context manager that it runs under, such as ``torch.no_grad()``."""
 
     @property
     def text(self) -> str:
         """The line as Python."""
-        right = self.expr.format(*self.args)
-        return f"{', '.join(self.targets)} = {right}" if self.targets else right
+        line = self.expr.format(*self.args)
+        line = f"{', '.join(self.targets)} = {line}" if self.targets else line
+        return f"with {self.under}: {line}" if self.under else line
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +61,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     dynamic: bool | None = None
     """As torch.compile takes it."""
     train: bool = False
+    under: str = ""
+    """The context manager that all of it runs under."""
+    checkpointed: bool = False
+    """Whether backward computes it again."""
     dtypes: tuple[str, ...] = ()
     """Every dtype that a value has."""
     widens: bool = True
@@ -70,8 +77,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def owned(self) -> tuple[Input, ...]:
-        """Buffers and parameters."""
-        return tuple(x for x in self.inputs if x.role in {"buffer", "parameter"})
+        """Buffers and parameters, frozen ones among them."""
+        return tuple(x for x in self.inputs if x.role in {"buffer", "parameter", "frozen"})
 
     @property
     def id(self) -> str:

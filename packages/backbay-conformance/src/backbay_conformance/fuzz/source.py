@@ -19,12 +19,15 @@ def body(program: Program) -> list[str]:
         return [f"def program({_names(program)}):", *_lines(program, INDENT)]
     lines = ["class Program(torch.nn.Module):", INDENT + "def __init__(self):"]
     lines.append(2 * INDENT + "super().__init__()")
+    if any("rand" in x.expr for x in program.owned):
+        lines.append(2 * INDENT + f"torch.manual_seed({program.seed})")
     for item in program.owned:
         name = item.name.removeprefix("self.")
         if item.role == "buffer":
             lines.append(2 * INDENT + f'self.register_buffer("{name}", {item.expr})')
         else:
-            lines.append(2 * INDENT + f"{item.name} = torch.nn.Parameter({item.expr})")
+            asks = ", requires_grad=False" if item.role == "frozen" else ""
+            lines.append(2 * INDENT + f"{item.name} = torch.nn.Parameter({item.expr}{asks})")
     arguments = _names(program)
     lines.append(INDENT + f"def forward(self{', ' if arguments else ''}{arguments}):")
     return [*lines, *_lines(program, 2 * INDENT)]
@@ -41,7 +44,23 @@ def making(program: Program) -> list[str]:
 
 
 def _lines(program: Program, indent: str) -> list[str]:
-    lines = [indent + x.text for x in program.statements]
+    if program.checkpointed:
+        names = _names(program)
+        how = f"checkpoint(body, {names}, use_reentrant=False)"
+        inner = _statements(program, indent + INDENT)
+        return [
+            f"{indent}def body({names}):",
+            *inner,
+            f"{indent}return torch.utils.checkpoint.{how}",
+        ]
+    return _statements(program, indent)
+
+
+def _statements(program: Program, indent: str) -> list[str]:
+    lines, inner = [], indent
+    if program.under and program.statements:
+        lines, inner = [f"{indent}with {program.under}:"], indent + INDENT
+    lines += [inner + x.text for x in program.statements]
     return [*lines, indent + f"return ({''.join(f'{x}, ' for x in program.outputs)})"]
 
 

@@ -99,7 +99,7 @@ def unrepeated(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
 def sources(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
     """Return the key and value of an attention before they were repeated.
 
-    None where they were not, or where something is written after that: what is repeated is a copy.
+    None where they were not, or where either is written after that: what is repeated is a copy.
 
     Args:
         node: the call of attention.
@@ -111,11 +111,15 @@ def sources(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
     key, value = found["key"], found["value"]
     if key is None or value is None:
         return None
-    heads = [value_of(given[x]).shape[1] for x in ("query", "key", "value")]
-    same = value_of(key).shape[1] == value_of(value).shape[1] and len(set(heads)) == 1
+    heads = [str(value_of(given[x]).shape[1]) for x in ("query", "key", "value")]
+    same = value_of(key).shape[1] == value_of(value).shape[1] and len({*heads}) == 1
     pairs = (given["key"], key), (given["value"], value)
-    if not same or any(disturbed(copy, node, [source]) for copy, source in pairs):
+    if not same or any(disturbed(copy, node, [copy, source]) for copy, source in pairs):
         return None
+    if value_of(node).requires_grad:  # backward reads them, where it has read the copies
+        memory = Memory(node.graph)
+        if memory.mutated(key) or memory.mutated(value):
+            return None
     return {"key": key, "value": value}
 
 

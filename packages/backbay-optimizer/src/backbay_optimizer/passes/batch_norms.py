@@ -25,6 +25,7 @@ import torch
 from torch.fx import Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph.aliases import Memory
 from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import call_before
 from backbay.graph.values import are_numbers, is_ordinary, value_of
@@ -101,7 +102,7 @@ class BatchNorms(Rewrite[_Site]):
             eps=given["eps"],
         )
 
-    def replacement(self, site: _Site, context: PassContext) -> Replacement:  # noqa: ARG002 (of those that ask)
+    def replacement(self, site: _Site, context: PassContext) -> Replacement:
         """Return calls of the operator, and of what updates running statistics."""
         x, result = value_of(site.x), value_of(site.node)
         if not result.requires_grad:
@@ -116,6 +117,9 @@ class BatchNorms(Rewrite[_Site]):
             raise NotApplicable("its channels are not last")
         if reason := kernel.pays(x):
             raise NotApplicable(reason)
+        graph = site.norm.graph
+        if context.kept(("memory", graph), lambda: Memory(graph)).mutated(site.bias):
+            raise NotApplicable("something writes its bias, which backward reads")
         assert callable(kernel.batch_norm)  # registers it: torch.ops has it only after that
         given = (site.x, site.weight, site.bias, site.eps, site.activation)
         call = call_before(site.norm, torch.ops.backbay.batch_norm.default, *given)

@@ -11,7 +11,8 @@ scores and weights, which are many times as large as the rest, are written and r
 
 Nothing else may read them, and no element may be dropped. A query that sees no key, because all of
 its row is minus infinity, gives NaN when it is written out, and zero in a fused kernel; so NaN is
-added to such rows of a bias. One whose row is the lowest number gives the mean of all values.
+added to such rows of a bias. One whose row is the lowest number gives the mean of all values. Where
+that number is filled in, and not added, no gradient goes through it, so in training that is left.
 
 Which kernel pays was measured, with gradients and without. cuDNN's backward gave NaN, where it is
 given a mask, for some lengths that are no multiple of its block
@@ -32,7 +33,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backbay.graph import effects
-from backbay.graph.aliases import disturbed
+from backbay.graph.aliases import Memory, disturbed
 from backbay.graph.constant import NotConstantError, constant_value
 from backbay.graph.rewrite import call_before, cast_before, layout
 from backbay.graph.values import is_ordinary, value_of
@@ -76,6 +77,8 @@ class FusedAttention(Rewrite[Written]):
     def replacement(self, site: Written, context: PassContext) -> Replacement:
         """Return the call, laid out as the product that it replaces."""
         place, attend = site.node, _kernel(site)
+        if value_of(place).requires_grad:
+            _check_backward(site, context)
         dtype, bias = value_of(site.scores).dtype, _bias(site, context)
         operands = (site.query, site.keys, site.value)
         query, keys, value = (_ordered(x.node, x.order, place) for x in operands)
@@ -113,6 +116,14 @@ def _kernel(found: Written) -> Callable[..., Any]:
     return attend
 
 
+def _check_backward(found: Written, context: PassContext) -> None:
+    """See to it that what backward reads, where products may have copied it, is as it was."""
+    graph = found.node.graph
+    memory = context.kept(("memory", graph), lambda: Memory(graph))
+    if any(map(memory.mutated, found.reads)):
+        raise NotApplicable("something writes what it reads, and backward may read it after that")
+
+
 def _operands(found: Written) -> list[torch.Tensor]:
     """Return the values of query, transposed keys, and value."""
     return [
@@ -139,11 +150,15 @@ def _check_values(found: Written) -> None:
     if not alike or not query.numel() * keys.numel():
         raise NotApplicable("its tensors are repeated on the way, or empty")
     for change in found.changes:
-        _check_change(change, scores)
+        _check_change(change, scores, is_trained=bool(value_of(found.node).requires_grad))
 
 
-def _check_change(change: Node | Fill, scores: torch.Tensor) -> None:
+def _check_change(change: Node | Fill, scores: torch.Tensor, *, is_trained: bool) -> None:
     if isinstance(change, Fill):
+        if is_trained and math.isfinite(change.number):
+            raise NotApplicable(
+                f"{change.number} is filled in: a query that sees no key would get a gradient"
+            )
         if value_of(change.where).dtype != torch.bool:
             raise NotApplicable(f"{change.where.name} says where to fill, and is not boolean")
         if change.number > mask_kinds.HIDDEN:

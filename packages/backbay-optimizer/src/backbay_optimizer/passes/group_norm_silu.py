@@ -22,7 +22,7 @@ written to in place.
 
 import contextlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
+from backbay.graph.aliases import Memory, disturbed
 from backbay.graph.effects import mutates
 from backbay.graph.match import is_call
 from backbay.graph.rewrite import bound, call_before, cast_before, layout, replace_node
@@ -80,6 +81,7 @@ class _Site:
 class _Layouts:
     """What a graph's values become, and which of them need copies for whom."""
 
+    memory: Memory
     values: dict[Node, Any] = field(default_factory=dict)
     """Values of what changes its layout, in the order of the graph."""
     sites: dict[Node, _Site] = field(default_factory=dict)
@@ -119,12 +121,16 @@ class GroupNormSilu(Pass):
 
     def run(self, graph_module: GraphModule, context: PassContext) -> int:
         """Rewrite all sites of a graph, or none; return how many were."""
-        sites = {x.node: x for x in self._sites(graph_module, context)}
+        norms = graph_module.graph.find_nodes(op="call_function", target=F.group_norm)
+        if not norms:
+            return 0
+        memory = Memory(graph_module.graph)
+        sites = {x.node: x for x in self._sites(norms, memory, context)}
         if not sites:
             return 0
         fused: list[Node] = []
         with context.attempt(next(iter(sites))):
-            found = _planned(graph_module, sites)
+            found = _planned(graph_module, sites, memory)
             fired = {x: None for s in found.sites.values() for x in (s.norm, s.node)}
             context.check_profitable([*fired])
             _rewrite(found)
@@ -132,12 +138,14 @@ class GroupNormSilu(Pass):
             fused = [*found.sites]
         return len(fused)
 
-    def _sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
-        for norm in graph_module.graph.find_nodes(op="call_function", target=F.group_norm):
+    def _sites(
+        self, norms: Iterable[Node], memory: Memory, context: PassContext
+    ) -> Iterator[_Site]:
+        for norm in norms:
             with context.attempt(norm):
-                yield self._site(norm)
+                yield self._site(norm, memory)
 
-    def _site(self, norm: Node) -> _Site:
+    def _site(self, norm: Node, memory: Memory) -> _Site:
         node = _result(norm)
         given = bound(norm, _NORM)
         x, value = given["input"], value_of(node)
@@ -148,6 +156,8 @@ class GroupNormSilu(Pass):
             raise NotApplicable("it is no batch of images, or its size is a symbol")
         if reason := kernel.pays(value_of(x), given["num_groups"]):
             raise NotApplicable(reason)
+        if reason := _disturbance(norm, node, norm.all_input_nodes, memory):
+            raise NotApplicable(reason)
         return _Site(
             node=node,
             norm=norm,
@@ -157,6 +167,13 @@ class GroupNormSilu(Pass):
             bias=given.get("bias"),
             eps=given.get("eps", 1e-5),
         )
+
+
+def _disturbance(start: Node, end: Node, read: Iterable[Node], memory: Memory) -> str | None:
+    """Return why values can't be read at a later place, and by its backward, or None."""
+    if value_of(end).requires_grad and any(map(memory.mutated, read)):
+        return "something writes what it reads, and backward may read it after that"
+    return disturbed(start, end, read)
 
 
 def _result(norm: Node) -> Node:
@@ -177,13 +194,16 @@ group_norm_silu = GroupNormSilu()
 # 1. Which layouts there will be
 
 
-def _planned(graph_module: GraphModule, sites: dict[Node, _Site]) -> _Layouts:
+def _planned(graph_module: GraphModule, sites: dict[Node, _Site], memory: Memory) -> _Layouts:
     """Return what all values become, by a walk over the graph that changes nothing.
 
     Raises:
         NotApplicable: it would not pay, or something is written to in place.
     """
-    found, activated = _Layouts(), {x.norm for x in sites.values() if x.norm is not x.node}
+    found, activated = (
+        _Layouts(memory=memory),
+        {x.norm for x in sites.values() if x.norm is not x.node},
+    )
     found.begins = any(value_of(x.x).is_contiguous() for x in sites.values())
     found.writes = any(mutates(x) for x in graph_module.graph.nodes)
     for node in graph_module.graph.nodes:
@@ -332,19 +352,19 @@ def _rewrite(found: _Layouts) -> None:
                 made[read, form] = copied
             node.replace_input_with(here, made[read, form])
         if node in found.sites:
-            fused[node] = _fuse(found.sites[node])
+            fused[node] = _fuse(found.sites[node], found.memory)
         elif node in found.values:
             if node.target == "contiguous":
                 node.kwargs = {"memory_format": torch.channels_last}
             propagate(node, node)
 
 
-def _fuse(site: _Site) -> Node:
+def _fuse(site: _Site, memory: Memory) -> Node:
     """Put the kernel in the place of a norm and its SiLU, and return its result."""
     assert callable(kernel.group_norm_silu)  # registers it: torch.ops has it only after that
-    x, shift = _without_step(bound(site.norm, _NORM)["input"])
+    x, shift = _without_step(bound(site.norm, _NORM)["input"], site.node, memory)
     if is_call(x, convolutions.IMAGES) and len(x.users) == 1:
-        bias, x = _without_bias(x)
+        bias, x = _without_bias(x, site.node, memory)
         shift = _sum(site.norm, shift, bias)
     activates = site.node is not site.norm
     how = (site.weight, site.bias, site.groups, site.eps, activates, shift)
@@ -356,9 +376,17 @@ def _fuse(site: _Site) -> Node:
     return result
 
 
-def _without_step(node: Node) -> tuple[Node, Node | None]:
-    """Return an image, and the time step's embedding, (N, C), that is added to it for the norm."""
+def _without_step(node: Node, place: Node, memory: Memory) -> tuple[Node, Node | None]:
+    """Return an image, and the time step's embedding, (N, C), that is added to it for the norm.
+
+    Args:
+        node: what is normalised.
+        place: where both are read instead.
+        memory: of the graph.
+    """
     if not is_call(node, (operator.add, torch.add)) or len(node.users) > 1 or node.kwargs:
+        return node, None
+    if _disturbance(node, place, node.all_input_nodes, memory):
         return node, None
     image, step = node.args
     if not isinstance(image, Node) or not isinstance(step, Node):
@@ -382,13 +410,19 @@ def _sum(place: Node, *terms: Node | None) -> Node | None:
     )
 
 
-def _without_bias(node: Node) -> tuple[Node | None, Node]:
-    """Return a convolution's bias, and one without; a padding in words stays as it is."""
+def _without_bias(node: Node, place: Node, memory: Memory) -> tuple[Node | None, Node]:
+    """Return a convolution's bias, and one without; a padding in words stays as it is.
+
+    Args:
+        node: the convolution.
+        place: where its bias is read instead.
+        memory: of the graph.
+    """
     try:
         read = Convolution.of(node)
     except NotApplicable:
         return None, node
-    if read.bias is None:
+    if read.bias is None or _disturbance(node, place, [read.bias], memory):
         return None, node
     bare = call_before(node, node.target, read.x, read.weight, None, *read.how)
     replace_node(node, bare)

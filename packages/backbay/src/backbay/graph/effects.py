@@ -35,6 +35,8 @@ _UPDATES_STATISTICS = frozenset(
     {"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
 )
 """They write running statistics, and their schemas do not say so."""
+_STATISTICS = ("running_mean", "running_var")
+"""What ``F.batch_norm`` may write, its second and third parameter."""
 _RENORMALISES = frozenset({"embedding", "embedding_bag"})
 """With ``max_norm`` they write the weight."""
 _DRAWS = frozenset({"gumbel_softmax", "multi_head_attention_forward"})
@@ -86,6 +88,9 @@ def may_write(node: Node) -> bool:
 def written(node: Node) -> list[Node]:
     """Return what a node that may write writes to: all it is given, where no name says which."""
     first = node.args[0] if node.args else None
+    if node.target is F.batch_norm:
+        given = {**dict(zip(_STATISTICS, node.args[1:], strict=False)), **node.kwargs}
+        return [x for x in map(given.get, _STATISTICS) if isinstance(x, Node)]
     if node.op == "call_method" and mutates(node) and str(node.target) != "set_":
         return [first] if isinstance(first, Node) else node.all_input_nodes
     if node.target in _IN_PLACE and isinstance(first, Node):

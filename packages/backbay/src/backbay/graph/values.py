@@ -90,7 +90,7 @@ def propagate(node: Node, like: Node) -> None:
     if node.op not in {"call_function", "call_method"}:
         return
     with state_at(like):
-        value = evaluated(node)
+        value = _evaluated(node, {})
     if value is not None:
         node.meta[key_of(like)] = value
 
@@ -146,7 +146,11 @@ def evaluated(node: Node, others: Mapping[Node, Any] | None = None) -> Any:
 
     None where the values are not known.
     """
-    known = others or {}
+    with state_at(node):
+        return _evaluated(node, others or {})
+
+
+def _evaluated(node: Node, known: Mapping[Node, Any]) -> Any:
     arguments = torch.fx.map_arg(
         (node.args, node.kwargs), lambda x: known[x] if x in known else value_of(x)
     )
