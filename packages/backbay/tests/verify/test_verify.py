@@ -1,8 +1,10 @@
 """What is wrong is called so and charged to where it is; what is right is not."""
 
 import contextlib
+import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import faulty
 
 FAULTY = Path(__file__).with_name("faulty.py")
+UNBLAMED = Limits(blame_s=0)
+raced = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "race" / "faulty.py")))
 
 
 def verify(name: str, *, loss=faulty.mean_square, **options):
@@ -98,6 +102,32 @@ def test_a_gradient_of_one_layer_is_wrong_and_another_module_is_blamed():
     assert checks["train", "gradients"].proof.severity > 1
     assert (result.blame.module, result.blame.found) == ("layers.1.attn.wq", "alone")
     assert "self.wq(x) @ self.wk(x).mT" in result.blame.called_at  # the line is the user's
+
+
+def test_a_state_that_was_folded_into_the_code_is_right():
+    """It is right in each call from the state that it was compiled with."""
+    torch.manual_seed(0)
+    workload = backbay.Workload(*raced.with_state(), name="counter")
+    backends = {"folds": raced.folds_buffers, "honest": raced.honest}
+    report = run(workload, backends=backends, train=False, batches=[], limits=UNBLAMED)
+    folds, honest = report.results
+    assert honest.passed, honest.sentence
+    assert {x.check for x in folds.checks if x.status != "right"} == {"calls"}
+    assert "in two calls in a row" in folds.sentence
+
+
+@pytest.mark.parametrize("workload", [raced.with_batch_norm, raced.with_dropout])
+def test_two_calls_in_a_row_are_wrong_that_draw_or_count_as_eager_does(workload):
+    torch.manual_seed(0)
+    given = backbay.Workload(*workload(), name="model")
+    report = run(given, backends=["aot_eager", "inductor"], train=True, steps=1, batches=[])
+    assert report.passed, report.sentence
+
+
+def test_gradients_in_memory_that_is_written_anew_are_right():
+    _, result, checks = verify("returns_one_buffer_of_gradients", train=True, steps=1, batches=[])
+    assert failed(checks) == {("train", "calls")}
+    assert "gradient of head.bias of call 3 changed when it was called again" in result.sentence
 
 
 def test_a_second_batch_size_is_wrong_and_passes():
