@@ -1,6 +1,7 @@
 """What is wrong is called so and charged to where it is; what is right is not."""
 
 import contextlib
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -128,6 +129,26 @@ def test_gradients_in_memory_that_is_written_anew_are_right():
     _, result, checks = verify("returns_one_buffer_of_gradients", train=True, steps=1, batches=[])
     assert failed(checks) == {("train", "calls")}
     assert "gradient of head.bias of call 3 changed when it was called again" in result.sentence
+
+
+def test_a_process_that_a_backend_leaves_otherwise_goes_unsaid(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # and back afterwards
+    monkeypatch.setenv("SOMEBODYS", "1")
+    (tmp_path / "below").mkdir()
+
+    def moves(graph_module, example_inputs):
+        os.chdir(tmp_path / "below")
+        os.environ["SOMEBODYS"] = "2"
+        return graph_module.forward
+
+    workload = backbay.Workload(torch.nn.Tanh(), (torch.randn(3, 4),), name="tanh")
+    backends = {"moves": moves, "aot_eager": "aot_eager"}
+    moved, quiet = run(workload, backends=backends, train=False, batches=[]).results
+    assert moved.passed
+    (note,) = moved.notes
+    assert note.startswith("changed for everybody in its process: the working directory (")
+    assert note.endswith("environment variables (SOMEBODYS)")
+    assert quiet.notes == ()
 
 
 def test_a_second_batch_size_is_wrong_and_passes():

@@ -287,8 +287,9 @@ class BackendVerification:
             check = msgspec.structs.replace(
                 check, status="wrong", reason=finished.fault, proof=None
             )
-        notes = (finished.note,) if finished.note else ()
-        return Judged(checks=(check,), status=check.status, reason=check.reason, notes=notes)
+        return Judged(
+            checks=(check,), status=check.status, reason=check.reason, notes=finished.notes
+        )
 
     def _say(self, prepared: Prepared, text: str) -> None:
         self.tell(prepared.course.setup.workload, str(self.arm), text)

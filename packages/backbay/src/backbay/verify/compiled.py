@@ -69,8 +69,13 @@ class CompiledModel:
         with room(), self._situations.context():
             fault = runs.fault(self._call, self._before)
         self._runs = None  # it keeps outputs
-        says = "its outputs live until the next call, and torch says so of those that are read"
-        return Finished(fault=fault, note=says if runs.says_overwritten else "")
+        notes = []
+        if runs.says_overwritten:
+            notes.append("its outputs live until the next call, and torch says so of those read")
+        changes = process_state.changed(self._before, process_state.state())
+        if changes:
+            notes.append(f"changed for everybody in its process: {', '.join(changes)}")
+        return Finished(fault=fault, notes=tuple(notes))
 
     def trained(self, steps: int, rate: float, path: str) -> Trained:
         """Train freely, and write the parameters that it ends at to a file."""

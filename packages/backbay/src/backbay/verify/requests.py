@@ -227,7 +227,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
 
     fault: str
     """What is wrong though every result is right; empty where nothing is."""
-    note: str
+    notes: tuple[str, ...]
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
