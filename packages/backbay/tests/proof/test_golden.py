@@ -523,6 +523,23 @@ def test_a_model_that_goes_on_from_call_to_call_is_taken_for_one_that_looks_for_
     make_golden(Workload(seeding, (torch.ones(3),)), train=False)
 
 
+def test_a_frozen_parameter_may_be_given_a_gradient():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight.requires_grad = False
+    workload = Workload(model, (torch.randn(2, 3),))
+    golden = make_golden(workload, train=True)
+    assert golden.judge(observe(model, workload, train=True)).passed
+
+    def gives(x):
+        model[1].weight.grad = torch.ones(3, 3)
+        return model(x)
+
+    proof = golden.judge(observe(gives, workload, train=True))
+    assert not proof.passed
+    assert proof.worst.where == "gradient of 1.weight"
+    assert "is given, though eager has none" in proof.worst.reason
+
+
 class Shuffled(nn.Module):
     """Is zero, apart from rounding that differs from call to call, as where atomics add up."""
 

@@ -151,6 +151,26 @@ def test_a_process_that_a_backend_leaves_otherwise_goes_unsaid(tmp_path, monkeyp
     assert quiet.notes == ()
 
 
+def test_a_process_that_is_left_to_flush_subnormals_is_right():
+    def flushes(graph_module, example_inputs):
+        def call(*args):
+            torch.set_flush_denormal(True)
+            return graph_module(*args)
+
+        return call
+
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this processor can't flush them")
+    workload = backbay.Workload(torch.nn.Tanh(), (torch.randn(3, 4),), name="tanh")
+    options = {"train": False, "batches": [], "limits": UNBLAMED}
+    try:
+        report = run(workload, backends={"flushes": flushes}, **options)
+    finally:
+        torch.set_flush_denormal(False)
+    assert "the flushing of subnormal numbers (False -> True)" in report.sentence
+    assert run(workload, backends=["inductor"], **options).passed
+
+
 def test_a_second_batch_size_is_wrong_and_passes():
     _, result, checks = verify("wrong_for_another_batch", train=False)
     assert failed(checks) == {("infer", "batch 5"), ("infer", "batch 3")}

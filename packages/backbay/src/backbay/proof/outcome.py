@@ -109,7 +109,9 @@ def gradients_of(step: Step) -> dict[str, torch.Tensor | None]:
     if not step.train:
         return {}
     leaves_of_graph = [*step.inputs, *step.workload.model.named_parameters()]
-    return {f"gradient of {name}": x.grad for name, x in leaves_of_graph if x.requires_grad}
+    # What is frozen must have none.
+    reached = [(n, x) for n, x in leaves_of_graph if x.requires_grad or x.grad is not None]
+    return {f"gradient of {name}": x.grad for name, x in reached}
 
 
 @contextmanager
