@@ -8,7 +8,7 @@ import torch
 import backbay
 from backbay import Registry
 from backbay.causes import one_line
-from backbay.errors import InputError
+from backbay.errors import InputError, ProofImpossible
 from backbay.registry import KnownFault
 
 OPENVINO = """Exception from src/inference/src/cpp/core.cpp:104:
@@ -82,8 +82,15 @@ def test_what_was_handled_meanwhile_is_called_the_cause():
     assert one_line(error) == "ValueError: x is not an option, did you mean y?"
 
 
+def test_a_sentence_of_backbays_begins_with_a_class():
+    assert one_line(ProofImpossible("eager differs")) == "eager differs"
+    assert one_line(ProofImpossible()) == "ProofImpossible"
+    said = one_line(raised(InputError("say y"), RuntimeError("no engine")))
+    assert said == "say y (raised as RuntimeError: no engine)"
+
+
 def test_backbays_own_error_loses_its_message_to_its_cause():
-    assert one_line(raised(KeyError("x"), InputError("say y"))) == "InputError: say y"
+    assert one_line(raised(KeyError("x"), InputError("say y"))) == "say y"
 
 
 def test_a_circle_of_causes_never_ends():

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from os import PathLike
 
-from backbay.errors import BackbayError, line_of, plain
+from backbay.errors import BackbayError, GraphBroken, line_of, plain
 
 _LONGEST = 400  # characters: a row of a table, not a log
 
@@ -33,10 +33,10 @@ def one_line(error: BaseException) -> str:
     """
     raised = list(_chain(error))
     where = _where([text for x in reversed(raised) for text in (_text(x), *_notes(x))])
-    outer, inner = _worded(raised[0]), _worded(raised[-1])
+    outer, inner = worded(raised[0]), worded(raised[-1])
     if len(raised) > 1:
         # What repeats its cause says more; what does not stands after it.
-        said = inner.partition(": ")[2]
+        said = _said(raised[-1])
         inner = outer if said and said in outer else f"{inner} (raised as {outer})"
     ends = "".join(f", at {x}" for x in where if x not in inner)
     return _cut(inner, _LONGEST - min(len(ends), _LONGEST // 2)) + _cut(ends, _LONGEST // 2)
@@ -67,10 +67,20 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _worded(error: BaseException) -> str:
-    """Return an error's kind and the line of its text that says what happened."""
-    said = _telling(_ANSI.sub("", _text(error)))
-    return plain(f"{type(error).__name__}: {said}" if said else type(error).__name__)
+def worded(error: BaseException) -> str:
+    """Return an error's kind and the line of its text that says what happened.
+
+    One of Backbay's is a whole sentence, to which its class adds nothing; but those of broken
+    graphs are what authors of passes look up.
+    """
+    said, kind = _said(error), plain(type(error).__name__)
+    if said and isinstance(error, BackbayError) and not isinstance(error, GraphBroken):
+        return said
+    return f"{kind}: {said}" if said else kind
+
+
+def _said(error: BaseException) -> str:
+    return plain(_telling(_ANSI.sub("", _text(error))))
 
 
 def _text(error: BaseException) -> str:

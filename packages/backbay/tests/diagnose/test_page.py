@@ -1,6 +1,7 @@
 """The page of a diagnosis: what comes first, where time is, code, graphs; whole, safe and small."""
 
 import html
+import io
 import re
 
 import msgspec
@@ -26,6 +27,7 @@ from made_up_diagnoses import (
     side,
 )
 from page_reader import read
+from rich.console import Console
 
 from backbay.diagnose import (
     Diagnosis,
@@ -35,6 +37,7 @@ from backbay.diagnose import (
 )
 from backbay.diagnose import page as pages
 from backbay.diagnose.page import changes, page, write_page
+from backbay.diagnose.text import text as in_terminal
 from backbay.explain.record import (
     CallRecord,
     ProblemRecord,
@@ -177,9 +180,23 @@ def test_a_long_line_begins_in_its_cell_and_is_told_whole():
 
 def test_kinds_of_work_are_held_against_the_limit_with_what_that_would_save(text):
     rows = [words(x) for x in re.findall(r"<tr>.*?</tr>", section(text, "step"), re.DOTALL)]
-    assert rows[1].split() == ["gemm", "4.00", "33%", "80%", "0.800", "ms"]
-    assert rows[2].split() == ["reduction", "2.00", "17%", "50%", "1.00", "ms"]
+    assert rows[1].split() == ["gemm", "4.00", "40%", "80%", "0.800", "ms"]
+    assert rows[2].split() == ["reduction", "2.00", "20%", "50%", "1.00", "ms"]
     assert "20 GB/s copied" in words(text)
+
+
+def test_a_profiler_that_slows_a_step_down_makes_shares_of_more_than_all(told):
+    step = told.inside.step
+    slowed = msgspec.structs.replace(step, wall_ms=step.parts_ms / 2)
+    told = msgspec.structs.replace(told, inside=msgspec.structs.replace(told.inside, step=slowed))
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(in_terminal(told))
+    there = console.export_text().partition("Where a step goes")[2].partition("Kernels")[0]
+    rows = section(page(told), "step").partition("<tbody>")[2].split("</tr>")
+    on_page = [re.findall(r"(\d+)%(?:</td>| )", words(x))[:1] for x in rows]
+    for shares in (re.findall(r"(\d+)%", there), [x for found in on_page for x in found]):
+        assert len(shares) > 2
+        assert sum(map(int, shares)) == pytest.approx(100, abs=2)
 
 
 def test_kernels_that_inductor_does_not_count_have_no_limit():

@@ -342,6 +342,14 @@ def test_a_model_that_raises_is_a_section_with_its_line(reference, line):
     assert "the model itself raised" in told.sentence
 
 
+def test_a_backend_that_makes_nothing_is_said_at_a_line_of_dynamos():
+    workload = Workload(torch.nn.Sequential(torch.nn.ReLU()), (torch.ones(3),))
+    problem = run(workload, backend=lambda graph_module, inputs: None).problem
+    assert problem is not None
+    assert problem.line == ""
+    assert problem.error == "AssertionError: compiler_fn did not return callable"
+
+
 def test_a_backend_that_fails_is_a_section_with_the_function_and_where_it_raised(reference, line):
     class Unlicensed(Backend):
         def compile(self, graph_module, example_inputs):

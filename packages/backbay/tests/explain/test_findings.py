@@ -132,6 +132,11 @@ def test_a_break_has_its_advice_its_line_and_its_calls():
 
 def test_nothing_is_compiled_only_where_a_call_gave_no_graph():
     assert codes([], calls=[[]]) == ["BB106"]
+    (without,) = found([], calls=[[]])
+    assert not any("graph breaks that are listed" in x for x in without.fixes)
+    assert "TORCH_COMPILE_DISABLE" in without.fixes[1]
+    (with_break, _) = found([], breaks=[broken()], calls=[[]])
+    assert with_break.fixes == ("remove the graph breaks that are listed",)
     assert codes([]) == []
     assert codes([graph()], calls=[[]]) == []
 

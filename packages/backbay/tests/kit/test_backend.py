@@ -184,7 +184,9 @@ def test_what_is_no_callable_is_refused():
         def compile(self, graph_module, example_inputs):
             return None
 
-    with pytest.raises(Exception, match="gives NoneType, not a callable"):
+    with pytest.raises(
+        Exception, match="gives NoneType, not a callable: return what runs the graph"
+    ):
         torch.compile(lambda x: x + 1, backend=Nothing())(torch.ones(3))
 
 

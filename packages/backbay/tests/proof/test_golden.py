@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 import warnings
 
 import pytest
@@ -520,6 +521,72 @@ def test_a_model_that_goes_on_from_call_to_call_is_taken_for_one_that_looks_for_
         return x + torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
 
     make_golden(Workload(seeding, (torch.ones(3),)), train=False)
+
+
+def test_a_frozen_parameter_may_be_given_a_gradient():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight.requires_grad = False
+    workload = Workload(model, (torch.randn(2, 3),))
+    golden = make_golden(workload, train=True)
+    assert golden.judge(observe(model, workload, train=True)).passed
+
+    def gives(x):
+        model[1].weight.grad = torch.ones(3, 3)
+        return model(x)
+
+    proof = golden.judge(observe(gives, workload, train=True))
+    assert not proof.passed
+    assert proof.worst.where == "gradient of 1.weight"
+    assert "is given, though eager has none" in proof.worst.reason
+
+
+class Shuffled(nn.Module):
+    """Is zero, apart from rounding that differs from call to call, as where atomics add up."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 64)
+        self.order = random.Random(3)
+
+    def forward(self, x):
+        parts = list(self.linear(x).unbind(-1))
+        shuffled = self.order.sample(parts, len(parts))
+        return sum(shuffled) - sum(parts)
+
+
+def test_what_differs_from_call_to_call_by_rounding_alone_is_taken_for_drift():
+    torch.manual_seed(0)
+    workload = Workload(Shuffled(), (torch.randn(32, 8),))
+    first, second = (workload.model(*workload.args) for _ in range(2))
+    assert (first - second).abs().mean() > 0.1 * first.abs().mean()
+    for train in (False, True):
+        golden = make_golden(workload, train=train)
+        for _ in range(5):
+            assert golden.judge(observe(workload.model, workload, train=train)).passed
+
+    def wrong(x):
+        return workload.model(x) + 1e-3 * x.mean()
+
+    assert not golden.judge(observe(wrong, workload, train=True)).passed
+
+
+def test_a_gradient_that_drifts_from_call_to_call_allows_any_other():
+    calls = []
+
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, given):
+            calls.append(given)
+            return given * len(calls)
+
+    workload = Workload(lambda x: Layer.apply(x), (torch.randn(4, 3),))
+    with pytest.raises(ProofImpossible, match=r"each time, .* \(gradient of args\[0\] differs by"):
+        make_golden(workload, train=True)
+    assert make_golden(workload, train=False)
 
 
 def test_a_nested_tensor_stops_training_or_a_digest_with_torchs_own_words():

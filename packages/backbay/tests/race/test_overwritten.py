@@ -22,6 +22,27 @@ def test_silence_passes(runs):
     assert not runs.says_overwritten
 
 
+def test_a_gradient_that_is_overwritten_passes():
+    workload = Workload(model=torch.nn.Linear(3, 3), args=(torch.ones(2, 3),))
+    found = Runs(workload, torch.device("cpu"), train=True, seed=0)
+    buffer = torch.zeros(3)
+
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, bias):
+            return x + bias
+
+        @staticmethod
+        def backward(ctx, given):
+            return given, buffer.copy_(given.sum(0) * torch.rand(())).view(3)
+
+    for _ in range(4):
+        found.call(lambda x: Layer.apply(x, workload.model.bias))
+    assert found.overwritten() is None  # each call begins at the same random state
+    torch.nn.init.ones_(buffer)
+    assert found.overwritten() == "gradient of bias of call 3"
+
+
 @pytest.mark.parametrize("refused", [1, 2, 3])
 def test_what_torch_shows_beside_what_it_refuses_is_a_fault(runs, monkeypatch, refused):
     equal, asked = torch.equal, []

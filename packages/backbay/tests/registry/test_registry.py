@@ -258,7 +258,7 @@ def test_file_and_module_references_are_backends(tmp_path, registry):
     path.write_text("def fn(gm, inputs):\n    return gm.forward\nnothing = 3\n")
     assert callable(registry.lookup_backend(f"{path}:fn"))
     assert registry.lookup_backend(f"{path}:fn") is registry.lookup_backend(f"{path}:fn")
-    with pytest.raises(BackendLoadError, match="int cannot be called"):
+    with pytest.raises(BackendLoadError, match="int cannot be called: name a function of a graph"):
         registry.lookup_backend(f"{path}:nothing")
     with pytest.raises(BackendLoadError, match="has no attribute 'fm'"):
         registry.lookup_backend(f"{path}:fm")

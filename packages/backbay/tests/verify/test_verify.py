@@ -1,8 +1,11 @@
 """What is wrong is called so and charged to where it is; what is right is not."""
 
 import contextlib
+import os
+import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import faulty
 
 FAULTY = Path(__file__).with_name("faulty.py")
+UNBLAMED = Limits(blame_s=0)
+raced = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "race" / "faulty.py")))
 
 
 def verify(name: str, *, loss=faulty.mean_square, **options):
@@ -98,6 +103,72 @@ def test_a_gradient_of_one_layer_is_wrong_and_another_module_is_blamed():
     assert checks["train", "gradients"].proof.severity > 1
     assert (result.blame.module, result.blame.found) == ("layers.1.attn.wq", "alone")
     assert "self.wq(x) @ self.wk(x).mT" in result.blame.called_at  # the line is the user's
+
+
+def test_a_state_that_was_folded_into_the_code_is_right():
+    """It is right in each call from the state that it was compiled with."""
+    torch.manual_seed(0)
+    workload = backbay.Workload(*raced.with_state(), name="counter")
+    backends = {"folds": raced.folds_buffers, "honest": raced.honest}
+    report = run(workload, backends=backends, train=False, batches=[], limits=UNBLAMED)
+    folds, honest = report.results
+    assert honest.passed, honest.sentence
+    assert {x.check for x in folds.checks if x.status != "right"} == {"calls"}
+    assert "in two calls in a row" in folds.sentence
+
+
+@pytest.mark.parametrize("workload", [raced.with_batch_norm, raced.with_dropout])
+def test_two_calls_in_a_row_are_wrong_that_draw_or_count_as_eager_does(workload):
+    torch.manual_seed(0)
+    given = backbay.Workload(*workload(), name="model")
+    report = run(given, backends=["aot_eager", "inductor"], train=True, steps=1, batches=[])
+    assert report.passed, report.sentence
+
+
+def test_gradients_in_memory_that_is_written_anew_are_right():
+    _, result, checks = verify("returns_one_buffer_of_gradients", train=True, steps=1, batches=[])
+    assert failed(checks) == {("train", "calls")}
+    assert "gradient of head.bias of call 3 changed when it was called again" in result.sentence
+
+
+def test_a_process_that_a_backend_leaves_otherwise_goes_unsaid(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # and back afterwards
+    monkeypatch.setenv("SOMEBODYS", "1")
+    (tmp_path / "below").mkdir()
+
+    def moves(graph_module, example_inputs):
+        os.chdir(tmp_path / "below")
+        os.environ["SOMEBODYS"] = "2"
+        return graph_module.forward
+
+    workload = backbay.Workload(torch.nn.Tanh(), (torch.randn(3, 4),), name="tanh")
+    backends = {"moves": moves, "aot_eager": "aot_eager"}
+    moved, quiet = run(workload, backends=backends, train=False, batches=[]).results
+    assert moved.passed
+    (note,) = moved.notes
+    assert note.startswith("changed for everybody in its process: the working directory (")
+    assert note.endswith("environment variables (SOMEBODYS)")
+    assert quiet.notes == ()
+
+
+def test_a_process_that_is_left_to_flush_subnormals_is_right():
+    def flushes(graph_module, example_inputs):
+        def call(*args):
+            torch.set_flush_denormal(True)
+            return graph_module(*args)
+
+        return call
+
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this processor can't flush them")
+    workload = backbay.Workload(torch.nn.Tanh(), (torch.randn(3, 4),), name="tanh")
+    options = {"train": False, "batches": [], "limits": UNBLAMED}
+    try:
+        report = run(workload, backends={"flushes": flushes}, **options)
+    finally:
+        torch.set_flush_denormal(False)
+    assert "the flushing of subnormal numbers (False -> True)" in report.sentence
+    assert run(workload, backends=["inductor"], **options).passed
 
 
 def test_a_second_batch_size_is_wrong_and_passes():

@@ -33,7 +33,7 @@ def measured(looked: Looked) -> Iterator[FindingRecord]:
     inside = looked.inside
     step, kernels = inside.step, [k for graph in inside.graphs for k in graph.kernels]
     host_ms = step.host_ms + step.guards_ms
-    whole_ms = host_ms + step.kernels_ms + step.outside_ms + step.copies_ms
+    whole_ms = step.parts_ms
     if kernels and host_ms > _HOST_SHARE * whole_ms:
         words = (
             f"the host takes {_ms(host_ms)} of {_ms(whole_ms)} of a step: launches, guards and "

@@ -149,6 +149,12 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Kind of work to milliseconds in kernels."""
     peak_bytes: int | None
 
+    @property
+    def parts_ms(self) -> float:
+        """All parts together: what shares are of, since parts are longer under the profiler."""
+        busy_ms = self.kernels_ms + self.outside_ms + self.copies_ms
+        return busy_ms + self.guards_ms + self.host_ms
+
 
 class LimitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What this machine can do: the best that was ever measured on it."""

@@ -94,7 +94,7 @@ def _step(inside: WhiteBox) -> Iterator[RenderableType]:
     yield line(f"{milliseconds(step.wall_ms, step.wall_ci_ms)} ms a step")
     made = table("", "ms", "share", justify="right")
     for name, ms in words.shares(step):
-        add_row(made, (name, milliseconds(ms, None), f"{ms / step.wall_ms:.0%}"))
+        add_row(made, (name, milliseconds(ms, None), words.share(ms, step)))
     yield made
     if step.peak_bytes is not None:
         yield line(f"peak memory {size(step.peak_bytes)}")

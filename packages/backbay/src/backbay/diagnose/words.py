@@ -14,6 +14,11 @@ def shares(step: StepRecord) -> Iterator[tuple[str, float]]:
     yield from others(step)
 
 
+def share(ms: float, step: StepRecord) -> str:
+    """Word the share that milliseconds of a step's parts have of all of them."""
+    return percent(ms / step.parts_ms if step.parts_ms else None)
+
+
 def others(step: StepRecord) -> Iterator[tuple[str, float]]:
     """Yield what takes time and is no kernel of a compiled graph."""
     found = (

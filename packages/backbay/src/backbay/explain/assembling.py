@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -257,6 +258,8 @@ def _located(problem: ProblemRecord, seen: _Seen, call: int) -> ProblemRecord:
         return problem
     metrics = failed[-1]
     place = Place(metrics["co_filename"], metrics["co_firstlineno"], metrics["co_name"])
+    if "/torch/_dynamo/" in Path(place.file).as_posix():  # around a module of torch's own
+        return problem
     return msgspec.structs.replace(problem, line=str(place))
 
 

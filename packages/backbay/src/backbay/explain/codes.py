@@ -93,7 +93,9 @@ _TABLE = (
         severity="error",
         what="The backend was given no graph.",
         why="The model runs uncompiled; compiling it only costs time.",
-        fix="Remove the graph breaks that are listed, or what switches compilation off.",
+        fix="Remove the graph breaks that are listed. If there are none, Dynamo found no operator "
+        "on tensors, or was kept away: by torch.jit, TORCH_COMPILE_DISABLE or "
+        "torch.compiler.set_stance.",
     ),
     Code(
         code="BB201",

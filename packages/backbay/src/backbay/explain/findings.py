@@ -35,6 +35,11 @@ _NUMBER_DYNAMIC = (
 )
 _COMPILED_APART = (0, 1)
 _FROM_TWO = ("begin with a size of at least 2: torch compiles for 0 and for 1 by themselves",)
+_WITH_BREAKS = ("remove the graph breaks that are listed",)
+_WITHOUT_BREAKS = (
+    "have it compute with tensors: what returns its inputs, or a constant, has nothing to compile",
+    "let Dynamo trace it: torch.jit, TORCH_COMPILE_DISABLE and torch.compiler.set_stance stop it",
+)
 _RECOMPILED = {"size": "BB201", "value": "BB202", "other": "BB203"}
 
 
@@ -57,7 +62,7 @@ def findings(
     found = [
         *_failed(problem, graphs),
         *(_broken(x) for x in breaks),
-        *_nothing_compiled(graphs, calls, problem),
+        *_nothing_compiled(graphs, breaks, calls, problem),
         *_recompiled(calls),
         *_in_graphs([x for x in graphs if x.call == 0], {x.line for x in breaks}),
         *_near_misses([x for x in graphs if x.call == 0]),
@@ -147,10 +152,14 @@ def _broken(broken: BreakRecord) -> FindingRecord:
 
 
 def _nothing_compiled(
-    graphs: Sequence[GraphRecord], calls: Sequence[CallRecord], problem: ProblemRecord | None
+    graphs: Sequence[GraphRecord],
+    breaks: Sequence[BreakRecord],
+    calls: Sequence[CallRecord],
+    problem: ProblemRecord | None,
 ) -> Iterator[FindingRecord]:
     if calls and not graphs and problem is None:
-        yield finding("BB106", "the backend was given no graph: the model runs uncompiled", "")
+        words = "the backend was given no graph: the model runs uncompiled"
+        yield finding("BB106", words, "", fixes=_WITH_BREAKS if breaks else _WITHOUT_BREAKS)
 
 
 def _recompiled(calls: Sequence[CallRecord]) -> Iterator[FindingRecord]:

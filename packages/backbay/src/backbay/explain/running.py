@@ -12,6 +12,7 @@ import torch._inductor.config
 from torch._dynamo.utils import counters
 
 from backbay import compile_log
+from backbay.causes import worded
 from backbay.explain.calls import Calls
 from backbay.explain.record import ProblemRecord
 from backbay.explain.watching import Capturing
@@ -123,12 +124,12 @@ def problem_of(error: BaseException, stage: Literal["eager", "compiled"]) -> Pro
         error = inner
     root = error.__cause__ if isinstance(error.__cause__, Exception) else error
     raised = own(traced(root.__traceback__))
-    lines = [x.strip() for x in str(error).splitlines() if x.strip()]
-    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     at = str(raised[-1]) if raised else ""
     if stage == "eager":
         line, at = line or innermost(traced(error.__traceback__)), ""
-    return ProblemRecord(stage=stage, error=said, line=line, raised_at=at if at != line else "")
+    return ProblemRecord(
+        stage=stage, error=worded(error), line=line, raised_at=at if at != line else ""
+    )
 
 
 def _as_it_is(graph_module: torch.fx.GraphModule, _: Any) -> Any:

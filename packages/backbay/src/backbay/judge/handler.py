@@ -98,12 +98,7 @@ class JudgeHandler:
         return self._kept
 
     def _proof(self, piece: Piece) -> Proof:
-        golden = self._bank.goldens[piece.inputs]
-        if piece.row:
-            assert self._bank.row is not None, "who asks was told so"
-            golden = self._bank.row
-        if piece.picked is not None and not piece.inputs:
-            golden = golden.picked(piece.picked)
+        golden = self._bank.golden_of(piece.inputs, picked=piece.picked, row=piece.row)
         eager = evidence.portable(golden.eager)
         if piece.timed:
             eager = dataclasses.replace(eager, parameters={})

@@ -11,6 +11,8 @@ import torch
 from torch.overrides import _get_current_function_mode_stack as _function_modes
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+_SUBNORMAL = 1e-40
+"""Of float32."""
 _CLOCKS = {name: getattr(time, name) for name in ("perf_counter", "monotonic", "time")}
 
 _SPEED = {
@@ -22,11 +24,18 @@ _SPEED = {
 }
 """Decides how fast others are."""
 
+
+def _times_one(value: float) -> float:
+    return (torch.tensor(value, dtype=torch.float32, device="cpu") * 1.0).item()
+
+
 _VALUES = {
     "the default dtype": torch.get_default_dtype,
     "the default device": torch.get_default_device,
     "the gradient mode": torch.is_grad_enabled,
     "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
+    # Torch sets it, and doesn't tell.
+    "the flushing of subnormal numbers": lambda: not _times_one(_SUBNORMAL),
     "autocast": lambda: [torch.is_autocast_enabled(x) for x in ("cpu", "cuda")],
     "the stack of dispatch modes": lambda: list(map(type, _get_current_dispatch_mode_stack())),
     "the stack of function modes": lambda: list(map(type, _function_modes())),  # type: ignore[no-untyped-call]

@@ -2,18 +2,19 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from backbay.judge import process_state
 from backbay.proof import Outcome, Step, Workload, evidence, unchanged
 from backbay.proof.bank import Inputs, elsewhere, inputs_of
 from backbay.proof.copying import is_expanded
 from backbay.proof.generators import forgetting
-from backbay.proof.outcome import outcome_of, outcome_of_last
+from backbay.proof.outcome import gradients_of, outcome_of, outcome_of_last
 from backbay.proof.sequence import each, in_a_row
 from backbay.proof.state import Attributes, Buffers, State
 from backbay.proof.tree import leaves
@@ -21,7 +22,10 @@ from backbay.timing.device import synchronize
 from backbay.timing.memory import peak_bytes, reset_peak
 
 _KEPT_BYTES = 1 << 28
-"""Of outputs that are kept aside, to see whether later calls overwrite them."""
+"""Of outputs that are kept aside, to see whether later calls overwrite them; of gradients as much
+again."""
+_MEASURED = 2
+"""Calls whose memory is of interest: of these no gradients are kept."""
 _OVERWRITTEN = "overwritten by a subsequent run"
 """What torch says of an output of CUDA graphs that is looked at too late."""
 
@@ -52,7 +56,9 @@ class Runs:
         self._buffers = Buffers(workload.model)
         self._attributes = Attributes(workload.model)
         self._held: Outcome | None = None
-        self._kept: list[tuple[dict[str, torch.Tensor], Outcome]] = []
+        self._calls = 0
+        self._kept: list[_Kept] = []
+        self._kept_gradients: _Kept | None = None
         self.says_overwritten = False
         """Whether torch refused a look at an earlier output: it says when they end."""
         self.writes_attributes = False
@@ -88,13 +94,14 @@ class Runs:
         self.put_state()
         put(step, inputs or self._own)
         spent: dict[str, Any] = {}
+        gradients: dict[str, torch.Tensor | None] = {}
         try:
             with during or nullcontext():
-                measured = _measured(self._device, spent)
+                measured = _measured(step, self._device, spent, gradients)
                 outcome = outcome_of(noting, step, seed=step.seed, during=measured)
         finally:
             put(self.step, self._own)
-        self._hold(outcome, outputs[-1])
+        self._hold(outcome, outputs[-1], gradients)
         return Ran(**spent)
 
     def call_in_a_row(self, compiled: Callable[..., Any], sets: Sequence[Inputs | None]) -> None:
@@ -117,6 +124,25 @@ class Runs:
                 self.step(compiled)
         self.step.clear_gradients()
         self.put_state()
+
+    def fault(self, compiled: Callable[..., Any], before: process_state.State) -> str:
+        """Return what is wrong though every call was right, in words; empty where nothing is.
+
+        Args:
+            compiled: the model, as a backend runs it; it is called a few times more.
+            before: the process's state before the backend was imported.
+        """
+        overwritten = self.overwritten()
+        random = self.random_fault(compiled)
+        changes = process_state.changes_values(before, process_state.state())
+        if overwritten is not None:
+            return (
+                f"{overwritten} changed when it was called again: it returns memory that it "
+                "writes anew, and says so nowhere"
+            )
+        if changes:
+            return f"it leaves changed what others compute with: {', '.join(changes)}"
+        return random
 
     def random_fault(self, compiled: Callable[..., Any]) -> str:
         """Return what calls make of torch's random state that eager never does, in words.
@@ -162,30 +188,64 @@ class Runs:
         evidence.write(outcome if picked is None else evidence.picked(outcome, picked), path)
 
     def overwritten(self) -> str | None:
-        """Return which earlier output is not what it was, if that is not said of any.
+        """Return which earlier output or gradient is not what it was, if that is not said of any.
 
         Torch refuses to show what a CUDA graph has written over, but not always: what was returned
         while one was recorded may be shown, and be another. See `says_overwritten`.
         """
         found = None
-        for number, (outputs, outcome) in enumerate(self._kept, 1):
-            shared = {name for name, _ in outcome.aliases}
-            for name in outputs.keys() & outcome.tensors.keys() - shared:
+        gradients = [] if self._kept_gradients is None else [self._kept_gradients]
+        for kept in (*self._kept, *gradients):
+            for name, value in kept.there.items():
+                then = kept.then[name]
                 try:
-                    same = torch.equal(outputs[name], outcome.tensors[name])
+                    same = torch.equal(value, then) or _is_nan_alike(value, then)
                 except RuntimeError as error:
                     self.says_overwritten |= _OVERWRITTEN in str(error)
                     continue
-                if not (same or _is_nan_alike(outputs[name], outcome.tensors[name])):
-                    found = found or f"{name} of call {number}"
+                if not same:
+                    found = found or f"{name} of call {kept.call}"
         return None if self.says_overwritten else found
 
-    def _hold(self, outcome: Outcome, output: Any) -> None:
+    def _hold(
+        self, outcome: Outcome, output: Any, gradients: Mapping[str, torch.Tensor | None]
+    ) -> None:
         self._held = outcome
-        kept = {n: x.detach() for n, x in leaves(output, "output") if isinstance(x, torch.Tensor)}
-        size = sum(x.numel() * x.element_size() for x in kept.values())
+        self._calls += 1
+        outputs = {n: x for n, x in leaves(output, "output") if isinstance(x, torch.Tensor)}
+        size = sum(map(_bytes, outputs.values()))
         if not self._kept or size * (len(self._kept) + 1) <= _KEPT_BYTES:
-            self._kept.append((kept, dataclasses.replace(outcome, gradients={}, changed={})))
+            shared = {name for name, _ in outcome.aliases}
+            there = {n: x.detach() for n, x in outputs.items() if n not in shared}
+            self._kept.append(_Kept(self._calls, there, outcome.tensors))
+        if self._kept_gradients is None and self._calls > _MEASURED:
+            there = _fitting({n: x for n, x in gradients.items() if x is not None})
+            then = {n: x for n, x in outcome.gradients.items() if n in there and x is not None}
+            self._kept_gradients = _Kept(self._calls, there, then)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """Tensors that a call gave, and what was in them then."""
+
+    call: int
+    there: Mapping[str, torch.Tensor]
+    then: Mapping[str, torch.Tensor]
+
+
+def _fitting(gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return as many as may be kept aside."""
+    found, left = {}, _KEPT_BYTES
+    for name in sorted(gradients, key=lambda x: _bytes(gradients[x])):
+        left -= _bytes(gradients[name])
+        if left < 0:
+            break
+        found[name] = gradients[name].detach()
+    return found
+
+
+def _bytes(value: torch.Tensor) -> int:
+    return value.numel() * value.element_size()
 
 
 def put(step: Step, inputs: Sequence[torch.Tensor]) -> None:
@@ -205,9 +265,15 @@ def _is_nan_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @contextmanager
-def _measured(device: torch.device, spent: dict[str, Any]) -> Iterator[None]:
+def _measured(
+    step: Step,
+    device: torch.device,
+    spent: dict[str, Any],
+    gradients: dict[str, torch.Tensor | None],
+) -> Iterator[None]:
     reset_peak(device)
     start = time.perf_counter()
     yield
     synchronize(device)
     spent |= {"seconds": time.perf_counter() - start, "peak_bytes": peak_bytes(device)}
+    gradients |= gradients_of(step)  # they are cleared afterwards

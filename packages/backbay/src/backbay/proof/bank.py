@@ -56,6 +56,19 @@ class Bank:
     """Whether what a call gives depends on the state that earlier ones left."""
     notes: tuple[str, ...] = ()
 
+    def golden_of(self, inputs: int, *, picked: int | None, row: bool) -> Golden:
+        """Return what a call is held against.
+
+        Args:
+            inputs: which set it was called with.
+            picked: what the elements were drawn from that it handed on; None: it handed on all.
+            row: whether it was two calls in a row.
+        """
+        golden = self.row if row else self.goldens[inputs]
+        assert golden is not None, "calls in a row are judged where there is a golden of them"
+        # Of all sets but the first, no more than that part is kept.
+        return golden if picked is None or inputs else golden.picked(picked)
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write to a file that `load` reads, in another process."""
         content = {

@@ -104,6 +104,16 @@ def outcome_of_last(output: Any, step: Step, before: State) -> Outcome:
     return _noted(output, step, before, fingerprints=False)
 
 
+def gradients_of(step: Step) -> dict[str, torch.Tensor | None]:
+    """Return the gradients that a step has left, by name; there are none without training."""
+    if not step.train:
+        return {}
+    leaves_of_graph = [*step.inputs, *step.workload.model.named_parameters()]
+    # What is frozen must have none.
+    reached = [(n, x) for n, x in leaves_of_graph if x.requires_grad or x.grad is not None]
+    return {f"gradient of {name}": x.grad for name, x in reached}
+
+
 @contextmanager
 def unchanged(step: Step, *, seed: int = 0) -> Iterator[None]:
     """Write back, when the block ends, what steps in it changed: buffers, inputs, random state.
@@ -133,22 +143,15 @@ def _noted(output: Any, step: Step, state: State, *, fingerprints: bool = True) 
         plain={name: plain(x) for name, x in found if not isinstance(x, torch.Tensor)},
         structure=structure(output),
         aliases=_aliases(tensors, [*state.now, *weights]),
-        gradients=_gradients([*step.inputs, *weights]) if step.train else {},
+        gradients={
+            name: None if x is None else x.detach().clone()
+            for name, x in gradients_of(step).items()
+        },
         changed=changed,
         parameters={name: fingerprint(x) for name, x in weights if fingerprints},
         opaque=tuple(f"{name} ({plain(x)})" for name, x in found if is_opaque(x)),
         devices={name: HOME if x.device == home else str(x.device) for name, x in placed},
     )
-
-
-def _gradients(leaves_of_graph: Named) -> dict[str, torch.Tensor | None]:
-    return {
-        f"gradient of {name.removeprefix('parameter ')}": None
-        if x.grad is None
-        else x.grad.detach().clone()
-        for name, x in leaves_of_graph
-        if x.requires_grad
-    }
 
 
 def _aliases(outputs: Named, others: Named) -> frozenset[tuple[str, str]]:

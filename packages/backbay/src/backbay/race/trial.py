@@ -91,9 +91,8 @@ class Trial:
         notes = []
         if again > graphs:
             notes.append(f"compiled {again - graphs} more graph(s) on the second call")
-        overwritten = self._runs.overwritten()
         with self._context():
-            random = self._runs.random_fault(self._compiled()) if graphs else ""
+            fault = self._runs.fault(self._compiled(), self._before) if graphs else ""
         after = process_state.state()
         left = self._left_to_torch()
         return Finished(
@@ -106,9 +105,7 @@ class Trial:
             notes=(*notes, *self._seen()),
             left_to_torch=left,
             slow=slow,
-            fault=self._fault(
-                overwritten, random, process_state.changes_values(self._before, after)
-            ),
+            fault=fault,
             disturbs=process_state.changed(self._before, after),
             outputs_live="next_call" if self._runs.says_overwritten else None,
         )
@@ -196,18 +193,6 @@ class Trial:
             yield f"{AS_IT_IS}, in {sum(graphs)} of {len(graphs)} graphs"
         fell = [x for x in compile_log.records() if x.fell_back]
         yield from dict.fromkeys(f"{x.ran} ran in its place: {x.why}" for x in fell)
-
-    def _fault(self, overwritten: str | None, random: str, changes: Sequence[str]) -> str:
-        if self._graphs[0] == 0:
-            return ""
-        if overwritten is not None:
-            return (
-                f"{overwritten} changed when it was called again: it returns memory that it "
-                "writes anew, and says so nowhere"
-            )
-        if changes:
-            return f"it leaves changed what others compute with: {', '.join(changes)}"
-        return random
 
 
 class _Watched:

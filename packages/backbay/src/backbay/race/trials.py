@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from backbay.judge import Judge, Judged, Piece, Prepared
-from backbay.judge.calls import CALLS
+from backbay.judge.calls import pieces
 from backbay.judge.client import secret
 from backbay.race.caches import Caches
 from backbay.race.estimate import Estimate
@@ -122,13 +122,13 @@ class Trials:
             self.caches.empty(entrant.name)
             reveal(self.judge, sets)
             with self._session(entrant) as session:
-                finished, pieces = self._called(session, request, sets)
-            judged = self.judge.verdict(pieces)
+                finished, given = self._called(session, request, sets)
+            judged = self.judge.verdict(given)
         except NoReply as lost:
             return Trying(status=lost.status, reason=lost.reason)
         if finished.disturbs:
             self.disturbing[entrant.name] = "it changed what all in a process share"
-        return _outcome(finished, judged, len(pieces))
+        return _outcome(finished, judged, len(given))
 
     @contextlib.contextmanager
     def _session(self, entrant: Entrant) -> Iterator[Session[Request, Reply]]:
@@ -148,31 +148,29 @@ class Trials:
         def ask(wanted: Request) -> Reply:
             return session.ask(wanted, timeout_s=max(0.1, deadline - time.monotonic()))
 
+        def file(inputs: int) -> str | None:
+            return str(sets.files[inputs - 1]) if inputs else None
+
+        def hand(picked: int | None) -> str:
+            path = str(self.folder / f"given-{secret():x}")
+            ask(Hand(path=path, picked=picked))
+            return path
+
         ask(request)
-        pieces: list[Piece] = []
-        for number, planned in enumerate(CALLS, 1):
-            inputs = planned.inputs if planned.inputs <= len(sets.files) else 0
-            file = str(sets.files[inputs - 1]) if inputs else None
-            ask(Call(arm=request.arm.name, inputs=file, fresh=planned.fresh))
-            # All of it once: later, what was drawn after the call was made is enough.
-            picked = None if number == 1 else sets.picked(inputs)
-            path = self.folder / f"given-{secret():x}"
-            ask(Hand(path=str(path), picked=picked))
-            what = planned.what(number)
-            pieces.append(Piece(path=str(path), inputs=inputs, what=what, picked=picked))
-        row = self.prepared.row
-        if row:
-            ask(CallRow(inputs=tuple(str(sets.files[i - 1]) if i else None for i in row)))
-            path, picked = self.folder / f"given-{secret():x}", secret()
-            ask(Hand(path=str(path), picked=picked))
-            what = "in two calls in a row"
-            pieces.append(Piece(path=str(path), inputs=0, what=what, picked=picked, row=True))
+        arm = request.arm.name
+        given = pieces(
+            seeds=sets.seeds[: 1 + len(sets.files)],
+            row=self.prepared.row,
+            call=lambda inputs, fresh: ask(Call(arm=arm, inputs=file(inputs), fresh=fresh)),
+            call_row=lambda row: ask(CallRow(inputs=tuple(map(file, row)))),
+            hand=hand,
+        )
         finished = ask(Finish())
         assert isinstance(finished, Finished)
         # Not who disturbs: where it ran is not where others run.
         if self.capture and finished.graphs and not (finished.disturbs or finished.fault):
             self._find_graphs(ask)
-        return finished, pieces
+        return finished, given
 
     def _find_graphs(self, ask: Callable[[Request], Reply]) -> None:
         """Ask an arm's process which graphs backends are handed; one says it for all."""

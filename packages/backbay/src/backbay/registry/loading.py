@@ -369,7 +369,10 @@ def _attribute(reference: str, what: str, load: "Callable[[Target], object]") ->
     except TargetNotFound as error:
         raise BackendLoadError(f"{what}: {error}") from error
     if not callable(loaded):
-        raise BackendLoadError(f"{what}: {type(loaded).__name__} cannot be called")
+        raise BackendLoadError(
+            f"{what}: {type(loaded).__name__} cannot be called: name a function of a graph "
+            "module and its example inputs"
+        )
     return loaded
 
 

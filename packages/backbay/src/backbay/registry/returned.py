@@ -25,7 +25,10 @@ def checked(compiled: Any, who: str) -> CompilerFn:
     import torch  # noqa: PLC0415 (a graph has been compiled)
 
     if not callable(compiled):
-        raise BackbayError(f"{who} gives {type(compiled).__name__}, not a callable")
+        raise BackbayError(
+            f"{who} gives {type(compiled).__name__}, not a callable: return what runs the graph, "
+            "for example graph_module.forward"
+        )
     if _is_graph_of_tuple(compiled):
         whole: CompilerFn = compiled
         return whole  # as it is, Dynamo calls it without anything between

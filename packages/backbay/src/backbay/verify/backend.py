@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from backbay.decisions import Arm
-from backbay.judge import Piece
-from backbay.judge.calls import CALLS
-from backbay.judge.client import secret
+from backbay.judge.calls import pieces
 from backbay.reference_backends import references_below
 from backbay.reporting.wording import counted
 from backbay.session import NoReply
@@ -31,6 +29,7 @@ from backbay.verify.record import (
 )
 from backbay.verify.requests import (
     Again,
+    AgainInARow,
     Course,
     Finish,
     Finished,
@@ -252,33 +251,45 @@ class BackendVerification:
         """Have a backend called again and again, within the time of one check."""
         deadline = time.monotonic() + self.limits.check_s
         course = prepared.course
-        pieces: list[Piece] = []
 
         def ask(request: Request) -> Reply:
             return session.ask(request, timeout_s=max(0.1, deadline - time.monotonic()))
 
+        def file(inputs: int) -> str | None:
+            return self.judge.reveal(course, inputs) if inputs else None
+
+        def call(inputs: int, fresh: bool) -> None:
+            ask(Again(course=course, arm=arm, inputs=file(inputs), fresh=fresh))
+
+        def call_row(row: Sequence[int]) -> None:
+            ask(AgainInARow(course=course, arm=arm, inputs=tuple(map(file, row))))
+
+        def hand(picked: int | None) -> str:
+            path = self.judge.place()
+            ask(Hand(course=course, arm=arm, path=path, picked=picked))
+            return path
+
         try:
-            for number, planned in enumerate(CALLS[1:], 2):  # `first` was the first
-                inputs = planned.inputs if planned.inputs < len(prepared.seeds) else 0
-                file = self.judge.reveal(course, inputs) if inputs else None
-                ask(Again(course=course, arm=arm, inputs=file, fresh=planned.fresh))
-                # Drawn after the call was made: whoever is judged can't know which it will be.
-                picked = prepared.seeds[inputs] if inputs else secret()
-                path = self.judge.place()
-                ask(Hand(course=course, arm=arm, path=path, picked=picked))
-                what = planned.what(number)
-                pieces.append(Piece(path=path, inputs=inputs, what=what, picked=picked))
+            given = pieces(
+                seeds=prepared.seeds,
+                row=prepared.row,
+                call=call,
+                call_row=call_row,
+                hand=hand,
+                first=2,  # the situation before this one was the first
+            )
             finished = ask(Finish(course=course, arm=arm))
             assert isinstance(finished, Finished)
-            check = self.judge.weighed_calls(course, situation, pieces)
+            check = self.judge.weighed_calls(course, situation, given)
         except NoReply as error:
             return Judged(status=error.status, reason=error.reason)
         if finished.fault and check.status == "right":
             check = msgspec.structs.replace(
                 check, status="wrong", reason=finished.fault, proof=None
             )
-        notes = (finished.note,) if finished.note else ()
-        return Judged(checks=(check,), status=check.status, reason=check.reason, notes=notes)
+        return Judged(
+            checks=(check,), status=check.status, reason=check.reason, notes=finished.notes
+        )
 
     def _say(self, prepared: Prepared, text: str) -> None:
         self.tell(prepared.course.setup.workload, str(self.arm), text)

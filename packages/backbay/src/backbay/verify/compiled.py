@@ -4,7 +4,7 @@ What it gives goes to files. This process, in which the backend runs, says nothi
 right.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from backbay.causes import one_line
 from backbay.judge import process_state
 from backbay.judge.runs import Runs
 from backbay.proof import Step, evidence
+from backbay.proof.bank import Inputs
 from backbay.reporting.breaks import BreakCounter
-from backbay.verify.requests import Again, Finished, Gave, Situation, Trained
+from backbay.verify.requests import Again, AgainInARow, Finished, Gave, Situation, Trained
 from backbay.verify.situations import FIRST, Situations, kept, room, train
 
 
@@ -47,11 +48,13 @@ class CompiledModel:
 
     def again(self, request: Again) -> None:
         """Call what is compiled once more, as in the first situation."""
-        inputs = None
-        if request.inputs is not None:
-            inputs = _in_order(evidence.read_tensors(request.inputs), self._device)
         with room(), self._situations.context():
-            self._repeated.call(self._call, inputs, fresh=request.fresh)
+            self._repeated.call(self._call, self._read(request.inputs), fresh=request.fresh)
+
+    def again_in_a_row(self, request: AgainInARow) -> None:
+        """Call what is compiled once with each set of inputs."""
+        with room(), self._situations.context():
+            self._repeated.call_in_a_row(self._call, [*map(self._read, request.inputs)])
 
     def hand(self, path: str, picked: int | None) -> None:
         """Write what the last such call gave to a file."""
@@ -63,21 +66,16 @@ class CompiledModel:
         It is asked after the last call.
         """
         runs = self._repeated
-        overwritten = runs.overwritten()
         with room(), self._situations.context():
-            random = runs.random_fault(self._call)
+            fault = runs.fault(self._call, self._before)
         self._runs = None  # it keeps outputs
-        changes = process_state.changes_values(self._before, process_state.state())
-        fault = random
-        if overwritten is not None:
-            fault = (
-                f"{overwritten} changed when it was called again: it returns memory that it "
-                "writes anew, and says so nowhere"
-            )
-        elif changes:
-            fault = f"it leaves changed what others compute with: {', '.join(changes)}"
-        says = "its outputs live until the next call, and torch says so of those that are read"
-        return Finished(fault=fault, note=says if runs.says_overwritten else "")
+        notes = []
+        if runs.says_overwritten:
+            notes.append("its outputs live until the next call, and torch says so of those read")
+        changes = process_state.changed(self._before, process_state.state())
+        if changes:
+            notes.append(f"changed for everybody in its process: {', '.join(changes)}")
+        return Finished(fault=fault, notes=tuple(notes))
 
     def trained(self, steps: int, rate: float, path: str) -> Trained:
         """Train freely, and write the parameters that it ends at to a file."""
@@ -88,6 +86,13 @@ class CompiledModel:
             own = {str(i): x.detach() for i, x in enumerate(model.parameters())}
             evidence.write_tensors(own, path)
             return Trained(losses=losses)
+
+    def _read(self, path: str | None) -> Inputs | None:
+        """Return the values of one set of inputs; None stands for the workload's own."""
+        if path is None:
+            return None
+        tensors = evidence.read_tensors(path)
+        return tuple(tensors[str(i)].to(self._device) for i in range(len(tensors)))
 
     @property
     def _device(self) -> torch.device:
@@ -143,7 +148,3 @@ def _left(logged: Sequence[compile_log.Record]) -> Iterator[str]:
             yield f"{record.ran} ran in its place: {record.why}"
         elif record.owned is not None and record.owned < record.nodes:
             yield record.why
-
-
-def _in_order(tensors: Mapping[str, torch.Tensor], device: torch.device) -> tuple[Any, ...]:
-    return tuple(tensors[str(i)].to(device) for i in range(len(tensors)))

@@ -18,6 +18,7 @@ from backbay.verify.modules import called, given_alone, prepared_alone
 from backbay.verify.reference import prepared
 from backbay.verify.requests import (
     Again,
+    AgainInARow,
     Alone,
     Called,
     Calls,
@@ -27,6 +28,7 @@ from backbay.verify.requests import (
     Finish,
     Hand,
     OfCourse,
+    OfModel,
     Prepare,
     PrepareAlone,
     Prove,
@@ -36,9 +38,6 @@ from backbay.verify.requests import (
 )
 from backbay.verify.situations import FIRST, Situations
 from backbay.workloads.setup import WorkloadSetup, not_alike
-
-_OfModel = Prove | Again | Hand | Finish | Train
-"""What is asked of a model that a backend has compiled."""
 
 
 class VerifyHandler:
@@ -97,12 +96,15 @@ class VerifyHandler:
                 return given_alone(situations, self._requested(request.arm).keywords(), request)
         return self._run(request, self._compiled(request, workload))
 
-    def _run(self, request: _OfModel, model: CompiledModel) -> Reply:
+    def _run(self, request: OfModel, model: CompiledModel) -> Reply:
         match request:
             case Prove():
                 return model.given(request.situation, request.path)
             case Again():
                 model.again(request)
+                return Done()
+            case AgainInARow():
+                model.again_in_a_row(request)
                 return Done()
             case Hand():
                 model.hand(request.path, request.picked)
@@ -112,7 +114,7 @@ class VerifyHandler:
             case Train():
                 return model.trained(request.steps, request.learning_rate, request.path)
 
-    def _compiled(self, request: _OfModel, workload: Workload) -> CompiledModel:
+    def _compiled(self, request: OfModel, workload: Workload) -> CompiledModel:
         key = (request.course.setup, request.arm)
         if self._model is None or self._model[:2] != key:
             situations = Situations.prepared(workload, request.course)

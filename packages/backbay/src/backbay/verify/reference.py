@@ -72,6 +72,7 @@ def prepared(workload: Workload, request: Prepare, device_name: str) -> Prepared
         goldens=tuple(reference.files),
         bank=reference.situations.path(FIRST.name),
         seeds=bank.seeds,
+        row=bank.row_sets,
         learning_rate=reference.rate,
         eager_losses=reference.eager_losses,
         true_losses=reference.true_losses,

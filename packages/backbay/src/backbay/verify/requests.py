@@ -93,6 +93,15 @@ class Again(msgspec.Struct, frozen=True, kw_only=True, tag="again"):
     """Whether the inputs are at other addresses than in other calls."""
 
 
+class AgainInARow(msgspec.Struct, frozen=True, kw_only=True, tag="again_in_a_row"):
+    """Call the compiled model once with each set of inputs, from the state that the last left."""
+
+    course: Course
+    arm: Arm
+    inputs: tuple[str | None, ...]
+    """Files of the values; ``null``: the workload's own."""
+
+
 class Hand(msgspec.Struct, frozen=True, kw_only=True, tag="hand"):
     """Write what the last such call gave to a file."""
 
@@ -175,6 +184,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
     """File of the first golden, with those of further sets of inputs."""
     seeds: tuple[int, ...]
     """Of each set of inputs, what the elements are drawn from that are kept; see `Bank`."""
+    row: tuple[int, ...]
+    """Which sets two calls in a row have; none if they can't be judged."""
     learning_rate: float
     eager_losses: tuple[float | None, ...]
     """``null`` where it is not finite."""
@@ -216,7 +227,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
 
     fault: str
     """What is wrong though every result is right; empty where nothing is."""
-    note: str
+    notes: tuple[str, ...]
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
@@ -243,7 +254,9 @@ class NothingToTrain(msgspec.Struct, frozen=True, kw_only=True, tag="nothing_to_
     reason: str = "there is nothing to train: no parameter or input could have a gradient"
 
 
-OfCourse = Prepare | PrepareAlone | Prove | Again | Hand | Finish | Train | Calls | Alone
+OfModel = Prove | Again | AgainInARow | Hand | Finish | Train
+"""What is asked of a model that a backend has compiled."""
+OfCourse = OfModel | Prepare | PrepareAlone | Calls | Alone
 """What is asked of a workload."""
 Request = OfCourse | Check
 Reply = (
@@ -257,6 +270,7 @@ SERVICE = Service[Request, Reply](
         PrepareAlone: AlonePrepared,
         Prove: Gave,
         Again: Done,
+        AgainInARow: Done,
         Hand: Done,
         Finish: Finished,
         Train: Trained,

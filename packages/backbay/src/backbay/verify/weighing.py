@@ -92,9 +92,7 @@ class WeighingHandler:
         bank = self._banks[request.mode]
         found = []
         for piece in request.pieces:
-            golden = bank.goldens[piece.inputs]
-            if piece.picked is not None and not piece.inputs:
-                golden = golden.picked(piece.picked)
+            golden = bank.golden_of(piece.inputs, picked=piece.picked, row=piece.row)
             check = _check(request.mode, request.check, _proof(golden, piece.path).verdicts)
             found.append((check, piece.what))
         worst, what = max(found, key=_severity)
