@@ -324,19 +324,58 @@ def test_the_gradient_of_a_bias_is_wrong_or_slow(look, keys, changes):
 
 
 @pytest.mark.usefixtures("anywhere")
-@pytest.mark.parametrize(("number", "changes"), [(LOWEST, 0), (-INFINITY, 1)])
-def test_a_query_whose_keys_are_all_filled_in_gets_a_gradient(look, number, changes):
-    def program(q, k, v, mask):
-        return torch.matmul(product(q, k).masked_fill(mask, number).softmax(-1), v)
+@pytest.mark.parametrize("number", [LOWEST, -INFINITY])
+@pytest.mark.parametrize("rank", [2, 4])
+def test_a_query_whose_keys_are_all_filled_in_gets_a_gradient(look, number, rank):
+    def program(q, k, v, mask, late):
+        scores = product(q, k).masked_fill(mask, number)
+        scores = torch.where(late, scores, number)  # of the last row, what the first leaves
+        return torch.matmul(scores.softmax(-1), v)
 
     mask = torch.ones(S, S, dtype=torch.bool).triu(1)
     mask[3] = number == LOWEST
+    late = torch.ones(S, S, dtype=torch.bool)
+    late[-1] = number == -INFINITY
+    masks = [x.reshape(*(1,) * (rank - 2), S, S) for x in (mask, late)]
+    given = [x.requires_grad_() for x in tensors(train=True)[:3]]
+    seen = look(program, *given, *masks, passes=[fused_attention])
+    assert seen.changes["fused_attention"] == 1, seen.near
+    assert_gradients_are_alike(seen.result, program(*given, *masks), given)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_layers_that_are_trained_share_a_bias_with_one_that_is_not(look):
+    def program(q, k, v, mask):
+        frozen = torch.matmul(
+            product(q.detach(), k.detach()).masked_fill(mask, LOWEST).softmax(-1), v.detach()
+        )
+        return torch.matmul(product(q, k).masked_fill(mask, LOWEST).softmax(-1), v) + frozen
+
+    mask = torch.ones(S, S, dtype=torch.bool).triu(1)
+    mask[3] = True
     given = [x.requires_grad_() for x in tensors(train=True)[:3]]
     seen = look(program, *given, mask, passes=[fused_attention])
-    assert seen.changes["fused_attention"] == changes
-    expected = program(*given, mask)
+    assert seen.changes["fused_attention"] == 2, seen.near
+    assert_gradients_are_alike(seen.result, program(*given, mask), given)
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("second", [-1e30, -INFINITY])
+def test_two_numbers_that_are_filled_in_are_left_in_training(look, second):
+    def program(q, k, v, mask):
+        scores = product(q, k).masked_fill(mask, LOWEST).masked_fill(mask.mT, second)
+        return torch.matmul(scores.softmax(-1), v)
+
+    mask = torch.ones(S, S, dtype=torch.bool).triu(1)
+    seen = look(program, *tensors(train=True)[:3], mask, passes=[fused_attention])
+    assert not seen.changes["fused_attention"]
+    assert "is filled in, and not alone" in seen.near[0]
+
+
+def assert_gradients_are_alike(result, expected, given):
+    torch.testing.assert_close(result, expected)
     cotangent = torch.randn_like(expected)
-    ours, right = (torch.autograd.grad(x, given, cotangent) for x in (seen.result, expected))
+    ours, right = (torch.autograd.grad(x, given, cotangent) for x in (result, expected))
     torch.testing.assert_close(ours, right)
 
 

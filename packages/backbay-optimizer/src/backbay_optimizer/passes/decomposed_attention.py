@@ -100,6 +100,11 @@ class Written:
         """What it reads to change the scores."""
         return [x.where if isinstance(x, Fill) else x for x in self.changes]
 
+    @property
+    def added(self) -> list[Node]:
+        """What is added to the scores."""
+        return [x for x in self.changes if not isinstance(x, Fill)]
+
 
 def written_out(graph_module: GraphModule) -> Iterator[Written]:
     """Return the attention that is written out in a graph, nothing of which is read elsewhere."""

@@ -11,8 +11,11 @@ scores and weights, which are many times as large as the rest, are written and r
 
 Nothing else may read them, and no element may be dropped. A query that sees no key, because all of
 its row is minus infinity, gives NaN when it is written out, and zero in a fused kernel; so NaN is
-added to such rows of a bias. One whose row is the lowest number gives the mean of all values. Where
-that number is filled in, and not added, no gradient goes through it, so in training that is left.
+added to such rows of a bias. One whose row is the lowest number gives the mean of all values.
+
+In training no gradient goes through what is filled in. Where that is all of a query's scores, the
+query and its row of the bias become zero: the same mean, of which kernels know the gradient. They
+get it wrong where the lowest number has absorbed the sum that they keep, so also where it is added.
 
 Which kernel pays was measured, with gradients and without. cuDNN's backward gave NaN, where it is
 given a mask, for some lengths that are no multiple of its block
@@ -82,6 +85,8 @@ class FusedAttention(Rewrite[Written]):
         dtype, bias = value_of(site.scores).dtype, _bias(site, context)
         operands = (site.query, site.keys, site.value)
         query, keys, value = (_ordered(x.node, x.order, place) for x in operands)
+        if (hidden := _hidden(site)) is not None:
+            query = call_before(place, torch.masked_fill, query, hidden, 0.0)
         key = call_before(place, torch.transpose, keys, -2, -1)
         three = [cast_before(place, x, dtype) for x in (query, key, value)]
         is_flat = value_of(query).dim() != max(_RANKS)
@@ -150,15 +155,23 @@ def _check_values(found: Written) -> None:
     if not alike or not query.numel() * keys.numel():
         raise NotApplicable("its tensors are repeated on the way, or empty")
     for change in found.changes:
-        _check_change(change, scores, is_trained=bool(value_of(found.node).requires_grad))
+        _check_change(change, scores)
+    numbers = {x.number for x in found.changes if isinstance(x, Fill)}
+    if _fills_in_training(found) and (len(numbers) > 1 or found.added):
+        raise NotApplicable(
+            f"{min(numbers)} is filled in, and not alone: a query that sees no key would get a "
+            "gradient"
+        )
 
 
-def _check_change(change: Node | Fill, scores: torch.Tensor, *, is_trained: bool) -> None:
+def _fills_in_training(found: Written) -> bool:
+    fills = [x for x in found.changes if isinstance(x, Fill)]
+    is_trained = bool(value_of(found.node).requires_grad)
+    return is_trained and any(math.isfinite(x.number) for x in fills)
+
+
+def _check_change(change: Node | Fill, scores: torch.Tensor) -> None:
     if isinstance(change, Fill):
-        if is_trained and math.isfinite(change.number):
-            raise NotApplicable(
-                f"{change.number} is filled in: a query that sees no key would get a gradient"
-            )
         if value_of(change.where).dtype != torch.bool:
             raise NotApplicable(f"{change.where.name} says where to fill, and is not boolean")
         if change.number > mask_kinds.HIDDEN:
@@ -181,9 +194,8 @@ def _fastest(found: Written, query: torch.Tensor, keys: int) -> Callable[..., An
         raise NotApplicable(f"{blocks} blocks of queries are too few to keep a fused kernel busy")
     if not is_trained:
         return F.scaled_dot_product_attention if keys >= BLOCK else kernel.EFFICIENT
-    added = [x for x in found.changes if isinstance(x, Node)]
     in_blocks = queries % BLOCK == 0 and keys % BLOCK == 0
-    if in_blocks and not any(value_of(x).requires_grad for x in added):
+    if in_blocks and not any(value_of(x).requires_grad for x in found.added):
         return F.scaled_dot_product_attention
     if keys % EIGHTS:
         return kernel.EFFICIENT
@@ -249,7 +261,8 @@ def _bias(found: Written, context: PassContext) -> Node | None:
     Layers that add the same share it.
     """
     changes, dtype = found.changes, value_of(found.scores).dtype
-    known = context.kept(("biases", changes, dtype), list[Node])
+    kind = ("biases", changes, dtype, _fills_in_training(found))
+    known = context.kept(kind, list[Node])
     known[:] = [x for x in known if not x._erased]  # noqa: SLF001 (of what was taken back)
     if known and disturbed(known[-1], found.node, found.changed) is None:
         return known[-1]
@@ -264,6 +277,8 @@ def _bias(found: Written, context: PassContext) -> Node | None:
             total = one if total is None else call_before(place, torch.add, total, one)
     if total is None:
         return None
+    if (hidden := _hidden(found)) is not None:
+        total = call_before(place, torch.masked_fill, total, hidden, 0.0)
     known.append(_understood(total, place))
     return known[-1]
 
@@ -285,10 +300,23 @@ def _thin(whole: GraphModule, change: Node, place: Node) -> Node | None:
     return call_before(place, torch.narrow, change, 0, 0, 1)
 
 
+def _hidden(found: Written) -> Node | None:
+    """Return which queries have all their scores filled in; None where that changes no gradient."""
+    if not _fills_in_training(found):
+        return None
+    place = found.node
+    first, *rest = (_filled_where(x, place) for x in found.changes if isinstance(x, Fill))
+    for other in rest:
+        first = call_before(place, torch.logical_or, first, other)
+    return call_before(place, torch.all, first, -1, keepdim=True)
+
+
+def _filled_where(fill: Fill, place: Node) -> Node:
+    return fill.where if fill.holds else call_before(place, torch.logical_not, fill.where)
+
+
 def _filled(total: Node | None, fill: Fill, place: Node, dtype: torch.dtype) -> Node:
-    where, number = fill.where, fill.number
-    if not fill.holds:
-        where = call_before(place, torch.logical_not, where)
+    where, number = _filled_where(fill, place), fill.number
     if math.isfinite(number):  # the lowest of float32 is minus infinity in others
         number = max(number, torch.finfo(dtype).min)
     if total is None:
