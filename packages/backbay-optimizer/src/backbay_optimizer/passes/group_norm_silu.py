@@ -200,10 +200,8 @@ def _planned(graph_module: GraphModule, sites: dict[Node, _Site], memory: Memory
     Raises:
         NotApplicable: it would not pay, or something is written to in place.
     """
-    found, activated = (
-        _Layouts(memory=memory),
-        {x.norm for x in sites.values() if x.norm is not x.node},
-    )
+    found = _Layouts(memory=memory)
+    activated = {x.norm for x in sites.values() if x.norm is not x.node}
     found.begins = any(value_of(x.x).is_contiguous() for x in sites.values())
     found.writes = any(mutates(x) for x in graph_module.graph.nodes)
     for node in graph_module.graph.nodes:
