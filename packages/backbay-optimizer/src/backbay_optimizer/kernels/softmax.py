@@ -183,7 +183,9 @@ def pays(x: Tensor) -> str | None:
     columns = x.shape[-1]
     if columns < FEWEST_COLUMNS:
         return f"{columns} columns: below {FEWEST_COLUMNS} Inductor is as fast"
-    if x.numel() < FEWEST_ELEMENTS:
+    # Of symbols what they are now: to compare them would guard on the answer.
+    sizes = (n if isinstance(n, int) else n.node.hint for n in x.shape)
+    if math.prod(sizes) < FEWEST_ELEMENTS:
         return f"it has fewer than {FEWEST_ELEMENTS} elements"
     return None
 
