@@ -69,8 +69,8 @@ def _statistics(
     top = tl.max(m, 0)
     total = tl.sum(s * tl.exp2((m - _safe(top)) * factor), 0)
     if not is_aligned:
-        e = tl.arange(0, 16)
-        col = tl.where(e < 8, e - 8, (columns - head) // 8 * 8 + e - 8)
+        e = tl.arange(0, 16) - 8
+        col = tl.where(e < 0, e, (columns - head) // 8 * 8 + e)
         there = has_ends & (col >= -head) & (col < columns - head)
         x = tl.load(row_ptr + col, mask=there, other=float("-inf")).to(tl.float32)
         within, top = top, tl.maximum(top, tl.max(x, 0))
@@ -117,16 +117,12 @@ def softmax_kernel(
     the cache still has that.
     """
     tile: tl.constexpr = depth * lanes
+    multiple: tl.constexpr = 8 if is_aligned else 1
     at = _columns(depth, lanes)
-    first = tl.program_id(0).to(tl.int64) * columns
+    first = tl.multiple_of(tl.program_id(0).to(tl.int64) * columns, multiple)
     if is_held:
-        row_ptr = x_ptr + tl.program_id(0).to(tl.int64) * stride
-        if is_aligned:
-            row_ptr = x_ptr + tl.multiple_of(tl.program_id(0).to(tl.int64) * stride, 8)
-            first = tl.multiple_of(first, 8)
-            there = at // 8 * 8 < columns
-        else:
-            there = at < columns
+        row_ptr = x_ptr + tl.multiple_of(tl.program_id(0).to(tl.int64) * stride, multiple)
+        there = at // multiple * multiple < columns
         x = tl.load(row_ptr + at, mask=there, other=float("-inf")).to(tl.float32)
         x -= tl.max(tl.max(x, 0), 0)
         terms = tl.exp2(x * factor)
@@ -137,21 +133,15 @@ def softmax_kernel(
         row_ptr, head = _row(x_ptr, stride, columns, is_aligned)
         end = (columns - head) // 8 * 8
         m, total = _statistics(
-            row_ptr, 0, end, columns, head, True, factor, is_aligned, depth, lanes
+            row_ptr, 0, end, columns, head, columns > 0, factor, is_aligned, depth, lanes
         )
         less = tl.log(total)
         part = 1 / total
-        to_ptr = y_ptr + first
-        if is_aligned:
-            to_ptr = y_ptr + tl.multiple_of(first, 8)
         last = (columns + tile - 1) // tile - 1
         row_ptr -= head
         for k in range(last + 1):
             start = (last - k) * tile
-            if is_aligned:
-                there = at // 8 * 8 < columns - start
-            else:
-                there = at < columns - start
+            there = at // multiple * multiple < columns - start
             x = tl.load(row_ptr + start + at, mask=there, other=0.0).to(tl.float32) - m
             y = x * scale - less if is_log else tl.exp2(x * factor) * part
-            tl.store(to_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=there)
+            tl.store(y_ptr + first + start + at, y.to(y_ptr.dtype.element_ty), mask=there)

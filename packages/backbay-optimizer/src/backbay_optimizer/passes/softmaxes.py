@@ -18,7 +18,6 @@ a loss. Any other softmax that a gradient is wanted of stays as it is.
 """
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,9 +95,7 @@ class Softmaxes(Rewrite[Call]):
         _check(logits, node, node)
         assert callable(kernel.softmax)  # registers it: torch.ops has it only after that
         how = (value_of(node).dtype, node.target in _LOGARITHMS, is_read_from_memory(node))
-        made = call_before(
-            node, torch.ops.backbay.softmax.default, logits.node, logits.scale, *how
-        )
+        made = call_before(node, torch.ops.backbay.softmax.default, logits.node, logits.scale, *how)
         return Replacement({node: made}, [*logits.passed, node])
 
     def _gathered(self, node: Node, memory: Memory) -> Replacement:
@@ -149,7 +146,9 @@ class Softmaxes(Rewrite[Call]):
             made = call_before(node, _ATEN.sum.default, made)
         if reduction == "mean":
             kept = call_before(node, _ATEN.ne.Scalar, target, ignored)
-            made = call_before(node, _ATEN.div.Tensor, made, call_before(node, _ATEN.sum.default, kept))
+            made = call_before(
+                node, _ATEN.div.Tensor, made, call_before(node, _ATEN.sum.default, kept)
+            )
         return _replacing(node, made, [*logits.passed, *({reader} - {node})])
 
 
@@ -180,9 +179,7 @@ def _behind(node: Any, place: Node) -> _Logits:
     source, factor = _taken_in(node)
     if source is not None:
         found = _behind(source, place)
-        return _Logits(
-            node=found.node, scale=found.scale * factor, passed=[*found.passed, node]
-        )
+        return _Logits(node=found.node, scale=found.scale * factor, passed=[*found.passed, node])
     before = first_input(node) if node.op.startswith("call") else None
     if not _is_view(node, before):
         return _Logits(node=node)
@@ -196,11 +193,13 @@ def _behind(node: Any, place: Node) -> _Logits:
 def _taken_in(node: Node) -> tuple[Node | None, float]:
     """Return what a cast or a factor is of, with the factor; None where a node is neither."""
     value = value_of(node)
-    operands = [*node.args, *node.kwargs.values()]
+    operands: list[Any] = [*node.args]
     if is_call(node, _CASTS) and value.dtype == torch.float32:
         source = first_input(node)
         is_cast = isinstance(source, Node) and value_of(source).device == value.device
-        return (source, 1.0) if is_cast and value_of(source).dtype in conditions.DTYPES else _NEITHER
+        return (
+            (source, 1.0) if is_cast and value_of(source).dtype in conditions.DTYPES else _NEITHER
+        )
     if len(operands) != _MATRIX or node.kwargs or not is_call(node, (*_QUOTIENTS, *_FACTORS)):
         return _NEITHER
     one, other = operands
