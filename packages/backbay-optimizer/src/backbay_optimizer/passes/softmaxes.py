@@ -86,7 +86,7 @@ class Softmaxes(Rewrite[Call]):
         memory = context.kept(("memory", node.graph), lambda: Memory(node.graph))
         if node.target in _LOSSES:
             return self._loss(node, node, memory)
-        if _arguments(node).get("dim") not in {-1, value_of(node).dim() - 1}:
+        if bound(node, ("input", "dim")).get("dim") not in {-1, value_of(node).dim() - 1}:
             raise NotApplicable("it is not over the last dimension")
         if value_of(node).requires_grad:
             return self._gathered(node, memory)
@@ -159,13 +159,6 @@ _NONE = -(2**62)
 
 
 # 1. What is read
-
-
-def _arguments(node: Node) -> dict[str, Any]:
-    """Return the arguments of a softmax by name."""
-    is_functional = node.target in {F.softmax, F.log_softmax}
-    names = ("input", "dim", "_stacklevel", "dtype") if is_functional else ("input", "dim", "dtype")
-    return bound(node, names)
 
 
 def _logits(node: Node, place: Node) -> _Logits:
