@@ -119,7 +119,9 @@ def test_backbay_leaves_a_loss_to_inductor_or_reads_what_it_padded_elsewhere(col
 
     x, w = (logits(n, 256) / 8 for n in (1024, columns))
     x, w, t = x.requires_grad_(), w.requires_grad_(), targets(1024, columns)
-    compiled = torch.compile(loss_of, backend=backbay, options={"force_shape_pad": pads})
+    compiled = torch.compile(
+        loss_of, backend=backbay, options={"softmaxes": True, "force_shape_pad": pads}
+    )
 
     def run():
         y = compiled(x, w, t)
@@ -139,7 +141,7 @@ def test_backbay_leaves_sampling_to_inductor_or_has_another_number_of_rows():
     def program(x):
         return torch.softmax(x.float() / 0.7, -1)
 
-    compiled = torch.compile(program, backend=backbay)
+    compiled = torch.compile(program, backend=backbay, options={"softmaxes": True})
     for rows in (64, 300, 70, 400):
         x = logits(rows, 32000)
         torch._dynamo.mark_dynamic(x, 0)

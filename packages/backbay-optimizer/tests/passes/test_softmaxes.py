@@ -1,5 +1,7 @@
 """Softmax and losses become operators of ours; let loose on the CPU here."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -9,8 +11,9 @@ from backbay.kit import Backend
 from backbay.proof import Workload
 from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import softmax as kernel
-from backbay_optimizer.passes.softmaxes import softmaxes
+from backbay_optimizer.passes import softmaxes as module
 
+softmaxes = dataclasses.replace(module.softmaxes, enabled=True)
 ROWS, COLUMNS = 6, 40
 
 
@@ -279,6 +282,10 @@ def test_what_the_kernel_cannot_take_is_replaced(look, anywhere, name):
     seen = look(program, x, targets(), passes=[softmaxes])
     assert not seen.changes["softmaxes"]
     assert any(why in x for x in seen.near), seen.near
+
+
+def test_it_is_on_before_a_gpu_has_timed_it():
+    assert not module.softmaxes.configured({}).enabled
 
 
 def test_columns_that_are_a_symbol_are_taken(look, anywhere):

@@ -77,6 +77,7 @@ class Softmaxes(Rewrite[Call]):
         dtypes=conditions.DTYPES,
         dtypes_because="the kernel computes in single precision",
     )
+    enabled: bool = False
     targets = (*_SOFTMAXES, *_LOGARITHMS, *_LOSSES)
     sources = (kernel, conditions, convolutions, effects, memory_readers)
 
