@@ -50,10 +50,10 @@ def with_specials(x):
 
 
 def assert_as_right(found, eager, truth):
-    """Assert that a result is as near to the truth as eager's, give or take one rounding."""
+    """Assert that a result is as near to the truth as eager's, give or take two roundings."""
     assert torch.equal(found.isnan(), truth.isnan())
     errors = [(x.double() - truth).abs().nan_to_num(0, 0, 0).max() for x in (found, eager)]
-    assert errors[0] <= 2 * errors[1] + 1e-9, errors
+    assert errors[0] <= 3 * errors[1] + 1e-9, errors
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -49,9 +49,10 @@ class Plan:
     num_warps: int
 
 
-STATISTICS = Plan(4, 2048, 8)
-WRITTEN = Plan(4, 4096, 16)
-"""Of rows that are not held."""
+STATISTICS = Plan(4, 1024, 4)
+"""Searched on 2026-11-27: 3.1 TB/s for 4096 to 262144 columns, within 3 % of the best for each."""
+WRITTEN = Plan(4, 8192, 32)
+"""Of rows that are not held: likewise, for 128256 and 262144 columns."""
 
 
 # 1. The reference
@@ -145,7 +146,7 @@ def launch(kernel: Any, x: Tensor, scale: float, dtype: torch.dtype, *, is_log: 
 
 def _held(columns: int) -> Plan:
     size = max(256, 1 << (columns - 1).bit_length())
-    lanes = min(max(size // 4, 256), 8192)
+    lanes = min(max(size // 4, 256), 4096)
     return Plan(size // lanes, lanes, max(1, lanes // 256))
 
 

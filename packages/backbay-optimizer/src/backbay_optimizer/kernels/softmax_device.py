@@ -89,6 +89,7 @@ def softmax_statistics_kernel(
 
     A part is ``chunk`` columns; the only part of a row is all of it, however long.
     """
+    factor = tl.cast(factor, tl.float32)  # compiled graphs pass numbers of 64 bits
     row_ptr, head = _row(x_ptr, stride, columns, is_aligned)
     part = tl.program_id(1)
     within = (columns - head) // 8 * 8
@@ -118,6 +119,8 @@ def softmax_kernel(
     """
     tile: tl.constexpr = depth * lanes
     multiple: tl.constexpr = 8 if is_aligned else 1
+    factor = tl.cast(factor, tl.float32)  # compiled graphs pass numbers of 64 bits
+    scale = tl.cast(scale, tl.float32)
     at = _columns(depth, lanes)
     first = tl.multiple_of(tl.program_id(0).to(tl.int64) * columns, multiple)
     if is_held:

@@ -77,7 +77,6 @@ class Softmaxes(Rewrite[Call]):
         dtypes=conditions.DTYPES,
         dtypes_because="the kernel computes in single precision",
     )
-    enabled: bool = False
     targets = (*_SOFTMAXES, *_LOGARITHMS, *_LOSSES)
     sources = (kernel, conditions, convolutions, effects, memory_readers)
 
