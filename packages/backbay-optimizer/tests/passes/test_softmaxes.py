@@ -1,7 +1,5 @@
 """Softmax and losses become operators of ours; let loose on the CPU here."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch import nn
@@ -11,16 +9,15 @@ from backbay.kit import Backend
 from backbay.proof import Workload
 from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import softmax as kernel
-from backbay_optimizer.passes import softmaxes as module
+from backbay_optimizer.passes.softmaxes import softmaxes
 
-softmaxes = dataclasses.replace(module.softmaxes, enabled=True)
 ROWS, COLUMNS = 6, 40
 
 
 @pytest.fixture
 def anywhere(lift, monkeypatch):
     lift(softmaxes, DEVICES=("cpu",))
-    monkeypatch.setattr(kernel, "pays", lambda _: None)
+    monkeypatch.setattr(kernel, "pays", lambda _, **__: None)
 
 
 def logits(*shape, dtype=torch.bfloat16):
@@ -284,16 +281,16 @@ def test_what_the_kernel_cannot_take_is_replaced(look, anywhere, name):
     assert any(why in x for x in seen.near), seen.near
 
 
-def test_it_is_on_before_a_gpu_has_timed_it():
-    assert not module.softmaxes.configured({}).enabled
-
-
 def test_columns_that_are_a_symbol_are_taken(look, anywhere):
     x = logits()
     torch._dynamo.mark_dynamic(x, 1)
     seen = look(SOFTMAXES["torch's"], x, passes=[softmaxes])
     assert not seen.changes["softmaxes"]
     assert any("is a symbol" in x for x in seen.near)
+
+
+def pays(x, is_written=True):
+    return kernel.pays(x, is_written=is_written)
 
 
 def test_what_was_not_measured_is_replaced():
@@ -306,12 +303,18 @@ def test_what_was_not_measured_is_replaced():
     ):
         m.setattr(conditions, "has_triton", lambda: True)
         m.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-        assert kernel.pays(rows()) is None
-        assert "Inductor is as fast" in kernel.pays(rows(columns=1024))
-        assert "elements" in kernel.pays(rows(count=1))
-        assert "no kernel for torch.float64" in kernel.pays(rows(dtype=torch.float64))
-        assert "it is empty" in kernel.pays(rows(count=0))
+        for is_written in (True, False):
+            assert pays(rows(), is_written) is None
+            assert "Inductor is as fast" in pays(rows(columns=1024), is_written)
+            assert "elements" in pays(rows(count=2000), is_written)
+            assert "in 16 bits" in pays(rows(dtype=torch.float32), is_written)
+            assert "no kernel for torch.float64" in pays(rows(dtype=torch.float64), is_written)
+            assert "it is empty" in pays(rows(count=0), is_written)
+        how = {"device": "cuda", "dtype": torch.bfloat16}
+        for x in (rows(columns=50257), torch.empty_strided((8192, 32000), (32004, 1), **how)):
+            assert "begin anywhere" in pays(x)
+            assert pays(x, is_written=False) is None
         m.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-        assert "9.0" in kernel.pays(rows())
+        assert "9.0" in pays(rows())
         m.setattr(conditions, "has_triton", lambda: False)
-        assert "Triton" in kernel.pays(rows())
+        assert "Triton" in pays(rows())

@@ -24,7 +24,8 @@ from backbay_optimizer.kernels.conditions import has_triton, unfit, unmeasured
 FEWEST_COLUMNS = 4096
 """Below, Inductor holds a row in registers."""
 
-FEWEST_ELEMENTS = 2**20
+FEWEST_ELEMENTS = 2**26
+"""It was measured with 262 million and more (``benchmarks/patterns.py``)."""
 
 HELD = 32768
 """Columns up to which a row is held in registers while its softmax is written."""
@@ -177,17 +178,21 @@ def refusal(x: Tensor) -> str | None:
     return None
 
 
-def pays(x: Tensor) -> str | None:
+def pays(x: Tensor, *, is_written: bool) -> str | None:
     """Return why the operators should not take the place of what Inductor makes, or None."""
     if reason := refusal(x) or unmeasured(x):
         return reason
     columns = x.shape[-1]
+    if x.dtype == torch.float32:
+        return "it was measured in 16 bits"
     if columns < FEWEST_COLUMNS:
         return f"{columns} columns: below {FEWEST_COLUMNS} Inductor is as fast"
     # Of symbols what they are now: to compare them would guard on the answer.
     sizes = (n if isinstance(n, int) else n.node.hint for n in x.shape)
     if math.prod(sizes) < FEWEST_ELEMENTS:
-        return f"it has fewer than {FEWEST_ELEMENTS} elements"
+        return f"it has fewer than {FEWEST_ELEMENTS} elements: that was not measured"
+    if is_written and any(n % _EIGHTS for n in (columns, *x.stride()[-2:-1])):
+        return "its rows begin anywhere: to write them was not measured"
     return None
 
 

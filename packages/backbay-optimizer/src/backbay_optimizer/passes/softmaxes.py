@@ -92,9 +92,10 @@ class Softmaxes(Rewrite[Call]):
             return self._gathered(node, memory)
         logits = _logits(node, node)
         _check_dtype(node, logits)
-        _check(logits, node, node)
+        is_written = is_read_from_memory(node)
+        _check(logits, node, node, is_written=is_written)
         assert callable(kernel.softmax)  # registers it: torch.ops has it only after that
-        how = (value_of(node).dtype, node.target in _LOGARITHMS, is_read_from_memory(node))
+        how = (value_of(node).dtype, node.target in _LOGARITHMS, is_written)
         made = call_before(node, torch.ops.backbay.softmax.default, logits.node, logits.scale, *how)
         return Replacement({node: made}, [*logits.passed, node])
 
@@ -227,7 +228,12 @@ def _check_dtype(node: Node, logits: _Logits) -> None:
 
 
 def _check(
-    logits: _Logits, node: Node, end: Node, memory: Memory | None = None, *others: Node
+    logits: _Logits,
+    node: Node,
+    end: Node,
+    memory: Memory | None = None,
+    *others: Node,
+    is_written: bool = False,
 ) -> None:
     """Check that logits are in memory, laid out as the kernel reads them, and worth it.
 
@@ -239,13 +245,14 @@ def _check(
         end: where they would be read.
         memory: of the graph.
         others: what backward reads beside them.
+        is_written: whether a softmax of them is written to memory.
     """
     x = value_of(logits.node)
     if not is_ordinary(x) or x.dim() < 1 or type(x.shape[-1]) is not int:
         raise NotApplicable("the number of its columns is a symbol")
     if not _are_rows(x):
         raise NotApplicable("its rows do not lie one behind the other")
-    if reason := kernel.pays(x):
+    if reason := kernel.pays(x, is_written=is_written):
         raise NotApplicable(reason)
     source = _source(logits.node)
     if source is None:
