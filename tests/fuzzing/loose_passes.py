@@ -17,6 +17,7 @@ from backbay_optimizer.kernels import (
     group_norm_silu,
     linear_epilogue,
     max_pool,
+    softmax,
 )
 
 PASSES = tuple(dataclasses.replace(x, enabled=True) for x in Optimizing.passes)
@@ -44,7 +45,7 @@ _CONSTANTS: dict[str, dict[str, Any]] = {
     "fused_attention": {"FEWEST_BLOCKS": {"inference": 0, "training": 0}, "BLOCK": 4, "EIGHTS": 1},
     "windowed_attention": {"MOST": 1.0},
 }
-_PAYS = (group_norm_silu, batch_norm, max_pool, depthwise_convolution, linear_epilogue)
+_PAYS = (group_norm_silu, batch_norm, max_pool, depthwise_convolution, linear_epilogue, softmax)
 
 
 @contextlib.contextmanager

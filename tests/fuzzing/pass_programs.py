@@ -122,6 +122,7 @@ FAMILIES: Mapping[str, Family] = {
     "one_token_attention": Family(begin=tokens.cache, layers=(tokens.one_token,), trained=0.1),
     "fused_attention": Family(begin=tokens.tokens, layers=(tokens.written_out,), trained=0.3),
     "windowed_attention": Family(begin=tokens.tokens, layers=(tokens.windowed,), trained=0.4),
+    "softmaxes": Family(begin=tokens.classes, layers=(tokens.probabilities,), trained=0.4),
     "constant_masks": Family(begin=tokens.tokens, layers=(tokens.attention,), trained=0.4),
     "parameter_hoist": Family(begin=tokens.tokens, layers=(tokens.of_parameters,), trained=0.1),
     "all": Family(

@@ -455,3 +455,63 @@ def of_parameters(d: Draft, x: str) -> str:
         w = d.step(d.one(spelt), w)
     x = d.step(f"{F}.linear({{0}}, {{1}}, {{2}})", x, w, d.maybe(D))
     return d.step("{0} + {1}", x, d.step(d.one(("{0} * 3", "{0}.sin()")), d.learnt(D)))
+
+
+def classes(d: Draft) -> str:
+    return d.tokens("n", d.one((D, 24)))
+
+
+def probabilities(d: Draft, x: str) -> str:
+    """Softmax or a loss of an input or a product, mostly; what reads it, and a product after it."""
+    if d.chance(0.4):
+        x = images.linear(d, x, d.one((D, 24)))
+    c, rows = d.value(x).shape[-1], d.value(x).dim() == 2
+    for _ in range(d.one((0, 1, 1, 2))):
+        x = d.step(
+            d.one(
+                (
+                    "{0}.float()",
+                    "{0}.to(torch.float32)",
+                    "{0} / 0.7",
+                    "2 * {0}",
+                    "{0}.view(-1, {0}.shape[-1])",
+                    "{0}.detach()",
+                    "{0} * -1",
+                    "{0}.tanh()",
+                )
+            ),
+            x,
+        )
+    if rows and d.chance(0.6):
+        t = d.given(f"torch.randint({c}, (n,)).masked_fill(torch.rand(n) < 0.3, -100)")
+        log = d.one((f"{F}.log_softmax({{0}}, -1)", "{0}.log_softmax(1)"))
+        y = d.step(
+            d.one(
+                (
+                    f"{F}.cross_entropy({{0}}, {{1}}, reduction='sum')",
+                    f"{F}.cross_entropy({{0}}, {{1}}, reduction='none')[:, None]",
+                    f"{F}.cross_entropy({{0}}, {{1}}, ignore_index=3, reduction='sum')"
+                    if d.chance(0.1)
+                    else f"{F}.cross_entropy({{0}}, {{1}})",
+                    f"{F}.cross_entropy({{0}}, {{1}}, label_smoothing=0.1)",
+                    f"{F}.nll_loss({log}, {{1}}, reduction='sum')",
+                    f"{log}.gather(-1, {{1}}.clamp_min(0)[:, None])",
+                )
+            ),
+            x,
+            t,
+        )
+        return d.step("{0} * {1}", x, y)
+    name = d.one(("softmax", "softmax", "log_softmax"))
+    how = d.one(
+        (
+            f"{{0}}.{name}(-1)",
+            f"{F}.{name}({{0}}, dim=-1)",
+            f"torch.{name}({{0}}, 1)",
+            f"torch.special.{name}({{0}}, -1)",
+            f"{F}.{name}({{0}}, -1, dtype=torch.float32)",
+            f"{{0}}.{name}(-1, dtype=torch.bfloat16)",
+            f"torch.{name}({{0}}, 0)",
+        )
+    )
+    return d.step(how, x)

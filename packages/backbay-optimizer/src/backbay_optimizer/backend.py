@@ -46,6 +46,7 @@ from backbay_optimizer.passes.parameter_hoist import parameter_hoist
 from backbay_optimizer.passes.pooled_convolutions import pooled_convolutions
 from backbay_optimizer.passes.product_epilogues import product_epilogues
 from backbay_optimizer.passes.slice_pushdown import slice_pushdown
+from backbay_optimizer.passes.softmaxes import softmaxes
 from backbay_optimizer.passes.space_to_depth import space_to_depth
 from backbay_optimizer.passes.windowed_attention import windowed_attention
 
@@ -75,6 +76,7 @@ class Optimizing(Backend):
         batch_norms,
         fused_counters,
         max_pools,
+        softmaxes,  # before what puts something in the place of products
         fused_convolutions,
         one_row_linears,
         linear_epilogues,

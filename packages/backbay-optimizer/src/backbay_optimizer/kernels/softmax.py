@@ -1,0 +1,279 @@
+"""Softmax, its logarithm and cross entropy of rows with many columns, in Triton.
+
+A row is read once. Inductor's online softmax computes two exponentials an element, which take twice
+as long as to read it. What a loss needs of a row is its maximum and its sum of exponentials; its
+gradient is pointwise by them, and Inductor's. Few rows are cut into parts, whose results are
+joined by operators of PyTorch's.
+
+Results are eager's, also where it gives NaN: rows of nothing but minus infinity, and rows with NaN
+or plus infinity.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op, triton_op, wrap_triton
+
+from backbay_optimizer.kernels.conditions import has_triton, unfit, unmeasured
+
+FEWEST_COLUMNS = 4096
+"""Below, Inductor holds a row in registers."""
+
+FEWEST_ELEMENTS = 2**26
+"""It was measured with 262 million and more (``benchmarks/patterns.py``)."""
+
+HELD = 32768
+"""Columns up to which a row is held in registers while its softmax is written."""
+
+FEW_ROWS = 264
+"""Rows that are not enough programs for an H100, which has 132 multiprocessors."""
+
+CHUNK = 8192
+"""Columns of a part of a row, where there are few rows."""
+
+_EIGHTS = 8
+_BITS = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a kernel is launched: by search on an H100."""
+
+    depth: int
+    """Elements of a lane that are read at once."""
+    lanes: int
+    num_warps: int
+
+
+STATISTICS = Plan(4, 1024, 4)
+"""By search on 2026-11-27 (``softmax_plans.json``), for 4096 to 262144 columns."""
+WRITTEN = Plan(4, 8192, 32)
+"""Of rows that are not held: likewise, for 128256 columns and more."""
+
+
+# 1. The reference
+
+
+def reference_statistics(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return maxima over the last dimension, which they keep, and sums of exponentials.
+
+    Those are of differences to the maximum, times a scale. Both are float32 at least.
+    """
+    wide = _wide(x)
+    m = wide.amax(-1, keepdim=True)
+    return m, ((wide - m) * scale).exp().sum(-1, keepdim=True)
+
+
+def reference(x: Tensor, scale: float, dtype: torch.dtype, *, is_log: bool) -> Tensor:
+    """Return the softmax of ``x`` times a scale over the last dimension, or its logarithm."""
+    return _normalised(x, *reference_statistics(x, scale), scale, is_log=is_log).to(dtype)
+
+
+def _normalised(x: Tensor, m: Tensor, s: Tensor, scale: float, *, is_log: bool) -> Tensor:
+    less = (_wide(x) - m) * scale
+    return less - s.log() if is_log else less.exp() / s
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype.itemsize < torch.float32.itemsize else x
+
+
+def losses_of(
+    x: Tensor, target: Tensor, m: Tensor, s: Tensor, scale: float, ignored: int
+) -> Tensor:
+    """Return the cross entropy of each row, by its maximum and its sum; 0 where it is ignored.
+
+    A target out of range is an index out of range: what runs this asserts on CUDA, as torch does.
+    """
+    kept = target != ignored
+    at = torch.where(kept, target, 0)[:, None]
+    picked = (_wide(x.gather(-1, at)) - m) * scale
+    return torch.where(kept, (s.log() - picked)[:, 0], 0)
+
+
+def gradient_of(
+    dy: Tensor, x: Tensor, target: Tensor, m: Tensor, s: Tensor, scale: float, ignored: int
+) -> Tensor:
+    """Return the gradient of `losses_of` by ``x``."""
+    probability = _normalised(x, m, s, scale, is_log=True).exp()
+    is_target = torch.arange(x.shape[-1], device=x.device) == target[:, None]
+    given = torch.where(target != ignored, dy, 0)[:, None] * scale
+    return ((probability - is_target.to(dy.dtype)) * given).to(x.dtype)
+
+
+# 2. Launching
+
+
+def launch_statistics(kernel: Any, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Run the kernel of statistics, without a dispatcher or a check; as `reference_statistics`.
+
+    Under ``TRITON_INTERPRET=1`` it runs on the CPU.
+    """
+    rows, columns = _rows(x), x.shape[-1]
+    count = rows.shape[0]
+    parts = -(-columns // CHUNK) if count < FEW_ROWS else 1
+    m = x.new_empty((count, parts), dtype=torch.float32)
+    s = torch.empty_like(m)
+    constants = {"chunk": CHUNK, "is_aligned": _is_aligned(rows), **_constants(STATISTICS)}
+    with torch.cuda.device(x.get_device()):  # Triton launches on the current one
+        kernel[(count, parts)](
+            rows, m, s, columns, rows.stride(0), parts, scale * _BITS, **constants
+        )
+    if parts > 1:
+        part_m, m = m, m.amax(-1, keepdim=True)
+        s = (s * ((part_m - m) * scale).exp()).sum(-1, keepdim=True)
+    shape = (*x.shape[:-1], 1)
+    return m.view(shape), s.view(shape)
+
+
+def launch(kernel: Any, x: Tensor, scale: float, dtype: torch.dtype, *, is_log: bool) -> Tensor:
+    """Run the kernel that writes softmax, likewise; as `reference`."""
+    rows, columns = _rows(x), x.shape[-1]
+    y = torch.empty(x.shape, dtype=dtype, device=x.device)
+    is_held = columns <= HELD
+    plan = _held(columns) if is_held else WRITTEN
+    constants = {"is_held": is_held, "is_aligned": _is_aligned(rows), **_constants(plan)}
+    with torch.cuda.device(x.get_device()):
+        kernel[(rows.shape[0],)](
+            *(rows, y, columns, rows.stride(0), scale * _BITS, scale), is_log=is_log, **constants
+        )
+    return y
+
+
+def _held(columns: int) -> Plan:
+    size = max(256, 1 << (columns - 1).bit_length())
+    lanes = min(max(size // 4, 256), 4096)
+    return Plan(size // lanes, lanes, max(1, lanes // 256))
+
+
+def _constants(plan: Plan) -> dict[str, int]:
+    return {"depth": plan.depth, "lanes": plan.lanes, "num_warps": plan.num_warps}
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return a tensor as a matrix of its rows, whose elements lie side by side."""
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])  # noqa: PLR2004 (it is one)
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _is_aligned(rows: Tensor) -> bool:
+    sizes = (rows.shape[1], rows.stride(0))
+    return all(isinstance(n, int) and n % _EIGHTS == 0 for n in sizes)
+
+
+# 3. When
+
+
+def refusal(x: Tensor) -> str | None:
+    """Return why the kernels can't take ``x``, or None. Then the reference runs."""
+    if reason := unfit(x):
+        return reason
+    if not x.numel():
+        return "it is empty"
+    return None
+
+
+def pays(x: Tensor, *, is_written: bool) -> str | None:
+    """Return why the operators should not take the place of what Inductor makes, or None."""
+    if reason := refusal(x) or unmeasured(x):
+        return reason
+    columns = x.shape[-1]
+    if x.dtype == torch.float32:
+        return "it was measured in 16 bits"
+    if columns < FEWEST_COLUMNS:
+        return f"{columns} columns: below {FEWEST_COLUMNS} Inductor is as fast"
+    # Of symbols what they are now: to compare them would guard on the answer.
+    sizes = (n if isinstance(n, int) else n.node.hint for n in x.shape)
+    if math.prod(sizes) < FEWEST_ELEMENTS:
+        return f"it has fewer than {FEWEST_ELEMENTS} elements: that was not measured"
+    if is_written and any(n % _EIGHTS for n in (columns, *x.stride()[-2:-1])):
+        return "its rows begin anywhere: to write them was not measured"
+    return None
+
+
+# 4. Registration
+
+softmax: Callable[..., Tensor]
+"""The operator ``backbay::softmax``: :func:`reference`. It has no gradient.
+
+Where ``is_written`` is false, what reads the result is computed with it: only statistics are the
+kernel's.
+"""
+
+cross_entropy: Callable[..., tuple[Tensor, Tensor, Tensor]]
+"""The operator ``backbay::cross_entropy``: losses of rows, their maxima and sums."""
+
+cross_entropy_backward: Callable[..., Tensor]
+"""The operator ``backbay::cross_entropy_backward``: :func:`gradient_of`."""
+
+_NAMES = ("softmax", "cross_entropy", "cross_entropy_backward")
+
+
+def __getattr__(name: str) -> Any:
+    """Register the operators when one is first asked for: that imports Triton."""
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    operators = dict(zip(_NAMES, _operators(), strict=True))
+    globals().update(operators)
+    return operators[name]
+
+
+@functools.cache
+def _operators() -> tuple[Any, Any, Any]:
+    # torch reads the names of kernels in wrap_triton(...) from the source: their text is part of
+    # the key of compiled graphs that are kept on disk.
+    if has_triton():
+        from backbay_optimizer.kernels import softmax_device as device  # noqa: PLC0415
+
+        statistics_kernel: Any = device.softmax_statistics_kernel
+        kernel: Any = device.softmax_kernel
+    # Compilers see through a triton_op, to the kernel and to the reference; a custom_op is opaque
+    # to them, and asks for no Triton.
+    define: Any = triton_op if has_triton() else custom_op
+
+    def statistics(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        if refusal(x):
+            return reference_statistics(x, scale)
+        return launch_statistics(wrap_triton(statistics_kernel), x, scale)
+
+    def forward(
+        x: Tensor, scale: float, dtype: torch.dtype, is_log: bool, is_written: bool
+    ) -> Tensor:
+        if refusal(x) is None and is_written and x[..., 0].numel() >= FEW_ROWS:
+            return launch(wrap_triton(kernel), x, scale, dtype, is_log=is_log)
+        return _normalised(x, *statistics(x, scale), scale, is_log=is_log).to(dtype)
+
+    def losses(
+        x: Tensor, target: Tensor, scale: float, ignored: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        m, s = statistics(x, scale)
+        return losses_of(x, target, m, s, scale, ignored), m, s
+
+    def backward(
+        dy: Tensor, x: Tensor, target: Tensor, m: Tensor, s: Tensor, scale: float, ignored: int
+    ) -> Tensor:
+        return gradient_of(dy, x, target, m, s, scale, ignored)
+
+    made = (
+        define("backbay::softmax", forward, mutates_args=()),
+        define("backbay::cross_entropy", losses, mutates_args=()),
+        # Not traced by autograd: the second derivative would lack what maxima and sums depend on.
+        define("backbay::cross_entropy_backward", backward, mutates_args=()),
+    )
+    made[1].register_autograd(_vjp, setup_context=_save)
+    return made
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, target, *ctx.how = inputs
+    ctx.save_for_backward(x, target, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _vjp(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+    return _operators()[2](dy, *ctx.saved_tensors, *ctx.how), None, None, None

@@ -1,0 +1,224 @@
+"""Softmax and losses on the CPU: reference, registration, kernels in Triton's interpreter."""
+
+import importlib.util
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+from backbay_optimizer.kernels import softmax as module  # noqa: E402
+
+IGNORED = -100
+
+
+def logits(*shape, dtype=torch.float64):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
+    return x.to(dtype)
+
+
+def targets(rows, columns):
+    drawn = torch.randint(columns, (rows,), generator=torch.Generator().manual_seed(1))
+    return drawn.index_fill_(0, torch.tensor([0]), IGNORED)
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+@pytest.mark.parametrize("is_log", [True, False])
+@pytest.mark.parametrize("shape", [(5, 33), (1, 8), (2, 3, 7), (9,)], ids=str)
+def test_a_softmax_is_not_torchs(shape, is_log, is_written):
+    x = logits(*shape)
+    function = torch.log_softmax if is_log else torch.softmax
+    for scale in (1.0, 0.25):
+        y = module.softmax(x, scale, torch.float64, is_log, is_written)
+        torch.testing.assert_close(y, function(x * scale, -1))
+    assert module.softmax(x, 1.0, torch.float32, is_log, is_written).dtype == torch.float32
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_a_loss_or_its_gradient_is_not_torchs(scale):
+    x, t = logits(5, 33).requires_grad_(), targets(5, 33)
+    losses, *_ = module.cross_entropy(x, t, scale, IGNORED)
+    wanted = F.cross_entropy(x * scale, t, reduction="none")
+    torch.testing.assert_close(losses, wanted)
+    dy = torch.randn_like(losses)
+    found, other = (torch.autograd.grad(y, x, dy)[0] for y in (losses, wanted))
+    torch.testing.assert_close(found, other)
+
+
+SPECIAL = st.sampled_from([0.0, 1.0, -3.5, 60.0, float("inf"), float("-inf"), float("nan")])
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+@given(
+    rows=st.lists(st.lists(SPECIAL, min_size=4, max_size=4), min_size=1, max_size=3), data=st.data()
+)
+@settings(max_examples=60, deadline=None)
+def test_rows_with_infinities_and_nan_have_other_results(is_written, rows, data):
+    x = torch.tensor(rows).requires_grad_()
+    columns = st.lists(
+        st.sampled_from([*range(4), IGNORED]), min_size=len(rows), max_size=len(rows)
+    )
+    t = torch.tensor(data.draw(columns))
+    for is_log, function in ((True, torch.log_softmax), (False, torch.softmax)):
+        y = module.softmax(x.detach(), 1.0, torch.float32, is_log, is_written)
+        torch.testing.assert_close(y, function(x.detach(), -1), equal_nan=True)
+    losses, *_ = module.cross_entropy(x, t, 1.0, IGNORED)
+    wanted = F.cross_entropy(x, t, reduction="none")
+    torch.testing.assert_close(losses, wanted, equal_nan=True)
+    found, other = (torch.autograd.grad(y.sum(), x)[0] for y in (losses, wanted))
+    torch.testing.assert_close(found, other, equal_nan=True)
+
+
+def test_a_gradient_in_16_bits_is_rounded_twice():
+    x, t = logits(6, 40, dtype=torch.bfloat16).requires_grad_(), targets(6, 40)
+    losses, *_ = module.cross_entropy(x, t, 1.0, IGNORED)
+    wanted = F.cross_entropy(x.float(), t, reduction="none")
+    torch.testing.assert_close(losses, wanted)
+    found, other = (torch.autograd.grad(y.sum(), x)[0] for y in (losses, wanted))
+    torch.testing.assert_close(found, other, rtol=2**-8, atol=0)
+
+
+def test_a_second_derivative_is_silently_wrong():
+    x, t = logits(3, 5).requires_grad_(), targets(3, 5)
+    losses, *_ = module.cross_entropy(x, t, 1.0, IGNORED)
+    (once,) = torch.autograd.grad(losses.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"no autograd formula|does not require grad"):
+        once.sum().backward()
+
+
+def test_torch_finds_fault_in_the_registration():
+    x, t = logits(4, 9, dtype=torch.float32), targets(4, 9)
+    losses, m, s = module.cross_entropy(x, t, 1.0, IGNORED)
+    check = torch.library.opcheck
+    check(torch.ops.backbay.softmax.default, (x, 0.5, torch.bfloat16, True, True))
+    check(torch.ops.backbay.cross_entropy.default, (x.requires_grad_(), t, 0.5, IGNORED))
+    given = (losses, x.detach(), t, m, s, 0.5, IGNORED)
+    check(torch.ops.backbay.cross_entropy_backward.default, given)
+
+
+class Nothing:
+    """A kernel that does nothing, and notes how it is launched."""
+
+    def __init__(self):
+        self.launches = []
+
+    def __getitem__(self, grid):
+        return lambda *given, **constants: self.launches.append((grid, given, constants))
+
+
+def launched(x, *, is_written):
+    kernel = Nothing()
+    if is_written:
+        module.launch(kernel, x, 1.0, x.dtype, is_log=False)
+    else:
+        module.launch_statistics(kernel, x, 1.0)
+    ((grid, given, constants),) = kernel.launches
+    return grid, given, constants
+
+
+def test_numbers_of_rows_that_are_symbols_cannot_be_launched():
+    kernel = Nothing()
+
+    def program(x):
+        return module.launch_statistics(kernel, x, 1.0)
+
+    make_fx(program, tracing_mode="symbolic")(logits(6, 8, dtype=torch.float32))
+    assert len(kernel.launches) == 1
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_rows_that_begin_anywhere_are_read_in_eights(is_written):
+    aligned = logits(2, 64, dtype=torch.float32)
+    for x in (aligned, aligned[:, :56], aligned[:1]):
+        assert launched(x, is_written=is_written)[2]["is_aligned"]
+    for x in (aligned[:, :50], logits(2, 63, dtype=torch.float32)[:, :56]):
+        assert not launched(x, is_written=is_written)[2]["is_aligned"]
+
+
+def test_few_rows_are_one_program_each(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 16)
+    monkeypatch.setattr(module, "FEW_ROWS", 4)
+    assert launched(logits(3, 40, dtype=torch.float32), is_written=False)[0] == (3, 3)
+    assert launched(logits(4, 40, dtype=torch.float32), is_written=False)[0] == (4, 1)
+
+
+def test_a_row_that_is_held_does_not_fit_in_its_tile():
+    for columns in (1, 200, 4096, 5000, module.HELD):
+        _, _, constants = launched(logits(1, columns, dtype=torch.float32), is_written=True)
+        assert constants["is_held"]
+        assert constants["depth"] * constants["lanes"] >= columns
+    x = logits(1, module.HELD + 1, dtype=torch.float32)
+    assert not launched(x, is_written=True)[2]["is_held"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_program_breaks_or_differs(dynamic):
+    def program(x, t):
+        return module.cross_entropy(x, t, 1.0, IGNORED)[0].sin()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for rows in (6, 7):
+        x, t = logits(rows, 9, dtype=torch.float32).requires_grad_(), targets(rows, 9)
+        found, wanted = compiled(x, t), program(x, t)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in (found, wanted)))
+
+
+def test_importing_the_module_imports_triton(run_python):
+    done = run_python("""
+        import sys
+        import backbay_optimizer.kernels.softmax
+        print("triton" in sys.modules)
+    """)
+    assert done.stdout.split() == ["False"]
+
+
+INTERPRETED = """
+    import torch
+    from torch.testing import assert_close
+    from backbay_optimizer.kernels import softmax as module
+    from backbay_optimizer.kernels import softmax_device as device
+
+    torch.manual_seed(0)
+    inf = float("inf")
+    module.STATISTICS = module.WRITTEN = module.Plan(2, 32, 1)
+    module.CHUNK = 64
+    shapes = ((5, 200, 0), (9, 203, 0), (3, 7, 0), (3, 1, 0), (4, 64, 8), (9, 129, 3), (1, 999, 0))
+    how = {"equal_nan": True, "rtol": 2e-5, "atol": 2e-6}
+    for dtype, (rows, columns, pad), (few, held) in (
+        (dtype, shape, way)
+        for dtype in (torch.float32, torch.bfloat16)
+        for shape in shapes
+        for way in ((0, 32768), (1000, 0))
+    ):
+        module.FEW_ROWS, module.HELD = few, held
+        x = (torch.randn(rows, columns + pad) * 5).to(dtype)[:, :columns]
+        if rows > 4:
+            x[0] = -inf
+            x[1, columns // 2] = float("nan")
+            x[2, -1] = inf
+            x[3, : columns // 2 + 3] = -inf
+            x[4, -1] = 30
+        m, s = module.launch_statistics(device.softmax_statistics_kernel, x, 1.5)
+        for is_log, function in ((True, torch.log_softmax), (False, torch.softmax)):
+            wanted = function(x.double() * 1.5, -1)
+            got = module._normalised(x, m, s, 1.5, is_log=is_log)
+            assert_close(got, wanted.float(), **how)
+            got = module.launch(device.softmax_kernel, x, 1.5, torch.float32, is_log=is_log)
+            assert_close(got, wanted.float(), **how)
+            got = module.launch(device.softmax_kernel, x, 1.5, dtype, is_log=is_log)
+            assert_close(got, wanted.to(dtype), equal_nan=True)
+    print("right")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernels_are_wrong_in_tritons_interpreter(run_python, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    done = run_python(INTERPRETED, check=False)
+    assert done.stdout.endswith("right\n"), done.stderr[-2000:]
