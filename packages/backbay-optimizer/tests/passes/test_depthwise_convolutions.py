@@ -62,23 +62,18 @@ def test_the_rewritten_model_is_further_from_the_truth(prove, image, anywhere, d
     assert changes["depthwise_convolutions"] == 2
 
 
-def test_training_or_small_filters_have_the_conditions_of_inference(look, image, lift, monkeypatch):
+def test_training_has_the_conditions_of_inference(look, image, lift, monkeypatch):
     lift(depthwise_convolutions, DEVICES=("cpu",))
     lift(depthwise_convolutions, DTYPES=(torch.float32,))
     monkeypatch.setattr(kernel, "pays", lambda *given: f"measured: {len(given[-1])}")
     assert kernel.INFERRED != kernel.TRAINED
 
-    def near(options):
-        seen = look(Block(), image, passes=[depthwise_convolutions], options=options)
-        return {*seen.near}
+    def near():
+        return {*look(Block(), image, passes=[depthwise_convolutions]).near}
 
-    trained = f"measured: {len(kernel.TRAINED)}"
-    small = f"measured: {len(kernel.TRAINED) + len(kernel.SMALL)}"
-    assert near({}) == {trained}
-    assert near({"depthwise_small_filters": True}) == {small}
-    monkeypatch.setattr(kernel, "INFERRED", {})
+    assert near() == {f"measured: {len(kernel.TRAINED)}"}
     with torch.no_grad():
-        assert near({}) == near({"depthwise_small_filters": True}) == {"measured: 0"}
+        assert near() == {f"measured: {len(kernel.INFERRED)}"}
 
 
 LEFT = {
@@ -114,7 +109,7 @@ def test_what_was_not_measured_is_replaced():
         m.setattr(conditions, "has_triton", lambda: True)
         m.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         ones, twos, threes = ([1, 1], [2, 2], [3, 3])
-        trained = {**kernel.TRAINED, **kernel.SMALL}
+        trained = kernel.TRAINED
         assert kernel.pays(*given(), ones, threes) is None
         assert kernel.pays(*given(), ones, threes, trained) is None
         assert "is not of 7 by 7 with a stride of 1, with" in kernel.pays(

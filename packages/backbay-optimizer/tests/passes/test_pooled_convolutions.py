@@ -1,7 +1,5 @@
 """Convolutions of one pixel become linear layers; let loose on the CPU here."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch import nn
@@ -10,7 +8,6 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay.proof import Workload
 from backbay_optimizer.passes.pooled_convolutions import pooled_convolutions
 
-ON = dataclasses.replace(pooled_convolutions, enabled=True)
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 
 
@@ -35,22 +32,24 @@ class Squeezed(nn.Module):
         return x * gate.sigmoid()
 
 
-@pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("codegen", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_squeeze_and_excitation_is_right(prove, layout, bias, train, codegen):
+def test_squeeze_and_excitation_is_right(prove, layout, bias, codegen):
     torch.manual_seed(0)
     model = Squeezed(bias=bias).to(memory_format=layout)
     x = torch.randn(2, 3, 5, 6).contiguous(memory_format=layout)
     work = Workload(model=model, args=(x,))
-    changes = prove(work, passes=[ON], codegen=codegen, train=train)
+    changes = prove(work, passes=[pooled_convolutions], codegen=codegen, train=True)
     assert changes["pooled_convolutions"] == 2
 
 
-def test_it_is_off_until_it_is_asked_for():
-    assert not pooled_convolutions.configured({}).enabled
-    assert pooled_convolutions.configured({"pooled_convolutions": True}).enabled
+def test_inference_is_left_alone(look):
+    x, weight = torch.randn(2, 8, 1, 1), torch.randn(6, 8, 1, 1, requires_grad=True)
+    with torch.no_grad():
+        seen = look(F.conv2d, x, weight, passes=[pooled_convolutions])
+    assert not seen.changes["pooled_convolutions"]
+    assert "no gradient is wanted" in seen.near
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -61,7 +60,7 @@ def test_results_and_gradients_keep_their_layout(look, count, layout, stride):
     x = torch.randn(count, 8, 1, 1).to(memory_format=layout)
     weight = torch.randn(6, 8, 1, 1).to(memory_format=layout)
     found = []
-    for passes in ([], [ON]):
+    for passes in ([], [pooled_convolutions]):
         leaves = [t.clone().requires_grad_() for t in (x, weight)]
         seen = look(lambda x, w: F.conv2d(x, w, stride=stride), *leaves, passes=passes)
         assert seen.changes["pooled_convolutions"] == len(passes)
@@ -90,41 +89,41 @@ def programs():
 
 @pytest.mark.parametrize("program", programs(), ids=lambda x: x.__name__)
 def test_others_are_left(look, program):
-    x, weight = torch.randn(2, 8, 1, 1), torch.randn(6, 8, 1, 1)
-    seen = look(program, x, weight, passes=[ON])
+    x, weight = torch.randn(2, 8, 1, 1), torch.randn(6, 8, 1, 1, requires_grad=True)
+    seen = look(program, x, weight, passes=[pooled_convolutions])
     assert not seen.changes["pooled_convolutions"]
     torch.testing.assert_close(seen.result, program(x, weight))
 
 
 @pytest.mark.parametrize(("pixels", "kernel"), [((2, 1), 1), ((1, 2), 1), ((3, 3), 3)])
 def test_more_pixels_are_an_image(look, pixels, kernel):
-    x, weight = torch.randn(2, 8, *pixels), torch.randn(6, 8, kernel, kernel)
-    seen = look(F.conv2d, x, weight, passes=[ON])
+    x, weight = torch.randn(2, 8, *pixels), torch.randn(6, 8, kernel, kernel, requires_grad=True)
+    seen = look(F.conv2d, x, weight, passes=[pooled_convolutions])
     assert not seen.changes["pooled_convolutions"]
     assert not seen.near
 
 
 def test_sizes_that_are_symbols_are_left(look):
-    x, weight = torch.randn(4, 8, 1, 1), torch.randn(6, 8, 1, 1)
-    seen = look(F.conv2d, x, weight, passes=[ON], dynamic=True)
+    x, weight = torch.randn(4, 8, 1, 1), torch.randn(6, 8, 1, 1, requires_grad=True)
+    seen = look(F.conv2d, x, weight, passes=[pooled_convolutions], dynamic=True)
     assert not seen.changes["pooled_convolutions"]
 
 
 def test_under_autocast_it_is_as_before(look):
-    x, weight = torch.randn(4, 8, 1, 1), torch.randn(6, 8, 1, 1)
+    x, weight = torch.randn(4, 8, 1, 1), torch.randn(6, 8, 1, 1, requires_grad=True)
 
     def program(x, w):
         with torch.autocast("cpu", torch.bfloat16):
             return F.conv2d(x, w)
 
-    seen = look(program, x, weight, passes=[ON])
+    seen = look(program, x, weight, passes=[pooled_convolutions])
     assert seen.result.dtype == torch.bfloat16
     torch.testing.assert_close(seen.result, program(x, weight))
 
 
 def test_a_cpu_is_left_alone(look, lift):
     lift(pooled_convolutions, DEVICES=("cuda",))
-    x, weight = torch.randn(4, 8, 1, 1), torch.randn(6, 8, 1, 1)
-    seen = look(F.conv2d, x, weight, passes=[ON])
+    x, weight = torch.randn(4, 8, 1, 1), torch.randn(6, 8, 1, 1, requires_grad=True)
+    seen = look(F.conv2d, x, weight, passes=[pooled_convolutions])
     assert not seen.changes["pooled_convolutions"]
     assert "it runs on cpu: it is about cuDNN's kernels" in seen.near

@@ -6,8 +6,8 @@
     after:   torch.ops.backbay.depthwise_convolution(x, weight, bias, [1, 1], [3, 3])
 
 Nothing else changes: Inductor does not fuse what cuDNN computes either. In training all gradients
-are the kernels', too. Left alone are channels first, what was not measured, and filters other than
-of 7 by 7; those of 3 by 3 and 5 by 5 are to be asked for, with gradients.
+are the kernels', too, and filters of 3 by 3 and 5 by 5 are taken there. Left alone are channels
+first, and what was not measured.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from backbay.graph.rewrite import call_before
 from backbay.graph.values import are_numbers, value_of
-from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite, option
+from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite
 from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import depthwise_convolution as kernel
 from backbay_optimizer.passes import convolutions
@@ -38,11 +38,6 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
     )
     targets = convolutions.IMAGES
     sources = (kernel, conditions, convolutions)
-    depthwise_small_filters: bool = option(
-        default=False,
-        help="depthwise_convolutions also of 3 by 3 and 5 by 5 where gradients are wanted: the "
-        "kernels are faster alone, and no whole model was timed",
-    )
 
     def site(self, call: Call, context: PassContext) -> Convolution | None:  # noqa: ARG002 (of those that ask)
         """Return the convolution if each channel has a filter of its own."""
@@ -59,7 +54,7 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
             raise NotApplicable(f"it takes {x.dtype} and {weight.dtype}, and gives {result.dtype}")
         if site.dilation != [1, 1]:
             raise NotApplicable(f"its dilation is {site.dilation}")
-        measured = self._measured(trained=result.requires_grad)
+        measured = kernel.TRAINED if result.requires_grad else kernel.INFERRED
         if reason := kernel.pays(x, weight, site.stride, site.padding, measured):
             raise NotApplicable(reason)
         for value in (x, result):
@@ -70,11 +65,6 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
         assert callable(kernel.depthwise_convolution)  # registers it: torch.ops has it only then
         given = (site.x, site.weight, site.bias, site.stride, site.padding)
         return call_before(site.node, torch.ops.backbay.depthwise_convolution.default, *given)
-
-    def _measured(self, *, trained: bool) -> kernel.Measured:
-        if not trained:
-            return kernel.INFERRED
-        return {**kernel.TRAINED, **(kernel.SMALL if self.depthwise_small_filters else {})}
 
 
 depthwise_convolutions = DepthwiseConvolutions()

@@ -7,7 +7,7 @@
 
 Squeeze-and-excitation has two of them in each block: of 81 convolutions of an EfficientNet-B0, 32.
 cuDNN's kernels for them are made for images. As a product, forward is one kernel of cuBLAS, and
-each gradient is another.
+each gradient is another. Only for training, as it was timed.
 """
 
 from dataclasses import dataclass
@@ -27,11 +27,9 @@ _PIXEL = (1, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class PooledConvolutions(Rewrite[Convolution]):
-    """Call convolutions of one pixel as linear layers; off until a GPU has timed it."""
+    """Call convolutions of one pixel as linear layers where gradients are wanted."""
 
-    enabled: bool = False
-
-    summary = "on CUDA, convolutions of one pixel (squeeze-and-excitation) are linear layers"
+    summary = "on CUDA, training's convolutions of one pixel (squeeze-and-excitation) are linear"
     requires = Requires(
         devices=("cuda",),
         because="it is about cuDNN's kernels",
@@ -50,6 +48,8 @@ class PooledConvolutions(Rewrite[Convolution]):
     def replacement(self, site: Convolution, context: PassContext) -> Node:  # noqa: ARG002 (of those that ask)
         """Return the result of a linear layer, as an image."""
         result = value_of(site.node)
+        if not result.requires_grad:
+            raise NotApplicable("no gradient is wanted")
         if site.groups != 1 or any(site.padding):
             raise NotApplicable("it has groups or padding")
         if not are_numbers((*result.shape, *value_of(site.x).shape)):
