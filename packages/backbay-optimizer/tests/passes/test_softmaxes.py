@@ -96,6 +96,9 @@ LOSSES = {
     "of rows of tokens": lambda x, t: mean_of(x.view(2, 3, -1).float().view(-1, COLUMNS), t),
     "at a temperature": lambda x, t: mean_of(x / 2, t),
     "spelled apart": lambda x, t: F.nll_loss(F.log_softmax(x.float(), -1), t),
+    "of a view whose input is named": lambda x, t: mean_of(
+        torch.reshape(input=x.float(), shape=(-1, COLUMNS)), t
+    ),
     "of what is gathered": lambda x, t: (
         F.log_softmax(x.float(), -1).gather(-1, t.clamp_min(0)[:, None]).sum()
     ),
@@ -216,6 +219,38 @@ def written_between(x, t):
     return torch.softmax(wide, -1)
 
 
+def cast_is_written(x, t):
+    wide = x.float()
+    wide[:, 3] = -torch.inf
+    return mean_of(wide, t)
+
+
+def quotient_is_written(x, t):
+    wide = x.detach() / 0.7
+    wide.view(-1)[3].fill_(9)
+    return torch.softmax(wide, -1)
+
+
+def logarithms_of_what_is_written(x, t):
+    wide = x.float()
+    y = wide.mul_(2)
+    return F.nll_loss(F.log_softmax(wide, -1), t) + y.sum() * 0
+
+
+def returned_beside(x, t):
+    wide = F.linear(x, torch.ones(COLUMNS, COLUMNS, dtype=x.dtype)).float()
+    return mean_of(wide, t), wide
+
+
+def shifted(x, t):
+    return mean_of(x.view(2, 3, -1)[:, :-1].float().view(-1, COLUMNS), t[:4])
+
+
+def strided(x, t):
+    wide = x[:, :32].float()
+    return mean_of(wide.as_strided((ROWS, 32), (32, 1)), t.clamp_max(31))
+
+
 def detached_on_the_way(x, t):
     with torch.no_grad():
         wide = x.float()
@@ -268,6 +303,20 @@ LEFT = {
     "of pixels": (lambda x, t: mean_of(x.view(2, -1, 3), t.view(2, 3).clamp(0, 9)), "rows of a"),
     "written before backward": (written_later, "backward may read"),
     "written between": (written_between, "may write"),
+    "written after the cast": (cast_is_written, "may write"),
+    "written after it is divided": (quotient_is_written, "may write"),
+    "a logarithm of what is written": (logarithms_of_what_is_written, "may write"),
+    "of a cast that is returned": (returned_beside, "the caller gets"),
+    "of rows that are cut, then joined": (shifted, "laid out otherwise"),
+    "of memory at strides": (strided, "computed with it"),
+    "of a view of other numbers": (
+        lambda x, t: mean_of(x.float().view(torch.float32), t),
+        "computed with it",
+    ),
+    "gathered by 32 bits": (
+        lambda x, _: x.log_softmax(-1).gather(1, COLUMN.int()),
+        "not of 64 bits",
+    ),
     "of a cast without a gradient": (detached_on_the_way, "changes a mode"),
 }
 
@@ -279,6 +328,27 @@ def test_what_the_kernel_cannot_take_is_replaced(look, anywhere, name):
     seen = look(program, x, targets(), passes=[softmaxes])
     assert not seen.changes["softmaxes"]
     assert any(why in x for x in seen.near), seen.near
+
+
+@pytest.mark.parametrize(("few", "changes"), [(2, 1), (264, 0), (501, 1)])
+def test_a_range_of_rows_is_narrowed(look, anywhere, few, changes, monkeypatch):
+    monkeypatch.setattr(kernel, "FEW_ROWS", few)
+    x, t = logits().requires_grad_(), targets()
+    for tensor in (x, t):
+        torch._dynamo.mark_dynamic(tensor, 0, min=2, max=500)
+    seen = look(lambda x, t: mean_of(x.float(), t), x, t, passes=[softmaxes])
+    assert seen.changes["softmaxes"] == changes
+    assert bool(changes) != any("narrow the range" in x for x in seen.near)
+
+
+def test_rows_that_only_a_run_counts_are_taken(look, anywhere, monkeypatch):
+    monkeypatch.setattr(kernel, "pays", lambda x, **_: None if x.numel() else "it is empty")
+    x, t = logits().requires_grad_(), targets()
+    for tensor in (x, t):
+        torch._dynamo.decorators.mark_unbacked(tensor, 0)
+    seen = look(lambda x, t: mean_of(x.float(), t), x, t, passes=[softmaxes])
+    assert not seen.changes["softmaxes"]
+    assert seen.near == ["only a run tells the number of its rows"]
 
 
 def test_columns_that_are_a_symbol_are_taken(look, anywhere):

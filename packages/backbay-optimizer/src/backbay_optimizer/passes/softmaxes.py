@@ -17,6 +17,7 @@ In training, log-softmax is taken in where only one element of each row is gathe
 a loss. Any other softmax that a gradient is wanted of stays as it is.
 """
 
+import math
 import operator
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,6 +116,8 @@ class Softmaxes(Rewrite[Call]):
         # Sizes as text: comparing symbols would guard on the answer.
         if str(tuple(value_of(index).shape)) != str((value_of(node).shape[0], 1)):
             raise NotApplicable("what is gathered from it is not an element of each row")
+        if value_of(index).dtype != torch.int64:
+            raise NotApplicable("its indices are not of 64 bits")
         logits = _logits(node, user)
         _check_dtype(node, logits)
         _check(logits, node, user, memory, index)
@@ -180,7 +183,13 @@ def _behind(node: Any, place: Node) -> _Logits:
     found = _behind(before, place)
     if not found.passed:
         return _Logits(node=node)
-    viewed = call_before(place, node.target, found.node, *node.args[1:], **node.kwargs)
+    # As text: comparing symbols would guard on the answer.
+    if str(value_of(found.node).stride()) != str(value_of(before).stride()):
+        raise NotApplicable("a view on the way is of what is laid out otherwise than it is read")
+    arguments, keywords = torch.fx.map_arg(
+        (node.args, node.kwargs), lambda x: found.node if x is before else x
+    )
+    viewed = call_before(place, node.target, *arguments, **keywords)
     return _Logits(node=viewed, scale=found.scale, passed=[*found.passed, node])
 
 
@@ -209,8 +218,15 @@ _NEITHER: tuple[None, float] = (None, 1.0)
 
 
 def _is_view(node: Node, of: Any) -> bool:
-    """Return whether a node views another whose last dimension it leaves as it is."""
+    """Return whether a node views another whose last dimension it leaves as it is.
+
+    Not as another dtype: what is taken in has elements of another size.
+    """
     if not isinstance(of, Node) or not is_ordinary(value_of(of)) or effects.mutates(node):
+        return False
+    if any(isinstance(x, torch.dtype) for x in (*node.args, *node.kwargs.values())):
+        return False
+    if not effects.reads_by_index(node):
         return False
     memory, value, before = storages(node), value_of(node), value_of(of)
     if not memory or memory != storages(of) or not value.dim() or not before.dim():
@@ -250,6 +266,9 @@ def _check(
     x = value_of(logits.node)
     if not is_ordinary(x) or x.dim() < 1 or type(x.shape[-1]) is not int:
         raise NotApplicable("the number of its columns is a symbol")
+    count = math.prod(x.shape[:-1])
+    if isinstance(count, torch.SymInt):
+        _check_rows(count)
     if not _are_rows(x):
         raise NotApplicable("its rows do not lie one behind the other")
     if reason := kernel.pays(x, is_written=is_written):
@@ -260,8 +279,25 @@ def _check(
     is_saved = memory is not None and value_of(end).requires_grad
     if memory is not None and is_saved and any(map(memory.mutated, (source, *others))):
         raise NotApplicable("something writes what it reads, and backward may read it after that")
-    if why := disturbed(min([*logits.passed, node]), end, [source]):
+    copies = [x for x in logits.passed if storages(x) != storages(source)]
+    if memory is not None and is_saved and any(map(memory.returned, copies)):
+        raise NotApplicable("the caller gets what it is of: backward would hold the logits beside")
+    if why := disturbed(min([*logits.passed, node]), end, [source, *copies]):
         raise NotApplicable(why)
+
+
+def _check_rows(count: torch.SymInt) -> None:
+    """Check that the number of rows may be compared, as who launches the kernels does."""
+    from torch.fx.experimental.symbolic_shapes import (  # noqa: PLC0415 (sympy takes a second)
+        free_unbacked_symbols,
+    )
+    from torch.utils._sympy.numbers import int_oo  # noqa: PLC0415 (likewise)
+
+    if free_unbacked_symbols(count):
+        raise NotApplicable("only a run tells the number of its rows")
+    bounds = count.node.shape_env.bound_sympy(count.node.expr)
+    if bounds.lower < kernel.FEW_ROWS <= bounds.upper < int_oo:
+        raise NotApplicable("a choice by its number of rows would narrow the range declared for it")
 
 
 def _are_rows(x: torch.Tensor) -> bool:
