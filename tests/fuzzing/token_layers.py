@@ -482,6 +482,8 @@ def probabilities(d: Draft, x: str) -> str:
             ),
             x,
         )
+    if d.chance(0.15):  # a copy that is written in place, and is not what it was made of
+        x = d.step("({0}.mul_(0.5), {0})[1]", d.step("{0} / 0.7", x))
     if rows and d.chance(0.6):
         t = d.given(f"torch.randint({c}, (n,)).masked_fill(torch.rand(n) < 0.3, -100)")
         log = d.one((f"{F}.log_softmax({{0}}, -1)", "{0}.log_softmax(1)"))

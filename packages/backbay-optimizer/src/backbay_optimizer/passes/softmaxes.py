@@ -120,7 +120,8 @@ class Softmaxes(Rewrite[Call]):
             raise NotApplicable("its indices are not of 64 bits")
         logits = _logits(node, user)
         _check_dtype(node, logits)
-        _check(logits, node, user, memory, index)
+        _check(logits, node, user)
+        _check_saved(logits, user, index, memory)
         target = call_before(user, _ATEN.squeeze.dim, index, 1)
         made = call_before(user, _ATEN.neg.default, _losses(user, logits, target, _NONE))
         made = call_before(user, _ATEN.unsqueeze.default, made, 1)
@@ -144,7 +145,8 @@ class Softmaxes(Rewrite[Call]):
         logits = _logits(reader, node)
         if reader is not node:
             _check_dtype(reader, logits)
-        _check(logits, reader, node, memory, target)
+        _check(logits, reader, node)
+        _check_saved(logits, node, target, memory)
         made = _losses(node, logits, target, ignored)
         if reduction != "none":
             made = call_before(node, _ATEN.sum.default, made)
@@ -196,15 +198,15 @@ def _behind(node: Any, place: Node) -> _Logits:
 def _taken_in(node: Node) -> tuple[Node | None, float]:
     """Return what a cast or a factor is of, with the factor; None where a node is neither."""
     value = value_of(node)
-    operands: list[Any] = [*node.args]
     if is_call(node, _CASTS) and value.dtype == torch.float32:
         source = first_input(node)
         is_cast = isinstance(source, Node) and value_of(source).device == value.device
         return (
             (source, 1.0) if is_cast and value_of(source).dtype in conditions.DTYPES else _NEITHER
         )
-    if len(operands) != _MATRIX or node.kwargs or not is_call(node, (*_QUOTIENTS, *_FACTORS)):
+    if not is_call(node, (*_QUOTIENTS, *_FACTORS)) or node.kwargs:
         return _NEITHER
+    operands: Any = node.args
     one, other = operands
     if is_call(node, _FACTORS) and not isinstance(one, Node):
         one, other = other, one
@@ -243,24 +245,13 @@ def _check_dtype(node: Node, logits: _Logits) -> None:
         raise NotApplicable(f"it rounds {source} to {dtype} first")
 
 
-def _check(
-    logits: _Logits,
-    node: Node,
-    end: Node,
-    memory: Memory | None = None,
-    *others: Node,
-    is_written: bool = False,
-) -> None:
+def _check(logits: _Logits, node: Node, end: Node, *, is_written: bool = False) -> None:
     """Check that logits are in memory, laid out as the kernel reads them, and worth it.
-
-    With ``memory`` also that what backward reads is what forward read.
 
     Args:
         logits: what would be read.
         node: what reads them in the graph.
         end: where they would be read.
-        memory: of the graph.
-        others: what backward reads beside them.
         is_written: whether a softmax of them is written to memory.
     """
     x = value_of(logits.node)
@@ -276,14 +267,31 @@ def _check(
     source = _source(logits.node)
     if source is None:
         raise NotApplicable("what computes it is computed with it by Inductor")
-    is_saved = memory is not None and value_of(end).requires_grad
-    if memory is not None and is_saved and any(map(memory.mutated, (source, *others))):
-        raise NotApplicable("something writes what it reads, and backward may read it after that")
-    copies = [x for x in logits.passed if storages(x) != storages(source)]
-    if memory is not None and is_saved and any(map(memory.returned, copies)):
-        raise NotApplicable("the caller gets what it is of: backward would hold the logits beside")
-    if why := disturbed(min([*logits.passed, node]), end, [source, *copies]):
+    if why := disturbed(min([*logits.passed, node]), end, [source, *_copies(logits)]):
         raise NotApplicable(why)
+
+
+def _check_saved(logits: _Logits, end: Node, target: Node, memory: Memory) -> None:
+    """Check that backward can read what forward read, and holds no more for it.
+
+    Args:
+        logits: what would be read, and saved for backward.
+        end: where.
+        target: what is saved beside them.
+        memory: of the graph.
+    """
+    if not value_of(end).requires_grad:
+        return
+    source = _source(logits.node)
+    if any(memory.mutated(x) for x in (source, target) if x is not None):
+        raise NotApplicable("something writes what it reads, and backward may read it after that")
+    if any(map(memory.returned, _copies(logits))):
+        raise NotApplicable("the caller gets what it is of: backward would hold the logits beside")
+
+
+def _copies(logits: _Logits) -> list[Node]:
+    """Return what is taken in and has memory of its own."""
+    return [x for x in logits.passed if storages(x) != storages(logits.node)]
 
 
 def _check_rows(count: torch.SymInt) -> None:
