@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import attention_layers as attention
 import image_layers as images
 import token_layers as tokens
 from pass_drafts import Draft, RefusedError
@@ -76,8 +77,8 @@ def _network(d: Draft, x: str) -> str:
         x = d.one(
             (
                 tokens.rows,
-                tokens.attention,
-                tokens.written_out,
+                attention.attention,
+                attention.written_out,
                 tokens.layers,
                 tokens.of_parameters,
                 tokens.feed_forward,
@@ -119,11 +120,13 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "horizontal_fusion": Family(begin=tokens.tokens, layers=(tokens.layers,), trained=0.5),
     "one_row_linears": Family(begin=tokens.state, layers=(tokens.one_row,), trained=0.1),
-    "one_token_attention": Family(begin=tokens.cache, layers=(tokens.one_token,), trained=0.1),
-    "fused_attention": Family(begin=tokens.tokens, layers=(tokens.written_out,), trained=0.3),
-    "windowed_attention": Family(begin=tokens.tokens, layers=(tokens.windowed,), trained=0.4),
+    "one_token_attention": Family(
+        begin=attention.cache, layers=(attention.one_token,), trained=0.1
+    ),
+    "fused_attention": Family(begin=tokens.tokens, layers=(attention.written_out,), trained=0.3),
+    "windowed_attention": Family(begin=tokens.tokens, layers=(attention.windowed,), trained=0.4),
     "softmaxes": Family(begin=tokens.classes, layers=(tokens.probabilities,), trained=0.4),
-    "constant_masks": Family(begin=tokens.tokens, layers=(tokens.attention,), trained=0.4),
+    "constant_masks": Family(begin=tokens.tokens, layers=(attention.attention,), trained=0.4),
     "parameter_hoist": Family(begin=tokens.tokens, layers=(tokens.of_parameters,), trained=0.1),
     "all": Family(
         begin=lambda d: d.one((images.image, images.stem_image))(d),
