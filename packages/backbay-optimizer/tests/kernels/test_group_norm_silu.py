@@ -148,6 +148,30 @@ def test_a_tensor_that_the_kernels_cannot_take_is_not_refused():
         assert module.refusal(on_gpu.float(), 32) is None
 
 
+@pytest.mark.parametrize(
+    ("shape", "last", "trains", "pays"),
+    [
+        ((8, 320, 64, 64), False, True, True),
+        ((8, 320, 64, 64), True, True, True),
+        ((2, 320, 64, 64), False, True, False),
+        ((128, 512, 14, 14), False, True, False),
+        ((1024, 256, 8, 8), False, True, False),
+        ((4, 256, 128, 128), False, False, True),
+        ((8, 512, 64, 64), False, False, False),
+        ((8, 512, 64, 64), True, False, True),
+        ((2, 320, 128, 128), True, False, False),
+        ((256, 256, 16, 16), False, False, False),
+    ],
+)
+def test_a_norm_alone_is_not_where_it_was_measured(shape, last, trains, pays, monkeypatch):
+    monkeypatch.setattr(conditions, "has_triton", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: conditions.MEASURED)
+    form = torch.channels_last if last else torch.contiguous_format
+    with torch._subclasses.FakeTensorMode():
+        x = torch.empty(shape, device="cuda", dtype=torch.bfloat16, memory_format=form)
+        assert (module.pays_alone(x, 32, trains=trains) is None) == pays
+
+
 def test_importing_the_module_imports_triton(run_python):
     done = run_python("""
         import sys

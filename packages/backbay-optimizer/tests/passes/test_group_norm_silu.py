@@ -280,6 +280,59 @@ def test_eagers_layout_stays_between_the_calls_with_channels_last(look, anywhere
     assert seen.result.stride() == wanted.stride()
 
 
+@pytest.fixture
+def alone(anywhere, lift, monkeypatch):
+    lift(group_norm_silu, COPIED=4)
+    asked = []
+    monkeypatch.setattr(
+        kernel, "pays_alone", lambda x, groups, trains: asked.append((groups, trains))
+    )
+    return asked
+
+
+def activated(x, weight, bias):
+    return F.silu(F.group_norm(x, 4, weight, bias))
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_norm_alone_is_left_or_moves_a_layout(look, image, alone, trains):
+    image.requires_grad_(trains)
+    given = image, torch.rand(8), torch.randn(8)
+    seen = look(activated, *given, passes=[as_on_cuda, group_norm_silu])
+    assert seen.changes[OPERATOR] == 1
+    assert seen.calls("group_norm") == seen.calls("contiguous") == 0
+    assert alone == [(4, trains)]
+    wanted = activated(*given)
+    torch.testing.assert_close(seen.result, wanted)
+    assert seen.result.is_contiguous()
+    if trains:
+        dy = torch.randn_like(wanted)
+        torch.testing.assert_close(
+            *(torch.autograd.grad(y, image, dy) for y in (seen.result, wanted))
+        )
+
+
+def test_a_norm_alone_is_further_from_the_truth(prove, alone):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.GroupNorm(4, 8), nn.SiLU())
+    work = Workload(model=model, args=(torch.randn(2, 8, 6, 10).requires_grad_(),))
+    assert prove(work, passes=[group_norm_silu])[OPERATOR] == 1
+
+
+LEFT_ALONE = {
+    "would be copied": Block(),
+    "what reads it would be fused with it": lambda x: F.silu(F.group_norm(x, 4)) + 1,
+}
+
+
+@pytest.mark.parametrize("reason", LEFT_ALONE)
+def test_a_norm_beside_what_would_be_slower_is_taken(look, alone, reason):
+    with torch.no_grad():
+        seen = look(LEFT_ALONE[reason], torch.randn(2, 8, 6, 10), passes=[group_norm_silu])
+    assert not seen.changes[OPERATOR]
+    assert any(reason in near for near in seen.near), seen.near
+
+
 def test_small_images_alone_are_rewritten(look, anywhere, monkeypatch):
     monkeypatch.setattr(kernel, "PAYS_FROM", 961)
     with torch.no_grad():

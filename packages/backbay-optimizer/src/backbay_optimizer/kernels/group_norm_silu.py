@@ -38,6 +38,17 @@ FOLLOWS_FROM = 2**21
 ``vae_decoder_nchw``, and ``benchmarks/cuda_graphs.py``, ``diffusers:unet@base,8``, where smaller
 ones change nothing). In that UNet with 2 images, of which none is so large, nothing was gained."""
 
+TRAINED_FROM = 2**23
+"""Elements from which it was faster than Inductor's forward and backward together where nothing is
+around it, with channels first or with channels first in its result: 1.2 to 2.4 times from 8 million
+on, and about as fast with 4 million (``benchmarks/patterns.py``, ``groupnorm_silu_*_train``)."""
+
+_ALIGNED = 8
+"""Pixels in sixteen bytes. Rows of 196 were slower in training, 0.95 times as fast."""
+
+_FEW_PIXELS = {"inference": 2**12, "training": 2**8}
+"""Pixels below which it alone was slower (0.7 times as fast with 256), or was not timed."""
+
 LARGEST_WIDTH = 4096
 """Channels of a panel that one program can finish."""
 
@@ -243,7 +254,7 @@ def _mixed_plan(image: Image) -> Plan:
         return Plan("panel", image.group_size, 64, min(64, max(4, _power_from(image.group_size))))
     width = math.lcm(image.group_size, 64)
     width = width if image.channels % width == 0 else image.channels
-    return Plan("window", width, 64, 64, 256)
+    return Plan("window", width, 64, 64, 512, warps=4, stages=1 if image.tensors == 1 else 3)
 
 
 def _power_below(n: int, most: int) -> int:
@@ -477,6 +488,26 @@ def pays(x: Tensor, groups: int) -> str | None:
         return reason
     if x.numel() < FOLLOWS_FROM:
         return f"{x.numel()} elements: below {FOLLOWS_FROM} it was not measured"
+    return None
+
+
+def pays_alone(x: Tensor, groups: int, *, trains: bool) -> str | None:
+    """Return why it should not be used with nothing around it, for channels first, or None.
+
+    That is for a result with channels first, in memory, of an image in either layout.
+    """
+    if reason := refusal(x, groups) or unmeasured(x):
+        return reason
+    pixels, group_size = Geometry.of(x, groups)[2:]
+    if pixels % _ALIGNED:
+        return f"{pixels} pixels: rows that begin anywhere were slower"
+    least = TRAINED_FROM if trains else PAYS_FROM
+    few = _FEW_PIXELS["training" if trains else "inference"]
+    if x.numel() < least or pixels < few:
+        return f"{x.numel()} elements of {pixels} pixels: below {least} or {few} it was not faster"
+    small = x.is_contiguous() and pixels * group_size * x.element_size() <= LARGE_PANEL
+    if small and not trains:
+        return f"groups of {LARGE_PANEL} bytes or less: it was not faster"
     return None
 
 

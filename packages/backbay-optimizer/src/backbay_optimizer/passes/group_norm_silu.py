@@ -15,9 +15,10 @@ A kernel's layout is fixed when its graph is traced, and on CUDA eager's group n
 first, whatever it is given. So the pass also moves the layout: what is between the norms, and does
 not care, has its channels last, and what cares, or leaves the graph, gets a copy in the layout that
 it had. In a graph with channels first, convolutions begin with channels last. Pixels become tokens
-by a view then, and what copied tokens to have channels first again copies nothing. Nothing is done
+by a view then, and what copied tokens to have channels first again copies nothing. No layout moves
 where copies move more than a quarter of what the norms read, or what would have another layout is
-written to in place.
+written to in place. Norms whose kernels pay alone are then computed by them with every layout as it
+was, in graphs without convolutions: what reads or makes images for those, Inductor lays out anew.
 """
 
 import contextlib
@@ -130,7 +131,10 @@ class GroupNormSilu(Pass):
             return 0
         fused: list[Node] = []
         with context.attempt(next(iter(sites))):
-            found = _planned(graph_module, sites, memory)
+            try:
+                found = _planned(graph_module, sites, memory)
+            except NotApplicable as reason:
+                found = _unmoved(graph_module, sites, memory, reason)
             fired = {x: None for s in found.sites.values() for x in (s.norm, s.node)}
             context.check_profitable([*fired])
             _rewrite(found)
@@ -217,6 +221,36 @@ def _planned(graph_module: GraphModule, sites: dict[Node, _Site], memory: Memory
         raise NotApplicable(
             f"{len(found.sites)} norms read {read} elements, and {found.copied} would be copied"
         )
+    return found
+
+
+def _unmoved(
+    graph_module: GraphModule, sites: dict[Node, _Site], memory: Memory, moves: NotApplicable
+) -> _Layouts:
+    """Return the sites that pay with all layouts as they are.
+
+    Args:
+        graph_module: what is rewritten.
+        sites: all of its group norms that the kernels take.
+        memory: of its graph.
+        moves: why layouts can't move.
+
+    Raises:
+        NotApplicable: there is none.
+    """
+    if any(is_call(x, convolutions.IMAGES) for x in graph_module.graph.nodes):
+        raise moves
+    found, reasons = _Layouts(memory=memory), [str(moves)]
+    for node, site in sites.items():
+        trains = value_of(node).requires_grad
+        if reason := kernel.pays_alone(value_of(site.x), site.groups, trains=trains):
+            reasons.append(reason)
+        elif not is_read_from_memory(node):
+            reasons.append("what reads it would be fused with it")
+        else:
+            found.sites[node] = site
+    if not found.sites:
+        raise NotApplicable("; ".join(dict.fromkeys(reasons)))
     return found
 
 
@@ -350,22 +384,24 @@ def _rewrite(found: _Layouts) -> None:
                 made[read, form] = copied
             node.replace_input_with(here, made[read, form])
         if node in found.sites:
-            fused[node] = _fuse(found.sites[node], found.memory)
+            fused[node] = _fuse(found.sites[node], found)
         elif node in found.values:
             if node.target == "contiguous":
                 node.kwargs = {"memory_format": torch.channels_last}
             propagate(node, node)
 
 
-def _fuse(site: _Site, memory: Memory) -> Node:
+def _fuse(site: _Site, found: _Layouts) -> Node:
     """Put the kernel in the place of a norm and its SiLU, and return its result."""
     assert callable(kernel.group_norm_silu)  # registers it: torch.ops has it only after that
+    memory = found.memory
+    last = None if _is_last(found.of(site.x)) == _is_last(found.of(site.node)) else False
     x, shift = _without_step(bound(site.norm, _NORM)["input"], site.node, memory)
     if is_call(x, convolutions.IMAGES) and len(x.users) == 1:
         bias, x = _without_bias(x, site.node, memory)
         shift = _sum(site.norm, shift, bias)
     activates = site.node is not site.norm
-    how = (site.weight, site.bias, site.groups, site.eps, activates, shift)
+    how = (site.weight, site.bias, site.groups, site.eps, activates, shift, last)
     call = call_before(site.node, torch.ops.backbay.group_norm_silu.default, x, *how)
     result = call_before(site.node, operator.getitem, call, 0)
     replace_node(site.node, result)
