@@ -14,6 +14,7 @@ from backbay_optimizer.backend import Optimizing
 from backbay_optimizer.kernels import (
     batch_norm,
     depthwise_convolution,
+    embedding,
     group_norm_silu,
     linear_epilogue,
     max_pool,
@@ -45,7 +46,10 @@ _CONSTANTS: dict[str, dict[str, Any]] = {
     "fused_attention": {"FEWEST_BLOCKS": {"inference": 0, "training": 0}, "BLOCK": 4, "EIGHTS": 1},
     "windowed_attention": {"MOST": 1.0},
 }
-_PAYS = (group_norm_silu, batch_norm, max_pool, depthwise_convolution, linear_epilogue, softmax)
+_PAYS = (
+    *(group_norm_silu, batch_norm, max_pool, depthwise_convolution, linear_epilogue),
+    *(embedding, softmax),
+)
 
 
 @contextlib.contextmanager

@@ -125,6 +125,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "fused_attention": Family(begin=tokens.tokens, layers=(attention.written_out,), trained=0.3),
     "windowed_attention": Family(begin=tokens.tokens, layers=(attention.windowed,), trained=0.4),
+    "embeddings": Family(begin=tokens.words, layers=(tokens.rows,), trained=0.9),
     "softmaxes": Family(begin=tokens.classes, layers=(tokens.probabilities,), trained=0.4),
     "constant_masks": Family(begin=tokens.tokens, layers=(attention.attention,), trained=0.4),
     "parameter_hoist": Family(begin=tokens.tokens, layers=(tokens.of_parameters,), trained=0.1),

@@ -179,6 +179,16 @@ def of_parameters(d: Draft, x: str) -> str:
     return d.step("{0} + {1}", x, d.step(d.one(("{0} * 3", "{0}.sin()")), d.learnt(D)))
 
 
+def words(d: Draft) -> str:
+    """Rows of a table, which at times two ask for."""
+    count, sizes = d.one((3, 24)), d.one(("n", "n, 5", "2, n, 3"))
+    table = d.learnt(count, D)
+    how = d.one(("", "", ", 0", ", padding_idx=-1", ", None, None, 2.0, True", ", sparse=False"))
+    ids = [d.given(f"torch.randint({count}, ({sizes},))") for _ in range(d.one((1, 1, 2)))]
+    asked = [d.step(f"{F}.embedding({{0}}, {{1}}{how})", x, table) for x in ids]
+    return asked[0] if len(asked) == 1 else d.step("{0} + {1}", *asked)
+
+
 def classes(d: Draft) -> str:
     return d.tokens("n", d.one((D, 24)))
 

@@ -30,6 +30,7 @@ from backbay.registry import Option
 from backbay_optimizer.passes.batch_norms import batch_norms
 from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutions
 from backbay_optimizer.passes.eager_convolutions import eager_convolutions
+from backbay_optimizer.passes.embeddings import embeddings
 from backbay_optimizer.passes.fused_attention import fused_attention
 from backbay_optimizer.passes.fused_convolutions import fused_convolutions
 from backbay_optimizer.passes.fused_counters import fused_counters
@@ -76,6 +77,7 @@ class Optimizing(Backend):
         batch_norms,
         fused_counters,
         max_pools,
+        embeddings,
         softmaxes,  # before what puts something in the place of products
         fused_convolutions,
         one_row_linears,

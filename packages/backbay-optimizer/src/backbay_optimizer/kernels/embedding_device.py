@@ -1,0 +1,121 @@
+"""Device code of :mod:`backbay_optimizer.kernels.embedding`; importing it imports Triton.
+
+Tokens are ordered by their words in three steps, a kernel each: count the tokens of each word,
+where each token learns how many came before it; give each word a place for its tokens, in any order
+of words; put each token at its place. Then each row of the table is written by a program that adds
+its tokens up. The first programs do so for words that come often, a few columns at a time.
+"""
+
+# fmt: off
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+jit: Any = triton.jit
+
+
+@jit
+def embedding_count_kernel(
+    index_ptr, count_ptr, rank_ptr, tokens, words, ignored, block: tl.constexpr
+):
+    """How many tokens each word has, and how many of them came before each token."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    word = tl.load(index_ptr + at, mask=at < tokens, other=0)
+    real = (at < tokens) & (word != ignored) & (word >= 0) & (word < words)
+    rank = tl.atomic_add(count_ptr + word, 1, mask=real, sem="relaxed")
+    tl.store(rank_ptr + at, rank, mask=real)
+
+
+@jit
+def embedding_place_kernel(
+    count_ptr, begin_ptr, often_ptr, words, often_from: tl.constexpr, block: tl.constexpr
+):
+    """Where the tokens of each word begin, and which words come often."""
+    word = tl.program_id(0) * block + tl.arange(0, block)
+    count = tl.load(count_ptr + word, mask=word < words, other=0)
+    before = tl.cumsum(count, 0) - count
+    base = tl.atomic_add(count_ptr + words, tl.sum(count, 0), sem="relaxed")
+    tl.store(begin_ptr + word, base + before, mask=word < words)
+    is_often = count > often_from
+    slot = tl.atomic_add(
+        count_ptr + words + 1 + tl.zeros_like(word), 1, mask=is_often, sem="relaxed"
+    )
+    tl.store(often_ptr + slot, word, mask=is_often)
+
+
+@jit
+def embedding_order_kernel(
+    index_ptr, begin_ptr, rank_ptr, ordered_ptr, tokens, words, ignored, block: tl.constexpr
+):
+    """Put each token where its word's tokens are."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    word = tl.load(index_ptr + at, mask=at < tokens, other=0)
+    real = (at < tokens) & (word != ignored) & (word >= 0) & (word < words)
+    to = tl.load(begin_ptr + word, mask=real, other=0) + tl.load(rank_ptr + at, mask=real, other=0)
+    tl.store(ordered_ptr + to, at, mask=real)
+
+
+@jit
+def embedding_add_kernel(
+    row_ptr, ordered_ptr, count_ptr, begin_ptr, often_ptr, table_ptr, words, width,
+    programs: tl.constexpr, often_from: tl.constexpr, together: tl.constexpr, block: tl.constexpr,
+    narrow: tl.constexpr, many: tl.constexpr,
+):
+    """Write rows of the table's gradient: sums of their tokens' gradients, in float32."""
+    program = tl.program_id(0)
+    if program < programs:
+        each = tl.cdiv(width, narrow)
+        for unit in range(program, tl.load(count_ptr + words + 1) * each, programs):
+            word = tl.load(often_ptr + unit // each)
+            _add_often(
+                row_ptr, ordered_ptr + tl.load(begin_ptr + word), tl.load(count_ptr + word),
+                table_ptr + word.to(tl.int64) * width, width, unit % each * narrow, narrow, many,
+            )
+    else:
+        each = tl.cdiv(width, block)
+        first = (program - programs) // each * together
+        for word in range(first, tl.minimum(first + together, words)):
+            count = tl.load(count_ptr + word)
+            if count <= often_from:
+                _add_few(
+                    row_ptr, ordered_ptr + tl.load(begin_ptr + word), count,
+                    table_ptr + tl.cast(word, tl.int64) * width, width,
+                    (program - programs) % each * block, block,
+                )
+
+
+@jit
+def _add_few(row_ptr, ordered_ptr, count, to_ptr, width, first, block: tl.constexpr):
+    """Add the rows of a word one after the other, two in flight."""
+    col = first + tl.arange(0, block)
+    total = tl.zeros([block], tl.float32)
+    for at in range(0, count, 2):
+        one = tl.load(ordered_ptr + at).to(tl.int64)
+        other = tl.load(ordered_ptr + at + 1, mask=at + 1 < count, other=0).to(tl.int64)
+        x = tl.load(row_ptr + one * width + col, mask=col < width, other=0.0)
+        y = tl.load(
+            row_ptr + other * width + col, mask=(col < width) & (at + 1 < count), other=0.0
+        )
+        total += x.to(tl.float32) + y.to(tl.float32)
+    tl.store(to_ptr + col, total.to(to_ptr.dtype.element_ty), mask=col < width)
+
+
+@jit
+def _add_often(
+    row_ptr, ordered_ptr, count, to_ptr, width, first, block: tl.constexpr, many: tl.constexpr
+):
+    """Add a few columns of a word's rows, many rows at once."""
+    col = first + tl.arange(0, block)
+    row = tl.arange(0, many)
+    total = tl.zeros([many, block], tl.float32)
+    for at in range(0, count, many):
+        real = at + row < count
+        token = tl.load(ordered_ptr + at + row, mask=real, other=0).to(tl.int64)
+        total += tl.load(
+            row_ptr + token[:, None] * width + col[None, :],
+            mask=real[:, None] & (col < width)[None, :],
+            other=0.0,
+        ).to(tl.float32)
+    tl.store(to_ptr + col, tl.sum(total, 0).to(to_ptr.dtype.element_ty), mask=col < width)

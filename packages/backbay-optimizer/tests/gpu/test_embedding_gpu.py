@@ -1,0 +1,101 @@
+"""An embedding's gradient on a CUDA device: the kernels themselves, and what the backend makes."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402, N812
+
+from backbay_optimizer.backend import backbay  # noqa: E402
+from backbay_optimizer.kernels import embedding as module  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+CASES = [  # words, width, tokens
+    (50257, 768, 16384),
+    (128256, 4096, 4096),
+    (3, 768, 5000),
+    (1025, 33, 77),
+    (7, 1, 1),
+    (5, 1100, 300),
+]
+
+
+def inputs(case, dtype):
+    words, width, tokens = case
+    generator = torch.Generator("cuda").manual_seed(0)
+    index = torch.rand(tokens, generator=generator, device="cuda").pow(4).mul(words).long()
+    dy = torch.randn(tokens, width, generator=generator, device="cuda").to(dtype)
+    return dy, index
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_results_stray_or_are_misread(case, dtype):
+    dy, index = inputs(case, dtype)
+    words, ignored = case[0], int(index[0]) if case[2] > 1 else -1
+    found = module.embedding_backward(dy, index, words, ignored)
+    wanted = module.reference_backward(dy.double(), index, words, ignored)
+    eager = torch.ops.aten.embedding_dense_backward(
+        dy, index, words, ignored, scale_grad_by_freq=False
+    )
+    errors = [(x.double() - wanted).abs().max() for x in (found, eager)]
+    assert errors[0] <= 1.5 * errors[1] + 1e-30, errors
+    assert not found[ignored].any() or ignored < 0
+    again = module.embedding_backward(dy.t().contiguous().t(), index.int(), words, ignored)
+    torch.testing.assert_close(again, found)
+
+
+def test_one_word_alone_strays():
+    dy, index = inputs((4, 768, 20000), torch.bfloat16)
+    found = module.embedding_backward(dy, torch.zeros_like(index), 4, -1)
+    torch.testing.assert_close(found[0].float(), dy.float().sum(0), rtol=2**-8, atol=1e-2)
+    assert not found[1:].any()
+
+
+def test_offsets_beyond_32_bits_wrap():
+    words, width = 300_000, 8192  # 4.9 GB
+    dy = torch.ones(3, width, device="cuda", dtype=torch.bfloat16)
+    index = torch.tensor([0, words - 1, words - 1], device="cuda")
+    found = module.embedding_backward(dy, index, words, -1)
+    assert found[0].unique().tolist() == [1]
+    assert found[-1].unique().tolist() == [2]
+    assert not found[1:-1].any()
+
+
+def test_torch_finds_fault_in_the_registration():
+    assert callable(module.embedding)
+    table = torch.randn(50, 16, device="cuda", requires_grad=True)
+    index = torch.randint(50, (3, 7), device="cuda")
+    torch.library.opcheck(torch.ops.backbay.embedding.default, (table, index, 2))
+    given = (torch.randn(3, 7, 16, device="cuda"), index, 50, 2)
+    # With integers to add, the same bits each time.
+    given[0].round_()
+    torch.library.opcheck(torch.ops.backbay.embedding_backward.default, given)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_backbay_leaves_an_embedding_to_inductor(dynamic):
+    from torch._inductor.utils import run_and_get_code
+
+    table = torch.randn(32768, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    model = torch.nn.Embedding(32768, 512, _weight=table.detach()).requires_grad_()
+    compiled = torch.compile(
+        lambda x: F.layer_norm(model(x), (512,)), backend=backbay, dynamic=dynamic
+    )
+    dy, index = inputs((32768, 512, 4096), torch.bfloat16)
+
+    def step():
+        y = compiled(index)
+        y.backward(dy)
+        return y
+
+    y, codes = run_and_get_code(step)
+    assert "embedding_add_kernel" in "".join(codes)
+    wanted = F.layer_norm(F.embedding(index, table), (512,))
+    torch.testing.assert_close(y, wanted, rtol=2e-2, atol=2e-2)
+    (other,) = torch.autograd.grad(wanted, table, dy)
+    torch.testing.assert_close(model.weight.grad, other, rtol=3e-2, atol=3e-2)

@@ -1,0 +1,178 @@
+"""An embedding's gradient on the CPU: reference, registration, kernels in Triton's interpreter."""
+
+import importlib.util
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+from backbay_optimizer.kernels import conditions  # noqa: E402
+from backbay_optimizer.kernels import embedding as module  # noqa: E402
+
+
+def tokens(words, *shape):
+    torch.manual_seed(0)
+    return torch.randint(words, shape)
+
+
+@pytest.mark.parametrize("ignored", [None, 0, 3])
+@pytest.mark.parametrize("shape", [(7,), (2, 5), (0,), ()], ids=str)
+def test_rows_or_gradients_are_not_torchs(shape, ignored):
+    table = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    index = tokens(6, *shape)
+    y = module.embedding(table, index, -1 if ignored is None else ignored)
+    wanted = F.embedding(index, table, ignored)
+    torch.testing.assert_close(y, wanted, rtol=0, atol=0)
+    dy = torch.randn_like(y)
+    found, other = (torch.autograd.grad(z, table, dy)[0] for z in (y, wanted))
+    torch.testing.assert_close(found, other)
+
+
+def test_sixteen_bits_are_added_in_sixteen_bits():
+    dy = torch.full((300, 2), 1.0, dtype=torch.bfloat16)
+    index = torch.zeros(300, dtype=torch.long)
+    found = module.reference_backward(dy, index, 2, -1)
+    assert found[0].tolist() == [300, 300]  # bfloat16 stops at 256
+    assert found.dtype == torch.bfloat16
+
+
+def test_a_second_derivative_is_silently_wrong():
+    table = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
+    y = module.embedding(table, tokens(4, 3), -1)
+    (once,) = torch.autograd.grad(y.square().sum(), table, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"no autograd formula|does not require grad"):
+        once.sum().backward()
+
+
+def test_torch_finds_fault_in_the_registration():
+    table = torch.randn(6, 4, requires_grad=True)
+    assert callable(module.embedding)
+    torch.library.opcheck(torch.ops.backbay.embedding.default, (table, tokens(6, 2, 3), 1))
+    given = (torch.randn(2, 3, 4), tokens(6, 2, 3), 6, 1)
+    torch.library.opcheck(torch.ops.backbay.embedding_backward.default, given)
+
+
+class Nothing:
+    """A kernel that does nothing, and notes how it is launched."""
+
+    def __init__(self):
+        self.launches = []
+
+    def __getitem__(self, grid):
+        return lambda *given, **constants: self.launches.append((grid, given, constants))
+
+
+def test_sizes_that_are_symbols_cannot_be_cut():
+    kernel = Nothing()
+
+    def program(dy, index):
+        return module.launch((kernel,) * 4, dy, index, 50, -1)
+
+    make_fx(program, tracing_mode="symbolic")(torch.randn(2, 8, 16), tokens(50, 2, 8))
+    assert len(kernel.launches) == 4
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_program_breaks_or_differs(dynamic):
+    def program(table, index):
+        return module.embedding(table * 2, index, 1).sin()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    table = torch.randn(9, 4, requires_grad=True)
+    for count in (6, 7):
+        index = tokens(9, 2, count)
+        found, wanted = compiled(table, index), program(table, index)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), table) for y in (found, wanted)))
+
+
+def test_importing_the_module_imports_triton(run_python):
+    done = run_python("""
+        import sys
+        import backbay_optimizer.kernels.embedding
+        print("triton" in sys.modules)
+    """)
+    assert done.stdout.split() == ["False"]
+
+
+@pytest.mark.parametrize(
+    ("words", "width", "shape", "reason"),
+    [
+        (50257, 768, (16, 1024), None),
+        (50257, 768, (64, 1024), "more than words"),
+        (50257, 768, (0, 1024), "0 tokens"),
+        (1024, 768, (4, 64), "below"),
+        (50257, 771, (16, 1024), "begin anywhere"),
+    ],
+)
+def test_it_is_used_where_it_was_not_measured(words, width, shape, reason, monkeypatch):
+    monkeypatch.setattr(conditions, "has_triton", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: conditions.MEASURED)
+    with torch._subclasses.FakeTensorMode():
+        table = torch.empty(words, width, device="cuda", dtype=torch.bfloat16)
+        index = torch.empty(shape, device="cuda", dtype=torch.long)
+        found = module.pays(table, index)
+    assert found is None if reason is None else reason in found
+
+
+def test_a_gradient_that_the_kernels_cannot_take_is_not_refused(monkeypatch):
+    monkeypatch.setattr(conditions, "has_triton", lambda: True)
+    assert "on cpu" in module.refusal(torch.empty(2, 3), torch.empty(2))
+    with torch._subclasses.FakeTensorMode():
+        dy = torch.empty(5, 3, device="cuda")
+        assert module.refusal(dy, torch.empty(5, device="cuda")) is None
+        assert (
+            module.refusal(torch.empty(0, 3, device="cuda"), torch.empty(0, device="cuda"))
+            == "it is empty"
+        )
+        many = torch.empty(2**31, 1, device="cuda")
+        assert "too many" in module.refusal(many, torch.empty(2**31, device="cuda"))
+
+
+INTERPRETED = """
+    import torch
+    from torch.testing import assert_close
+    from backbay_optimizer.kernels import embedding as module
+    from backbay_optimizer.kernels import embedding_device as device
+
+    kernels = (
+        device.embedding_count_kernel,
+        device.embedding_place_kernel,
+        device.embedding_order_kernel,
+        device.embedding_add_kernel,
+    )
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16):
+        for words, width, tokens, ignored in (
+            (5, 16, 300, -1),  # every word comes often
+            (5, 70, 300, 2),
+            (40, 33, 90, 0),
+            (1100, 8, 30, -1),  # of more than one program's words
+            (3, 1, 1, -1),
+            (2, 1040, 70, -1),  # of more than one program's columns
+        ):
+            index = torch.randint(words, (tokens,))
+            if words == 40:
+                index[:35] = 7
+                index = index.int().view(9, 10)
+            dy = torch.randn(*index.shape, width).to(dtype)
+            given = (dy, index, words, ignored)
+            found, wanted = module.launch(kernels, *given), module.reference_backward(*given)
+            assert found.dtype == wanted.dtype and found.shape == wanted.shape
+            assert_close(found, wanted)
+    outside = torch.tensor([-1, 0, 3, 99])
+    found = module.launch(kernels, torch.ones(4, 16), outside, 3, -1)
+    assert found[:, 0].tolist() == [1, 0, 0]
+    print("right")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernels_are_wrong_in_tritons_interpreter(run_python, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    done = run_python(INTERPRETED, check=False)
+    assert done.stdout.endswith("right\n"), done.stderr[-2000:]
