@@ -30,6 +30,12 @@ depthwise
 group_norms
     Group norm and SiLU with channels last, of a sum with a convolution's bias, as Inductor compiles
     them, beside ``group_norm_silu``'s kernels, and how long it takes to read and write the images.
+group_norms_alone
+    Group norm and SiLU whose results have channels first, in either layout of what is read, as
+    Inductor compiles them, beside the same kernels. *All* is forward and backward.
+embeddings
+    The gradient of an embedding's table, as Inductor computes it, beside ``embeddings``'s kernels,
+    and how long it takes to read tokens' rows and write the table's.
 batch_norms, max_pools
     Batch norms of training, and maxima over windows, with channels last and their gradients, as
     Inductor compiles them, beside ``batch_norms``' and ``max_pools``' kernels, and how long it
@@ -58,8 +64,9 @@ from speed.condition_tables.biases import biases
 from speed.condition_tables.caches import one_token
 from speed.condition_tables.convolutions import pointwise
 from speed.condition_tables.depthwise import depthwise
+from speed.condition_tables.embeddings import embeddings
 from speed.condition_tables.epilogues import epilogues
-from speed.condition_tables.group_norms import group_norms
+from speed.condition_tables.group_norms import group_norms, group_norms_alone
 from speed.condition_tables.merging import merging
 from speed.condition_tables.rows import one_row
 from speed.condition_tables.stems import patches, stems
@@ -68,7 +75,7 @@ from speed.surroundings import versions
 
 _ALL = (
     *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
-    *(merging, batch_norms, max_pools, group_norms),
+    *(merging, batch_norms, max_pools, group_norms, group_norms_alone, embeddings),
 )
 TABLES = {x.__name__: x for x in _ALL}
 

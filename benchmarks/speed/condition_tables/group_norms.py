@@ -1,5 +1,6 @@
 """Group norm and SiLU as Inductor compiles them, beside ``group_norm_silu``'s kernels."""
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -22,6 +23,12 @@ SHAPES = (
 )
 """Images, channels and side: of Stable Diffusion's UNet, and of its autoencoder."""
 
+ALONE = (
+    *((2, 320, 64), (4, 512, 64), (8, 320, 64), (8, 512, 64), (2, 320, 128), (4, 256, 128)),
+    *((1, 256, 256), (1, 128, 512), (256, 256, 16), (128, 512, 14)),
+)
+"""Likewise, with nothing around the norm."""
+
 MOVED = 3e6
 """Bytes that an H100 moves in a microsecond, about."""
 GROUPS = 32
@@ -43,6 +50,35 @@ def group_norms() -> Iterator[str]:
         wanted = [t.detach().requires_grad_() for t in given]
         cells += compared([micros(trained(way, wanted)) for way in (_torchs, _kernels)])
         yield row(f"{images}x{channels}x{side}x{side}", *cells)
+
+
+def group_norms_alone() -> Iterator[str]:
+    """Compare results with channels first, and all with gradients, for either layout of images."""
+    ways = ("forward", "all")
+    yield row(
+        *("images", "channels", "limit"),
+        *(x for way in ways for x in (f"{way}, Inductor's", "kernel", "ratio")),
+    )
+    yield f"|{'---|' * 9}"
+    for images, channels, side in ALONE:
+        for name, form in (("first", torch.contiguous_format), ("last", torch.channels_last)):
+            x = normal(images, channels, side, side).contiguous(memory_format=form)
+            given = (x, normal(channels), normal(channels))
+            cells = [name, f"{2 * 2 * x.numel() / MOVED:.1f}"]
+            alone = [functools.partial(x, *given) for x in (_torchs_alone, _kernels_alone)]
+            cells += compared([micros(way) for way in inductors(alone)])
+            wanted = [t.detach().requires_grad_() for t in given]
+            both = (trained(way, wanted) for way in (_torchs_alone, _kernels_alone))
+            cells += compared([micros(way) for way in both])
+            yield row(f"{images}x{channels}x{side}x{side}", *cells)
+
+
+def _torchs_alone(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.silu(F.group_norm(x, GROUPS, weight, bias, _EPS))
+
+
+def _kernels_alone(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return kernel.group_norm_silu(x, weight, bias, GROUPS, _EPS, channels_last=False)[0]
 
 
 def _ways(given: tuple[Tensor, ...]) -> tuple[Call, Call]:

@@ -1,0 +1,52 @@
+"""The gradient of an embedding's table as Inductor computes it, beside ``embeddings``'s kernels."""
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from backbay_optimizer.kernels import embedding as kernel
+from speed.condition_tables.timing import compared, inductors, micros, normal, row
+
+SHAPES = (
+    *((50257, 768, 16384), (50257, 768, 50257), (30522, 768, 4096), (32000, 4096, 8192)),
+    *((128256, 4096, 4096), (128256, 4096, 16384), (151936, 896, 8192)),
+)
+"""Words, columns and tokens."""
+
+DRAWN = {"uniform": 0.0, "Zipf's": -1.0, "one word": -50.0}
+"""Exponents of ranks, by how tokens are drawn; the last draws the first word each time."""
+
+MOVED = 3e6
+"""Bytes that an H100 moves in a microsecond, about."""
+
+
+def embeddings() -> Iterator[str]:
+    """Compare gradients by the table, of 16 bits."""
+    yield row("words, columns, tokens", "tokens are", "limit", "Inductor's", "kernels", "ratio")
+    yield f"|{'---|' * 6}"
+    for words, width, tokens in SHAPES:
+        dy = normal(tokens, width)
+        for name, exponent in DRAWN.items():
+            index = _drawn(words, tokens, exponent)
+            ways = [functools.partial(way, dy, index, words) for way in (_inductors, _ours)]
+            limit = f"{2 * width * (words + tokens) / MOVED:.1f}"
+            cells = compared([micros(way) for way in inductors(ways)])
+            yield row(f"{words}, {width}, {tokens}", name, limit, *cells)
+
+
+def _drawn(words: int, tokens: int, exponent: float) -> Tensor:
+    ranks = torch.arange(1, words + 1, dtype=torch.float64, device="cuda")
+    return torch.multinomial(ranks.pow(exponent), tokens, replacement=True)
+
+
+def _inductors(dy: Tensor, index: Tensor, words: int) -> Tensor:
+    table: Tensor = torch.ops.aten.embedding_dense_backward(
+        dy, index, words, padding_idx=-1, scale_grad_by_freq=False
+    )
+    return table
+
+
+def _ours(dy: Tensor, index: Tensor, words: int) -> Tensor:
+    return kernel.embedding_backward(dy, index, words, -1)
