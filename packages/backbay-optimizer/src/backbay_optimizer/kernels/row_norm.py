@@ -19,6 +19,7 @@ compilers remove them.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +33,17 @@ from backbay_optimizer.kernels.conditions import DTYPES, has_triton, unfit, unme
 COPIES = 3
 """Of a result: as many gradients of it are added in the kernel."""
 
-WIDEST = 16384
+HELD = 16384
 """Columns of a row that one program can hold."""
+
+COLUMNS = (96, 8192)
+"""The fewest and the most that were measured (``benchmarks/conditions.py row_norms``)."""
+
+FEWEST_ELEMENTS = 2**22
+"""Likewise: 4096 x 1024."""
+
+FILLED = 0.6
+"""Columns for each lane that a row takes, a power of two: 5120 of 8192 were measured."""
 
 DEVICE_CODE = Path(__file__).with_name("row_norm_device.py").read_text("utf-8")
 """What compiled graphs that are kept on disk depend on: backward is not named in their key."""
@@ -233,14 +243,27 @@ def refusal(x: Tensor, weight: Tensor) -> str | None:
         return f"no kernel for weights of {weight.dtype}"
     if not x.numel():
         return "it is empty"
-    if x.shape[-1] > WIDEST:
-        return f"{x.shape[-1]} columns: the kernel holds {WIDEST}"
+    if x.shape[-1] > HELD:
+        return f"{x.shape[-1]} columns: the kernel holds {HELD}"
     return None
 
 
 def pays(x: Tensor, weight: Tensor) -> str | None:
     """Return why the operator should not take the place of what Inductor makes, or None."""
-    return refusal(x, weight) or unmeasured(x)
+    # Of symbols what they are now: to compare them would guard on the answer.
+    sizes = [n if isinstance(n, int) else n.node.hint for n in x.shape]
+    if None in sizes:
+        return "only a run tells the number of its rows"
+    measured = None if x.dtype != torch.float32 else "it was measured in 16 bits"
+    if reason := refusal(x, weight) or unmeasured(x) or measured:
+        return reason
+    columns = x.shape[-1]
+    if not COLUMNS[0] <= columns <= COLUMNS[1] or columns % _EIGHTS:
+        return f"{columns} columns: eights of {COLUMNS[0]} to {COLUMNS[1]} were measured"
+    if columns < FILLED * _power_from(columns):
+        return f"{columns} columns: they leave too many lanes of a power of two idle"
+    few = math.prod(sizes) < FEWEST_ELEMENTS
+    return f"it has fewer than {FEWEST_ELEMENTS} elements: that was not measured" if few else None
 
 
 # 4. Registration

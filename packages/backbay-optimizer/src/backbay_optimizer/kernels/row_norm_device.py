@@ -103,8 +103,10 @@ def row_norm_totals_kernel(
     block_s: tl.constexpr, block_c: tl.constexpr,
 ):
     """The gradients by weight and, in a second row of programs, by bias: the sums of shares."""
-    if tl.program_id(1) == 0:
+    is_weight = tl.program_id(1) == 0
+    if is_weight:
         _total(dweight_shares_ptr, dweight_ptr, shares, columns, block_s, block_c)
     if dbias_ptr is not None:
-        if tl.program_id(1) == 1:
+        is_bias = tl.program_id(1) == 1
+        if is_bias:
             _total(dbias_shares_ptr, dbias_ptr, shares, columns, block_s, block_c)

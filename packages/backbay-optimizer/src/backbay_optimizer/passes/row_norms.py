@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
@@ -49,6 +50,7 @@ _PRODUCTS = (
     *(F.linear, torch.addmm, torch.matmul, operator.matmul, torch.mm, torch.bmm, "matmul", "mm"),
     *(torch.conv1d, torch.conv2d, torch.conv3d, F.scaled_dot_product_attention),
 )
+_SIZES = (getattr, "size", "dim", "numel")
 _PAIR = 2
 
 
@@ -254,7 +256,7 @@ def _is_cast(node: Any) -> bool:
     if not is_call(node, _CASTS):
         return False
     one, other = value_of(node), value_of(first_input(node))
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return False
     return one.is_floating_point() and other.is_floating_point() and one.device == other.device
 
@@ -263,37 +265,41 @@ def _is_cast(node: Any) -> bool:
 
 
 def _check(norm: _Norm, memory: Memory) -> None:
+    """Check that the operator gives the same, as fast."""
     given = [norm.x, norm.weight, *([] if norm.bias is None else [norm.bias])]
-    values = [value_of(y) for y in given]
-    if not all(isinstance(y, Node) for y in given) or not all(map(is_ordinary, values)):
+    if not all(isinstance(y, Node) and is_ordinary(value_of(y)) for y in given):
         raise NotApplicable("it has no weight, or takes what is no ordinary tensor")
-    x, weight, *_ = values
-    result = value_of(norm.node)
-    if not all(y.requires_grad for y in (*values, result)):
-        raise NotApplicable("a gradient is not wanted of all that it takes")
-    if not all(value_of(y).requires_grad for y in (*norm.parts, *norm.casts)):
-        raise NotApplicable("its gradient is cut off on the way")
-    if result.dtype != x.dtype:
-        raise NotApplicable(f"it takes {x.dtype}, and gives {result.dtype}")
-    if any(y.dtype != weight.dtype for y in values[2:]):
-        raise NotApplicable("its weight and bias are of two dtypes")
     if type(norm.eps) is not float:
         raise NotApplicable("its epsilon is not given")
-    if type(x.shape[-1]) is not int or any(
-        y.stride() != (1,) or y.shape[0] != x.shape[-1] for y in values[1:]
-    ):
-        raise NotApplicable("its weight is not one number for each column")
-    if not _has_no_gaps(x):
-        raise NotApplicable("its rows do not lie one behind the other")
-    if reason := kernel.pays(x, weight):
-        raise NotApplicable(reason)
+    _check_values(*(value_of(y) for y in (norm.node, *given)))
+    if not all(value_of(y).requires_grad for y in (*norm.parts, *norm.casts)):
+        raise NotApplicable("its gradient is cut off on the way")
     if any(memory.mutated(y) for y in (*given, *norm.casts, norm.node)):
         raise NotApplicable("something writes what it reads or gives")
     if why := disturbed(norm.first, norm.node, given, inside=norm.parts):
         raise NotApplicable(why)
 
 
-def _has_no_gaps(x: torch.Tensor) -> bool:
+def _check_values(result: Tensor, x: Tensor, weight: Tensor, *bias: Tensor) -> None:
+    vectors = (weight, *bias)
+    if not all(y.requires_grad for y in (result, x, *vectors)):
+        raise NotApplicable("a gradient is not wanted of all that it takes")
+    if result.dtype != x.dtype:
+        raise NotApplicable(f"it takes {x.dtype}, and gives {result.dtype}")
+    if any(y.dtype != weight.dtype for y in bias):
+        raise NotApplicable("its weight and bias are of two dtypes")
+    columns = x.shape[-1]
+    if type(columns) is not int or any(
+        tuple(y.shape) != (columns,) or y.stride() != (1,) for y in vectors
+    ):
+        raise NotApplicable("its weight is not one number for each column")
+    if not _has_no_gaps(x):
+        raise NotApplicable("its rows do not lie one behind the other")
+    if reason := kernel.pays(x, weight):
+        raise NotApplicable(reason)
+
+
+def _has_no_gaps(x: Tensor) -> bool:
     wanted: list[Any] = [1]
     for n in reversed(x.shape[1:]):
         wanted.insert(0, n * wanted[0])
@@ -304,18 +310,20 @@ def _has_no_gaps(x: torch.Tensor) -> bool:
 def _readers(node: Node) -> Iterator[Node]:
     """Return what reads a node, with what reads views of it that are all of it in its place."""
     for user in node.users:
-        if not isinstance(value_of(user), torch.Tensor) and user.op != "output":
-            if not isinstance(value_of(user), tuple | list):
-                continue  # a size
+        if is_call(user, _SIZES):
+            continue
         is_idle = effects.is_dropout(user) and not effects.drops(user)
-        if is_call(user, _VIEWS) or is_idle or _is_idle_cast(user):
-            value = value_of(user)
-            if isinstance(value, torch.Tensor) and str(value.numel()) == str(
-                value_of(node).numel()
-            ):
-                yield from _readers(user)
-                continue
-        yield user
+        is_like = is_call(user, _VIEWS) or is_idle or _is_idle_cast(user)
+        if is_like and _count(user) == _count(node):
+            yield from _readers(user)
+        else:
+            yield user
+
+
+def _count(node: Node) -> str:
+    value = value_of(node)
+    # As text: comparing symbols would guard on the answer.
+    return str(value.numel()) if isinstance(value, Tensor) else ""
 
 
 def _is_idle_cast(node: Node) -> bool:
