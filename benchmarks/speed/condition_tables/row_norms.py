@@ -88,7 +88,7 @@ def llama(x: Tensor, *parameters: Tensor) -> Tensor:
     """Compute attention and a SwiGLU, with norms before both."""
     one, other, q, k, v, out, gate, up, down = parameters
     y = rms_norm(x, one)
-    h = x + _attention(*(F.linear(y, w) for w in (q, k, v)), out, is_causal=True)
+    h = x + _attention(out, *(F.linear(y, w) for w in (q, k, v)), is_causal=True)
     y = rms_norm(h, other)
     return h + F.linear(F.silu(F.linear(y, gate)) * F.linear(y, up), down)
 
@@ -97,14 +97,14 @@ def gpt(x: Tensor, *parameters: Tensor) -> Tensor:
     """Compute attention and a feed-forward layer, with norms before both."""
     norms, (q, k, v, out, up, down) = parameters[:4], parameters[4:]
     merged = F.linear(layer_norm(x, *norms[:2]), torch.cat((q, k, v)))
-    h = x + _attention(*merged.split(x.shape[-1], -1), out, is_causal=True)
+    h = x + _attention(out, *merged.split(x.shape[-1], -1), is_causal=True)
     return h + _feed_forward(layer_norm(h, *norms[2:]), up, down)
 
 
 def bert(x: Tensor, *parameters: Tensor) -> Tensor:
     """Compute attention and a feed-forward layer, with norms behind both."""
     norms, (q, k, v, out, up, down) = parameters[:4], parameters[4:]
-    h = x + _attention(*(F.linear(x, w) for w in (q, k, v)), out, is_causal=False)
+    h = x + _attention(out, *(F.linear(x, w) for w in (q, k, v)), is_causal=False)
     h = layer_norm(h, *norms[:2])
     return layer_norm(h + _feed_forward(h, up, down), *norms[2:])
 
@@ -113,8 +113,8 @@ def _feed_forward(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return F.linear(F.gelu(F.linear(x, up), approximate="tanh"), down)
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, is_causal: bool) -> Tensor:
-    batch, tokens, columns = q.shape
-    q, k, v = (x.reshape(batch, tokens, -1, _HEAD).transpose(1, 2) for x in (q, k, v))
+def _attention(out: Tensor, *inputs: Tensor, is_causal: bool) -> Tensor:
+    shape = inputs[0].shape
+    q, k, v = (x.reshape(*shape[:2], -1, _HEAD).transpose(1, 2) for x in inputs)
     y = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-    return F.linear(y.transpose(1, 2).reshape(batch, tokens, columns), out)
+    return F.linear(y.transpose(1, 2).reshape(shape), out)
