@@ -97,7 +97,7 @@ def gpt(x: Tensor, *parameters: Tensor) -> Tensor:
     """Compute attention and a feed-forward layer, with norms before both."""
     norms, (q, k, v, out, up, down) = parameters[:4], parameters[4:]
     merged = F.linear(layer_norm(x, *norms[:2]), torch.cat((q, k, v)))
-    h = x + _attention(out, *merged.split(x.shape[-1], -1), is_causal=True)
+    h = x + _attention(out, *torch.split(merged, x.shape[-1], -1), is_causal=True)
     return h + _feed_forward(layer_norm(h, *norms[2:]), up, down)
 
 

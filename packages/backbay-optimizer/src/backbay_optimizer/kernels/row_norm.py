@@ -37,13 +37,14 @@ HELD = 16384
 """Columns of a row that one program can hold."""
 
 COLUMNS = (96, 8192)
-"""The fewest and the most that were measured (``benchmarks/conditions.py row_norms``)."""
+"""The fewest and the most that were measured (``row_norm_plans.json``)."""
 
 FEWEST_ELEMENTS = 2**22
 """Likewise: 4096 x 1024."""
 
-FILLED = 0.6
-"""Columns for each lane that a row takes, a power of two: 5120 of 8192 were measured."""
+FILLED = 0.75
+"""Columns for each lane that a row takes, a power of two: 768 of 1024 and 96 of 128 were measured.
+"""
 
 DEVICE_CODE = Path(__file__).with_name("row_norm_device.py").read_text("utf-8")
 """What compiled graphs that are kept on disk depend on: backward is not named in their key."""

@@ -51,6 +51,8 @@ _PRODUCTS = (
     *(torch.conv1d, torch.conv2d, torch.conv3d, F.scaled_dot_product_attention),
 )
 _SIZES = (getattr, "size", "dim", "numel")
+_LIKE = ("type_as", "view_as", "expand_as")
+"""Of their second argument, they read dtype or size."""
 _PAIR = 2
 
 
@@ -148,6 +150,8 @@ def _written_out(root: Node) -> _Norm | None:
     """Return the RMSNorm that a reciprocal square root is of, or None."""
     total = first_input(root)
     mean, eps = _operands(total, _SUMS)
+    if isinstance(eps, Node):
+        mean, eps = eps, mean
     if not is_call(mean, _MEANS) or type(eps) is not float:
         return None
     given = bound(mean, ("input", "dim", "keepdim", "dtype"))
@@ -286,8 +290,6 @@ def _check_values(result: Tensor, x: Tensor, weight: Tensor, *bias: Tensor) -> N
         raise NotApplicable("a gradient is not wanted of all that it takes")
     if result.dtype != x.dtype:
         raise NotApplicable(f"it takes {x.dtype}, and gives {result.dtype}")
-    if any(y.dtype != weight.dtype for y in bias):
-        raise NotApplicable("its weight and bias are of two dtypes")
     columns = x.shape[-1]
     if type(columns) is not int or any(
         tuple(y.shape) != (columns,) or y.stride() != (1,) for y in vectors
@@ -310,7 +312,7 @@ def _has_no_gaps(x: Tensor) -> bool:
 def _readers(node: Node) -> Iterator[Node]:
     """Return what reads a node, with what reads views of it that are all of it in its place."""
     for user in node.users:
-        if is_call(user, _SIZES):
+        if is_call(user, _SIZES) or (is_call(user, _LIKE) and first_input(user) is not node):
             continue
         is_idle = effects.is_dropout(user) and not effects.drops(user)
         is_like = is_call(user, _VIEWS) or is_idle or _is_idle_cast(user)
