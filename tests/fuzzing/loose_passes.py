@@ -17,6 +17,7 @@ from backbay_optimizer.kernels import (
     group_norm_silu,
     linear_epilogue,
     max_pool,
+    row_norm,
     softmax,
 )
 
@@ -45,7 +46,10 @@ _CONSTANTS: dict[str, dict[str, Any]] = {
     "fused_attention": {"FEWEST_BLOCKS": {"inference": 0, "training": 0}, "BLOCK": 4, "EIGHTS": 1},
     "windowed_attention": {"MOST": 1.0},
 }
-_PAYS = (group_norm_silu, batch_norm, max_pool, depthwise_convolution, linear_epilogue, softmax)
+_PAYS = (
+    *(group_norm_silu, batch_norm, max_pool, depthwise_convolution, linear_epilogue, softmax),
+    row_norm,
+)
 
 
 @contextlib.contextmanager
