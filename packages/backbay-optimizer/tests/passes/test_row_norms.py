@@ -293,6 +293,14 @@ def read_elsewhere(x, weight, _):
     return (wide * factor).to(x.dtype) * weight, factor
 
 
+def mode_changes(x, weight, _):
+    wide = x.float()
+    factor = root(wide)
+    with torch.autocast("cpu", torch.float16):
+        wide = wide * factor
+    return wide.to(x.dtype) * weight
+
+
 LEFT = {
     "of two dimensions": (
         lambda x, w, b: F.layer_norm(x, (3, N), w.expand(3, N), b.expand(3, N)),
@@ -303,6 +311,8 @@ LEFT = {
         lambda x, *_: (x.float() * root(x.float())).to(x.dtype),
         "no weight",
     ),
+    "times a number": (lambda x, *_: (x.float() * root(x.float()) * 2.0).to(x.dtype), "no weight"),
+    "in another mode": (mode_changes, "changes a mode"),
     "of a frozen weight": (
         lambda x, w, b: F.layer_norm(x, (N,), w.detach(), b),
         "not wanted of all",
@@ -356,7 +366,10 @@ NO_NORMS = {
     "of cubes": lambda x, *_: x * torch.rsqrt(x.pow(3).mean(-1, keepdim=True) + EPS),
     "of another dimension": lambda x, *_: x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + EPS),
     "of another tensor": lambda x, w, _: w * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS),
-    "that keeps no dimension": lambda x, *_: torch.rsqrt(x.pow(2).mean(-1) + EPS),
+    "that is read as it is": lambda x, *_: root(x),
+    "that keeps no dimension": lambda x, w, _: (
+        (y := x[0, :, :3].float()) * torch.rsqrt(y.pow(2).mean(-1) + EPS) * w[:3]
+    ),
 }
 
 
