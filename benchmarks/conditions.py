@@ -40,6 +40,10 @@ batch_norms, max_pools
     Batch norms of training, and maxima over windows, with channels last and their gradients, as
     Inductor compiles them, beside ``batch_norms``' and ``max_pools``' kernels, and how long it
     takes to move the bytes. *All* is forward and backward.
+row_norms, row_norm_blocks
+    LayerNorm and RMSNorm in training, alone and in blocks of transformers, forward and backward, as
+    Inductor compiles them, beside ``row_norms``' kernel, and how long it takes to move the bytes.
+    Blocks are also compiled by ``backbay`` without that pass; CUDA graphs are the table's.
 epilogues
     Linear layers and convolutions of one pixel with what follows them, as Inductor runs them, with
     its Triton template for some, beside ``product_epilogues``'s kernel, and how long it takes to
@@ -68,6 +72,7 @@ from speed.condition_tables.embeddings import embeddings
 from speed.condition_tables.epilogues import epilogues
 from speed.condition_tables.group_norms import group_norms, group_norms_alone
 from speed.condition_tables.merging import merging
+from speed.condition_tables.row_norms import row_norm_blocks, row_norms
 from speed.condition_tables.rows import one_row
 from speed.condition_tables.stems import patches, stems
 from speed.condition_tables.windows import windows
@@ -76,6 +81,7 @@ from speed.surroundings import versions
 _ALL = (
     *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
     *(merging, batch_norms, max_pools, group_norms, group_norms_alone, embeddings),
+    *(row_norms, row_norm_blocks),
 )
 TABLES = {x.__name__: x for x in _ALL}
 

@@ -18,6 +18,7 @@ from backbay_optimizer.kernels import (
     group_norm_silu,
     linear_epilogue,
     max_pool,
+    row_norm,
     softmax,
 )
 
@@ -48,7 +49,7 @@ _CONSTANTS: dict[str, dict[str, Any]] = {
 }
 _PAYS = (
     *(group_norm_silu, batch_norm, max_pool, depthwise_convolution, linear_epilogue),
-    *(embedding, softmax),
+    *(embedding, row_norm, softmax),
 )
 
 

@@ -80,6 +80,7 @@ def _network(d: Draft, x: str) -> str:
                 attention.attention,
                 attention.written_out,
                 tokens.layers,
+                tokens.norm_of_rows,
                 tokens.of_parameters,
                 tokens.feed_forward,
             )
@@ -126,6 +127,11 @@ FAMILIES: Mapping[str, Family] = {
     "fused_attention": Family(begin=tokens.tokens, layers=(attention.written_out,), trained=0.3),
     "windowed_attention": Family(begin=tokens.tokens, layers=(attention.windowed,), trained=0.4),
     "embeddings": Family(begin=tokens.words, layers=(tokens.rows,), trained=0.9),
+    "row_norms": Family(
+        begin=tokens.matrix,
+        layers=(tokens.norm_of_rows,) * 3 + (tokens.feed_forward,),
+        trained=0.95,
+    ),
     "softmaxes": Family(begin=tokens.classes, layers=(tokens.probabilities,), trained=0.4),
     "constant_masks": Family(begin=tokens.tokens, layers=(attention.attention,), trained=0.4),
     "parameter_hoist": Family(begin=tokens.tokens, layers=(tokens.of_parameters,), trained=0.1),

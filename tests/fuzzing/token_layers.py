@@ -78,6 +78,57 @@ def rows(d: Draft, x: str) -> str:
     )
 
 
+def norm_of_rows(d: Draft, x: str) -> str:
+    """A norm, one or more layers that read it, and perhaps a residual branch."""
+    c, skip = d.value(x).shape[-1], x
+    w = d.learnt(c)
+    wide = d.one(("{0}.float()", "{0}.to(torch.float32)", "{0}"))
+    root = d.one(
+        (
+            "torch.rsqrt(({1}).pow(2).mean(-1, keepdim=True) + 1e-3)",
+            "(torch.square({1}).mean((-1,), keepdim=True) + 1e-3).rsqrt()",
+            "torch.rsqrt(1e-3 + torch.mean({1} * {1}, dim=-1, keepdim=True))",
+            "torch.rsqrt(({1}).pow(2).mean(-1, keepdim=True).detach() + 1e-3)",
+            "torch.rsqrt(({1}).pow(2).sum(-1, keepdim=True) + 1e-3)",
+        )
+    )
+    if d.chance(0.5):
+        norms = (
+            f"{F}.layer_norm({{0}}, ({c},), {{1}}, {{2}}, 1e-3)",
+            f"torch.layer_norm({{0}}, ({c},), {{1}}, {{2}})",
+        )
+        y = d.step(d.one(norms), x, w, d.maybe(c))
+    elif d.chance(0.3):
+        y = d.step(f"{F}.rms_norm({{0}}, ({c},), {{1}}, 1e-3)", x, w)
+    else:
+        v = d.step(wide, x)
+        n = d.step(f"{{0}} * {root}", d.one((v, v, v, x)), v)
+        if d.chance(0.5):
+            n = d.step("{0}.type_as({1})", n, x)
+        y = d.step(
+            d.one(
+                (
+                    "{1} * {0}",
+                    "{0} * {1}",
+                    "{0} * (1.0 + {1})",
+                    "({0} * (1 + {1}.float())).to({0}.dtype)",
+                )
+            ),
+            n,
+            w,
+        )
+        y = d.step("{0}.to({1}.dtype)", y, x) if d.chance(0.5) else y
+    if d.chance(0.15):
+        others = ("{0}.view(-1, {0}.shape[-1])", "{0}.add_(1)", "{0}.tanh()", "{0}[..., :4]")
+        return d.step(d.one(others), y)
+    for _ in range(d.one((0, 1, 2, 3))):
+        z = images.linear(d, y, D)
+        y, z = (y, z) if d.chance(0.5) else (z, y)
+        if d.value(y).shape == d.value(z).shape:
+            y = d.step(d.one(("{0} + {1}", "{0} * {1}")), y, z)
+    return images.plus(d, y, skip) if d.chance(0.6) else y
+
+
 def selected(d: Draft, x: str) -> str:
     text = d.one(
         (

@@ -46,6 +46,7 @@ from backbay_optimizer.passes.one_token_attention import one_token_attention
 from backbay_optimizer.passes.parameter_hoist import parameter_hoist
 from backbay_optimizer.passes.pooled_convolutions import pooled_convolutions
 from backbay_optimizer.passes.product_epilogues import product_epilogues
+from backbay_optimizer.passes.row_norms import row_norms
 from backbay_optimizer.passes.slice_pushdown import slice_pushdown
 from backbay_optimizer.passes.softmaxes import softmaxes
 from backbay_optimizer.passes.space_to_depth import space_to_depth
@@ -84,6 +85,7 @@ class Optimizing(Backend):
         linear_epilogues,
         product_epilogues,
         horizontal_fusion,
+        row_norms,  # behind what merges their readers
         replace(parameter_hoist, enabled=False),  # it is asked for
         narrow_vectors,
     )
