@@ -139,8 +139,9 @@ def _dot(total, xs, ys, count: tl.constexpr):
 
 
 @jit
-def _convolved(sums, xs, taps, size_x: tl.constexpr, stride_x: tl.constexpr, across: tl.constexpr):
-    """Add a row of an image, through a row of the filters, to one of the results."""
+def _convolved_row(
+    sums, xs, taps, size_x: tl.constexpr, stride_x: tl.constexpr, across: tl.constexpr,
+):
     made = ()
     for t in tl.static_range(across):
         seen = xs[t * stride_x : t * stride_x + size_x]
@@ -149,31 +150,63 @@ def _convolved(sums, xs, taps, size_x: tl.constexpr, stride_x: tl.constexpr, acr
 
 
 @jit
+def _convolved(
+    sums, xs, taps, r: tl.constexpr, size_y: tl.constexpr, size_x: tl.constexpr,
+    stride_y: tl.constexpr, stride_x: tl.constexpr, across: tl.constexpr,
+):
+    """Add a row of an image, the ``r``-th of its step, to the results that it meets."""
+    made = ()
+    for i in tl.static_range((size_y + stride_y - 1) // stride_y):
+        row = sums[i * across : (i + 1) * across]
+        if r + i * stride_y < size_y:
+            row = _convolved_row(row, xs, taps[r + i * stride_y], size_x, stride_x, across)
+        made = made + row
+    return made
+
+
+@jit
 def _spread(
-    sums, dys, taps, low: tl.constexpr, seen: tl.constexpr, size_x: tl.constexpr,
-    stride_x: tl.constexpr, padding_x: tl.constexpr, across: tl.constexpr,
+    sums, dys, taps, low: tl.constexpr, size_x: tl.constexpr, stride_x: tl.constexpr,
+    padding_x: tl.constexpr, across: tl.constexpr,
 ):
     """Add a row of ``dy``, through a row of the filters, to one of the gradient by images."""
     made = ()
     for t in tl.static_range(across):
         value = sums[t]
-        for j in tl.static_range(seen):
-            if (
-                (t + padding_x - stride_x * (j - low) >= 0)
-                and (t + padding_x - stride_x * (j - low) < size_x)
-            ):
-                value = tl.fma(dys[j], taps[t + padding_x - stride_x * (j - low)], value)
+        for n in tl.static_range(size_x):
+            if (t + padding_x - (size_x - 1 - n)) % stride_x == 0:
+                value = tl.fma(
+                    dys[low + (t + padding_x - (size_x - 1 - n)) // stride_x],
+                    taps[size_x - 1 - n], value,
+                )
         made = made + (value,)
     return made
 
 
 @jit
-def _correlated(sums, xs, dys, size_x: tl.constexpr, stride_x: tl.constexpr, across: tl.constexpr):
-    """Add what a row of an image and one of ``dy`` have to do with a row of the filters."""
+def _correlated_row(
+    sums, xs, dys, size_x: tl.constexpr, stride_x: tl.constexpr, across: tl.constexpr,
+):
     made = ()
     for k in tl.static_range(size_x):
         seen = xs[k : k + across * stride_x : stride_x]
         made = made + (_dot(sums[k], seen, dys, across),)
+    return made
+
+
+@jit
+def _correlated(
+    sums, xs, dys, r: tl.constexpr, size_y: tl.constexpr, size_x: tl.constexpr,
+    stride_y: tl.constexpr, stride_x: tl.constexpr, across: tl.constexpr,
+):
+    """Add a row of an image, the ``r``-th of its step, to the filters' rows that it meets."""
+    made = ()
+    for k in tl.static_range(size_y):
+        row = sums[k * size_x : (k + 1) * size_x]
+        if k % stride_y == r:
+            met = dys[k // stride_y * across : (k // stride_y + 1) * across]
+            row = _correlated_row(row, xs, met, size_x, stride_x, across)
+        made = made + row
     return made
 
 
@@ -219,15 +252,7 @@ def depthwise_kernel(
         )
         for r in tl.static_range(stride_y):
             xs = _floats(now[r * wide : (r + 1) * wide], wide)
-            added = ()
-            for i in tl.static_range(reach):
-                row = sums[i * across : (i + 1) * across]
-                if r + i * stride_y < size_y:
-                    row = _convolved(
-                        row, xs, taps[r + i * stride_y], size_x, stride_x, across
-                    )
-                added = added + row
-            sums = added
+            sums = _convolved(sums, xs, taps, r, size_y, size_x, stride_y, stride_x, across)
         done = m - (reach - 1)
         _write(
             to_ptr + ((done * out_width + first) * channels)[:, None], sums[(reach - 1) * across :],
@@ -291,8 +316,8 @@ def depthwise_input_kernel(
             for i in tl.static_range(reach):
                 if r + i * stride_y < size_y:
                     sums = _spread(
-                        sums, kept[i * seen : (i + 1) * seen], taps[r + i * stride_y], low, seen,
-                        size_x, stride_x, padding_x, across,
+                        sums, kept[i * seen : (i + 1) * seen], taps[r + i * stride_y], low, size_x,
+                        stride_x, padding_x, across,
                     )
             y = m * stride_y + r - padding_y
             _write(
@@ -366,17 +391,11 @@ def depthwise_weight_kernel(
             kept = dys + kept
             for r in tl.static_range(stride_y):
                 xs = _floats(now[r * wide : (r + 1) * wide], wide)
-                added = ()
-                for k in tl.static_range(size_y):
-                    row = sums[k * size_x : (k + 1) * size_x]
-                    if k % stride_y == r:
-                        row = _correlated(
-                            row, xs, kept[k // stride_y * across : (k // stride_y + 1) * across],
-                            size_x, stride_x, across,
-                        )
-                    added = added + row
-                sums = added + (bias,)
+                sums = _correlated(
+                    sums, xs, kept, r, size_y, size_x, stride_y, stride_x, across
+                ) + (bias,)
             kept = kept[: (reach - 1) * across]
     to_ptr = partial_ptr + tl.program_id(0) * ((size_y * size_x + 1) * channels) + col
+    mask = col < channels
     for k in tl.static_range(size_y * size_x + 1):
-        tl.store(to_ptr + k * channels, tl.sum(sums[k], 0), mask=col < channels)
+        tl.store(to_ptr + k * channels, tl.sum(sums[k], 0), mask=mask)
