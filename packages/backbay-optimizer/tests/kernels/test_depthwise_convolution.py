@@ -1,6 +1,7 @@
 """Depthwise convolutions on the CPU: reference, registration, kernels in Triton's interpreter."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 
@@ -209,6 +210,39 @@ def test_the_kernels_are_wrong_in_tritons_interpreter(run_python, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     done = run_python(INTERPRETED)
     assert done.stdout.endswith("right\n"), done.stderr[-2000:]
+
+
+LAUNCHES = {
+    "depthwise_kernel": lambda k, y, *given: module.launch(k, *given[:2], None, *given[2:]),
+    "depthwise_input_kernel": lambda k, *given: module.launch_input(k, k, *given),
+    "depthwise_weight_kernel": module.launch_weight,
+}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_kernel_is_unrolled_where_inductor_reads_it(name, monkeypatch):
+    """Inductor has Triton read a kernel three times or more for each launch, one after another."""
+    import triton
+    from torch._higher_order_ops.triton_kernel_wrap import generate_ttir
+    from triton.backends.compiler import GPUTarget
+
+    from backbay_optimizer.kernels import depthwise_convolution_device as device
+
+    driver = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32))
+    monkeypatch.setattr(type(triton.runtime.driver), "active", driver)
+    x, weight, _ = inputs(torch.bfloat16, 1, 16, 28, 28, size=5)
+    how = ([2, 2], [2, 2])
+    noted = Nothing()
+    LAUNCHES[name](noted, module.reference(x, weight, None, *how), x, weight, *how)
+    ((_, given, constants),) = noted.launches
+    kernel = getattr(device, name)
+    read, _ = generate_ttir(
+        kernel, dict(zip(kernel.arg_names, given, strict=False)) | constants, {}
+    )
+    written = str(read)
+    products = written.count("math.fma") + written.count("arith.mulf")
+    assert 5 <= products <= 5 * 7, "more than a row of the filters for a strip"
 
 
 def test_a_plan_is_no_power_of_two_or_no_multiple_of_a_stride():

@@ -43,11 +43,11 @@ def _alike(value, count: tl.constexpr):
 
 
 @jit
-def _first(values, count: tl.constexpr):
-    """Return the first of a tuple."""
+def _floats(values, count: tl.constexpr):
+    """Return a tuple as float32."""
     made = ()
     for i in tl.static_range(count):
-        made = made + (values[i],)
+        made = made + (values[i].to(tl.float32),)
     return made
 
 
@@ -61,6 +61,25 @@ def _total(values, count: tl.constexpr):
 
 
 @jit
+def _row(
+    row_ptr, inside, column, width, col, channels: tl.constexpr, block_c: tl.constexpr,
+    low: tl.constexpr, high: tl.constexpr, count: tl.constexpr,
+):
+    """Read a strip of ``count`` pixels; see `_rows`."""
+    whole: tl.constexpr = channels % block_c == 0
+    known = inside[:, None] if whole else inside[:, None] & (col < channels)[None, :]
+    made = ()
+    for j in tl.static_range(count):
+        mask = known
+        if j < low:
+            mask = mask & (column + j >= 0)[:, None]
+        if j >= high:
+            mask = mask & (column + j < width)[:, None]
+        made = made + (tl.load(row_ptr + j * channels, mask=mask, other=0.0),)
+    return made
+
+
+@jit
 def _rows(
     from_ptr, y, number: tl.constexpr, inside, height, column, width, col, channels: tl.constexpr,
     block_c: tl.constexpr, low: tl.constexpr, high: tl.constexpr, count: tl.constexpr,
@@ -69,51 +88,125 @@ def _rows(
 
     The first ``low`` of a row may be left of the image, and those from ``high`` on right of it.
     """
-    whole: tl.constexpr = channels % block_c == 0
     made = ()
     for r in tl.static_range(number):
-        inside_y = inside & (y + r >= 0) & (y + r < height)
-        row_ptr = from_ptr + (((y + r) * width + column) * channels)[:, None]
-        for j in tl.static_range(count):
-            inside_x = inside_y
-            if j < low:
-                inside_x = inside_x & (column + j >= 0)
-            if j >= high:
-                inside_x = inside_x & (column + j < width)
-            mask = inside_x[:, None] if whole else inside_x[:, None] & (col < channels)[None, :]
-            made = made + (tl.load(row_ptr + j * channels, mask=mask, other=0.0),)
-    return made
-
-
-@jit
-def _floats(values, begin: tl.constexpr, count: tl.constexpr):
-    """Return some of a tuple as float32."""
-    made = ()
-    for i in tl.static_range(count):
-        made = made + (values[begin + i].to(tl.float32),)
+        made = made + _row(
+            from_ptr + (((y + r) * width + column) * channels)[:, None],
+            inside & (y + r >= 0) & (y + r < height), column, width, col, channels, block_c, low,
+            high, count,
+        )
     return made
 
 
 @jit
 def _write(
-    to_ptr, values, at: tl.constexpr, inside_y, column, width, col, channels: tl.constexpr,
-    block_c: tl.constexpr, even: tl.constexpr, across: tl.constexpr,
+    to_ptr, values, inside_y, column, width, col, channels: tl.constexpr, block_c: tl.constexpr,
+    even: tl.constexpr, across: tl.constexpr,
 ):
-    """Write a strip, which are the values of a tuple from ``at`` on."""
+    """Write a strip."""
     whole: tl.constexpr = channels % block_c == 0
     for t in tl.static_range(across):
         inside = inside_y if even else inside_y & (column + t < width)
         mask = inside[:, None] if whole else inside[:, None] & (col < channels)[None, :]
-        tl.store(to_ptr + t * channels, values[at + t].to(to_ptr.dtype.element_ty), mask=mask)
+        tl.store(to_ptr + t * channels, values[t].to(to_ptr.dtype.element_ty), mask=mask)
 
 
 @jit
-def _taps(weight_ptr, col, channels: tl.constexpr, count: tl.constexpr):
-    """All filters."""
+def _taps(
+    weight_ptr, col, channels: tl.constexpr, size_y: tl.constexpr, size_x: tl.constexpr,
+    block_r: tl.constexpr,
+):
+    """All filters: a tuple for each of their rows, of blocks of equal rows."""
+    cols = col[None, :] + tl.zeros([block_r, 1], tl.int32)
+    from_ptr = weight_ptr + cols
+    mask = cols < channels
     made = ()
-    for k in tl.static_range(count):
-        tap = tl.load(weight_ptr + k * channels + col, mask=col < channels, other=0.0)
-        made = made + (tap.to(tl.float32)[None, :],)
+    for y in tl.static_range(size_y):
+        row = ()
+        for x in tl.static_range(size_x):
+            tap = tl.load(from_ptr + (y * size_x + x) * channels, mask=mask, other=0.0)
+            row = row + (tap.to(tl.float32),)
+        made = made + (row,)
+    return made
+
+
+@jit
+def _dot(total, xs, ys, count: tl.constexpr):
+    """Add a product of two tuples."""
+    for i in tl.static_range(count):
+        total = tl.fma(xs[i], ys[i], total)
+    return total
+
+
+@jit
+def _convolved_row(
+    sums, xs, taps, size_x: tl.constexpr, stride_x: tl.constexpr, across: tl.constexpr,
+):
+    made = ()
+    for t in tl.static_range(across):
+        seen = xs[t * stride_x : t * stride_x + size_x]
+        made = made + (_dot(sums[t], seen, taps, size_x),)
+    return made
+
+
+@jit
+def _convolved(
+    sums, xs, taps, r: tl.constexpr, size_y: tl.constexpr, size_x: tl.constexpr,
+    stride_y: tl.constexpr, stride_x: tl.constexpr, across: tl.constexpr,
+):
+    """Add a row of an image, the ``r``-th of its step, to the results that it meets."""
+    made = ()
+    for i in tl.static_range((size_y + stride_y - 1) // stride_y):
+        row = sums[i * across : (i + 1) * across]
+        if r + i * stride_y < size_y:
+            row = _convolved_row(row, xs, taps[r + i * stride_y], size_x, stride_x, across)
+        made = made + row
+    return made
+
+
+@jit
+def _spread(
+    sums, dys, taps, low: tl.constexpr, size_x: tl.constexpr, stride_x: tl.constexpr,
+    padding_x: tl.constexpr, across: tl.constexpr,
+):
+    """Add a row of ``dy``, through a row of the filters, to one of the gradient by images."""
+    made = ()
+    for t in tl.static_range(across):
+        value = sums[t]
+        for n in tl.static_range(size_x):
+            if (t + padding_x - (size_x - 1 - n)) % stride_x == 0:
+                value = tl.fma(
+                    dys[low + (t + padding_x - (size_x - 1 - n)) // stride_x],
+                    taps[size_x - 1 - n], value,
+                )
+        made = made + (value,)
+    return made
+
+
+@jit
+def _correlated_row(
+    sums, xs, dys, size_x: tl.constexpr, stride_x: tl.constexpr, across: tl.constexpr,
+):
+    made = ()
+    for k in tl.static_range(size_x):
+        seen = xs[k : k + across * stride_x : stride_x]
+        made = made + (_dot(sums[k], seen, dys, across),)
+    return made
+
+
+@jit
+def _correlated(
+    sums, xs, dys, r: tl.constexpr, size_y: tl.constexpr, size_x: tl.constexpr,
+    stride_y: tl.constexpr, stride_x: tl.constexpr, across: tl.constexpr,
+):
+    """Add a row of an image, the ``r``-th of its step, to the filters' rows that it meets."""
+    made = ()
+    for k in tl.static_range(size_y):
+        row = sums[k * size_x : (k + 1) * size_x]
+        if k % stride_y == r:
+            met = dys[k // stride_y * across : (k // stride_y + 1) * across]
+            row = _correlated_row(row, xs, met, size_x, stride_x, across)
+        made = made + row
     return made
 
 
@@ -139,7 +232,7 @@ def depthwise_kernel(
     start = tl.zeros([block_r, block_c], tl.float32)
     if bias_ptr is not None:
         start += tl.load(bias_ptr + col, mask=col < channels, other=0.0).to(tl.float32)[None, :]
-    taps = _taps(weight_ptr, col, channels, size_y * size_x)
+    taps = _taps(weight_ptr, col, channels, size_y, size_x, block_r)
     from_ptr = x_ptr + (image * height * width * channels)[:, None] + col[None, :]
     to_ptr = y_ptr + (image * out_height * out_width * channels)[:, None] + col[None, :]
     top = chunk * rows
@@ -158,29 +251,21 @@ def depthwise_kernel(
             height, left, width, col, channels, block_c, padding_x, high, wide,
         )
         for r in tl.static_range(stride_y):
-            xs = _floats(now, r * wide, wide)
-            added = ()
-            for n in tl.static_range(reach * across):
-                value = sums[n]
-                if r + n // across * stride_y < size_y:
-                    for k in tl.static_range(size_x):
-                        tap = taps[(r + n // across * stride_y) * size_x + k]
-                        value += xs[n % across * stride_x + k] * tap
-                added = added + (value,)
-            sums = added
+            xs = _floats(now[r * wide : (r + 1) * wide], wide)
+            sums = _convolved(sums, xs, taps, r, size_y, size_x, stride_y, stride_x, across)
         done = m - (reach - 1)
         _write(
-            to_ptr + ((done * out_width + first) * channels)[:, None], sums, (reach - 1) * across,
+            to_ptr + ((done * out_width + first) * channels)[:, None], sums[(reach - 1) * across :],
             exists & (done >= top) & (done < bottom), first, out_width, col, channels, block_c,
             even, across,
         )
-        sums = _alike(start, across) + _first(sums, (reach - 1) * across)
+        sums = _alike(start, across) + sums[: (reach - 1) * across]
     for i in tl.static_range(1, reach):
         done = top + begin + steps - i
         _write(
-            to_ptr + ((done * out_width + first) * channels)[:, None], sums, i * across,
-            exists & (done >= top) & (done < bottom), first, out_width, col, channels, block_c,
-            even, across,
+            to_ptr + ((done * out_width + first) * channels)[:, None],
+            sums[i * across : (i + 1) * across], exists & (done >= top) & (done < bottom), first,
+            out_width, col, channels, block_c, even, across,
         )
 
 
@@ -205,7 +290,8 @@ def depthwise_input_kernel(
     col = tl.program_id(1) * block_c + tl.arange(0, block_c)
     first = at * across
     left = at * (across // stride_x) - low
-    taps = _taps(weight_ptr, col, channels, size_y * size_x)
+    zeros = tl.zeros([block_r, block_c], tl.float32)
+    taps = _taps(weight_ptr, col, channels, size_y, size_x, block_r)
     from_ptr = dy_ptr + (image * out_height * out_width * channels)[:, None] + col[None, :]
     to_ptr = dx_ptr + (image * height * width * channels)[:, None] + col[None, :]
     top = begin + chunk * rows
@@ -214,39 +300,32 @@ def depthwise_input_kernel(
         kept = kept + _floats(_rows(
             from_ptr, top - i, 1, exists, out_height, left, out_width, col, channels, block_c, low,
             0, seen,
-        ), 0, seen)
+        ), seen)
     ahead = _rows(
         from_ptr, top, 1, exists, out_height, left, out_width, col, channels, block_c, low, 0, seen,
     )
     for step in range(rows):
         m = top + step
-        kept = _floats(ahead, 0, seen) + kept
+        kept = _floats(ahead, seen) + kept
         ahead = _rows(
             from_ptr, m + 1, 1, exists & (step < rows - 1), out_height, left, out_width, col,
             channels, block_c, low, 0, seen,
         )
         for r in tl.static_range(stride_y):
-            sums = ()
-            for t in tl.static_range(across):
-                value = tl.zeros([block_r, block_c], tl.float32)
-                for n in tl.static_range(reach * seen):
-                    if (
-                        (r + n // seen * stride_y < size_y)
-                        and (t + padding_x - stride_x * (n % seen - low) >= 0)
-                        and (t + padding_x - stride_x * (n % seen - low) < size_x)
-                    ):
-                        value += kept[n] * taps[
-                            (r + n // seen * stride_y) * size_x
-                            + t + padding_x - stride_x * (n % seen - low)
-                        ]
-                sums = sums + (value,)
+            sums = _alike(zeros, across)
+            for i in tl.static_range(reach):
+                if r + i * stride_y < size_y:
+                    sums = _spread(
+                        sums, kept[i * seen : (i + 1) * seen], taps[r + i * stride_y], low, size_x,
+                        stride_x, padding_x, across,
+                    )
             y = m * stride_y + r - padding_y
             _write(
-                to_ptr + ((y * width + first) * channels)[:, None], sums, 0,
+                to_ptr + ((y * width + first) * channels)[:, None], sums,
                 exists & (y >= 0) & (y < height), first, width, col, channels, block_c, even,
                 across,
             )
-        kept = _first(kept, (reach - 1) * seen)
+        kept = kept[: (reach - 1) * seen]
 
 
 @jit
@@ -282,10 +361,10 @@ def depthwise_weight_kernel(
             dys = _floats(_rows(
                 dy_from_ptr, top - i, 1, exists, out_height, first, out_width, col, channels,
                 block_c, 0, dy_high, across,
-            ), 0, across)
+            ), across)
             uncounted = (chunk == 0)[:, None]  # rows above the first step
             bias = sums[size_y * size_x] + tl.where(uncounted, _total(dys, across), 0.0)
-            sums = _first(sums, size_y * size_x) + (bias,)
+            sums = sums[: size_y * size_x] + (bias,)
             kept = kept + dys
         dy_ahead = _rows(
             dy_from_ptr, top, 1, exists, out_height, first, out_width, col, channels, block_c, 0,
@@ -297,7 +376,7 @@ def depthwise_weight_kernel(
         )
         for step in range(rows):
             m = top + step
-            dys = _floats(dy_ahead, 0, across)
+            dys = _floats(dy_ahead, across)
             now = x_ahead
             more = exists & (step < rows - 1)
             dy_ahead = _rows(
@@ -311,19 +390,12 @@ def depthwise_weight_kernel(
             bias = sums[size_y * size_x] + _total(dys, across)
             kept = dys + kept
             for r in tl.static_range(stride_y):
-                xs = _floats(now, r * wide, wide)
-                added = ()
-                for k in tl.static_range(size_y * size_x):
-                    value = sums[k]
-                    if k // size_x % stride_y == r:
-                        for t in tl.static_range(across):
-                            value += (
-                                xs[t * stride_x + k % size_x]
-                                * kept[k // size_x // stride_y * across + t]
-                            )
-                    added = added + (value,)
-                sums = added + (bias,)
-            kept = _first(kept, (reach - 1) * across)
+                xs = _floats(now[r * wide : (r + 1) * wide], wide)
+                sums = _correlated(
+                    sums, xs, kept, r, size_y, size_x, stride_y, stride_x, across
+                ) + (bias,)
+            kept = kept[: (reach - 1) * across]
     to_ptr = partial_ptr + tl.program_id(0) * ((size_y * size_x + 1) * channels) + col
+    mask = col < channels
     for k in tl.static_range(size_y * size_x + 1):
-        tl.store(to_ptr + k * channels, tl.sum(sums[k], 0), mask=col < channels)
+        tl.store(to_ptr + k * channels, tl.sum(sums[k], 0), mask=mask)
