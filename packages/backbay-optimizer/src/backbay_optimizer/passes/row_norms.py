@@ -204,10 +204,7 @@ def _scaled(norm: _Norm) -> None:
                 break
         elif norm.weight is None and is_call(reader, _FACTORS):
             one, other = _operands(reader, _FACTORS)
-            weight = other if one is norm.node else one
-            if not isinstance(weight, Node) or weight is norm.node or value_of(weight).dim() != 1:
-                break
-            norm.weight, norm.offset = _weight_of(weight)
+            norm.weight, norm.offset = _weight_of(other if one is norm.node else one)
         else:
             break
         norm.parts.append(reader)
@@ -217,7 +214,7 @@ def _scaled(norm: _Norm) -> None:
     norm.parts.remove(norm.node)
 
 
-def _weight_of(node: Node) -> tuple[Node, float]:
+def _weight_of(node: Any) -> tuple[Any, float]:
     """Return what a factor is of, without casts to single precision, and the number added."""
     bare = _without_cast(node)
     one, other = _operands(bare, _SUMS)
