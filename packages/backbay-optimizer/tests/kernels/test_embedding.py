@@ -6,7 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._dynamo.backends.common import aot_autograd  # noqa: E402
+from torch._functorch.partitioners import min_cut_rematerialization_partition  # noqa: E402
+from torch._higher_order_ops.triton_kernel_wrap import (  # noqa: E402
+    triton_kernel_wrapper_functional,
+)
+from torch._inductor.decomposition import select_decomp_table  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 from backbay_optimizer.kernels import conditions  # noqa: E402
@@ -117,6 +124,53 @@ def test_it_is_used_where_it_was_not_measured(words, width, shape, reason, monke
         index = torch.empty(shape, device="cuda", dtype=torch.long)
         found = module.pays(table, index)
     assert found is None if reason is None else reason in found
+
+
+def test_a_number_of_tokens_that_only_a_run_tells_is_multiplied(monkeypatch):
+    monkeypatch.setattr(module, "unfit", lambda x: None)
+    monkeypatch.setattr(module, "unmeasured", lambda x: None)
+    with torch._subclasses.FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        table = torch.empty(50257, 768)
+        index = torch.empty(2, mode.shape_env.create_unbacked_symint(), dtype=torch.long)
+        assert "only a run tells" in module.pays(table, index)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_tokens_are_ordered_in_forward(monkeypatch):
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    class Driver:
+        """Says for which device kernels are read: torch asks them what they write."""
+
+        def get_current_target(self):
+            return GPUTarget("cuda", 90, 32)
+
+    monkeypatch.setattr(driver, "_active", Driver())
+    monkeypatch.setattr(module, "refusal", lambda dy, index: None)
+
+    def program(table, index, weight):
+        y = module.embedding(table, index, -1)
+        for _ in range(3):
+            y = (y @ weight).sin()
+        return y
+
+    given = torch.randn(3000, 16, requires_grad=True), tokens(12, 100, 100), torch.randn(16, 16)
+    counts = []
+
+    def partition(*joint, **how):
+        for part in min_cut_rematerialization_partition(*joint, **how):
+            nodes = part.graph.nodes
+            counts.append(sum(x.target is triton_kernel_wrapper_functional for x in nodes))
+        raise NotImplementedError  # there is no device to run it on
+
+    backend = aot_autograd(
+        fw_compiler=None, partition_fn=partition, decompositions=select_decomp_table()
+    )
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="NotImplementedError"):
+        torch.compile(program, backend=backend)(*given)
+    assert counts == [0, 4]
 
 
 def test_a_gradient_that_the_kernels_cannot_take_is_not_refused(monkeypatch):

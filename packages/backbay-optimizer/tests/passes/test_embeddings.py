@@ -62,6 +62,16 @@ def test_a_table_whose_size_is_a_symbol_is_taken(look, table, index, anywhere):
     assert any("is a symbol" in x for x in seen.near), seen.near
 
 
+def test_what_vmap_computes_beside_it_ends_compilation(look, table, index, anywhere):
+    def program(table, index, scales):
+        return torch.vmap(lambda scale: F.embedding(index, table) * scale)(scales)
+
+    given = table, index, torch.arange(3.0)
+    seen = look(program, *given, passes=[embeddings])
+    assert seen.changes["embeddings"] == 1
+    torch.testing.assert_close(seen.result, program(*given))
+
+
 def test_a_batch_that_is_a_symbol_is_left(look, index, anywhere):
     model = nn.Embedding(WORDS, WIDTH)
     seen = look(model, index, passes=[embeddings], dynamic=True)
@@ -79,6 +89,7 @@ def test_the_rewritten_model_is_further_from_the_truth(prove, index, anywhere, d
 LEFT = {
     "of a table that is frozen": (lambda w, i: F.embedding(i, w.detach()), "no gradient"),
     "cut to a norm": (lambda w, i: F.embedding(i, w.clone(), max_norm=1.0), "cut to a norm"),
+    "cut to nothing": (lambda w, i: F.embedding(i, w.clone(), max_norm=0.0), "cut to a norm"),
     "sparse": (lambda w, i: F.embedding(i, w, sparse=True), "sparse"),
     "scaled by how often": (lambda w, i: F.embedding(i, w, scale_grad_by_freq=True), "scaled"),
     "of another dtype": (lambda w, i: F.embedding(i, w.half()), "float16"),

@@ -88,7 +88,10 @@ def launch(
     programs = -(-words // _TOGETHER) * -(-width // block)
     with torch.cuda.device(dy.get_device()):  # Triton launches on the current one; -1 is none
         grid = (-(-tokens // 256),)
-        count[grid](at, counts, ranks, tokens, words, ignored, block=256, num_warps=4)
+        # It is given the rows so that all depend on the gradient. Partitioners put what does not
+        # into forward, keep some of it, and compute some anew in backward, where words are placed
+        # in another order: the tokens that were kept are then other words'.
+        count[grid](rows, at, counts, ranks, tokens, words, ignored, block=256, num_warps=4)
         place[(-(-words // _WORDS),)](
             counts, begins, often, words, often_from=OFTEN, block=_WORDS, num_warps=4
         )
@@ -128,7 +131,9 @@ def pays(table: Tensor, index: Tensor) -> str | None:
     if table.shape[1] % _SIXTEEN:
         return f"rows of {table.shape[1]} elements: those that begin anywhere were not measured"
     # Of a symbol what it is now: to compare it would guard on the answer.
-    sizes = (n if isinstance(n, int) else n.node.hint for n in index.shape)
+    sizes = [n if isinstance(n, int) else n.node.hint for n in index.shape]
+    if None in sizes:
+        return "how many tokens there are, only a run tells"
     tokens = functools.reduce(lambda x, y: x * y, sizes, 1)
     if not 0 < tokens <= table.shape[0]:
         return f"{tokens} tokens for {table.shape[0]} words: more than words were not measured"

@@ -18,7 +18,8 @@ jit: Any = triton.jit
 
 @jit
 def embedding_count_kernel(
-    index_ptr, count_ptr, rank_ptr, tokens, words, ignored, block: tl.constexpr
+    row_ptr, index_ptr, count_ptr, rank_ptr, tokens, words, ignored,  # noqa: ARG001 (see launch)
+    block: tl.constexpr,
 ):
     """How many tokens each word has, and how many of them came before each token."""
     at = tl.program_id(0) * block + tl.arange(0, block)

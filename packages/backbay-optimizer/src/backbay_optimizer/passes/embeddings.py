@@ -53,7 +53,8 @@ class Embeddings(Rewrite[Call]):
             raise NotApplicable("no gradient is wanted")
         if torch.are_deterministic_algorithms_enabled():
             raise NotApplicable("the same bits are wanted each time, and its sums have any order")
-        if any(given.get(x) for x in ("max_norm", "scale_grad_by_freq", "sparse")):
+        is_cut = given.get("max_norm") is not None  # 0.0 is a norm, too
+        if is_cut or given.get("scale_grad_by_freq") or given.get("sparse"):
             raise NotApplicable("rows are cut to a norm, or the gradient is sparse or scaled")
         rows = value_of(table)
         if not is_ordinary(rows) or rows.dim() != _TABLE or not is_ordinary(value_of(index)):
