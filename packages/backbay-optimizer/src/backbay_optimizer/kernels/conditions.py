@@ -2,6 +2,8 @@
 
 import functools
 import importlib.util
+from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -36,3 +38,13 @@ def unmeasured(x: Tensor) -> str | None:
     if torch.cuda.get_device_capability(x.device) != MEASURED:
         return "it was measured on GPUs of compute capability 9.0"
     return None
+
+
+def device_code(kernel: ModuleType) -> str:
+    """Return the text of a kernel's device code, without importing it: that imports Triton.
+
+    Compiled graphs that are kept on disk depend on it, and their keys name only what is called
+    forward.
+    """
+    path = Path(str(kernel.__file__))
+    return path.with_name(f"{path.stem}_device.py").read_text("utf-8")

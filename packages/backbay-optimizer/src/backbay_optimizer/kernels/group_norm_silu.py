@@ -41,7 +41,7 @@ ones change nothing). In that UNet with 2 images, of which none is so large, not
 TRAINED_FROM = 2**23
 """Elements from which it was faster than Inductor's forward and backward together where nothing is
 around it, with channels first or with channels first in its result: 1.2 to 2.4 times from 8 million
-on, and about as fast with 4 million (``benchmarks/patterns.py``, ``groupnorm_silu_*_train``)."""
+on, and about as fast with 4 million (``benchmarks/conditions.py group_norms_alone``)."""
 
 _ALIGNED = 8
 """Pixels in sixteen bytes. Rows of 196 were slower in training, 0.95 times as fast."""

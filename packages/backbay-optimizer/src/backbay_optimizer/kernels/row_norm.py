@@ -21,7 +21,6 @@ compilers remove them.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -45,9 +44,6 @@ FEWEST_ELEMENTS = 2**22
 FILLED = 0.75
 """Columns for each lane that a row takes, a power of two: 768 of 1024 and 96 of 128 were measured.
 """
-
-DEVICE_CODE = Path(__file__).with_name("row_norm_device.py").read_text("utf-8")
-"""What compiled graphs that are kept on disk depend on: backward is not named in their key."""
 
 _EIGHTS = 8
 

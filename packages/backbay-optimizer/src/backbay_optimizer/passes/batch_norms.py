@@ -74,7 +74,7 @@ class BatchNorms(Rewrite[_Site]):
     parameters = (
         *("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
     )
-    sources = (kernel, conditions)
+    sources = (kernel, conditions.device_code(kernel), conditions)
 
     def site(self, call: Call, context: PassContext) -> _Site | None:  # noqa: ARG002 (of those that ask)
         """Return the batch norm if it takes its own statistics."""

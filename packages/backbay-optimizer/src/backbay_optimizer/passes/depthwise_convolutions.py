@@ -37,7 +37,7 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
         dtypes_because="it was measured in bfloat16",
     )
     targets = convolutions.IMAGES
-    sources = (kernel, conditions, convolutions)
+    sources = (kernel, conditions.device_code(kernel), conditions, convolutions)
 
     def site(self, call: Call, context: PassContext) -> Convolution | None:  # noqa: ARG002 (of those that ask)
         """Return the convolution if each channel has a filter of its own."""

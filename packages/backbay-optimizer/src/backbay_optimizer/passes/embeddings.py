@@ -43,7 +43,7 @@ class Embeddings(Rewrite[Call]):
         *("input", "weight", "padding_idx", "max_norm", "norm_type"),
         *("scale_grad_by_freq", "sparse"),
     )
-    sources = (kernel, conditions)
+    sources = (kernel, conditions.device_code(kernel), conditions)
 
     def replacement(self, site: Call, context: PassContext) -> Node:  # noqa: ARG002 (of those that ask)
         """Return a call of the operator."""

@@ -118,7 +118,7 @@ class GroupNormSilu(Pass):
         dtypes=(torch.bfloat16, torch.float16),
         dtypes_because="it was measured in 16 bits",
     )
-    sources = (kernel, conditions, convolutions, memory_readers)
+    sources = (kernel, conditions.device_code(kernel), conditions, convolutions, memory_readers)
 
     def run(self, graph_module: GraphModule, context: PassContext) -> int:
         """Rewrite all sites of a graph, or none; return how many were."""

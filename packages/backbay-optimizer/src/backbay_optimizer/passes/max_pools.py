@@ -42,7 +42,7 @@ class MaxPools(Rewrite[Call]):
     )
     targets = (F.max_pool2d, torch.max_pool2d)
     parameters = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    sources = (kernel, conditions)
+    sources = (kernel, conditions.device_code(kernel), conditions)
 
     def replacement(self, site: Call, context: PassContext) -> Node:  # noqa: ARG002 (of those that ask)
         """Return a call of the operator."""

@@ -118,7 +118,14 @@ class ProductEpilogues(Rewrite[_Site]):
         dtypes_because="in single precision cuBLAS is faster",
         inference=True,
     )
-    sources = (kernel, conditions, convolutions, effects, memory_readers)
+    sources = (
+        kernel,
+        conditions.device_code(kernel),
+        conditions,
+        convolutions,
+        effects,
+        memory_readers,
+    )
 
     def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
         """Yield products that something follows which cuBLASLt and cuDNN don't compute."""

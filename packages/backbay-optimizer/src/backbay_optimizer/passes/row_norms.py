@@ -89,7 +89,7 @@ class RowNorms(Rewrite[_Norm]):
         dtypes_because="it was measured in 16 bits",
     )
     targets = (*_LAYER_NORMS, *_RMS_NORMS, *_ROOTS)
-    sources = (kernel, kernel.DEVICE_CODE, conditions)
+    sources = (kernel, conditions.device_code(kernel), conditions)
 
     def run(self, graph_module: GraphModule, context: PassContext) -> int:
         """Rewrite norms, then have their readers read copies of their own."""

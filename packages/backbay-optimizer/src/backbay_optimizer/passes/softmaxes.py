@@ -79,7 +79,14 @@ class Softmaxes(Rewrite[Call]):
         dtypes_because="the kernel computes in single precision",
     )
     targets = (*_SOFTMAXES, *_LOGARITHMS, *_LOSSES)
-    sources = (kernel, conditions, convolutions, effects, memory_readers)
+    sources = (
+        kernel,
+        conditions.device_code(kernel),
+        conditions,
+        convolutions,
+        effects,
+        memory_readers,
+    )
 
     def replacement(self, site: Call, context: PassContext) -> Node | Replacement | None:
         """Return a call of an operator, with the few that make it what torch returns."""
