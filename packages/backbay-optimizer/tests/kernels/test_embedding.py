@@ -141,7 +141,7 @@ def test_tokens_are_ordered_in_forward(monkeypatch):
     from triton.runtime import driver
 
     class Driver:
-        """Says for which device kernels are read: torch asks them what they write."""
+        """Stands for a GPU whose kernels are only read: torch asks them what they write."""
 
         def get_current_target(self):
             return GPUTarget("cuda", 90, 32)

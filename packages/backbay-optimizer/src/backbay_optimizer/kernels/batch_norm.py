@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured
 
 PAYS_FROM = 2**20
 """Elements from which whole models were measured: the smallest batch norm of EfficientNet-B0 with
@@ -260,15 +260,6 @@ batch_norm_sums: Sums
 _NAMES = ("batch_norm", "batch_norm_sums")
 
 
-def __getattr__(name: str) -> Any:
-    """Register the operators when one is first asked for: that imports Triton."""
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    operators = dict(zip(_NAMES, _operators(), strict=True))
-    globals().update(operators)
-    return operators[name]
-
-
 @functools.cache
 def _operators() -> tuple[Any, Any]:
     # torch reads the names of kernels in wrap_triton(...) from the source: their text is part of
@@ -319,6 +310,9 @@ def _operators() -> tuple[Any, Any]:
     )
     made[0].register_autograd(_vjp, setup_context=_save)
     return made
+
+
+__getattr__ = registers(globals(), _NAMES, _operators)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -1,9 +1,11 @@
-"""What all kernels need before one is launched, or takes something's place."""
+"""What all kernels need before one is registered or launched, or takes something's place."""
 
 import functools
 import importlib.util
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,3 +50,25 @@ def device_code(kernel: ModuleType) -> str:
     """
     path = Path(str(kernel.__file__))
     return path.with_name(f"{path.stem}_device.py").read_text("utf-8")
+
+
+def registers(
+    namespace: dict[str, Any], names: Sequence[str], operators: Callable[[], Sequence[Any]]
+) -> Callable[[str], Any]:
+    """Return a module's ``__getattr__``: its operators are registered when one is first asked for.
+
+    Registering them imports Triton.
+
+    Args:
+        namespace: the module's globals, in which the operators are put then.
+        names: of the operators, in it.
+        operators: registers and returns them, in the order of their names.
+    """
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
+        namespace.update(zip(names, operators(), strict=True))
+        return namespace[name]
+
+    return find

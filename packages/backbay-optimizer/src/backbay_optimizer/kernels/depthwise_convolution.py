@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from backbay_optimizer.kernels.conditions import has_triton, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured
 
 Measured = Mapping[tuple[int, int], tuple[int, int]]
 """Size and stride of filters that are faster than cuDNN's, to what channels must be a multiple of,
@@ -390,15 +390,6 @@ _NAMES = (
 )
 
 
-def __getattr__(name: str) -> Any:
-    """Register the operators when one is first asked for: that imports Triton."""
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    operators = dict(zip(_NAMES, _operators(), strict=True))
-    globals().update(operators)
-    return operators[name]
-
-
 def _laid_out(y: Tensor) -> Tensor:
     """Return images that have their channels last."""
     return y.movedim(1, -1).contiguous().movedim(-1, 1)
@@ -453,6 +444,9 @@ def _operators() -> tuple[Any, Any, Any]:
     )
     made[0].register_autograd(_vjp, setup_context=_save)
     return made
+
+
+__getattr__ = registers(globals(), _NAMES, _operators)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (torch gives it)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured
 
 PAYS_FROM = 2**24
 """Elements of a table from which it was measured."""
@@ -151,15 +151,6 @@ embedding_backward: Callable[..., Tensor]
 _NAMES = ("embedding", "embedding_backward")
 
 
-def __getattr__(name: str) -> Any:
-    """Register the operators when one is first asked for: that imports Triton."""
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    operators = dict(zip(_NAMES, _operators(), strict=True))
-    globals().update(operators)
-    return operators[name]
-
-
 @functools.cache
 def _operators() -> tuple[Any, Any]:
     # torch reads the names of kernels in wrap_triton(...) from the source: their text is part of
@@ -190,6 +181,9 @@ def _operators() -> tuple[Any, Any]:
     )
     made[0].register_autograd(_vjp, setup_context=_save)
     return made
+
+
+__getattr__ = registers(globals(), _NAMES, _operators)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (torch's)

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured
 
 PAYS_FROM = 2**24
 """Elements from which the kernel was faster than Inductor's with channels last: 1.09 times with as
@@ -528,15 +528,6 @@ group_norm_silu_backward: Forward
 _NAMES = ("group_norm_silu", "add_group_norm_silu", "group_norm_silu_backward")
 
 
-def __getattr__(name: str) -> Any:
-    """Register the operators when one is first asked for: that imports Triton."""
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    operators = dict(zip(_NAMES, _operators(), strict=True))
-    globals().update(operators)
-    return operators[name]
-
-
 def _laid_out(y: Tensor, x: Tensor, channels_last: bool | None) -> Tensor:
     last = is_channels_last(x) if channels_last is None else channels_last and x.dim() >= _IMAGE
     if last:
@@ -624,6 +615,9 @@ def _operators() -> tuple[Any, Any, Any]:
     made[0].register_autograd(_vjp, setup_context=_save)
     made[1].register_autograd(_vjp_sum, setup_context=_save_sum)
     return made
+
+
+__getattr__ = registers(globals(), _NAMES, _operators)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

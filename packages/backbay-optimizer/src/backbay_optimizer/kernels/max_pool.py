@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured
 
 PAYS_FROM = 2**26
 """Elements from which it was measured: those of ResNet-50 with 128 images are 103 million
@@ -185,15 +185,6 @@ max_pool_backward: Callable[..., Tensor]
 _NAMES = ("max_pool", "max_pool_backward")
 
 
-def __getattr__(name: str) -> Any:
-    """Register the operators when one is first asked for: that imports Triton."""
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    operators = dict(zip(_NAMES, _operators(), strict=True))
-    globals().update(operators)
-    return operators[name]
-
-
 def _laid_out(y: Tensor) -> Tensor:
     """Return images that have their channels last."""
     return y.movedim(1, -1).contiguous().movedim(-1, 1)
@@ -242,6 +233,9 @@ def _operators() -> tuple[Any, Any]:
     )
     made[0].register_autograd(_vjp, setup_context=_save)
     return made
+
+
+__getattr__ = registers(globals(), _NAMES, _operators)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from backbay_optimizer.kernels.conditions import DTYPES, has_triton, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import DTYPES, has_triton, registers, unfit, unmeasured
 
 COPIES = 3
 """Of a result: as many gradients of it are added in the kernel."""
@@ -277,15 +277,6 @@ row_norm_backward: Backward
 _NAMES = ("row_norm", "row_norm_backward")
 
 
-def __getattr__(name: str) -> Any:
-    """Register the operators when one is first asked for: that imports Triton."""
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    operators = dict(zip(_NAMES, _operators(), strict=True))
-    globals().update(operators)
-    return operators[name]
-
-
 @functools.cache
 def _operators() -> tuple[Any, Any]:
     # torch reads the names of kernels in wrap_triton(...) from the source: their text is part of
@@ -333,6 +324,9 @@ def _operators() -> tuple[Any, Any]:
     )
     made[0].register_autograd(_vjp, setup_context=_save)
     return made
+
+
+__getattr__ = registers(globals(), _NAMES, _operators)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

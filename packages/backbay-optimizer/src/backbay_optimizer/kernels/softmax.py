@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from backbay_optimizer.kernels.conditions import has_triton, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured
 
 FEWEST_COLUMNS = 4096
 """Below, Inductor holds a row in registers."""
@@ -214,15 +214,6 @@ cross_entropy_backward: Callable[..., Tensor]
 _NAMES = ("softmax", "cross_entropy", "cross_entropy_backward")
 
 
-def __getattr__(name: str) -> Any:
-    """Register the operators when one is first asked for: that imports Triton."""
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    operators = dict(zip(_NAMES, _operators(), strict=True))
-    globals().update(operators)
-    return operators[name]
-
-
 @functools.cache
 def _operators() -> tuple[Any, Any, Any]:
     # torch reads the names of kernels in wrap_triton(...) from the source: their text is part of
@@ -267,6 +258,9 @@ def _operators() -> tuple[Any, Any, Any]:
     )
     made[1].register_autograd(_vjp, setup_context=_save)
     return made
+
+
+__getattr__ = registers(globals(), _NAMES, _operators)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
