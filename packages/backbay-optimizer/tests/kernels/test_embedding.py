@@ -97,6 +97,11 @@ def test_a_compiled_program_breaks_or_differs(dynamic):
         torch.testing.assert_close(*(torch.autograd.grad(y.sum(), table) for y in (found, wanted)))
 
 
+def test_a_name_that_is_no_operator_is_found():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        module.nothing  # noqa: B018 (it raises)
+
+
 def test_importing_the_module_imports_triton(run_python):
     done = run_python("""
         import sys
@@ -218,7 +223,11 @@ INTERPRETED = """
             found, wanted = module.launch(kernels, *given), module.reference_backward(*given)
             assert found.dtype == wanted.dtype and found.shape == wanted.shape
             assert_close(found, wanted)
-    outside = torch.tensor([-1, 0, 3, 99])
+    # One token more than from which a word comes often, and as many.
+    index = torch.tensor([0] * (module.OFTEN + 1) + [1] * module.OFTEN + [2])
+    found = module.launch(kernels, torch.ones(len(index), 16), index, 4, -1)
+    assert found[:, 0].tolist() == [module.OFTEN + 1, module.OFTEN, 1, 0]
+    outside = torch.tensor([-(2**40), 0, 3, 2**40])
     found = module.launch(kernels, torch.ones(4, 16), outside, 3, -1)
     assert found[:, 0].tolist() == [1, 0, 0]
     print("right")

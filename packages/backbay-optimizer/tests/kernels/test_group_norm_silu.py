@@ -154,7 +154,7 @@ def test_a_tensor_that_the_kernels_cannot_take_is_not_refused():
         ((8, 320, 64, 64), False, True, True),
         ((8, 320, 64, 64), True, True, True),
         ((2, 320, 64, 64), False, True, False),
-        ((128, 512, 14, 14), False, True, False),
+        ((128, 512, 18, 18), False, True, False),
         ((1024, 256, 8, 8), False, True, False),
         ((4, 256, 128, 128), False, False, True),
         ((8, 512, 64, 64), False, False, False),
