@@ -22,6 +22,7 @@ import torch
 from torch.fx import GraphModule
 
 from backbay import compile_log
+from backbay.graph.aliases import writes_what_it_holds
 from backbay.graph.values import say_sources
 from backbay.kit.backend import Backend, Compilation
 from backbay.kit.codegen import Codegen, Compiled, nested_tracing
@@ -145,6 +146,12 @@ class Optimizing(Backend):
             return compiler.compile(graph_module, known.off)
         if tune == "cache":
             return compiler.compile(graph_module)
+        if writes_what_it_holds(graph_module):
+            why = f"not timed, every rewrite kept: {variants.WRITES_ITS_OWN}"
+            compile_log.note(
+                compile_log.Record(asked=name or self.__name__, ran=self.codegen, why=why)
+            )
+            return compiler.compile(graph_module)
         return compiler.choosing(graph_module, functools.partial(cache.write, key))
 
     def _inductor(
@@ -227,7 +234,9 @@ class _GraphCompiler:
 
 
 def _copied(graph_module: GraphModule) -> GraphModule:
-    copied = copy.deepcopy(graph_module)
+    # Its tensors are the caller's, and may be written between two calls.
+    held = (*graph_module.parameters(), *graph_module.buffers())
+    copied = copy.deepcopy(graph_module, {id(x): x for x in held})
     say_sources(graph_module, copied)  # else a CUDA graph copies its parameters, and is timed so
     return copied
 

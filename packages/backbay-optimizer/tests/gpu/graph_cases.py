@@ -345,6 +345,25 @@ def inference_between_training_steps(way):
 
 
 @compared
+def steps_of_optimizers(way):
+    kinds = (
+        lambda x: torch.optim.SGD(x, lr=0.1, momentum=0.9),
+        lambda x: torch.optim.NAdam(x, capturable=True),
+        lambda x: torch.optim.ASGD(x, weight_decay=0.1, capturable=True),
+    )
+    results = []
+    for kind in kinds:
+        parameters = [torch.nn.Parameter(rows(4, seed=x)) for x in range(3)]
+        step = way(kind(parameters).step)
+        for number in range(6):
+            for parameter in parameters:
+                parameter.grad = rows(4, seed=10 + number)
+            step()
+        results += [x.detach() for x in parameters]
+    return results
+
+
+@compared
 @torch.no_grad()
 def exceptions_in_between(way):
     call, results = way(net()), []

@@ -206,6 +206,25 @@ def test_inputs_that_share_memory_and_are_only_read_are_not_timed():
     assert any("a replay takes" in x for x in reasons()), reasons()
 
 
+def test_a_graph_that_writes_what_it_holds_is_called_for_a_trial(tmp_path):
+    recordings, seen = Recordings(name="ours"), []
+    holder = torch.nn.Module()
+    holder.register_buffer("count", torch.zeros(3))
+    graph = torch.fx.Graph()
+    graph.output((graph.call_method("add_", (graph.get_attr("count"), graph.placeholder("x"))),))
+    written = torch.fx.GraphModule(holder, graph)
+    decision = graph_timing.GraphDecision(written, [X], "default", recordings)
+    call = decision.found_by(lambda x: seen.append(x) or written(x))
+    for _ in range(3):
+        recordings.held = RECORDED
+        call(X)
+    assert len(seen) == 3
+    assert holder.count.tolist() == [3, 3, 3]
+    assert not recordings.enabled
+    assert any("it writes tensors that are no inputs" in x for x in reasons()), reasons()
+    assert not kept_keys(tmp_path, cache.Replays)
+
+
 def test_two_threads_time_one_graph(monkeypatch):
     timed = []
     real = graph_timing.variants.compared

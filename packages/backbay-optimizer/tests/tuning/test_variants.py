@@ -3,6 +3,7 @@
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -11,6 +12,7 @@ from measurements import spoil
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay import compile_log, explain
+from backbay.kit.passes import Pass
 from backbay.proof import Workload
 from backbay_optimizer.backend import Optimizing
 from backbay_optimizer.backend import backbay as optimizing
@@ -237,6 +239,52 @@ def test_a_variant_does_not_know_which_inputs_stay_where_they_are():
         assert hasattr(graph, "_param_name_to_source")
         assert [n._dynamo_source for n in nodes] == [n._dynamo_source for n in inputs[0]]
         assert all(n._dynamo_source is not None for n in nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Firing(Pass):
+    """Says that it changed each graph."""
+
+    summary = "it says that it changed the graph"
+
+    def run(self, graph_module, context):
+        return 1
+
+
+class OfOptimizers(Optimizing):
+    """Has a rewrite that fires in every graph."""
+
+    passes = (Firing(),)
+
+
+def test_an_optimizer_makes_the_steps_of_trials_or_steps_on_copies():
+    parameters = []
+    for backend in (None, OfOptimizers()):
+        torch.manual_seed(0)
+        parameters.append(torch.nn.Parameter(torch.randn(3)))
+        optimizer = torch.optim.SGD(parameters[-1:], lr=0.1, momentum=0.9)
+        step = optimizer.step
+        if backend is not None:
+            step = torch.compile(step, backend=backend, options={"tune": "full"})
+        for _ in range(3):
+            parameters[-1].grad = torch.ones(3)
+            step()
+    torch.testing.assert_close(parameters[1], parameters[0])
+    assert last("not timed, every rewrite kept: it writes tensors that are no inputs")
+
+
+def test_a_variant_reads_copies_of_what_the_graph_holds():
+    class Held(Keeping):
+        passes = (Firing(),)
+
+    backend, model = Held(), torch.nn.Module()
+    model.register_buffer("scale", torch.ones(3))
+    graph = torch.fx.Graph()
+    inputs = graph.placeholder("x"), graph.get_attr("scale")
+    graph.output((graph.call_function(torch.mul, inputs),))
+    backend(torch.fx.GraphModule(model, graph), [torch.ones(3)], options={"tune": "full"})
+    assert len(backend.graphs) == 2
+    assert all(x.scale is model.scale for x in backend.graphs)
 
 
 @pytest.mark.usefixtures("_alike")

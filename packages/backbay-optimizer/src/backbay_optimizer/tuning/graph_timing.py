@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from backbay.graph.aliases import writes_what_it_holds
 from backbay.kit.codegen import Compiled
 from backbay_optimizer.cuda_graphs.capture import exclusive
 from backbay_optimizer.cuda_graphs.recordings import Recordings
@@ -58,6 +59,7 @@ class GraphDecision:
         """
         self._key = variants.key_of(graph_module, example_inputs, (), settings)
         self._recordings = recordings
+        self._is_tried = not writes_what_it_holds(graph_module)
         self.fixed = [
             i for i, x in enumerate(example_inputs) if getattr(x, _FIXED, None) is not None
         ]
@@ -71,6 +73,10 @@ class GraphDecision:
         """Return compiled code whose second call decides."""
         if self._recordings.refused is not None:
             self.keep(self._recordings.refused, used=False)
+            return compiled
+        if not self._is_tried:
+            self._recordings.enabled = False
+            self._recordings.say(f"CUDA graphs not used: not timed: {variants.WRITES_ITS_OWN}")
             return compiled
         return _Deciding(compiled, self._recordings, self)
 

@@ -32,6 +32,8 @@ BUDGET_S = 2.0
 """Seconds for the timing of one graph."""
 ALL: tuple[str, ...] = ()
 """The arm that leaves nothing out."""
+WRITES_ITS_OWN = "it writes tensors that are no inputs, as an optimizer's step does"
+"""Why a graph is not called on copies of its inputs."""
 Arms = Mapping[tuple[str, ...], Compiled]
 """What is left out, to the compiled graph."""
 

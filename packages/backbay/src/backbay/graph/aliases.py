@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from backbay.graph.checkpoints import as_run
 from backbay.graph.effects import changes_state, may_write, mutates, written
@@ -58,7 +58,7 @@ def _union(nodes: Iterable[Node]) -> Storages | None:
 
 
 def _meets(some: Storages | None, others: Storages | None) -> bool:
-    if some is not None and not some:
+    if frozenset() in (some, others):
         return False
     return some is None or others is None or not some.isdisjoint(others)
 
@@ -75,6 +75,24 @@ def views(node: Node) -> set[Node] | None:
                 found.add(user)
                 waiting.append(user)
     return found
+
+
+def writes_what_it_holds(graph_module: GraphModule) -> bool:
+    """Return whether a graph may write tensors that are its own attributes.
+
+    Dynamo has parameters and states of an optimizer there, and not among the inputs, when its step
+    is compiled: called for a trial, even on copies of its inputs, the graph would train.
+    """
+    return any(_writes_its_own(x) for x in graph_module.modules() if isinstance(x, GraphModule))
+
+
+def _writes_its_own(graph_module: GraphModule) -> bool:
+    graph = graph_module.graph
+    called = [graph_module.get_submodule(str(x.target)) for x in graph.find_nodes(op="call_module")]
+    if any(list(x.buffers()) for x in called):
+        return True
+    memory, held = Memory(graph), graph.find_nodes(op="get_attr")
+    return any(memory.mutated(x) for x in held if not is_submodule(x))
 
 
 def returned_views(graph: Graph) -> set[Node]:
