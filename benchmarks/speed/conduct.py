@@ -178,13 +178,15 @@ class Conduct:
         """Return the reply; None where the arm raised, which is then what is known of it.
 
         Raises:
-            _ArmLost: the process died or hung.
+            _ArmLost: the process died or hung, or lost the device.
         """
         try:
             return client.ask(request, timeout_s=self.patience.arm_s)
         except Lost as lost:
             raise _ArmLost(arm, _status(lost.status), lost.reason) from lost
         except Refused as refused:
+            if refused.reason.startswith("AcceleratorError"):  # the process has no device any more
+                raise _ArmLost(arm, "crashed", refused.reason) from refused
             self._found[arm] = Sampled(status="failed", reason=refused.reason)
             self.tell(f"{arm}: {_said(self._found[arm])}")
             return None
