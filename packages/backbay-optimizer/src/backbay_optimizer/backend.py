@@ -22,7 +22,6 @@ import torch
 from torch.fx import GraphModule
 
 from backbay import compile_log
-from backbay.graph.aliases import writes_what_it_holds
 from backbay.graph.values import say_sources
 from backbay.kit.backend import Backend, Compilation
 from backbay.kit.codegen import Codegen, Compiled, nested_tracing
@@ -146,8 +145,9 @@ class Optimizing(Backend):
             return compiler.compile(graph_module, known.off)
         if tune == "cache":
             return compiler.compile(graph_module)
-        if writes_what_it_holds(graph_module):
-            why = f"not timed, every rewrite kept: {variants.WRITES_ITS_OWN}"
+        reason = variants.untried(graph_module)
+        if reason is not None:
+            why = f"not timed, every rewrite kept: {reason}"
             compile_log.note(
                 compile_log.Record(asked=name or self.__name__, ran=self.codegen, why=why)
             )

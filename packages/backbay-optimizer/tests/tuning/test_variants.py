@@ -273,6 +273,26 @@ def test_an_optimizer_makes_the_steps_of_trials_or_steps_on_copies():
     assert last("not timed, every rewrite kept: it writes tensors that are no inputs")
 
 
+def test_a_size_that_varies_is_a_number_in_a_variant():
+    call = torch.compile(
+        lambda x: (x @ x.T).relu(), backend=OfOptimizers(), dynamic=True, options={"tune": "full"}
+    )
+    for size in (3, 5, 7):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(call(x), (x @ x.T).relu())
+    assert last("not timed, every rewrite kept: its sizes vary")
+    assert len(last("not timed")) == 1  # it was compiled once
+
+
+def test_a_loop_is_compiled_in_a_variant_or_not_at_all():
+    def halved(x):
+        return torch.while_loop(lambda x: x.sum() > 1, lambda x: (x / 2,), (x,))
+
+    call = torch.compile(halved, backend=OfOptimizers(), options={"tune": "full"})
+    torch.testing.assert_close(call(torch.ones(4)), (torch.full((4,), 0.25),))
+    assert last("timed: ")
+
+
 def test_a_variant_reads_copies_of_what_the_graph_holds():
     class Held(Keeping):
         passes = (Firing(),)

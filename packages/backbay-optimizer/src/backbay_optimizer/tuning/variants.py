@@ -21,8 +21,9 @@ from torch.fx import GraphModule
 
 import backbay
 from backbay import compile_log
+from backbay.graph.aliases import writes_what_it_holds
 from backbay.graph.region import described
-from backbay.graph.values import is_watched, value_of
+from backbay.graph.values import is_symbolic, is_watched, value_of
 from backbay.kit.codegen import Compiled
 from backbay.kit.passes import Pass
 from backbay_optimizer.cuda_graphs.capture import exclusive
@@ -124,6 +125,13 @@ class Choosing:
     def _note(self, why: str, *, timed: bool = False) -> None:
         record = compile_log.Record(asked=self._name, ran="inductor", why=why, timed=timed)
         compile_log.note(record)
+
+
+def untried(graph_module: GraphModule) -> str | None:
+    """Return why a graph is not compiled in several variants and timed; None if it may be."""
+    if any(is_symbolic(value_of(x)) for x in graph_module.graph.find_nodes(op="placeholder")):
+        return "its sizes vary: a time would be of one, and each variant guards sizes of its own"
+    return WRITES_ITS_OWN if writes_what_it_holds(graph_module) else None
 
 
 def unsuitable(args: Sequence[Any], *, written: bool = True) -> str | None:
