@@ -5,7 +5,7 @@ Queries, keys and values; or a gate and what it gates, with the gate's activatio
 that each have columns of one layer: no copy lays them side by side.
 
 What must move: the weights, once, and little else. With few rows a product is no faster than that,
-and a launch for each layer leaves memory idle at each beginning and end.
+and a launch for each layer leaves memory idle at its beginning and its end.
 """
 
 import functools
@@ -20,13 +20,29 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured
 
+EIGHTS = 8
+"""Elements of 16 bits that are read at once."""
+
 LAYERS = 3
 """As many are computed at once."""
 
+ROWS = 64
+"""Up to as many it pays for all weights that were measured (``benchmarks/conditions.py``)."""
+
+ROWS_GATED = 128
+"""Likewise of a gate and what it gates."""
+
+ROWS_SMALL = 512
+"""Likewise of other layers whose weights are `SMALL` together."""
+
+SMALL = 2**23
+"""Elements of weights up to which cuBLAS needs more rows to be as fast."""
+
+WEIGHTS = (2**19, 2**27)
+"""Elements of all weights together, the fewest and the most that were measured."""
+
 Activation = Literal["silu", "gelu_tanh"]
 """Of a gate."""
-
-_INT32 = torch.iinfo(torch.int32).max
 
 
 # 1. The reference
@@ -80,7 +96,7 @@ def gated_reference(
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(*(_widened(t) for t in (x, weight)), None if bias is None else _widened(bias))
+    return F.linear(_widened(x), _widened(weight), None if bias is None else _widened(bias))
 
 
 def _widened(x: Tensor) -> Tensor:
@@ -103,14 +119,23 @@ class Plan(NamedTuple):
     stages: int = 4
 
 
-def plan(rows: int, inner: int, columns: int, itemsize: int = 2, *, is_gated: bool = False) -> Plan:
-    """Return how to cut a product: by search on an H100, in bfloat16."""
-    block_m = max(16, min(64, _power_from(rows)))
-    return Plan(block_m, 32, 128 if itemsize == 2 else 32, 4, 4)
+def plan(rows: int, inner: int, elements: int, *, is_gated: bool = False) -> Plan:
+    """Return how to cut a product: by search on an H100, in bfloat16.
 
-
-def _power_from(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+    Args:
+        rows: M.
+        inner: K.
+        elements: of all weights.
+        is_gated: whether a program computes a gate and what it gates.
+    """
+    block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
+    if is_gated:
+        return Plan(128, 64, 64, 8, 3) if rows > ROWS else Plan(block_m, 64, 128, 4, 4)
+    if rows > ROWS_GATED:
+        return Plan(128, 64 if inner <= 1024 else 128, 64, 8, 4)  # noqa: PLR2004 (by search, as all)
+    if rows <= 32:  # noqa: PLR2004
+        return Plan(block_m, 64, 128, 4, 6)
+    return Plan(32 if elements <= SMALL else 64, 64, 128, 4, 4)
 
 
 # 3. Launching
@@ -129,7 +154,7 @@ def launch(
     """
     inner, sizes = x.shape[-1], [int(w.shape[0]) for w in weights]
     rows = math.prod(x.shape[:-1])
-    how = chosen or plan(rows, inner, sum(sizes), x.dtype.itemsize)
+    how = chosen or plan(rows, inner, inner * sum(sizes))
     made = [x.new_empty(rows, n) for n in sizes]
     if rows:
         none = [None] * (LAYERS - len(sizes))
@@ -166,7 +191,7 @@ def launch_gated(
     """Run the kernel, as `launch` does; the same as `gated_reference`."""
     columns, inner = int(gate.shape[0]), int(gate.shape[1])
     rows = math.prod(x.shape[:-1])
-    how = chosen or plan(rows, inner, columns, x.dtype.itemsize, is_gated=True)
+    how = chosen or plan(rows, inner, 2 * inner * columns, is_gated=True)
     y = x.new_empty(rows, columns)
     if y.numel():
         grid = (-(-columns // how.block_n), -(-rows // how.block_m))
@@ -211,13 +236,40 @@ def refusal(x: Tensor, *weights: Tensor) -> str | None:
     """Return why the kernels can't take layers, or None. Then the reference runs."""
     if reason := unfit(x, *weights):
         return reason
+    if x.dtype == torch.float32:
+        return "in single precision cuBLAS is faster"
     if not x.numel() or not all(w.numel() for w in weights):
         return "it is empty"
     rows = math.prod(x.shape[:-1])
-    most = max(n for w in weights for n in (x.numel(), w.numel(), rows * w.shape[0]))
-    if most > _INT32:
+    most = max(x.numel(), *(n for w in weights for n in (w.numel(), rows * w.shape[0])))
+    if most > torch.iinfo(torch.int32).max:
         return f"the kernels count {most} elements in 32 bits"
     return None
+
+
+def pays(
+    result: Tensor, rows: int, sizes: Sequence[tuple[int, int]], *, is_gated: bool
+) -> str | None:
+    """Return why the operators should not take the place of separate layers, or None.
+
+    Args:
+        result: of one of the layers.
+        rows: M.
+        sizes: N and K of each weight.
+        is_gated: whether the first layer gates the second.
+    """
+    elements = sum(math.prod(x) for x in sizes)
+    most = ROWS_GATED if is_gated else ROWS_SMALL if elements <= SMALL else ROWS
+    reasons = {
+        "Triton is not installed": not has_triton(),
+        f"{rows} rows: from 2 to {most} it was faster": not 1 < rows <= most,
+        f"weights of {elements} elements were not measured": (
+            not WEIGHTS[0] <= elements <= WEIGHTS[1]
+        ),
+        "sizes are not in eights": any(n % EIGHTS for x in sizes for n in x),
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    return reason or unmeasured(result)
 
 
 # 5. Registration

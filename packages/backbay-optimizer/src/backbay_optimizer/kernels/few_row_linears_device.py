@@ -57,6 +57,14 @@ def _write(total, y_ptr, row, col, rows, columns):
 
 
 @jit
+def _finish(total, is_own, bias_ptr, y_ptr, row, col, rows, columns):
+    """Write what a layer gives, if the program is that layer's."""
+    if y_ptr is not None:  # noqa: SIM102 (this one is decided when it is compiled)
+        if is_own:
+            _write(_biased(total, bias_ptr, col, columns), y_ptr, row, col, rows, columns)
+
+
+@jit
 def _activated(x, activation: tl.constexpr):
     if activation == "silu":
         x = x / (1 + tl.exp2(x * -1.4426950408889634))
@@ -92,14 +100,9 @@ def linears_kernel(
         weight = _weights(weight_ptr, col, at + k, columns, inner, even_n, even_k)
         x = _rows(x_ptr, row, at + k, rows, inner, even_k)
         total = _product(weight, x, total, is_cpu)
-    if layer == 0:
-        _write(_biased(total, a_bias_ptr, col, columns), a_y_ptr, row, col, rows, columns)
-    if b_ptr is not None:
-        if layer == 1:
-            _write(_biased(total, b_bias_ptr, col, columns), b_y_ptr, row, col, rows, columns)
-    if c_ptr is not None:
-        if layer == 2:
-            _write(_biased(total, c_bias_ptr, col, columns), c_y_ptr, row, col, rows, columns)
+    _finish(total, layer == 0, a_bias_ptr, a_y_ptr, row, col, rows, columns)
+    _finish(total, layer == 1, b_bias_ptr, b_y_ptr, row, col, rows, columns)
+    _finish(total, layer > 1, c_bias_ptr, c_y_ptr, row, col, rows, columns)
 
 
 @jit
