@@ -133,7 +133,7 @@ class Decoder(nn.Module):
 def test_backbay_leaves_a_step_of_generation_to_cublas_or_strays(batch, dtype, monkeypatch):
     from torch._inductor.utils import run_and_get_code
 
-    monkeypatch.setattr(module, "WEIGHTS", (0, 2**27))
+    monkeypatch.setattr(module, "FEWEST", 0)
     torch.compiler.reset()
     torch.manual_seed(0)
     model = Decoder().to("cuda", dtype)

@@ -221,28 +221,36 @@ def test_what_was_not_measured_is_replaced():
         result = torch.empty(1, device="cuda", dtype=torch.bfloat16)
         return module.pays(result, rows, sizes, is_gated=is_gated)
 
-    small, wide = ((2048, 2048), (512, 2048), (512, 2048)), ((14336, 4096),) * 2
+    small, wide, widest = (((n, 2048),) * 3 for n in (1024, 4096, 13632))
     with (
         torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True),
         pytest.MonkeyPatch.context() as m,
     ):
         m.setattr(module, "has_triton", lambda: True)
         m.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-        for rows in (2, 64):
-            assert why(rows) is None
-            assert why(rows, wide, is_gated=True) is None
+        assert why(2) is None
+        for sizes, most, is_gated in (
+            (small, 512, False),
+            (wide, 64, False),
+            (widest, 16, False),
+            (((14336, 4096),) * 2, 128, True),
+            (((28672, 8192),) * 2, 64, True),
+            (((1000, 2048),) * 3, 64, False),  # columns are not in 64s
+            (((1024, 1600),) * 3, 64, False),
+            (((4304, 2048),) * 2, 16, True),
+            (((4096, 1600),) * 2, 16, True),
+        ):
+            assert why(most, sizes, is_gated=is_gated) is None
+            message = f"{most + 1} rows: from 2 to {most} it was faster"
+            assert why(most + 1, sizes, is_gated=is_gated) == message
         assert "1 rows: from 2 to 64" in why(1)
-        assert "65 rows: from 2 to 64" in why(65)
-        assert why(128, wide, is_gated=True) is None
-        assert "from 2 to 128" in why(129, wide, is_gated=True)
-        assert "from 2 to 128" in why(129, ((2048, 1024),) * 2, is_gated=True)
-        assert why(512, small) is None
-        assert "from 2 to 512" in why(513, small)
         assert "eights" in why(sizes=((4100, 4096), (1024, 4096)))
         assert "eights" in why(sizes=((1024, 4100), (1024, 4100)))
-        assert "524272 elements" in why(sizes=((32767, 8), (32767, 8)))
-        assert why(sizes=((32768, 8), (32768, 8))) is None
-        assert "elements were not" in why(sizes=((2**16, 2**10), (2**16 + 8, 2**10)))
+        assert "524224 elements" in why(sizes=((2**12, 64), (4095, 64)))
+        assert why(sizes=((2**12, 64), (2**12, 64))) is None
+        assert why(sizes=((2**14, 2**11), (24576, 2**11))) is None
+        assert "elements were not" in why(sizes=((2**14, 2**11), (24576 + 64, 2**11)))
+        assert "elements were not" in why(sizes=((28672 + 64, 8192),) * 2, is_gated=True)
         m.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
         assert "9.0" in why()
         m.setattr(module, "has_triton", lambda: False)

@@ -190,6 +190,7 @@ LEFT = {
     "another mode between": (other_mode_between, "changes a mode on the way"),
     "layers far from each other": (others_between, None),
     "two inputs": (lambda m, x: m.k(x) * m.v(x + 1), None),
+    "a gate of another input": (lambda m, x: F.silu(m.k(x)) * m.v(x + 1), None),
     "one layer": (lambda m, x: m.k(x), None),
     "a weight that the first one makes": (
         lambda m, x: F.linear(x, m.k(x).view(-1)[: 2 * D].view(2, D)) + m.v(x)[..., :2],

@@ -26,20 +26,21 @@ EIGHTS = 8
 LAYERS = 3
 """As many are computed at once."""
 
-ROWS = 64
-"""Up to as many it pays for all weights that were measured (``benchmarks/conditions.py``)."""
+MOST_ROWS = {3 * 2**21: 512, 3 * 2**23: 64, 5 * 2**24: 16}
+"""Rows up to which it pays, by how many elements all weights have at most, of layers without a
+gate (``benchmarks/conditions.py``, as all of these)."""
 
-ROWS_GATED = 128
+MOST_ROWS_GATED = {7 * 2**24: 128, 7 * 2**26: 64}
 """Likewise of a gate and what it gates."""
 
-ROWS_SMALL = 512
-"""Likewise of other layers whose weights are `SMALL` together."""
+MOST_ROWS_ODD = (64, 16)
+"""Likewise for sizes that are not in `BLOCK`: without a gate, and with one."""
 
-SMALL = 2**23
-"""Elements of weights up to which cuBLAS needs more rows to be as fast."""
+FEWEST = 2**19
+"""Elements of all weights from which it was measured."""
 
-WEIGHTS = (2**19, 2**27)
-"""Elements of all weights together, the fewest and the most that were measured."""
+BLOCK = (64, 128)
+"""Columns, and elements of each, that a program reads at once with most plans."""
 
 Activation = Literal["silu", "gelu_tanh"]
 """Of a gate."""
@@ -130,12 +131,12 @@ def plan(rows: int, inner: int, elements: int, *, is_gated: bool = False) -> Pla
     """
     block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
     if is_gated:
-        return Plan(128, 64, 64, 8, 3) if rows > ROWS else Plan(block_m, 64, 128, 4, 4)
-    if rows > ROWS_GATED:
-        return Plan(128, 64 if inner <= 1024 else 128, 64, 8, 4)  # noqa: PLR2004 (by search, as all)
+        return Plan(128, 64, 64, 8, 3) if rows > 64 else Plan(block_m, 64, 128, 4, 4)  # noqa: PLR2004 (by search, as all of these)
+    if rows > 128:  # noqa: PLR2004
+        return Plan(128, 64 if inner <= 1024 else 128, 64, 8, 4)  # noqa: PLR2004
     if rows <= 32:  # noqa: PLR2004
         return Plan(block_m, 64, 128, 4, 6)
-    return Plan(32 if elements <= SMALL else 64, 64, 128, 4, 4)
+    return Plan(32 if elements <= 2**23 else 64, 64, 128, 4, 4)
 
 
 # 3. Launching
@@ -259,17 +260,24 @@ def pays(
         is_gated: whether the first layer gates the second.
     """
     elements = sum(math.prod(x) for x in sizes)
-    most = ROWS_GATED if is_gated else ROWS_SMALL if elements <= SMALL else ROWS
+    most = _most_rows(sizes, elements, is_gated=is_gated)
     reasons = {
         "Triton is not installed": not has_triton(),
-        f"{rows} rows: from 2 to {most} it was faster": not 1 < rows <= most,
-        f"weights of {elements} elements were not measured": (
-            not WEIGHTS[0] <= elements <= WEIGHTS[1]
+        f"weights of {elements} elements were not measured, or not faster": (
+            elements < FEWEST or most == 0
         ),
+        f"{rows} rows: from 2 to {most} it was faster": not 1 < rows <= most,
         "sizes are not in eights": any(n % EIGHTS for x in sizes for n in x),
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     return reason or unmeasured(result)
+
+
+def _most_rows(sizes: Sequence[tuple[int, int]], elements: int, *, is_gated: bool) -> int:
+    table = MOST_ROWS_GATED if is_gated else MOST_ROWS
+    most = next((rows for limit, rows in table.items() if elements <= limit), 0)
+    is_even = not any(n % block for x in sizes for n, block in zip(x, BLOCK, strict=True))
+    return most if is_even else min(most, MOST_ROWS_ODD[is_gated])
 
 
 # 5. Registration
