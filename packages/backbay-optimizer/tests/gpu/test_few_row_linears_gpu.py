@@ -46,7 +46,7 @@ def assert_as_right(found, eager, truth):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 64, 65, 300])
 @pytest.mark.parametrize("name", SIZES)
-def test_results_are_further_from_the_truth_than_eagers(name, rows, dtype):
+def test_results_stray_further_from_the_truth_than_eagers(name, rows, dtype):
     inner, sizes = SIZES[name]
     x, *weights = drawn((rows, inner), *((n, inner) for n in sizes), dtype=dtype)
     weights = [(w * inner**-0.5).contiguous() for w in weights]

@@ -216,6 +216,18 @@ def test_a_plan_is_no_power_of_two_or_asks_for_too_much_shared_memory():
             assert loaded * plan.stages <= 220 * 1024  # of the 227 KiB that an H100 has
 
 
+def test_weights_are_read_beyond_their_end():
+    """Nothing shows in results: what is read there belongs to columns that are not written."""
+    x, plan = torch.empty(2, 256), module.Plan(16, 64, 128)
+    for inner, sizes, wanted in (
+        (256, [64, 128], (True, True)),
+        (256, [64, 72], (False, True)),
+        (192, [64, 128], (True, False)),
+    ):
+        found = module._constants(plan, inner, sizes, x)
+        assert (found["even_n"], found["even_k"]) == wanted
+
+
 def test_what_was_not_measured_is_replaced():
     def why(rows=16, sizes=((4096, 4096), (1024, 4096), (1024, 4096)), *, is_gated=False):
         result = torch.empty(1, device="cuda", dtype=torch.bfloat16)
