@@ -15,9 +15,9 @@ one_row
     A linear layer of one row: cuBLAS's, which Inductor calls, beside the sum that
     ``one_row_linears`` makes of it.
 few_rows
-    Linear layers of few rows that read the same (queries, keys and values; a gate and what it
-    gates), as Inductor runs them, beside ``few_row_linears``' kernels, and how long it takes to
-    read the weights.
+    Linear layers of few rows that read the same: a call of cuBLAS for each, as Inductor makes it,
+    and for a gate a kernel of Inductor's for the product, beside ``few_row_linears``' kernels, and
+    how long it takes to read the weights.
 few_row_steps
     A decoder's layer in a step of generation for a few sequences, as Inductor compiles it, and as
     ``backbay`` does without that pass and with it; CUDA graphs are the table's.
