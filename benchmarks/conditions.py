@@ -14,6 +14,13 @@ one_token
 one_row
     A linear layer of one row: cuBLAS's, which Inductor calls, beside the sum that
     ``one_row_linears`` makes of it.
+few_rows
+    Linear layers of few rows that read the same: a call of cuBLAS for each, as Inductor makes it,
+    and for a gate a kernel of Inductor's for the product, beside ``few_row_linears``' kernels, and
+    how long it takes to read the weights.
+few_row_steps
+    A decoder's layer in a step of generation for a few sequences, as Inductor compiles it, and as
+    ``backbay`` does without that pass and with it; CUDA graphs are the table's.
 windows
     Attention with a mask that is a window, keys and values repeated, as Inductor runs it, beside
     ``windowed_attention``'s kernel, and the share of all blocks of scores that it computes.
@@ -70,6 +77,7 @@ from speed.condition_tables.convolutions import pointwise
 from speed.condition_tables.depthwise import depthwise
 from speed.condition_tables.embeddings import embeddings
 from speed.condition_tables.epilogues import epilogues
+from speed.condition_tables.few_rows import few_row_steps, few_rows
 from speed.condition_tables.group_norms import group_norms, group_norms_alone
 from speed.condition_tables.merging import merging
 from speed.condition_tables.row_norms import row_norm_blocks, row_norms
@@ -81,7 +89,7 @@ from speed.surroundings import versions
 _ALL = (
     *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
     *(merging, batch_norms, max_pools, group_norms, group_norms_alone, embeddings),
-    *(row_norms, row_norm_blocks),
+    *(row_norms, row_norm_blocks, few_rows, few_row_steps),
 )
 TABLES = {x.__name__: x for x in _ALL}
 

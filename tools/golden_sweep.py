@@ -72,6 +72,7 @@ AT_BOTH = (
 """Passes that are written for ATen graphs, too."""
 INFERENCE = (
     "eager_convolutions",
+    "few_row_linears",
     "fused_convolutions",
     "linear_epilogues",
     "horizontal_fusion",

@@ -15,6 +15,7 @@ from backbay_optimizer.kernels import (
     batch_norm,
     depthwise_convolution,
     embedding,
+    few_row_linears,
     group_norm_silu,
     linear_epilogue,
     max_pool,
@@ -49,7 +50,7 @@ _CONSTANTS: dict[str, dict[str, Any]] = {
 }
 _PAYS = (
     *(group_norm_silu, batch_norm, max_pool, depthwise_convolution, linear_epilogue),
-    *(embedding, row_norm, softmax),
+    *(embedding, few_row_linears, row_norm, softmax),
 )
 
 

@@ -120,6 +120,7 @@ FAMILIES: Mapping[str, Family] = {
         begin=tokens.tokens, layers=(tokens.rows,), trained=0.4, end=tokens.selected
     ),
     "horizontal_fusion": Family(begin=tokens.tokens, layers=(tokens.layers,), trained=0.5),
+    "few_row_linears": Family(begin=tokens.matrix, layers=(tokens.layers,), trained=0.1),
     "one_row_linears": Family(begin=tokens.state, layers=(tokens.one_row,), trained=0.1),
     "one_token_attention": Family(
         begin=attention.cache, layers=(attention.one_token,), trained=0.1

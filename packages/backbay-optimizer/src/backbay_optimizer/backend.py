@@ -31,6 +31,7 @@ from backbay_optimizer.passes.batch_norms import batch_norms
 from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutions
 from backbay_optimizer.passes.eager_convolutions import eager_convolutions
 from backbay_optimizer.passes.embeddings import embeddings
+from backbay_optimizer.passes.few_row_linears import few_row_linears
 from backbay_optimizer.passes.fused_attention import fused_attention
 from backbay_optimizer.passes.fused_convolutions import fused_convolutions
 from backbay_optimizer.passes.fused_counters import fused_counters
@@ -84,6 +85,7 @@ class Optimizing(Backend):
         one_row_linears,
         linear_epilogues,
         product_epilogues,
+        few_row_linears,  # before what merges layers by a copy of their weights
         horizontal_fusion,
         row_norms,  # behind what merges their readers
         replace(parameter_hoist, enabled=False),  # it is asked for
