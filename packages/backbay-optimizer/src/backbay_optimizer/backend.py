@@ -22,6 +22,7 @@ import torch
 from torch.fx import GraphModule
 
 from backbay import compile_log
+from backbay.causes import one_line
 from backbay.graph.values import say_sources
 from backbay.kit.backend import Backend, Compilation
 from backbay.kit.codegen import Codegen, Compiled, nested_tracing
@@ -149,10 +150,7 @@ class Optimizing(Backend):
             return compiler.compile(graph_module)
         reason = variants.untried(graph_module)
         if reason is not None:
-            why = f"not timed, every rewrite kept: {reason}"
-            compile_log.note(
-                compile_log.Record(asked=name or self.__name__, ran=self.codegen, why=why)
-            )
+            compiler.note(f"not timed, every rewrite kept: {reason}")
             return compiler.compile(graph_module)
         return compiler.choosing(graph_module, functools.partial(cache.write, key))
 
@@ -221,9 +219,19 @@ class _GraphCompiler:
         arms = {variants.ALL: whole.run}
         further = dict.fromkeys((fired, *((x,) for x in fired), self._slower(sites)))
         for off in (x for x in further if x not in arms):
-            with nested_tracing(self.example_inputs), unobserved():
-                arms[off] = self.compile(_copied(untouched), off)
+            try:
+                with nested_tracing(self.example_inputs), unobserved():
+                    arms[off] = self.compile(_copied(untouched), off)
+            except Exception as error:  # noqa: BLE001 (whatever it is, the graph itself compiled)
+                self.note(f"{', '.join(off)} not timed: without it, {one_line(error)}")
+        if len(arms) == 1:
+            return whole.run
         return variants.Choosing(arms, fired, self.backend.__name__, keep)
+
+    def note(self, why: str) -> None:
+        """Put a line into the compile log."""
+        asked = self.name or self.backend.__name__
+        compile_log.note(compile_log.Record(asked=asked, ran=self.backend.codegen, why=why))
 
     def _slower(self, sites: MatchSites) -> tuple[str, ...]:
         from backbay_optimizer.tuning import site_timing  # noqa: PLC0415 (only tune="full" asks)

@@ -113,12 +113,9 @@ def nested_tracing(example_inputs: Sequence[Any]) -> Iterator[None]:
         TracingContext,
         tracing,
     )
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: PLC0415 (a quarter second)
 
     outer = TracingContext.try_get()
-    # Loops have sizes that only a run tells: symbols, which an environment makes.
-    apart = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
-    inner = TracingContext(fake_mode(example_inputs) or apart)
+    inner = TracingContext(fake_mode(example_inputs) or FakeTensorMode())
     with tracing(inner):
         yield
     if outer is not None:
