@@ -129,7 +129,7 @@ def plan(rows: int, inner: int, elements: int, *, is_gated: bool = False) -> Pla
         elements: of all weights.
         is_gated: whether a program computes a gate and what it gates.
     """
-    block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
+    block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64  # noqa: PLR2004 (ranges are guarded, not numbers)
     if is_gated:
         return Plan(128, 64, 64, 8, 3) if rows > 64 else Plan(block_m, 64, 128, 4, 4)  # noqa: PLR2004 (by search, as all of these)
     if rows > 128:  # noqa: PLR2004
