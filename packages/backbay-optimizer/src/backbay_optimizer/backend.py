@@ -22,7 +22,6 @@ import torch
 from torch.fx import GraphModule
 
 from backbay import compile_log
-from backbay.causes import one_line
 from backbay.graph.values import say_sources
 from backbay.kit.backend import Backend, Compilation
 from backbay.kit.codegen import Codegen, Compiled, nested_tracing
@@ -223,7 +222,8 @@ class _GraphCompiler:
                 with nested_tracing(self.example_inputs), unobserved():
                     arms[off] = self.compile(_copied(untouched), off)
             except Exception as error:  # noqa: BLE001 (whatever it is, the graph itself compiled)
-                self.note(f"{', '.join(off)} not timed: without it, {one_line(error)}")
+                said = f"{type(error).__name__}: {error}".splitlines()[0]
+                self.note(f"{', '.join(off)} not timed: without it, {said}")
         if len(arms) == 1:
             return whole.run
         return variants.Choosing(arms, fired, self.backend.__name__, keep)
