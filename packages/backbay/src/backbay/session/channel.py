@@ -77,11 +77,14 @@ class Channel:
         return reply
 
     def close(self) -> None:
-        """Let go of what was not received; the sender is gone."""
+        """Let go of what was not received; the sender is gone, which who still waits is told."""
         self._closed.set()
         with contextlib.suppress(queue.Empty):
             while True:
                 self._chunks.get_nowait()
+        # The end may have been among what was let go, before the thread that waits for it woke up.
+        with contextlib.suppress(queue.Full):
+            self._chunks.put_nowait(_END)
 
     def _read(self) -> None:
         with self._pipe:
