@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._dynamo.source import ConstantSource  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 from backbay_optimizer.kernels import conditions  # noqa: E402
@@ -214,6 +216,17 @@ def test_a_plan_is_no_power_of_two_or_asks_for_too_much_shared_memory():
             assert min(plan[:3]) >= 16
             loaded = (plan.block_n * (1 + is_gated) + plan.block_m) * plan.block_k * 2
             assert loaded * plan.stages <= 220 * 1024  # of the 227 KiB that an H100 has
+
+
+def test_a_number_of_rows_that_varies_is_pinned():
+    shapes = ShapeEnv()
+    source = ConstantSource("rows")
+    dynamic = DimDynamic.DYNAMIC
+    symbol = shapes.create_symbol(24, source, dynamic_dim=dynamic, constraint_dim=None)
+    rows = shapes.create_symintnode(symbol, hint=24, source=source)
+    assert module.plan(rows, 2048, 2**22) == module.plan(24, 2048, 2**22)
+    ranges = shapes.bound_sympy(symbol)
+    assert (ranges.lower, ranges.upper) == (17, 32)
 
 
 def test_weights_are_read_beyond_their_end():

@@ -243,7 +243,7 @@ def test_a_variant_does_not_know_which_inputs_stay_where_they_are():
 
 @dataclass(frozen=True, kw_only=True)
 class Firing(Pass):
-    """Says that it changed each graph."""
+    """Changes nothing, and counts a change in each graph."""
 
     summary = "it says that it changed the graph"
 
