@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured, widened
 
 PAYS_FROM = 2**20
 """Elements from which whole models were measured: the smallest batch norm of EfficientNet-B0 with
@@ -43,7 +43,7 @@ _EIGHTS = 8
 
 def reference_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of each channel of (N, C, ...), in float32 at least."""
-    wide, others = _widened(x), _others(x)
+    wide, others = widened(x), _others(x)
     return wide.mean(others), wide.var(others, correction=0)
 
 
@@ -58,7 +58,7 @@ def reference_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients by bias and weight, in float32 at least."""
     n, z = _normalised(x, mean, rstd, weight, bias)
-    g = _before(_widened(dy), z, activation)
+    g = _before(widened(dy), z, activation)
     return g.sum(_others(x)), (g * n).sum(_others(x))
 
 
@@ -66,7 +66,7 @@ def _normalised(
     x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return ``n`` and ``z``."""
-    n = (_widened(x) - _spread(mean, x)) * _spread(rstd, x)
+    n = (widened(x) - _spread(mean, x)) * _spread(rstd, x)
     return n, n * _spread(weight, x) + _spread(bias, x)
 
 
@@ -96,13 +96,9 @@ _BEND = 3.0
 """Of hard-swish: beyond, it is the identity, and below its negative it is 0."""
 
 
-def _widened(x: Tensor) -> Tensor:
-    return x.float() if x.dtype.itemsize < torch.float32.itemsize else x
-
-
 def _spread(values: Tensor, x: Tensor) -> Tensor:
     """Return values of channels so that they broadcast over ``x``."""
-    return _widened(values).reshape(-1, *(1 for _ in x.shape[2:]))
+    return widened(values).reshape(-1, *(1 for _ in x.shape[2:]))
 
 
 def _others(x: Tensor) -> list[int]:
@@ -329,7 +325,7 @@ def _vjp(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     if ctx.needs_input_grad[0]:
         count = x.numel() // x.shape[1]
         n, z = _normalised(x, mean, rstd, weight, bias)
-        g = _before(_widened(dy), z, ctx.activation)
+        g = _before(widened(dy), z, ctx.activation)
         centred = g - _spread(dbias / count, x) - n * _spread(dweight / count, x)
-        dx = (centred * _spread(rstd * _widened(weight), x)).to(x.dtype)
+        dx = (centred * _spread(rstd * widened(weight), x)).to(x.dtype)
     return dx, dweight.to(weight.dtype), dbias.to(bias.dtype), None, None

@@ -52,6 +52,11 @@ def device_code(kernel: ModuleType) -> str:
     return path.with_name(f"{path.stem}_device.py").read_text("utf-8")
 
 
+def widened(x: Tensor) -> Tensor:
+    """Return a tensor in float32 if it has fewer bits, as references and kernels compute."""
+    return x.float() if x.dtype.itemsize < torch.float32.itemsize else x
+
+
 def registers(
     namespace: dict[str, Any], names: Sequence[str], operators: Callable[[], Sequence[Any]]
 ) -> Callable[[str], Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured, widened
 
 EIGHTS = 8
 """Elements of 16 bits that are read at once."""
@@ -97,11 +97,7 @@ def gated_reference(
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(_widened(x), _widened(weight), None if bias is None else _widened(bias))
-
-
-def _widened(x: Tensor) -> Tensor:
-    return x.float() if x.dtype.itemsize < torch.float32.itemsize else x
+    return F.linear(widened(x), widened(weight), None if bias is None else widened(bias))
 
 
 # 2. How a product is cut

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured, widened
 
 PAYS_FROM = 2**24
 """Elements from which the kernel was faster than Inductor's with channels last: 1.09 times with as
@@ -98,12 +98,12 @@ def reference(
         ``y`` and ``total`` in the dtype of ``x``, the sum rounded once; mean and 1 / standard
         deviation, (N, groups).
     """
-    total = _widened(x)
+    total = widened(x)
     if shift is not None:
         total = total + _spread(shift, x)
     if residual is not None:
-        total = (total + _widened(residual)).to(x.dtype)
-    wide = _widened(total)
+        total = (total + widened(residual)).to(x.dtype)
+    wide = widened(total)
     table = _grouped(wide, groups)
     mean = table.mean(-1)
     rstd = (table.var(-1, correction=0) + eps).rsqrt()
@@ -133,12 +133,12 @@ def reference_backward(
     ``dx = rstd * (weight * g - <weight * g> - n * <weight * g * n>) + extra``, where ``<>`` is the
     mean of a group; ``dweight`` sums ``g * n`` and ``dbias`` sums ``g``, both in float32 at least.
     """
-    wide = _widened(x)
+    wide = widened(x)
     if shift is not None:
         wide = wide + _spread(shift, x)
     n = ((_grouped(wide, groups) - mean[:, :, None]) * rstd[:, :, None]).reshape(x.shape)
     scale = torch.ones((), device=x.device) if weight is None else _spread(weight, x)
-    g = _widened(dy)
+    g = widened(dy)
     if silu:
         z = n * scale if bias is None else n * scale + _spread(bias, x)
         s = torch.sigmoid(z)
@@ -149,7 +149,7 @@ def reference_backward(
     dx = (centred - normal * (scaled * normal).mean(-1, keepdim=True)) * rstd[:, :, None]
     dx = dx.reshape(x.shape)
     if extra is not None:
-        dx = dx + _widened(extra)
+        dx = dx + widened(extra)
     pixels = [0, *range(2, x.dim())]
     return dx.to(x.dtype), (g * n).sum(pixels), g.sum(pixels)
 
@@ -160,13 +160,9 @@ def _grouped(x: Tensor, groups: int) -> Tensor:
     return table.flatten(2)
 
 
-def _widened(x: Tensor) -> Tensor:
-    return x.float() if x.dtype.itemsize < torch.float32.itemsize else x
-
-
 def _spread(values: Tensor, x: Tensor) -> Tensor:
     """Return values of channels so that they broadcast over ``x``."""
-    wide = _widened(values)
+    wide = widened(values)
     return wide.reshape(*wide.shape, *(1 for _ in x.shape[2:]))
 
 

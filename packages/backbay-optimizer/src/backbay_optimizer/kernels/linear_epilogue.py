@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import MEASURED, has_triton, unfit
+from backbay_optimizer.kernels.conditions import MEASURED, has_triton, unfit, widened
 
 EIGHTS = 8
 """Elements of 16 bits that are read at once."""
@@ -104,13 +104,13 @@ def reference(
     Returns:
         (..., N), contiguous, in the dtype of ``x``.
     """
-    rows = _widened(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
+    rows = widened(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
     rows = _normed(rows, entry_mean, entry_var, entry_scale, entry_shift, entry_eps)
     rows = _ACTIVATIONS[entry_activation](rows)
     if gate is not None:
-        parts = rows.reshape(gate.shape[0], -1, gate.shape[1]) * _widened(gate)[:, None, :]
+        parts = rows.reshape(gate.shape[0], -1, gate.shape[1]) * widened(gate)[:, None, :]
         rows = parts.reshape(rows.shape)
-    y = F.linear(_widened(rows.to(x.dtype)), _widened(weight))
+    y = F.linear(widened(rows.to(x.dtype)), widened(weight))
     if bias is not None:
         y = y + bias
     y = _ACTIVATIONS[activation](_normed(y, mean, var, scale, shift, eps))
@@ -129,13 +129,9 @@ def _normed(
     eps: float,
 ) -> Tensor:
     if mean is not None and var is not None:
-        y = (y - mean) * (_widened(var) + eps).rsqrt()
+        y = (y - mean) * (widened(var) + eps).rsqrt()
     y = y if scale is None else y * scale
     return y if shift is None else y + shift
-
-
-def _widened(x: Tensor) -> Tensor:
-    return x.float() if x.dtype.itemsize < torch.float32.itemsize else x
 
 
 # 2. How a product is cut

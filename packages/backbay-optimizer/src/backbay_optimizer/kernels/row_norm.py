@@ -27,7 +27,14 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from backbay_optimizer.kernels.conditions import DTYPES, has_triton, registers, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import (
+    DTYPES,
+    has_triton,
+    registers,
+    unfit,
+    unmeasured,
+    widened,
+)
 
 COPIES = 3
 """Of a result: as many gradients of it are added in the kernel."""
@@ -64,7 +71,7 @@ def reference(
         offset: added to the weight: Gemma's norms multiply by 1 + weight.
         is_centred: whether the mean is subtracted: LayerNorm. For RMSNorm it is empty.
     """
-    wide = _widened(x)
+    wide = widened(x)
     if is_centred:
         # Two sums, not Welford's algorithm, which Inductor has for a variance and is slower.
         mean = wide.mean(-1, keepdim=True)
@@ -75,7 +82,7 @@ def reference(
     n = wide * rstd
     y = n * _scale(weight, offset)
     if bias is not None:
-        y = y + _widened(bias)
+        y = y + widened(bias)
     return y.to(x.dtype), mean, rstd
 
 
@@ -92,25 +99,21 @@ def reference_backward(
 
     ``dys`` are added, and ``extra`` is added to the first gradient.
     """
-    dy = sum(map(_widened, dys[1:]), start=_widened(dys[0]))
-    wide = _widened(x)
+    dy = sum(map(widened, dys[1:]), start=widened(dys[0]))
+    wide = widened(x)
     n = (wide if mean is None else wide - mean) * rstd
     scaled = dy * _scale(weight, offset)
     less = scaled if mean is None else scaled - scaled.mean(-1, keepdim=True)
     dx = (less - n * (scaled * n).mean(-1, keepdim=True)) * rstd
     if extra is not None:
-        dx = dx + _widened(extra)
+        dx = dx + widened(extra)
     rows = list(range(x.dim() - 1))
     dweight, dbias = ((t.sum(rows) if rows else t).to(weight.dtype) for t in (dy * n, dy * 1))
     return dx.to(x.dtype), dweight, dbias
 
 
-def _widened(x: Tensor) -> Tensor:
-    return x.float() if x.dtype.itemsize < torch.float32.itemsize else x
-
-
 def _scale(weight: Tensor, offset: float) -> Tensor:
-    return _widened(weight) + offset if offset else _widened(weight)
+    return widened(weight) + offset if offset else widened(weight)
 
 
 # 2. Launching
