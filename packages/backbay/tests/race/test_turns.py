@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from backbay.race import Limits, run
+from backbay.race import Limits, run, timing
 from backbay.race.turns import SharedDevice, Turns
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
@@ -91,7 +91,8 @@ def test_who_dies_keeps_nobody_waiting():
 
 
 @pytest.mark.slow
-def test_a_race_works_and_times_in_its_turns(here, tmp_path):
+@pytest.mark.parametrize("slowed", [False, True])
+def test_a_race_works_and_times_in_its_turns(here, tmp_path, monkeypatch, slowed):
     class Noted(Turns):
         now, seen = "nothing", []
 
@@ -108,6 +109,7 @@ def test_a_race_works_and_times_in_its_turns(here, tmp_path):
         def timing(self):
             return self.turn("timing")
 
+    monkeypatch.setattr(timing, "_is_slower", lambda _before, _after: slowed)
     model = tmp_path / "mine.py"
     model.write_text("import torch\ndef model():\n    return torch.nn.ReLU(), (torch.ones(4),)\n")
     turns = Noted()
@@ -123,3 +125,7 @@ def test_a_race_works_and_times_in_its_turns(here, tmp_path):
     assert {now for now, text in turns.seen if "proving" in text} == {"working"}
     assert {now for now, text in turns.seen if "timing" in text} == {"timing"}
     assert {now for now, text in turns.seen if "compiling again" in text} == {"working"}
+    loaded = [now for now, text in turns.seen if "loading again" in text]
+    assert loaded[0] == "working"
+    # Whether others slow eager is part of the timing: nobody works beside the new process of it.
+    assert ("timing" in loaded) is slowed

@@ -344,7 +344,8 @@ class Timing:
         """Compile these, and return the time of one step of each that got ready."""
         step_s: dict[str, float] = {}
         for name in names:
-            self.tell(name, "compiling again, from a warm cache", "")
+            again = "loading again" if name == EAGER else "compiling again, from a warm cache"
+            self.tell(name, again, "")
             self.reveal()
             request = Open(
                 setup=self.setup,
