@@ -8,7 +8,7 @@ import msgspec
 
 from backbay.reporting.machine import Machine
 
-SUITE_VERSION = 5
+SUITE_VERSION = 6
 """Raised when a case is added, removed or changed: statements of two versions do not compare."""
 SCHEMA = "backbay.conform/2"
 

@@ -273,4 +273,5 @@ def _known_functions() -> frozenset[Any]:
     )
     known = {x for x in found if callable(x) and not isinstance(x, type)}
     stateful = {x for x in known if getattr(x, "__name__", "") in _STATEFUL_FUNCTIONS}
-    return frozenset(known - stateful | {getattr, abs, max, min, pow, round, sum, len, slice})
+    data = getattr(torch._C._autograd, "_get_data_attr", getattr)  # noqa: SLF001 (``x.data``)
+    return frozenset(known - stateful | {getattr, data, abs, max, min, pow, round, sum, len, slice})

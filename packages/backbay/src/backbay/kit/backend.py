@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from backbay import compile_log
 from backbay.errors import BackbayError, InputError
+from backbay.graph.detached import copy_detached
 from backbay.graph.effects import may_write
 from backbay.graph.rewrite import FROZEN, hold
 from backbay.kit.aot import GraphKind, aot_compile, inductor_patches
@@ -155,6 +156,8 @@ class Backend:
         passes = self._enabled(own)
         nodes = len(graph_module.graph.nodes)
         reports = run_passes([x for x in passes if x.level == "torch"], graph_module, own)
+        if torch.is_grad_enabled() and copy_detached(graph_module.graph):
+            graph_module.recompile()
         if self.compile is None and self.codegen == INDUCTOR:
             wanted = {k: v for x in reports for k, v in x.inductor.items()}
             rest = {**wanted, **rest}

@@ -41,6 +41,12 @@ def detached_copy_detaches_its_source(x: torch.Tensor) -> Tensors:
     return y, (y - stopped).exp(), part * 2, y[0] * part[0]
 
 
+@theme.agrees(lambda s: normal(s, 4, 4, requires_grad=True), needs=_NEEDS, train=True)
+def detached_self_of_a_view_is_another_one(x: torch.Tensor) -> Tensors:
+    y = (x * 2).t()
+    return y, y.detach()
+
+
 @theme.agrees(lambda s: normal(s, 3, 5), needs=_NEEDS, train=True)
 def no_grad_inside_is_ignored(x: torch.Tensor) -> Tensors:
     with torch.no_grad():
