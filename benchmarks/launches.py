@@ -1,7 +1,7 @@
 """How often a convolutional network calls the GPU, with rewrites and without.
 
     python benchmarks/launches.py [timm:NAME ...] [--batch 128] [--most 16] [--out FILE]
-    python benchmarks/launches.py --train [timm:NAME ...] [--batch 128] [--out FILE]
+    python benchmarks/launches.py --train [timm:NAME ...] [--batch 128] [--repeats 3] [--out FILE]
 
 Counted in the code that Inductor writes for an H200, which needs no GPU: bfloat16, channels last,
 inference. Without CUDA graphs each such call costs the host time, for which a small batch waits.
@@ -9,29 +9,39 @@ The last columns are how long Triton takes here for all kernels, one after anoth
 that takes longest: Inductor compiles several at once, and waits for the last.
 
 In training, forward and backward are counted, of all but the pooling and the layer at the end. The
-rewrites are ``batch_norms``, ``fused_counters`` and ``pooled_convolutions``, one after another.
+rewrites are ``batch_norms``, ``fused_counters``, ``pooled_convolutions`` and at last
+``depthwise_convolutions``, one after another.
 What a call runs on the GPU is not known: cuDNN's convolutions are often several kernels. Each of
-them waits for the one before it, even if a CUDA graph launches it.
+them waits for the one before it, even if a CUDA graph launches it. Next to them is how often torch
+compiled a Triton kernel to see what it writes, and how long all that is before Triton took, with
+that kept by ``backbay_optimizer.kernel_analysis`` in the last row: the median of repetitions that
+take turns, the fastest and the slowest. Before them everything runs once, and counts for nothing.
 """
 
 import argparse
+import contextlib
 import copy
 import dataclasses
 import datetime as dt
+import statistics
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from torch._higher_order_ops import triton_kernel_wrap
 from torch.fx import GraphModule
 
 from backbay.kit.passes import Pass, PassContext
 from backbay.proof import Workload
 from backbay.workloads import load
-from backbay_optimizer.kernels import batch_norm
+from backbay_optimizer.kernel_analysis import analyses_kept
+from backbay_optimizer.kernels import batch_norm, depthwise_convolution
 from backbay_optimizer.passes import folded_norms
 from backbay_optimizer.passes.batch_norms import batch_norms
+from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutions
 from backbay_optimizer.passes.fused_convolutions import fused_convolutions
 from backbay_optimizer.passes.fused_counters import fused_counters
 from backbay_optimizer.passes.pooled_convolutions import pooled_convolutions
@@ -46,6 +56,7 @@ TRAINING: Sequence[Sequence[Pass]] = (
     (batch_norms,),
     (batch_norms, fused_counters),
     (batch_norms, fused_counters, pooled_convolutions),
+    (depthwise_convolutions, pooled_convolutions, batch_norms, fused_counters),
 )
 """What is counted of a training step."""
 
@@ -58,11 +69,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--train", action="store_true", help="count a training step")
+    parser.add_argument("--repeats", type=int, default=3, help="of a training step")
     parser.add_argument("--most", type=int, default=folded_norms.MOST, help="folded by one call")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.train:
-        text = "\n".join(training_table(given.names, given.batch))
+        text = "\n".join(training_table(given.names, given.batch, given.repeats))
     else:
         with mock.patch.object(folded_norms, "MOST", given.most):
             text = "\n".join(table(given.names, given.batch))
@@ -87,17 +99,54 @@ def table(names: Sequence[str], batch: int) -> Iterator[str]:
             yield f"| {name} | {rewrites} | {' | '.join(map(str, cells))} |"
 
 
-def training_table(names: Sequence[str], batch: int) -> Iterator[str]:
+@dataclasses.dataclass
+class Written:
+    """The code for a training step, with some passes."""
+
+    passes: Sequence[Pass]
+    kept: bool = False
+    """Whether what is found out of a kernel is kept."""
+    counted: list[int] = dataclasses.field(default_factory=list)
+    """Calls of forward and backward."""
+    analyses: int = 0
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def rewrites(self) -> str:
+        """Its row's name."""
+        named = ", ".join(x.name for x in self.passes) or "none"
+        return f"{named}; analyses kept" if self.kept else named
+
+    def write(self, name: str, batch: int) -> None:
+        """Write it once more."""
+        analyse = mock.Mock(wraps=triton_kernel_wrap.generate_ttir)
+        start = time.perf_counter()
+        with (
+            mock.patch.object(triton_kernel_wrap, "generate_ttir", analyse),
+            analyses_kept() if self.kept else contextlib.nullcontext(),
+        ):
+            codes = training_codes(name, batch, self.passes)
+        self.seconds.append(time.perf_counter() - start)
+        self.counted = [calls(x).total() for x in codes]
+        self.analyses = analyse.call_count
+
+
+def training_table(names: Sequence[str], batch: int, repeats: int) -> Iterator[str]:
     """Yield a table of the calls of training steps; a row for each set of rewrites."""
     yield f"{_title(batch)}; Inductor's calls of a step without pooling and classifier."
     yield ""
-    yield "| network | rewrites | forward | backward | all |"
-    yield "|---|---|---|---|---|"
+    yield "| network | rewrites | forward | backward | all | analyses | written in, s |"
+    yield "|---|---|---|---|---|---|---|"
     for name in names:
-        for passes in TRAINING:
-            counted = [calls(x).total() for x in training_codes(name, batch, passes)]
-            rewrites = ", ".join(x.name for x in passes) or "none"
-            yield f"| {name} | {rewrites} | {' | '.join(map(str, counted))} | {sum(counted)} |"
+        rows = [Written(x) for x in TRAINING] + [Written(TRAINING[-1], kept=True)]
+        for _ in range(1 + repeats):
+            for row in rows:
+                row.write(name, batch)
+        for row in rows:
+            times = row.seconds[1:]
+            spread = f"{statistics.median(times):.1f} [{min(times):.1f}, {max(times):.1f}]"
+            cells = (*row.counted, sum(row.counted), row.analyses, spread)
+            yield f"| {name} | {row.rewrites} | {' | '.join(map(str, cells))} |"
 
 
 def training_codes(name: str, batch: int, passes: Sequence[Pass]) -> list[str]:
@@ -113,10 +162,10 @@ def training_codes(name: str, batch: int, passes: Sequence[Pass]) -> list[str]:
     model: Any = workload.model
     model.train().to(memory_format=torch.channels_last)
     # The kernel's conditions are of a GPU, which no tensor here is on; sizes are checked as ever.
-    with (
-        mock.patch.object(batch_norm, "unfit", return_value=None),
-        mock.patch.object(batch_norm, "unmeasured", return_value=None),
-    ):
+    with contextlib.ExitStack() as stack:
+        for kernel in (batch_norm, depthwise_convolution):
+            for condition in ("unfit", "unmeasured"):
+                stack.enter_context(mock.patch.object(kernel, condition, return_value=None))
         return training_codes_for_cuda(
             model.forward_features, _images(workload, batch), rewrite=rewrite
         )

@@ -27,6 +27,7 @@ from backbay.kit.backend import Backend, Compilation
 from backbay.kit.codegen import Codegen, Compiled, nested_tracing
 from backbay.kit.observing import unobserved
 from backbay.registry import Option
+from backbay_optimizer.kernel_analysis import analysed_once
 from backbay_optimizer.passes.batch_norms import batch_norms
 from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutions
 from backbay_optimizer.passes.eager_convolutions import eager_convolutions
@@ -154,6 +155,11 @@ class Optimizing(Backend):
         return compiler.choosing(graph_module, functools.partial(cache.write, key))
 
     def _inductor(
+        self, mode: str | None, options: dict[str, Any], own: Mapping[str, Any]
+    ) -> Codegen:
+        return analysed_once(self._replaying(mode, options, own))
+
+    def _replaying(
         self, mode: str | None, options: dict[str, Any], own: Mapping[str, Any]
     ) -> Codegen:
         plain = super()._inductor(mode, options, own)

@@ -1,0 +1,92 @@
+"""What a Triton kernel writes is found once in a compilation, not at every call of it.
+
+Torch compiles a kernel to Triton's own code and follows its pointers, when it makes a graph
+functional and twice more in Inductor. The answer depends on the kernel, its constants and the
+dtypes of its tensors, so layers that are alike have the same one (``docs/upstream.md``).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+
+from backbay.kit.codegen import Codegen, Compiled
+
+_NAMES = ("identify_accessed_tensors", "identify_mutated_tensors")
+"""Torch's analysis in 2.13, and in 2.11."""
+_CONSTANTS = (bool, int, float, str, type(None))
+
+
+def analysed_once(generate: Codegen) -> Codegen:
+    """Return a code generator that looks at each Triton kernel of a graph once."""
+
+    def run(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        with analyses_kept():
+            return generate(graph_module, example_inputs)
+
+    return run
+
+
+@contextlib.contextmanager
+def analyses_kept() -> Iterator[None]:
+    """Keep what torch finds out of Triton kernels until this ends.
+
+    Dynamo's lock lets only one thread in here. Autograd's may compile a backward meanwhile: it has
+    the same answers.
+    """
+    from torch._higher_order_ops import triton_kernel_wrap  # noqa: PLC0415 (as late as Inductor)
+
+    name = next((x for x in _NAMES if hasattr(triton_kernel_wrap, x)), None)
+    if name is None:
+        yield
+        return
+    kept = _Kept(getattr(triton_kernel_wrap, name))
+    with mock.patch.object(triton_kernel_wrap, name, kept):
+        yield
+
+
+class _Kept:
+    def __init__(self, analyse: Callable[..., Any]) -> None:
+        self._analyse = analyse
+        self._found: dict[Any, Any] = {}
+
+    def __call__(
+        self, kernel: Any, kwargs: dict[str, Any], tma_descriptor_metadata: Mapping[str, Any]
+    ) -> Any:
+        key = None if tma_descriptor_metadata else _key(kernel, kwargs)
+        if key is None:
+            return self._analyse(kernel, kwargs, tma_descriptor_metadata)
+        if key not in self._found:
+            self._found[key] = self._analyse(kernel, kwargs, tma_descriptor_metadata)
+        found = self._found[key]
+        return list(found) if isinstance(found, list) else found  # 2.11's is the caller's
+
+
+def _key(kernel: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return what an answer depends on, as torch takes it; None if that is not known."""
+    from triton.runtime.autotuner import Autotuner  # noqa: PLC0415 (there is a kernel: it is here)
+
+    if isinstance(kernel, Autotuner):
+        if kernel.configs:
+            arguments = {**arguments, **kernel.configs[0].kwargs}
+        kernel = kernel.fn
+    kinds = {name: _kind(x) for name, x in arguments.items()}
+    return None if None in kinds.values() else (kernel, frozenset(kinds.items()))
+
+
+def _kind(argument: Any) -> tuple[str, str] | None:
+    import sympy  # type: ignore[import-untyped] # noqa: PLC0415 (as late as Inductor)
+    from torch._inductor.ir import TensorBox  # noqa: PLC0415 (likewise)
+    from triton.language import dtype  # noqa: PLC0415 (there is a kernel: it is here)
+
+    if isinstance(argument, (FakeTensor, TensorBox)):
+        return "tensor", str(argument.dtype)
+    if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Expr)):
+        return "symbol", ""  # torch takes 2 for all of them
+    if type(argument) in _CONSTANTS or isinstance(argument, dtype):
+        return type(argument).__name__, repr(argument)
+    return None
