@@ -215,3 +215,24 @@ def test_a_bias_that_is_written_before_backward_raises(look, image, anywhere):
     seen = look(program, x, *given, passes=[batch_norms])
     torch.testing.assert_close(torch.autograd.grad(seen.result.sum(), x), (wanted,))
     assert "something writes its bias, which backward reads" in seen.near
+
+
+@pytest.mark.parametrize("name", ["relu in place", "relu, a method in place", "silu"])
+def test_an_activation_that_no_gradient_passes_has_one(look, image, anywhere, name):
+    def program(x, *given):
+        y = F.batch_norm(x, *given, training=True)
+        with torch.no_grad():
+            return ACTIVATIONS[name](y)
+
+    given, results, gradients = vectors(), [], []
+    for function in (program, None):
+        x, *rest = (t.clone() for t in (image, *given))
+        wanted = [t.requires_grad_() for t in (x, *rest[2:])]
+        if function is None:
+            seen = look(program, x, *rest, passes=[batch_norms])
+        results.append(program(x, *rest) if function else seen.result)
+        weights = torch.arange(results[-1].numel()).view_as(results[-1]).sin()
+        gradients.append(torch.autograd.grad((results[-1] * weights).sum(), wanted))
+    assert seen.changes["batch_norms"] == 1
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*gradients)

@@ -173,6 +173,27 @@ def test_what_is_covered_stays_or_what_others_read_goes():
     assert left == [torch.exp, torch.neg]
 
 
+def without_gradients_on_the_way(x):
+    with torch.no_grad():
+        y = torch.exp(x)
+    return torch.sin(y)
+
+
+def cast_on_the_way(x):
+    y = torch.exp(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.sin(y)
+
+
+@pytest.mark.parametrize("function", [without_gradients_on_the_way, cast_on_the_way])
+def test_what_is_computed_in_two_modes_becomes_one_call(function):
+    _, (report,), left = seen(Chain(), function, torch.ones(2, requires_grad=True), train=True)
+    assert report.changes == 0
+    (near,) = report.near
+    assert "changes a mode on the way" in near.reason
+    assert torch.neg not in left
+
+
 def test_what_does_not_pay_is_replaced_or_another_is_asked_about():
     asked = []
 

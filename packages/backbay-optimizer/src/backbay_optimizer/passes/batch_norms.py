@@ -10,7 +10,8 @@
 Inductor reduces channels by Welford's algorithm, at two thirds of the bandwidth of memory, and its
 backward reads the activation's result beside what is normalised, of which it could be computed.
 What is pointwise stays Inductor's, which fuses it with its neighbours: the operator's own code is
-PyTorch's operators there. An activation is taken along where nothing else reads the batch norm.
+PyTorch's operators there. An activation is taken along where nothing else reads the batch norm,
+and gradients are recorded of both or of neither.
 
 Running statistics become what ``F.batch_norm`` makes of them. Left alone are channels first, sizes
 that are symbols, batch norms without gradients, weights or biases, and tensors that are small.
@@ -25,7 +26,7 @@ import torch
 from torch.fx import Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.graph.aliases import Memory
+from backbay.graph.aliases import Memory, disturbed
 from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import call_before
 from backbay.graph.values import are_numbers, is_ordinary, value_of
@@ -137,9 +138,11 @@ batch_norms = BatchNorms()
 def _activated(norm: Node) -> tuple[Node, str]:
     """Return the activation that alone reads a batch norm and its name, or the batch norm."""
     reader = next(iter(norm.users), norm)
-    if len(norm.users) == 1 and is_call(reader, _ACTIVATIONS) and first_input(reader) is norm:
-        return reader, _ACTIVATIONS[reader.target]
-    return norm, "none"
+    if len(norm.users) > 1 or not is_call(reader, _ACTIVATIONS) or first_input(reader) is not norm:
+        return norm, "none"
+    if disturbed(norm, reader, ()):  # in place and without gradients, the norm's gradient is whole
+        return norm, "none"
+    return reader, _ACTIVATIONS[reader.target]
 
 
 def _update(site: _Site, running: Node, new: Node, factor: float) -> None:

@@ -36,6 +36,7 @@ from torch.fx import GraphModule, Node
 
 import backbay
 from backbay.errors import InputError
+from backbay.graph.aliases import disturbed
 from backbay.graph.aten_rewrite import apply_aten
 from backbay.graph.checkpoints import with_bodies
 from backbay.graph.match import Nearest, NearMiss, Pattern, is_call
@@ -363,8 +364,9 @@ class Rewrite(Pass, Generic[SiteT]):
     """A pass that rewrites a graph place by place, by `replacement`.
 
     Sites are walked in the graph's order; requirements are checked first, then `replacement` is
-    called, then the result is checked. At the first reason against it what was put in is taken
-    back, and a near miss noted. Else nodes are replaced, what is left over is erased, and the
+    called, then the result is checked; parts of a site between which gradients or autocast are
+    switched are left alone. At the first reason against it what was put in is taken back, and a
+    near miss noted. Else nodes are replaced, what is left over is erased, and the
     code of the graph is made anew.
     """
 
@@ -441,6 +443,8 @@ class Rewrite(Pass, Generic[SiteT]):
             found = Replacement({site.node: found}, [site.node])
         if not all(self.is_alike(old, new) for old, new in found.new.items()):
             raise NotApplicable("its result would be laid out otherwise")
+        if context.level in DYNAMO_GRAPHS:  # elsewhere gradients and casts are operators
+            _check_mode(found.covers)
         if self.is_timed:
             context.check_profitable(found.covers)
         left_over = sorted((x for x in found.covers if x not in found.new), reverse=True)
@@ -450,6 +454,13 @@ class Rewrite(Pass, Generic[SiteT]):
             if not node.users:
                 node.graph.erase_node(node)
         return True
+
+
+def _check_mode(nodes: Sequence[Node]) -> None:
+    """Check that what is replaced as one is computed in one mode: one call has no other."""
+    changed = disturbed(min(nodes), max(nodes), ())
+    if changed is not None:
+        raise NotApplicable(changed)
 
 
 # 4. Passes of functions, and of patterns
