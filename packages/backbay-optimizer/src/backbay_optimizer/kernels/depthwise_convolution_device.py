@@ -12,6 +12,12 @@ in the gradients.
 What limits it is how many instructions are issued, so what is known is not computed: ``channels``
 is a constant, which makes addresses of one row immediate, and columns are compared with the borders
 only where a strip can reach beyond them.
+
+What limits how long compilation takes is Triton's coalescing, which looks, for each load and store,
+at all that is connected with it. So what stands before the loop over steps, and the sums that are
+written behind it, are loops that LLVM unrolls, as it also does where Triton is told to: 25 filters
+are one load to Triton. Results behind the forward's loop are not: the loop itself would move its
+sums then, a quarter more instructions.
 """
 
 # A kernel takes many arguments, which are read best side by side.
@@ -62,12 +68,17 @@ def _total(values, count: tl.constexpr):
 
 @jit
 def _row(
-    row_ptr, inside, column, width, col, channels: tl.constexpr, block_c: tl.constexpr,
+    from_ptr, y, inside, height, column, width, col, channels: tl.constexpr, block_c: tl.constexpr,
     low: tl.constexpr, high: tl.constexpr, count: tl.constexpr,
 ):
-    """Read a strip of ``count`` pixels; see `_rows`."""
+    """Read a strip of ``count`` pixels from ``column`` on, of row ``y``.
+
+    The first ``low`` of a row may be left of the image, and those from ``high`` on right of it.
+    """
     whole: tl.constexpr = channels % block_c == 0
+    inside = inside & (y >= 0) & (y < height)
     known = inside[:, None] if whole else inside[:, None] & (col < channels)[None, :]
+    row_ptr = from_ptr + ((y * width + column) * channels)[:, None]
     made = ()
     for j in tl.static_range(count):
         mask = known
@@ -84,16 +95,28 @@ def _rows(
     from_ptr, y, number: tl.constexpr, inside, height, column, width, col, channels: tl.constexpr,
     block_c: tl.constexpr, low: tl.constexpr, high: tl.constexpr, count: tl.constexpr,
 ):
-    """Read a strip of ``count`` pixels from ``column`` on, of so many rows from ``y`` on.
-
-    The first ``low`` of a row may be left of the image, and those from ``high`` on right of it.
-    """
+    """Read a strip of so many rows from ``y`` on."""
     made = ()
     for r in tl.static_range(number):
         made = made + _row(
-            from_ptr + (((y + r) * width + column) * channels)[:, None],
-            inside & (y + r >= 0) & (y + r < height), column, width, col, channels, block_c, low,
-            high, count,
+            from_ptr, y + r, inside, height, column, width, col, channels, block_c, low, high,
+            count,
+        )
+    return made
+
+
+@jit
+def _first_rows(
+    from_ptr, y, number: tl.constexpr, inside, height, column, width, col, channels: tl.constexpr,
+    block_c: tl.constexpr, low: tl.constexpr, high: tl.constexpr, count: tl.constexpr,
+):
+    """Read the same before the loop over steps."""
+    zeros = tl.zeros([inside.shape[0], block_c], from_ptr.dtype.element_ty)
+    made = _alike(zeros, number * count)
+    for r in range(number):
+        made = made[count:] + _row(
+            from_ptr, y + r, inside, height, column, width, col, channels, block_c, low, high,
+            count,
         )
     return made
 
@@ -112,21 +135,15 @@ def _write(
 
 
 @jit
-def _taps(
-    weight_ptr, col, channels: tl.constexpr, size_y: tl.constexpr, size_x: tl.constexpr,
-    block_r: tl.constexpr,
-):
-    """All filters: a tuple for each of their rows, of blocks of equal rows."""
+def _taps(weight_ptr, col, channels: tl.constexpr, count: tl.constexpr, block_r: tl.constexpr):
+    """All filters, as blocks of equal rows."""
     cols = col[None, :] + tl.zeros([block_r, 1], tl.int32)
     from_ptr = weight_ptr + cols
     mask = cols < channels
-    made = ()
-    for y in tl.static_range(size_y):
-        row = ()
-        for x in tl.static_range(size_x):
-            tap = tl.load(from_ptr + (y * size_x + x) * channels, mask=mask, other=0.0)
-            row = row + (tap.to(tl.float32),)
-        made = made + (row,)
+    made = _alike(tl.zeros([block_r, col.shape[0]], tl.float32), count)
+    for k in range(count):
+        tap = tl.load(from_ptr + k * channels, mask=mask, other=0.0)
+        made = made[1:] + (tap.to(tl.float32),)
     return made
 
 
@@ -159,7 +176,8 @@ def _convolved(
     for i in tl.static_range((size_y + stride_y - 1) // stride_y):
         row = sums[i * across : (i + 1) * across]
         if r + i * stride_y < size_y:
-            row = _convolved_row(row, xs, taps[r + i * stride_y], size_x, stride_x, across)
+            met = taps[(r + i * stride_y) * size_x : (r + i * stride_y + 1) * size_x]
+            row = _convolved_row(row, xs, met, size_x, stride_x, across)
         made = made + row
     return made
 
@@ -232,14 +250,14 @@ def depthwise_kernel(
     start = tl.zeros([block_r, block_c], tl.float32)
     if bias_ptr is not None:
         start += tl.load(bias_ptr + col, mask=col < channels, other=0.0).to(tl.float32)[None, :]
-    taps = _taps(weight_ptr, col, channels, size_y, size_x, block_r)
+    taps = _taps(weight_ptr, col, channels, size_y * size_x, block_r)
     from_ptr = x_ptr + (image * height * width * channels)[:, None] + col[None, :]
     to_ptr = y_ptr + (image * out_height * out_width * channels)[:, None] + col[None, :]
     top = chunk * rows
     bottom = tl.minimum(top + rows, out_height)
     sums = _alike(start, reach * across)
     y = (top + begin) * stride_y - padding_y
-    ahead = _rows(
+    ahead = _first_rows(
         from_ptr, y, stride_y, exists, height, left, width, col, channels, block_c, padding_x,
         high, wide,
     )
@@ -291,33 +309,35 @@ def depthwise_input_kernel(
     first = at * across
     left = at * (across // stride_x) - low
     zeros = tl.zeros([block_r, block_c], tl.float32)
-    taps = _taps(weight_ptr, col, channels, size_y, size_x, block_r)
+    taps = _taps(weight_ptr, col, channels, size_y * size_x, block_r)
     from_ptr = dy_ptr + (image * out_height * out_width * channels)[:, None] + col[None, :]
     to_ptr = dx_ptr + (image * height * width * channels)[:, None] + col[None, :]
     top = begin + chunk * rows
-    kept = ()
-    for i in tl.static_range(1, reach):
-        kept = kept + _floats(_rows(
-            from_ptr, top - i, 1, exists, out_height, left, out_width, col, channels, block_c, low,
-            0, seen,
+    kept = _alike(zeros, (reach - 1) * seen)
+    for above in range(1, reach):
+        dys = _floats(_row(
+            from_ptr, top - reach + above, exists, out_height, left, out_width, col, channels,
+            block_c, low, 0, seen,
         ), seen)
-    ahead = _rows(
-        from_ptr, top, 1, exists, out_height, left, out_width, col, channels, block_c, low, 0, seen,
+        kept = (dys + kept)[: (reach - 1) * seen]
+    ahead = _row(
+        from_ptr, top, exists, out_height, left, out_width, col, channels, block_c, low, 0, seen,
     )
     for step in range(rows):
         m = top + step
         kept = _floats(ahead, seen) + kept
-        ahead = _rows(
-            from_ptr, m + 1, 1, exists & (step < rows - 1), out_height, left, out_width, col,
+        ahead = _row(
+            from_ptr, m + 1, exists & (step < rows - 1), out_height, left, out_width, col,
             channels, block_c, low, 0, seen,
         )
         for r in tl.static_range(stride_y):
             sums = _alike(zeros, across)
             for i in tl.static_range(reach):
                 if r + i * stride_y < size_y:
+                    met = taps[(r + i * stride_y) * size_x : (r + i * stride_y + 1) * size_x]
                     sums = _spread(
-                        sums, kept[i * seen : (i + 1) * seen], taps[r + i * stride_y], low, size_x,
-                        stride_x, padding_x, across,
+                        sums, kept[i * seen : (i + 1) * seen], met, low, size_x, stride_x,
+                        padding_x, across,
                     )
             y = m * stride_y + r - padding_y
             _write(
@@ -346,7 +366,8 @@ def depthwise_weight_kernel(
     high: tl.constexpr = wide - padding_x if even else 0
     dy_high: tl.constexpr = across if even else 0
     col = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    sums = _alike(tl.zeros([block_r, block_c], tl.float32), size_y * size_x + 1)
+    zeros = tl.zeros([block_r, block_c], tl.float32)
+    sums = _alike(zeros, size_y * size_x + 1)
     for block in range(blocks):
         image, chunk, at, exists = _strips(
             tl.program_id(0) * blocks + block, strips, each, chunks, block_r
@@ -356,21 +377,21 @@ def depthwise_weight_kernel(
         dy_from_ptr = dy_ptr + (image * out_height * out_width * channels)[:, None] + col[None, :]
         x_from_ptr = x_ptr + (image * height * width * channels)[:, None] + col[None, :]
         top = begin + chunk * rows
-        kept = ()
-        for i in tl.static_range(1, reach):
-            dys = _floats(_rows(
-                dy_from_ptr, top - i, 1, exists, out_height, first, out_width, col, channels,
-                block_c, 0, dy_high, across,
+        kept = _alike(zeros, (reach - 1) * across)
+        for above in range(1, reach):
+            dys = _floats(_row(
+                dy_from_ptr, top - reach + above, exists, out_height, first, out_width, col,
+                channels, block_c, 0, dy_high, across,
             ), across)
             uncounted = (chunk == 0)[:, None]  # rows above the first step
             bias = sums[size_y * size_x] + tl.where(uncounted, _total(dys, across), 0.0)
             sums = sums[: size_y * size_x] + (bias,)
-            kept = kept + dys
-        dy_ahead = _rows(
-            dy_from_ptr, top, 1, exists, out_height, first, out_width, col, channels, block_c, 0,
+            kept = (dys + kept)[: (reach - 1) * across]
+        dy_ahead = _row(
+            dy_from_ptr, top, exists, out_height, first, out_width, col, channels, block_c, 0,
             dy_high, across,
         )
-        x_ahead = _rows(
+        x_ahead = _first_rows(
             x_from_ptr, top * stride_y - padding_y, stride_y, exists, height, left, width, col,
             channels, block_c, padding_x, high, wide,
         )
@@ -379,9 +400,9 @@ def depthwise_weight_kernel(
             dys = _floats(dy_ahead, across)
             now = x_ahead
             more = exists & (step < rows - 1)
-            dy_ahead = _rows(
-                dy_from_ptr, m + 1, 1, more, out_height, first, out_width, col, channels, block_c,
-                0, dy_high, across,
+            dy_ahead = _row(
+                dy_from_ptr, m + 1, more, out_height, first, out_width, col, channels, block_c, 0,
+                dy_high, across,
             )
             x_ahead = _rows(
                 x_from_ptr, (m + 1) * stride_y - padding_y, stride_y, more, height, left, width,
@@ -397,5 +418,6 @@ def depthwise_weight_kernel(
             kept = kept[: (reach - 1) * across]
     to_ptr = partial_ptr + tl.program_id(0) * ((size_y * size_x + 1) * channels) + col
     mask = col < channels
-    for k in tl.static_range(size_y * size_x + 1):
-        tl.store(to_ptr + k * channels, tl.sum(sums[k], 0), mask=mask)
+    for k in range(size_y * size_x + 1):
+        tl.store(to_ptr + k * channels, tl.sum(sums[0], 0), mask=mask)
+        sums = sums[1:] + (sums[0],)
