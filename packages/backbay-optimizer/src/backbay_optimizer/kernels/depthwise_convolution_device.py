@@ -128,10 +128,12 @@ def _write(
 ):
     """Write a strip."""
     whole: tl.constexpr = channels % block_c == 0
-    for t in tl.static_range(across):
+    values = values[:across]
+    for t in range(across):
         inside = inside_y if even else inside_y & (column + t < width)
         mask = inside[:, None] if whole else inside[:, None] & (col < channels)[None, :]
-        tl.store(to_ptr + t * channels, values[t].to(to_ptr.dtype.element_ty), mask=mask)
+        tl.store(to_ptr + t * channels, values[0].to(to_ptr.dtype.element_ty), mask=mask)
+        values = values[1:] + values[:1]
 
 
 @jit
