@@ -14,10 +14,9 @@ is a constant, which makes addresses of one row immediate, and columns are compa
 only where a strip can reach beyond them.
 
 What limits how long compilation takes is Triton's coalescing, which looks, for each load and store,
-at all that is connected with it. So what stands before the loop over steps, and the sums that are
-written behind it, are loops that LLVM unrolls, as it also does where Triton is told to: 25 filters
-are one load to Triton. Results behind the forward's loop are not: the loop itself would move its
-sums then, a quarter more instructions.
+at all that is connected with it. So what is read or written side by side is a loop here that LLVM
+unrolls, as it does loops of few rounds: one load to Triton. Such a loop turns a tuple round, and
+never the one that the loop over steps carries: that one would then move it in each step.
 """
 
 # A kernel takes many arguments, which are read best side by side.
@@ -29,6 +28,9 @@ import triton
 import triton.language as tl
 
 jit: Any = triton.jit
+
+_UNROLLED = tl.constexpr(8)
+"""Rounds of a loop that LLVM is sure to unroll, with comparisons and a load in each."""
 
 
 @jit
@@ -67,6 +69,20 @@ def _total(values, count: tl.constexpr):
 
 
 @jit
+def _pixels(
+    from_ptr, known, column, width, channels: tl.constexpr, low: tl.constexpr, high: tl.constexpr,
+    count: tl.constexpr,
+):
+    """Read a part of a strip."""
+    made = _alike(tl.zeros(from_ptr.shape, from_ptr.dtype.scalar.element_ty), count)
+    for j in range(count):
+        mask = known & ((j >= low) | (column + j >= 0))[:, None]
+        mask = mask & ((j < high) | (column + j < width))[:, None]
+        made = made[1:] + (tl.load(from_ptr + j * channels, mask=mask, other=0.0),)
+    return made
+
+
+@jit
 def _row(
     from_ptr, y, inside, height, column, width, col, channels: tl.constexpr, block_c: tl.constexpr,
     low: tl.constexpr, high: tl.constexpr, count: tl.constexpr,
@@ -80,13 +96,12 @@ def _row(
     known = inside[:, None] if whole else inside[:, None] & (col < channels)[None, :]
     row_ptr = from_ptr + ((y * width + column) * channels)[:, None]
     made = ()
-    for j in tl.static_range(count):
-        mask = known
-        if j < low:
-            mask = mask & (column + j >= 0)[:, None]
-        if j >= high:
-            mask = mask & (column + j < width)[:, None]
-        made = made + (tl.load(row_ptr + j * channels, mask=mask, other=0.0),)
+    for begin in tl.static_range(0, count, _UNROLLED):
+        made = made + _pixels(
+            row_ptr + begin * channels, known, column + begin, width, channels, low - begin,
+            high - begin,
+            count - begin if count - begin < _UNROLLED else _UNROLLED,  # noqa: FURB136 (a constant)
+        )
     return made
 
 
@@ -99,22 +114,6 @@ def _rows(
     made = ()
     for r in tl.static_range(number):
         made = made + _row(
-            from_ptr, y + r, inside, height, column, width, col, channels, block_c, low, high,
-            count,
-        )
-    return made
-
-
-@jit
-def _first_rows(
-    from_ptr, y, number: tl.constexpr, inside, height, column, width, col, channels: tl.constexpr,
-    block_c: tl.constexpr, low: tl.constexpr, high: tl.constexpr, count: tl.constexpr,
-):
-    """Read the same before the loop over steps."""
-    zeros = tl.zeros([inside.shape[0], block_c], from_ptr.dtype.element_ty)
-    made = _alike(zeros, number * count)
-    for r in range(number):
-        made = made[count:] + _row(
             from_ptr, y + r, inside, height, column, width, col, channels, block_c, low, high,
             count,
         )
@@ -259,7 +258,7 @@ def depthwise_kernel(
     bottom = tl.minimum(top + rows, out_height)
     sums = _alike(start, reach * across)
     y = (top + begin) * stride_y - padding_y
-    ahead = _first_rows(
+    ahead = _rows(
         from_ptr, y, stride_y, exists, height, left, width, col, channels, block_c, padding_x,
         high, wide,
     )
@@ -315,13 +314,12 @@ def depthwise_input_kernel(
     from_ptr = dy_ptr + (image * out_height * out_width * channels)[:, None] + col[None, :]
     to_ptr = dx_ptr + (image * height * width * channels)[:, None] + col[None, :]
     top = begin + chunk * rows
-    kept = _alike(zeros, (reach - 1) * seen)
-    for above in range(1, reach):
-        dys = _floats(_row(
-            from_ptr, top - reach + above, exists, out_height, left, out_width, col, channels,
-            block_c, low, 0, seen,
+    kept = ()
+    for i in tl.static_range(1, reach):
+        kept = kept + _floats(_row(
+            from_ptr, top - i, exists, out_height, left, out_width, col, channels, block_c, low, 0,
+            seen,
         ), seen)
-        kept = (dys + kept)[: (reach - 1) * seen]
     ahead = _row(
         from_ptr, top, exists, out_height, left, out_width, col, channels, block_c, low, 0, seen,
     )
@@ -368,8 +366,7 @@ def depthwise_weight_kernel(
     high: tl.constexpr = wide - padding_x if even else 0
     dy_high: tl.constexpr = across if even else 0
     col = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    zeros = tl.zeros([block_r, block_c], tl.float32)
-    sums = _alike(zeros, size_y * size_x + 1)
+    sums = _alike(tl.zeros([block_r, block_c], tl.float32), size_y * size_x + 1)
     for block in range(blocks):
         image, chunk, at, exists = _strips(
             tl.program_id(0) * blocks + block, strips, each, chunks, block_r
@@ -379,21 +376,21 @@ def depthwise_weight_kernel(
         dy_from_ptr = dy_ptr + (image * out_height * out_width * channels)[:, None] + col[None, :]
         x_from_ptr = x_ptr + (image * height * width * channels)[:, None] + col[None, :]
         top = begin + chunk * rows
-        kept = _alike(zeros, (reach - 1) * across)
-        for above in range(1, reach):
+        kept = ()
+        for i in tl.static_range(1, reach):
             dys = _floats(_row(
-                dy_from_ptr, top - reach + above, exists, out_height, first, out_width, col,
-                channels, block_c, 0, dy_high, across,
+                dy_from_ptr, top - i, exists, out_height, first, out_width, col, channels, block_c,
+                0, dy_high, across,
             ), across)
             uncounted = (chunk == 0)[:, None]  # rows above the first step
             bias = sums[size_y * size_x] + tl.where(uncounted, _total(dys, across), 0.0)
             sums = sums[: size_y * size_x] + (bias,)
-            kept = (dys + kept)[: (reach - 1) * across]
+            kept = kept + dys
         dy_ahead = _row(
             dy_from_ptr, top, exists, out_height, first, out_width, col, channels, block_c, 0,
             dy_high, across,
         )
-        x_ahead = _first_rows(
+        x_ahead = _rows(
             x_from_ptr, top * stride_y - padding_y, stride_y, exists, height, left, width, col,
             channels, block_c, padding_x, high, wide,
         )
@@ -420,6 +417,9 @@ def depthwise_weight_kernel(
             kept = kept[: (reach - 1) * across]
     to_ptr = partial_ptr + tl.program_id(0) * ((size_y * size_x + 1) * channels) + col
     mask = col < channels
-    for k in range(size_y * size_x + 1):
-        tl.store(to_ptr + k * channels, tl.sum(sums[0], 0), mask=mask)
-        sums = sums[1:] + (sums[0],)
+    for y in tl.static_range(size_y):
+        row = sums[y * size_x : (y + 1) * size_x]
+        for x in range(size_x):
+            tl.store(to_ptr + (y * size_x + x) * channels, tl.sum(row[0], 0), mask=mask)
+            row = row[1:] + row[:1]
+    tl.store(to_ptr + size_y * size_x * channels, tl.sum(sums[size_y * size_x], 0), mask=mask)
