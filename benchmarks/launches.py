@@ -6,7 +6,7 @@
 Counted in the code that Inductor writes for an H200, which needs no GPU: bfloat16, channels last,
 inference. Without CUDA graphs each such call costs the host time, for which a small batch waits.
 The last columns are how long Triton takes here for all kernels, one after another, and for the one
-that takes longest: Inductor compiles several at once, and waits for the last.
+that takes longest: Inductor compiles several at once, and waits for the last. Each is compiled once.
 
 In training, forward and backward are counted, of all but the pooling and the layer at the end. The
 rewrites are ``batch_norms``, ``fused_counters``, ``pooled_convolutions`` and at last
@@ -16,6 +16,7 @@ them waits for the one before it, even if a CUDA graph launches it. Next to them
 compiled a Triton kernel to see what it writes, and how long all that is before Triton took, with
 that kept by ``backbay_optimizer.kernel_analysis`` in the last row: the median of repetitions that
 take turns, the fastest and the slowest. Before them everything runs once, and counts for nothing.
+Triton's time is of what was written last.
 """
 
 import argparse
@@ -110,6 +111,7 @@ class Written:
     """Calls of forward and backward."""
     analyses: int = 0
     seconds: list[float] = dataclasses.field(default_factory=list)
+    codes: Sequence[str] = ()
 
     @property
     def rewrites(self) -> str:
@@ -125,9 +127,9 @@ class Written:
             mock.patch.object(triton_kernel_wrap, "generate_ttir", analyse),
             analyses_kept() if self.kept else contextlib.nullcontext(),
         ):
-            codes = training_codes(name, batch, self.passes)
+            self.codes = training_codes(name, batch, self.passes)
         self.seconds.append(time.perf_counter() - start)
-        self.counted = [calls(x).total() for x in codes]
+        self.counted = [calls(x).total() for x in self.codes]
         self.analyses = analyse.call_count
 
 
@@ -135,8 +137,11 @@ def training_table(names: Sequence[str], batch: int, repeats: int) -> Iterator[s
     """Yield a table of the calls of training steps; a row for each set of rewrites."""
     yield f"{_title(batch)}; Inductor's calls of a step without pooling and classifier."
     yield ""
-    yield "| network | rewrites | forward | backward | all | analyses | written in, s |"
-    yield "|---|---|---|---|---|---|---|"
+    yield (
+        "| network | rewrites | forward | backward | all | analyses | written in, s | kernels "
+        "| compiled in, s | longest |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for name in names:
         rows = [Written(x) for x in TRAINING] + [Written(TRAINING[-1], kept=True)]
         for _ in range(1 + repeats):
@@ -145,7 +150,11 @@ def training_table(names: Sequence[str], batch: int, repeats: int) -> Iterator[s
         for row in rows:
             times = row.seconds[1:]
             spread = f"{statistics.median(times):.1f} [{min(times):.1f}, {max(times):.1f}]"
-            cells = (*row.counted, sum(row.counted), row.analyses, spread)
+            taken = [x for code in row.codes for x in seconds_to_compile(code)]
+            cells = (
+                *(*row.counted, sum(row.counted), row.analyses, spread),
+                *(len(taken), f"{sum(taken):.1f}", f"{max(taken):.2f}"),
+            )
             yield f"| {name} | {row.rewrites} | {' | '.join(map(str, cells))} |"
 
 
