@@ -6,7 +6,7 @@
 Counted in the code that Inductor writes for an H200, which needs no GPU: bfloat16, channels last,
 inference. Without CUDA graphs each such call costs the host time, for which a small batch waits.
 The last columns are how long Triton takes here for all kernels, one after another, and for the one
-that takes longest: Inductor compiles several at once, and waits for the last. Each is compiled once.
+that takes longest, each compiled once: Inductor compiles several at once, and waits for the last.
 
 In training, forward and backward are counted, of all but the pooling and the layer at the end. The
 rewrites are ``batch_norms``, ``fused_counters``, ``pooled_convolutions`` and at last

@@ -136,15 +136,21 @@ def _write(
 
 
 @jit
-def _taps(weight_ptr, col, channels: tl.constexpr, count: tl.constexpr, block_r: tl.constexpr):
+def _taps(
+    weight_ptr, col, channels: tl.constexpr, size_y: tl.constexpr, size_x: tl.constexpr,
+    block_r: tl.constexpr,
+):
     """All filters, as blocks of equal rows."""
     cols = col[None, :] + tl.zeros([block_r, 1], tl.int32)
     from_ptr = weight_ptr + cols
     mask = cols < channels
-    made = _alike(tl.zeros([block_r, col.shape[0]], tl.float32), count)
-    for k in range(count):
-        tap = tl.load(from_ptr + k * channels, mask=mask, other=0.0)
-        made = made[1:] + (tap.to(tl.float32),)
+    made = ()
+    for y in tl.static_range(size_y):
+        row = _alike(tl.zeros(cols.shape, tl.float32), size_x)
+        for x in range(size_x):
+            tap = tl.load(from_ptr + (y * size_x + x) * channels, mask=mask, other=0.0)
+            row = row[1:] + (tap.to(tl.float32),)
+        made = made + row
     return made
 
 
@@ -251,7 +257,7 @@ def depthwise_kernel(
     start = tl.zeros([block_r, block_c], tl.float32)
     if bias_ptr is not None:
         start += tl.load(bias_ptr + col, mask=col < channels, other=0.0).to(tl.float32)[None, :]
-    taps = _taps(weight_ptr, col, channels, size_y * size_x, block_r)
+    taps = _taps(weight_ptr, col, channels, size_y, size_x, block_r)
     from_ptr = x_ptr + (image * height * width * channels)[:, None] + col[None, :]
     to_ptr = y_ptr + (image * out_height * out_width * channels)[:, None] + col[None, :]
     top = chunk * rows
@@ -310,7 +316,7 @@ def depthwise_input_kernel(
     first = at * across
     left = at * (across // stride_x) - low
     zeros = tl.zeros([block_r, block_c], tl.float32)
-    taps = _taps(weight_ptr, col, channels, size_y * size_x, block_r)
+    taps = _taps(weight_ptr, col, channels, size_y, size_x, block_r)
     from_ptr = dy_ptr + (image * out_height * out_width * channels)[:, None] + col[None, :]
     to_ptr = dx_ptr + (image * height * width * channels)[:, None] + col[None, :]
     top = begin + chunk * rows
