@@ -294,6 +294,14 @@ def test_a_model_with_nothing_to_train_is_called_unproven():
     assert report.results[0].checks[0].status == "unproven"
 
 
+def test_further_calls_are_passed_over_in_silence():
+    model, args = faulty.model()
+    workload = backbay.Workload(model, args, further=((args, {}), (args, {})), name="model")
+    report = run(workload, backends={"honest": faulty.honest}, train=False)
+    said = "infer: not checked: 2 further calls of the workload; a race judges every call"
+    assert said in report.notes
+
+
 def test_a_loss_that_keeps_its_labels_ends_the_other_batches():
     wanted = torch.zeros(4, 6, 4)
     report, _, checks = verify(

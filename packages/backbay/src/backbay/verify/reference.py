@@ -16,6 +16,7 @@ from backbay.proof.bank import make_bank
 from backbay.proof.draws import Recording, Replay
 from backbay.proof.tree import leaves
 from backbay.proof.truth import raised
+from backbay.reporting.wording import counted
 from backbay.verify.requests import NothingToTrain, Prepare, Prepared, Situation
 from backbay.verify.situations import (
     CALLS,
@@ -56,6 +57,9 @@ def prepared(workload: Workload, request: Prepare, device_name: str) -> Prepared
         math_attention=golden.math_attention,
     )
     notes = [*golden.notes, *bank.notes]
+    if workload.further:
+        left = counted(len(workload.further), "further call")
+        notes.append(f"not checked: {left} of the workload; a race judges every call")
     reference = _Reference(Situations.prepared(workload, course), request, notes)
     reference.made += (FIRST, CALLS)
     bank.save(reference.situations.path(FIRST.name))
