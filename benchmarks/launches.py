@@ -1,7 +1,7 @@
 """How often a convolutional network calls the GPU, with rewrites and without.
 
     python benchmarks/launches.py [timm:NAME ...] [--batch 128] [--most 16] [--out FILE]
-    python benchmarks/launches.py --train [timm:NAME ...] [--batch 128] [--repeats 3] [--out FILE]
+    python benchmarks/launches.py --train [--ends] [timm:NAME ...] [--repeats 3] [--out FILE]
 
 Counted in the code that Inductor writes for an H200, which needs no GPU: bfloat16, channels last,
 inference. Without CUDA graphs each such call costs the host time, for which a small batch waits.
@@ -16,7 +16,8 @@ them waits for the one before it, even if a CUDA graph launches it. Next to them
 compiled a Triton kernel to see what it writes, and how long all that is before Triton took, with
 that kept by ``backbay_optimizer.kernel_analysis`` in the last row: the median of repetitions that
 take turns, the fastest and the slowest. Before them everything runs once, and counts for nothing.
-Triton's time is of what was written last.
+With ``--ends`` there are only the first row and the last, and for how long Triton takes for their
+kernels, after each repetition.
 """
 
 import argparse
@@ -70,12 +71,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--train", action="store_true", help="count a training step")
+    parser.add_argument("--ends", action="store_true", help="no rewrites, and all of them")
     parser.add_argument("--repeats", type=int, default=3, help="of a training step")
     parser.add_argument("--most", type=int, default=folded_norms.MOST, help="folded by one call")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.train:
-        text = "\n".join(training_table(given.names, given.batch, given.repeats))
+        rows = training_table(given.names, given.batch, given.repeats, ends=given.ends)
+        text = "\n".join(rows)
     else:
         with mock.patch.object(folded_norms, "MOST", given.most):
             text = "\n".join(table(given.names, given.batch))
@@ -112,6 +115,8 @@ class Written:
     analyses: int = 0
     seconds: list[float] = dataclasses.field(default_factory=list)
     codes: Sequence[str] = ()
+    compiled: list[Sequence[float]] = dataclasses.field(default_factory=list)
+    """How long Triton took for each kernel."""
 
     @property
     def rewrites(self) -> str:
@@ -133,29 +138,42 @@ class Written:
         self.analyses = analyse.call_count
 
 
-def training_table(names: Sequence[str], batch: int, repeats: int) -> Iterator[str]:
+def training_table(names: Sequence[str], batch: int, repeats: int, *, ends: bool) -> Iterator[str]:
     """Yield a table of the calls of training steps; a row for each set of rewrites."""
+    more = ("kernels", "compiled in, s", "longest") if ends else ()
+    heads = (
+        "network",
+        "rewrites",
+        "forward",
+        "backward",
+        "all",
+        "analyses",
+        "written in, s",
+        *more,
+    )
     yield f"{_title(batch)}; Inductor's calls of a step without pooling and classifier."
     yield ""
-    yield (
-        "| network | rewrites | forward | backward | all | analyses | written in, s | kernels "
-        "| compiled in, s | longest |"
-    )
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
     for name in names:
-        rows = [Written(x) for x in TRAINING] + [Written(TRAINING[-1], kept=True)]
-        for _ in range(1 + repeats):
+        rows = [Written(x) for x in TRAINING[: 1 if ends else None]]
+        rows.append(Written(TRAINING[-1], kept=True))
+        for number in range(1 + repeats):
             for row in rows:
                 row.write(name, batch)
+                if number and ends:
+                    row.compiled.append([x for y in row.codes for x in seconds_to_compile(y)])
         for row in rows:
-            times = row.seconds[1:]
-            spread = f"{statistics.median(times):.1f} [{min(times):.1f}, {max(times):.1f}]"
-            taken = [x for code in row.codes for x in seconds_to_compile(code)]
-            cells = (
-                *(*row.counted, sum(row.counted), row.analyses, spread),
-                *(len(taken), f"{sum(taken):.1f}", f"{max(taken):.2f}"),
-            )
+            cells: list[Any] = [*row.counted, sum(row.counted), row.analyses]
+            cells.append(_spread(row.seconds[1:]))
+            if ends:
+                cells += [len(row.compiled[0]), _spread([sum(x) for x in row.compiled])]
+                cells.append(_spread([max(x) for x in row.compiled]))
             yield f"| {name} | {row.rewrites} | {' | '.join(map(str, cells))} |"
+
+
+def _spread(times: Sequence[float]) -> str:
+    return f"{statistics.median(times):.1f} [{min(times):.1f}, {max(times):.1f}]"
 
 
 def training_codes(name: str, batch: int, passes: Sequence[Pass]) -> list[str]:
