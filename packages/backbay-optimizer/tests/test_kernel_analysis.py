@@ -133,6 +133,18 @@ def test_nothing_is_kept_afterwards(asked):
         assert find(one, **given()) is not first
 
 
+def test_of_two_who_are_inside_the_first_to_go_takes_it_along(asked):
+    torchs = getattr(triton_kernel_wrap, NAME)
+    first, second = analyses_kept(), analyses_kept()
+    first.__enter__()
+    second.__enter__()
+    found = find(one, **given())
+    first.__exit__(None, None, None)
+    assert find(one, **given()) is found
+    second.__exit__(None, None, None)
+    assert getattr(triton_kernel_wrap, NAME) is torchs
+
+
 def test_a_list_is_everyones_own(monkeypatch):
     monkeypatch.setattr(triton_kernel_wrap, NAME, lambda *_: ["y_ptr"])
     with analyses_kept():

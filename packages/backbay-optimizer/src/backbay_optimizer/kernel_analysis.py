@@ -6,9 +6,9 @@ dtypes of its tensors, so layers that are alike have the same one (``docs/upstre
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -33,20 +33,42 @@ def analysed_once(generate: Codegen) -> Codegen:
 
 @contextlib.contextmanager
 def analyses_kept() -> Iterator[None]:
-    """Keep what torch finds out of Triton kernels until this ends.
-
-    Dynamo's lock lets only one thread in here. Autograd's may compile a backward meanwhile: it has
-    the same answers.
-    """
+    """Keep what torch finds out of Triton kernels until this ends, in all threads."""
     from torch._higher_order_ops import triton_kernel_wrap  # noqa: PLC0415 (as late as Inductor)
 
     name = next((x for x in _NAMES if hasattr(triton_kernel_wrap, x)), None)
     if name is None:
         yield
         return
-    kept = _Kept(getattr(triton_kernel_wrap, name))
-    with mock.patch.object(triton_kernel_wrap, name, kept):
+    with _patch.held(triton_kernel_wrap, name):
         yield
+
+
+class _Patch:
+    """The one function of torch's that is another while somebody is inside."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._own: Any = None
+
+    @contextlib.contextmanager
+    def held(self, module: Any, name: str) -> Iterator[None]:
+        with self._lock:  # not longer: a backward is compiled in another thread, and waited for
+            self._inside += 1
+            if self._inside == 1:
+                self._own = getattr(module, name)
+                setattr(module, name, _Kept(self._own))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    setattr(module, name, self._own)
+
+
+_patch = _Patch()
 
 
 class _Kept:

@@ -499,3 +499,19 @@ def test_what_views_attention_views_another_layout_than_is_put_in():
     compiled(*given)
     expected = laid_out_otherwise(*given)
     assert seen == [expected.stride(), expected[0].stride()]
+
+
+def test_what_is_repeated_without_gradients_has_them(look):
+    def program(q, k, v):
+        with torch.no_grad():
+            wide = k[:, :, None].expand(2, 2, 2, 6, 8)
+        key, value = wide.reshape(SHAPE), v[:, :, None].expand(2, 2, 2, 6, 8).reshape(SHAPE)
+        return F.scaled_dot_product_attention(q, key, value, is_causal=True)
+
+    given = tensors(heads=2, train=True)
+    seen = look(program, *given, passes=[constant_masks])
+    gradients = [
+        torch.autograd.grad(y.sum(), given, allow_unused=True)
+        for y in (seen.result, program(*given))
+    ]
+    assert [x is None for x in gradients[0]] == [x is None for x in gradients[1]]

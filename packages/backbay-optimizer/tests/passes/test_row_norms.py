@@ -287,6 +287,13 @@ def gradients_off(x, weight, _):
     return (wide * factor).to(x.dtype) * weight
 
 
+def weight_without_gradients(x, weight, _):
+    with torch.no_grad():
+        factor = 1.0 + weight.float()
+    wide = x.float()
+    return (wide * root(wide) * factor).to(x.dtype)
+
+
 def read_elsewhere(x, weight, _):
     wide = x.float()
     factor = root(wide)
@@ -312,6 +319,7 @@ LEFT = {
         "no weight",
     ),
     "times a number": (lambda x, *_: (x.float() * root(x.float()) * 2.0).to(x.dtype), "no weight"),
+    "of a weight that gets no gradient": (weight_without_gradients, "its gradient is cut off"),
     "in another mode": (mode_changes, "changes a mode"),
     "of a frozen weight": (
         lambda x, w, b: F.layer_norm(x, (N,), w.detach(), b),

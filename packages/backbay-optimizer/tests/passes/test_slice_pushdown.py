@@ -254,3 +254,31 @@ def test_gradients_of_rows_that_are_left_out(prove, codegen):
     torch.manual_seed(0)
     workload = Workload(Last(), (torch.randint(0, V, (B, S)),))
     assert prove(workload, passes=[slice_pushdown], codegen=codegen)["slice_pushdown"] == 1
+
+
+def cut_without_gradients(x, v, w):
+    y = F.linear(x, v)
+    with torch.no_grad():
+        cut = y[:, -1:]
+    return (cut * w[0, 0]).sum()
+
+
+def cut_without_gradients_for_the_caller(x, v, w):
+    y = F.linear(x, v)
+    with torch.no_grad():
+        cut = y[:, :1]
+    return cut, w.sum()
+
+
+@pytest.mark.parametrize("program", [cut_without_gradients, cut_without_gradients_for_the_caller])
+def test_a_selection_that_no_gradient_passes_has_one(look, weights, program):
+    v, w, x = weights
+    given = [t.requires_grad_() for t in (x, v, w)]
+    seen = look(program, *given, passes=[slice_pushdown])
+    assert not seen.changes["slice_pushdown"]
+    assert any("no gradient passes it" in near for near in seen.near)
+    wanted = program(*given)
+    torch.testing.assert_close(seen.result, wanted)
+    sums = [x if isinstance(x, torch.Tensor) else x[1] for x in (seen.result, wanted)]
+    gradients = [torch.autograd.grad(x, given, allow_unused=True) for x in sums]
+    assert [x is None for x in gradients[0]] == [x is None for x in gradients[1]]

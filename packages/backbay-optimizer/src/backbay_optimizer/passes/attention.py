@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay.graph.aliases import Memory, disturbed
 from backbay.graph.layouts import Layouts, kind
 from backbay.graph.match import is_call
+from backbay.graph.region import between
 from backbay.graph.values import adopt, is_ordinary, propagate, state_at, value_of
 from backbay.kit.passes import NotApplicable
 
@@ -114,13 +115,19 @@ def sources(node: Node, given: Mapping[str, Any]) -> dict[str, Node] | None:
     heads = [str(value_of(given[x]).shape[1]) for x in ("query", "key", "value")]
     same = value_of(key).shape[1] == value_of(value).shape[1] and len({*heads}) == 1
     pairs = (given["key"], key), (given["value"], value)
-    if not same or any(disturbed(copy, node, [copy, source]) for copy, source in pairs):
+    if not same or any(_is_disturbed(copy, source, node) for copy, source in pairs):
         return None
     if value_of(node).requires_grad:  # backward reads them, where it has read the copies
         memory = Memory(node.graph)
         if memory.mutated(key) or memory.mutated(value):
             return None
     return {"key": key, "value": value}
+
+
+def _is_disturbed(copy: Node, source: Node, place: Node) -> bool:
+    """Return whether what is copied can't be read at a place, from the first view of it on."""
+    first = min(between(copy, [source]))
+    return disturbed(first, place, [copy, source]) is not None
 
 
 def _source(node: Any) -> Node | None:

@@ -30,6 +30,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay.graph import effects
 from backbay.graph.aliases import Memory, disturbed
 from backbay.graph.match import first_input, is_call
+from backbay.graph.region import between
 from backbay.graph.rewrite import bound, call_before
 from backbay.graph.values import is_ordinary, storages, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
@@ -74,6 +75,8 @@ class _Norm:
     """Of one that is written out, what is read by no other."""
     casts: list[Node] = field(default_factory=list)
     """Of ``x`` to single precision: others may read them."""
+    factors: list[Node] = field(default_factory=list)
+    """What is made of the weight: others may read it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +207,10 @@ def _scaled(norm: _Norm) -> None:
                 break
         elif norm.weight is None and is_call(reader, _FACTORS):
             one, other = _operands(reader, _FACTORS)
-            norm.weight, norm.offset = _weight_of(other if one is norm.node else one)
+            factor = other if one is norm.node else one
+            norm.weight, norm.offset = _weight_of(factor)
+            if isinstance(factor, Node) and factor is not norm.weight:
+                norm.factors = between(factor, [norm.weight])
         else:
             break
         norm.parts.append(reader)
@@ -273,7 +279,7 @@ def _check(norm: _Norm, memory: Memory) -> None:
     if type(norm.eps) is not float:
         raise NotApplicable("its epsilon is not given")
     _check_values(*(value_of(y) for y in (norm.node, *given)))
-    if not all(value_of(y).requires_grad for y in (*norm.parts, *norm.casts)):
+    if not all(value_of(y).requires_grad for y in (*norm.parts, *norm.casts, *norm.factors)):
         raise NotApplicable("its gradient is cut off on the way")
     if any(memory.mutated(y) for y in (*given, *norm.casts, norm.node)):
         raise NotApplicable("something writes what it reads or gives")

@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node
 
 from backbay.graph.aliases import Memory
 from backbay.graph.rewrite import call_before, erase_dead, replace_node
-from backbay.graph.values import are_numbers, value_of
+from backbay.graph.values import are_numbers, is_recorded, value_of, wants_gradient
 from backbay.kit.passes import Pass, PassContext
 from backbay_optimizer.passes import rowwise
 from backbay_optimizer.passes.rowwise import WHOLE, MixedError, Needs, Part
@@ -53,8 +53,8 @@ class SlicePushdown(Pass):
         context.name, memory = context.name or self.name, Memory(graph_module.graph)
         cuts = {x.node: x for x in _cuts(graph_module) if not memory.mutated(x.source)}
         for cut in list(cuts.values()):
-            if not _can_be_laid_out(cut, memory):
-                why = "the caller gets its result, whose layout is not known or shared with another"
+            why = _refusal(cut, memory)
+            if why is not None:
                 context.note(cut.node, why)
                 del cuts[cut.node]
         while cuts:
@@ -120,6 +120,15 @@ def _slice(entry: Any, size: Any) -> slice:
     if isinstance(size, int):
         takes_all = takes_all or range(size)[entry] == range(size)
     return WHOLE if takes_all else entry
+
+
+def _refusal(cut: _Cut, memory: Memory) -> str | None:
+    """Return why a selection stays where it is, or None."""
+    if wants_gradient(cut.source) and not is_recorded(cut.node):
+        return "no gradient passes it, and one would pass what is computed alone"
+    if not _can_be_laid_out(cut, memory):
+        return "the caller gets its result, whose layout is not known or shared with another"
+    return None
 
 
 def _can_be_laid_out(cut: _Cut, memory: Memory) -> bool:

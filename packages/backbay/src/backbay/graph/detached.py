@@ -16,8 +16,8 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from backbay.graph.aliases import Memory
-from backbay.graph.rewrite import call_before
-from backbay.graph.values import refresh, storages, value_of, wants_gradient
+from backbay.graph.rewrite import call_before, layout
+from backbay.graph.values import computed, refresh, storages, value_of, wants_gradient
 
 _TORCHS_OWN = {"aten", "prims"}
 
@@ -26,7 +26,8 @@ def copy_detached(graph: Graph) -> int:
     """Copy such results of one of Dynamo's graphs; return how many.
 
     A result keeps sharing memory with what else is returned. One that shares it with an input, that
-    is written in place, or that another result does not come from, is left as it is.
+    is written in place, or that another result does not come from, is left as it is; and one with
+    gaps, or whose numbers share memory, since a copy has neither.
     """
     found = list(_found(graph))
     for node in found:
@@ -45,7 +46,8 @@ def _found(graph: Graph) -> Iterator[Node]:
         if not wants_gradient(node) or _piece(node) not in detached or not _may_be_view(node):
             continue
         others = {x for x in returned if _shares(node, x)}
-        if others <= _reached(node) and _is_only_read(graph, node):
+        is_free = others <= _reached(node) and _is_only_read(graph, node)
+        if is_free and _is_laid_out_as_its_copy(graph, node):
             yield node
 
 
@@ -67,6 +69,17 @@ def _may_be_view(node: Node) -> bool:
     target = made.target if isinstance(made, Node) else None
     others = isinstance(target, OpOverload) and target.namespace not in _TORCHS_OWN
     return bool(value_of(node)._is_view()) or others  # noqa: SLF001 (its only home)
+
+
+def _is_laid_out_as_its_copy(graph: Graph, node: Node) -> bool:
+    value = value_of(node)
+    if layout(computed(torch.clone, value)) != layout(value):
+        return False
+    bytes_read, bytes_there = value.numel() * value.element_size(), value.untyped_storage().nbytes()
+    # As text: comparing symbols would guard on the answer.
+    if (str(value.storage_offset()), str(bytes_read)) == ("0", str(bytes_there)):
+        return True
+    return not any("as_strided" in str(x.target) for x in graph.nodes)  # it reads what is around
 
 
 def _reached(node: Node) -> set[Node]:

@@ -112,15 +112,19 @@ def state_at(place: Node) -> Iterator[None]:
         with torch.no_grad(), torch._C._DisableAutocast():  # noqa: SLF001 (as AOTAutograd traces)
             yield
         return
-    switches = _before(place, torch._C._set_grad_enabled)  # noqa: SLF001 (Dynamo's)
-    recorded = bool(switches[-1].args[0]) if switches else torch.is_grad_enabled()
     left = {x.args[0] for x in _before(place, _exit_autocast)}
     with contextlib.ExitStack() as entered:
-        entered.enter_context(torch.set_grad_enabled(recorded))
+        entered.enter_context(torch.set_grad_enabled(is_recorded(place)))
         for node in _before(place, _enter_autocast):
             if node not in left:
                 entered.enter_context(torch.autocast(*node.args))  # type: ignore[arg-type] # Dynamo's
         yield
+
+
+def is_recorded(place: Node) -> bool:
+    """Return whether gradients are recorded where a node of Dynamo's graph stands."""
+    switches = _before(place, torch._C._set_grad_enabled)  # noqa: SLF001 (Dynamo's)
+    return bool(switches[-1].args[0]) if switches else torch.is_grad_enabled()
 
 
 def _before(place: Node, target: Callable[..., Any]) -> list[Node]:

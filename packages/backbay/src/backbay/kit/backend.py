@@ -156,12 +156,12 @@ class Backend:
         passes = self._enabled(own)
         nodes = len(graph_module.graph.nodes)
         reports = run_passes([x for x in passes if x.level == "torch"], graph_module, own)
-        if torch.is_grad_enabled() and copy_detached(graph_module.graph):
-            graph_module.recompile()
         if self.compile is None and self.codegen == INDUCTOR:
             wanted = {k: v for x in reports for k, v in x.inductor.items()}
             rest = {**wanted, **rest}
         later = [x for x in passes if x.level != "torch"]
+        if later or self.level == "aten" or self.compile is not None or self.codegen != "eager":
+            _copy_detached(graph_module)  # AOTAutograd may come next
         generate = self._generator(later, own, rest, mode)
         for one in passes:
             generate = one.wrap_codegen(generate)
@@ -291,6 +291,7 @@ class Backend:
 
         def trace(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
             run_passes(first, graph_module, own)
+            _copy_detached(graph_module)
             generate = self._aot(later, own, lambda kind: surveying(parts[kind], found))
             return generate(graph_module, example_inputs)
 
@@ -422,6 +423,11 @@ def option_rows(backend: type[Backend] | Backend) -> Iterator[dict[str, Any]]:
         row = {"name": one.name, "type": one.type, "default": one.default}
         row |= {"choices": list(one.choices), "help": one.help}
         yield {k: v for k, v in row.items() if v is not None and v != []}
+
+
+def _copy_detached(graph_module: GraphModule) -> None:
+    if torch.is_grad_enabled() and copy_detached(graph_module.graph):
+        graph_module.recompile()
 
 
 def _problems(cls: Any) -> Iterator[str]:
