@@ -276,7 +276,15 @@ def read_without_gradient(m, x):
     return attention(m, x) * scale
 
 
+def viewed_without_gradient(m, x):
+    y = m.other(x)
+    with torch.no_grad():
+        y = y.flatten()
+    return attention(m, x) * y.square().sum()
+
+
 UNREACHED = {
+    "viewed in no_grad": viewed_without_gradient,
     "detached": lambda m, x: attention(m, x) * m.other(x).detach().sum(),
     "read in no_grad": read_without_gradient,
     "compared": lambda m, x: attention(m, x) * (m.other(x) > 0).sum(),

@@ -43,6 +43,7 @@ from backbay.graph.rewrite import bound, call_before, cast_before, layout, repla
 from backbay.graph.values import (
     evaluated,
     is_ordinary,
+    is_recorded,
     propagate,
     storages,
     value_of,
@@ -200,7 +201,7 @@ def _reached(graph: Graph) -> set[Node]:
     """Return the nodes that gradients of the graph's results reach."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
-        if node.op == "output" or node in found:
+        if node.op == "output" or (node in found and is_recorded(node)):
             found.update(filter(wants_gradient, node.all_input_nodes))
     return found
 
