@@ -36,10 +36,15 @@ def test_ids_are_of_a_form_that_an_expectations_file_can_name():
     assert all(re.fullmatch(r"contract/[A-Za-z0-9_/]+", x) for x in ids)
 
 
+TORCHS_OWN = {"contract/gradients/detached_self_of_a_view_is_another_one"}
+"""What every backend on AOTAutograd has wrong: docs/upstream.md."""
+
+
 @pytest.mark.slow
 def test_a_right_backend_is_called_wrong():
     statement = conform("aot_eager", device="cpu", levels=["contract"], profile="full", workers=1)
-    assert not [f"{x.id}: {x.status}: {x.reason}" for x in statement.results if x.status != "pass"]
+    wrong = [x for x in statement.results if x.status != "pass" and x.id not in TORCHS_OWN]
+    assert not [f"{x.id}: {x.status}: {x.reason}" for x in wrong]
 
 
 def around(before=lambda args: args, after=lambda results, args: results):

@@ -79,6 +79,22 @@ def test_an_arm_finds_what_another_has_left(tmp_path):
     assert not caches.folder("inductor").exists()
 
 
+def test_a_file_that_gets_its_name_meanwhile_ends_the_race(tmp_path, monkeypatch):
+    caches, link = Caches(tmp_path), os.link
+    toolchain = Path(caches.toolchain()["TORCHINDUCTOR_CACHE_DIR"])
+    for name in ("probe", ".1.tmp"):
+        (toolchain / name).write_text("found")
+
+    def link_late(source, destination):
+        if source.endswith(".tmp"):
+            Path(source).unlink()
+        link(source, destination)
+
+    monkeypatch.setattr(os, "link", link_late)
+    caches.empty("inductor")
+    assert [x.name for x in caches.folder("inductor").iterdir()] == ["probe"]
+
+
 class DyingJudge(Judge):
     """Its process is killed before the first comparison, as who is out of memory is."""
 

@@ -62,6 +62,8 @@ def variables(folder: str) -> Mapping[str, str]:
 def _link(source: str, destination: str) -> None:
     try:
         os.link(source, destination)
+    except FileNotFoundError:  # a compiler that still runs wrote it, and has given it its name
+        return
     except OSError:
         shutil.copy2(source, destination)
 
