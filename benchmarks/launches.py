@@ -16,8 +16,8 @@ them waits for the one before it, even if a CUDA graph launches it. Next to them
 compiled a Triton kernel to see what it writes, and how long all that is before Triton took, with
 that kept by ``backbay_optimizer.kernel_analysis`` in the last row: the median of repetitions that
 take turns, the fastest and the slowest. Before them everything runs once, and counts for nothing.
-With ``--ends`` there are only the first row and the last, and for how long Triton takes for their
-kernels, after each repetition.
+With ``--ends`` there are only the first row and the last, and how long Triton takes for all their
+kernels, one after another, and for the one that takes longest.
 """
 
 import argparse
@@ -140,17 +140,9 @@ class Written:
 
 def training_table(names: Sequence[str], batch: int, repeats: int, *, ends: bool) -> Iterator[str]:
     """Yield a table of the calls of training steps; a row for each set of rewrites."""
-    more = ("kernels", "compiled in, s", "longest") if ends else ()
-    heads = (
-        "network",
-        "rewrites",
-        "forward",
-        "backward",
-        "all",
-        "analyses",
-        "written in, s",
-        *more,
-    )
+    heads = ["network", "rewrites", "forward", "backward", "all", "analyses", "written in, s"]
+    if ends:
+        heads += ["kernels", "compiled in, s", "longest"]
     yield f"{_title(batch)}; Inductor's calls of a step without pooling and classifier."
     yield ""
     yield f"| {' | '.join(heads)} |"

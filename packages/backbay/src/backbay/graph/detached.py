@@ -72,6 +72,7 @@ def _may_be_view(node: Node) -> bool:
 
 
 def _is_laid_out_as_its_copy(graph: Graph, node: Node) -> bool:
+    """Return whether nobody can tell a copy by its strides, or by what lies around it."""
     value = value_of(node)
     if layout(computed(torch.clone, value)) != layout(value):
         return False
@@ -79,7 +80,7 @@ def _is_laid_out_as_its_copy(graph: Graph, node: Node) -> bool:
     # As text: comparing symbols would guard on the answer.
     if (str(value.storage_offset()), str(bytes_read)) == ("0", str(bytes_there)):
         return True
-    return not any("as_strided" in str(x.target) for x in graph.nodes)  # it reads what is around
+    return not any("as_strided" in str(x.target) for x in graph.nodes)
 
 
 def _reached(node: Node) -> set[Node]:

@@ -364,10 +364,10 @@ class Rewrite(Pass, Generic[SiteT]):
     """A pass that rewrites a graph place by place, by `replacement`.
 
     Sites are walked in the graph's order; requirements are checked first, then `replacement` is
-    called, then the result is checked; parts of a site between which gradients or autocast are
-    switched are left alone. At the first reason against it what was put in is taken back, and a
-    near miss noted. Else nodes are replaced, what is left over is erased, and the
-    code of the graph is made anew.
+    called, then the result is checked, and that gradients and autocast are not switched between
+    what is replaced as one. At the first reason against it what was put in is taken back, and a
+    near miss noted. Else nodes are replaced, what is left over is erased, and the code of the graph
+    is made anew.
     """
 
     targets: ClassVar[tuple[Any, ...]] = ()
