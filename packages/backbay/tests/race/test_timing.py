@@ -11,7 +11,7 @@ from backbay.decisions import Arm
 from backbay.race.given import InputSets
 from backbay.race.handler import RaceHandler
 from backbay.race.objective import Objective
-from backbay.race.requests import ArmSetup, Done, Open, Opened, Renew, Watch, Watched
+from backbay.race.requests import ArmSetup, Done, Hand, Open, Opened, Renew, Watch, Watched
 from backbay.race.timing import Limits, Timing
 from backbay.race.turns import Turns
 from backbay.session import Lost, Refused, Session
@@ -73,7 +73,17 @@ class WithoutEager(Client):
         return super().ask(request, timeout_s=timeout_s)
 
 
-def timed(*names, apart=(), client=Client, setup=SETUP, turns=None, objective=None, **limits):
+def timed(
+    *names,
+    apart=(),
+    client=Client,
+    setup=SETUP,
+    turns=None,
+    objective=None,
+    sets=InputSets(sampled=False),  # noqa: B008 (it is frozen)
+    folder=Path(),
+    **limits,
+):
     opened = []
     timing = Timing(
         setup=setup,
@@ -82,8 +92,8 @@ def timed(*names, apart=(), client=Client, setup=SETUP, turns=None, objective=No
         open_session=lambda: Session(lambda: client(opened)),
         limits=Limits(**{"backend_s": 1e6, "timing_s": 1.0} | limits),
         tell=lambda backend, text, how_far: None,
-        folder=Path(),
-        sets=InputSets(sampled=False),
+        folder=folder,
+        sets=sets,
         turns=turns or Turns(),
         objective=objective or Objective(),
     )
@@ -284,7 +294,35 @@ def test_who_times_is_disturbed_or_who_waits_for_a_turn_loses_its_time(objective
     assert (groups(timing), timing.lost) == ([("eager", "a"), ("eager", "b")], {})
 
 
-@pytest.mark.parametrize("fewest", [1, 2, 6, 12])
+class BecomesSlow(Client):
+    """Blocks take a multiple of what steps took when it was opened."""
+
+    def ask(self, request, *, timeout_s):
+        if isinstance(request, Hand):
+            Path(request.path).touch()
+            return Done()
+        reply = super().ask(request, timeout_s=timeout_s)
+        if isinstance(request, Block):
+            time.sleep(0.01)
+        if isinstance(request, Open):
+            return msgspec.structs.replace(
+                reply, step_s=dict.fromkeys(self.ready, 1e-3), most_calls=1
+            )
+        return reply
+
+
+def test_rounds_that_end_early_leave_a_set_of_inputs_unjudged(tmp_path):
+    names = ["a", "b", "c", "d", "e"]
+    sets = InputSets(files=(Path("inputs-1"), Path("inputs-2")), seeds=(0, 1, 2))
+    timing, _ = timed(
+        *("eager", *names), client=BecomesSlow, sets=sets, folder=tmp_path, timing_s=0.25
+    )
+    assert len(timing.groups[0]["eager"]) == 6  # of the 13 that were planned
+    given = {name: {x.piece.inputs for x in timing.given.get(name, ())} for name in names}
+    assert given == {name: {0, 1, 2} for name in names}
+
+
+@pytest.mark.parametrize("fewest", [6, 7, 12])
 @pytest.mark.parametrize("files", [0, 1, 2, 4])
 def test_what_is_judged_while_the_clock_runs_is_of_one_set_of_inputs(fewest, files):
     sets = files + 1
@@ -300,9 +338,11 @@ def test_what_is_judged_while_the_clock_runs_is_of_one_set_of_inputs(fewest, fil
     )
     drawn = [timing._sampled(["eager", "one"], fewest, 60) for _ in range(50)]
     for rounds in (set(x["one"]) for x in drawn):
-        early = [x for x in rounds if x < fewest]
-        assert len(early) == min(3, fewest)
-        assert len({x % sets for x in early}) == min(3, fewest, sets)
+        early = [x for x in rounds if x < 6]
+        assert len(early) == 3
+        assert len({x % sets for x in early}) == min(3, sets)
+        assert sum(6 <= x < fewest for x in rounds) == (fewest > 6)
+        assert len(rounds) == 3 + (fewest > 6) + -(-(60 - fewest) // 16)
     assert all("eager" not in x for x in drawn)
     assert len({tuple(sorted(x["one"])) for x in drawn}) > 1  # nobody can know them
 

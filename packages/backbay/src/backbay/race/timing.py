@@ -7,6 +7,7 @@ not depend on who else was raced.
 """
 
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -45,9 +46,9 @@ RaceSession = Session[Request, Reply]
 
 _SAMPLES = 3
 """Rounds of each arm, of the fewest that there are, in which what it gave while the clock ran is
-judged."""
+judged; and one of those that follow before anything is decided."""
 _STRETCH = 16
-"""...and one of each so many that follow."""
+"""...and one of each so many after these."""
 _ALONE_ROUNDS, _FEW_ALONE = 8, 5
 _LONG_S = 0.1
 """Of a step, from where on few rounds are enough: it scatters less, and more take too long."""
@@ -503,18 +504,20 @@ class Timing:
     def _sampled(
         self, names: Collection[str], fewest: int, number: int
     ) -> dict[str, Collection[int]]:
-        """Return the rounds in which what each gives is judged: some of those that there will be.
+        """Return the rounds in which what each gives is judged.
 
-        Later ones have some, too, but may never come.
+        Some are of those that a device takes however slow it has become; later ones may never come.
         """
         if not self.sets.sampled:
             return {}
         draw = secrets.SystemRandom()  # nobody who is timed can know when it is looked at
         sets = len(self.sets.files) + 1
-        later = [range(x, min(x + _STRETCH, number)) for x in range(fewest, number, _STRETCH)]
+        sure = rounds.LEAST_ROUNDS
+        bounds = sorted({sure, *range(fewest, number, _STRETCH), number})
+        later = [range(*x) for x in itertools.pairwise(bounds)]
 
         def drawn() -> list[int]:
-            order = draw.sample(range(fewest), fewest)
+            order = draw.sample(range(sure), sure)
             # A set's second round comes after the first of all: of one set alone, a result may be
             # known from before.
             before = {x: sum(y % sets == x % sets for y in order[:i]) for i, x in enumerate(order)}
