@@ -51,6 +51,13 @@ row_norms, row_norm_blocks
     LayerNorm and RMSNorm in training, alone and in blocks of transformers, forward and backward, as
     Inductor compiles them, beside ``row_norms``' kernel, and how long it takes to move the bytes.
     Blocks are also compiled by ``backbay`` without that pass; CUDA graphs are the table's.
+float8_rows
+    Rows that are rounded to float8 with a scale for each, alone, behind an RMSNorm, behind the sum
+    of a residual branch and a norm, and behind a SiLU that gates another tensor, as Inductor
+    compiles them, beside ``float8_rows``' kernel, and how long it takes to move the bytes.
+float8_layers
+    A feed-forward layer in float8 with the sum and the norm before it, as Inductor compiles it, and
+    as ``backbay`` does without that pass and with it; CUDA graphs are the table's.
 epilogues
     Linear layers and convolutions of one pixel with what follows them, as Inductor runs them, with
     its Triton template for some, beside ``product_epilogues``'s kernel, and how long it takes to
@@ -78,6 +85,7 @@ from speed.condition_tables.depthwise import depthwise
 from speed.condition_tables.embeddings import embeddings
 from speed.condition_tables.epilogues import epilogues
 from speed.condition_tables.few_rows import few_row_steps, few_rows
+from speed.condition_tables.float8_rows import float8_layers, float8_rows
 from speed.condition_tables.group_norms import group_norms, group_norms_alone
 from speed.condition_tables.merging import merging
 from speed.condition_tables.row_norms import row_norm_blocks, row_norms
@@ -89,7 +97,7 @@ from speed.surroundings import versions
 _ALL = (
     *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
     *(merging, batch_norms, max_pools, group_norms, group_norms_alone, embeddings),
-    *(row_norms, row_norm_blocks, few_rows, few_row_steps),
+    *(row_norms, row_norm_blocks, few_rows, few_row_steps, float8_rows, float8_layers),
 )
 TABLES = {x.__name__: x for x in _ALL}
 

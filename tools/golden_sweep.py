@@ -73,6 +73,7 @@ AT_BOTH = (
 INFERENCE = (
     "eager_convolutions",
     "few_row_linears",
+    "float8_rows",
     "fused_convolutions",
     "linear_epilogues",
     "horizontal_fusion",

@@ -16,6 +16,7 @@ from backbay_optimizer.kernels import (
     depthwise_convolution,
     embedding,
     few_row_linears,
+    float8_rows,
     group_norm_silu,
     linear_epilogue,
     max_pool,
@@ -24,7 +25,7 @@ from backbay_optimizer.kernels import (
 )
 
 PASSES = tuple(dataclasses.replace(x, enabled=True) for x in Optimizing.passes)
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn)
 _LARGE = 2**62
 _CONSTANTS: dict[str, dict[str, Any]] = {
     "group_norm_silu": {"COPIED": 0.01},
@@ -50,7 +51,7 @@ _CONSTANTS: dict[str, dict[str, Any]] = {
 }
 _PAYS = (
     *(group_norm_silu, batch_norm, max_pool, depthwise_convolution, linear_epilogue),
-    *(embedding, few_row_linears, row_norm, softmax),
+    *(embedding, few_row_linears, float8_rows, row_norm, softmax),
 )
 
 

@@ -300,3 +300,56 @@ def probabilities(d: Draft, x: str) -> str:
         )
     )
     return d.step(how, x)
+
+
+def float8(d: Draft, x: str) -> str:
+    """Rows that are rounded to float8 with a scale for each, and what they are made of."""
+    c, before = d.value(x).shape[-1], x
+    drawn = d.rng.randrange(4)
+    if drawn == 0:
+        x = images.linear(d, x, c)
+    elif drawn == 1:
+        gates = (f"{F}.silu({{0}}) * {{1}}", f"{{1}} * {F}.silu({{0}})", "{0}.sigmoid() * {1}")
+        x = d.step(d.one(gates), images.linear(d, x, c), images.linear(d, x, c))
+    else:
+        if d.chance(0.5):
+            before = x = d.step("{0} + {1}", images.linear(d, x, c), x)
+        w = d.learnt(c)
+        if d.chance(0.4):
+            x = d.step(f"{F}.rms_norm({{0}}, ({c},), {{1}}, 1e-3)", x, w)
+        else:
+            v = d.step(d.one(("{0}.float()", "{0}")), x)
+            n = d.step("{0} * torch.rsqrt({0}.pow(2).mean(-1, keepdim=True) + 1e-3)", v)
+            x = d.step(d.one(("{1} * {0}", "({0} * (1.0 + {1})).to({2}.dtype)")), n, w, x)
+    y = d.step(d.one(("{0}.float()", "{0}")), x) if d.chance(0.3) else x
+    top = d.step(
+        d.one(
+            (
+                "{0}.abs().amax(-1, keepdim=True).float()",
+                "torch.amax(torch.abs({0}), dim=-1, keepdim=True).to(torch.float32)",
+                "{0}.float().abs().max(-1, keepdim=True)[0]",
+                "{0}.abs().amax(-1).float().unsqueeze(-1)",
+                "{0}.abs().amax(0, keepdim=True).float()",
+                "{0}.amax(-1, keepdim=True).float()",
+            )
+        ),
+        d.one((x, y, y, before if d.chance(0.1) else y)),
+    )
+    scale, divided = d.one(
+        (
+            ("{0}.clamp(min=1e-6) / 448", "{0}.float() / {1}"),
+            ("({0} / 448.0).clamp(min=1e-6)", "{0} / {1}"),
+            ("{0}.clamp_min(1e-3) * (1 / 448)", "{0}.float() * {1}.reciprocal()"),
+            ("448 / {0}.clamp(min=1e-6)", "{0}.float() * {1}"),
+            ("{0}.clamp(min=1e-6, max=3) / 448", "{0}.float() / {1}"),
+            ("{0}.clamp(min=1e-6) / 200", "{0} / {1}"),
+        )
+    )
+    s = d.step(scale, top)
+    z = d.step(divided, y, s)
+    if d.chance(0.8):
+        z = d.step("{0}.clamp(-448, 448)", z)
+    z = d.step(d.one(("{0}.to(torch.float8_e4m3fn)", "{0}.type(torch.float8_e4m3fn)")), z)
+    z = d.step("{0}.float()", z)
+    z = d.step("{0} * {1}" if d.chance(0.8) else "{0} / 448", z, s)
+    return d.step("{0}.to({1}.dtype)", images.plus(d, z, before) if d.chance(0.3) else z, before)

@@ -33,6 +33,7 @@ from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutio
 from backbay_optimizer.passes.eager_convolutions import eager_convolutions
 from backbay_optimizer.passes.embeddings import embeddings
 from backbay_optimizer.passes.few_row_linears import few_row_linears
+from backbay_optimizer.passes.float8_rows import float8_rows
 from backbay_optimizer.passes.fused_attention import fused_attention
 from backbay_optimizer.passes.fused_convolutions import fused_convolutions
 from backbay_optimizer.passes.fused_counters import fused_counters
@@ -82,6 +83,7 @@ class Optimizing(Backend):
         max_pools,
         embeddings,
         softmaxes,  # before what puts something in the place of products
+        float8_rows,  # likewise
         fused_convolutions,
         one_row_linears,
         linear_epilogues,

@@ -11,14 +11,11 @@ Forward stays PyTorch's operators, which Inductor fuses as ever. Backward is a k
 that is large once, where Inductor reads it twice unless there are many more rows than columns. What
 Inductor would have added before and behind it (gradients of several readers, and that of a residual
 branch) is added in the kernel. Each reader has a copy of its own for that, which Inductor removes.
-
-An RMSNorm may be written out, as transformers' models do: in single precision, with a weight, or
-one plus a weight, before or after the cast back.
 """
 
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,22 +27,23 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay.graph import effects
 from backbay.graph.aliases import Memory, disturbed
 from backbay.graph.match import first_input, is_call
-from backbay.graph.region import between
-from backbay.graph.rewrite import bound, call_before
+from backbay.graph.rewrite import call_before
 from backbay.graph.values import is_ordinary, storages, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import row_norm as kernel
+from backbay_optimizer.passes import norm_forms
+from backbay_optimizer.passes.norm_forms import (
+    LAYER_NORMS,
+    RMS_NORMS,
+    ROOTS,
+    SUMS,
+    Norm,
+    is_cast,
+    norm_of,
+    squared,
+)
 
-_LAYER_NORMS = (F.layer_norm, torch.layer_norm)
-_RMS_NORMS = (F.rms_norm, torch.rms_norm)
-_ROOTS = (torch.rsqrt, "rsqrt")
-_SUMS = (operator.add, torch.add, "add")
-_FACTORS = (operator.mul, torch.mul, torch.multiply, "mul", "multiply")
-_POWERS = (operator.pow, torch.pow, "pow")
-_SQUARES = (torch.square, "square")
-_MEANS = (torch.mean, "mean")
-_CASTS = ("to", "float", "type", "type_as", "half", "bfloat16")
 _VIEWS = ("view", "reshape", "flatten", "contiguous", operator.getitem, torch.flatten)
 _PRODUCTS = (
     *(F.linear, torch.addmm, torch.matmul, operator.matmul, torch.mm, torch.bmm, "matmul", "mm"),
@@ -54,33 +52,10 @@ _PRODUCTS = (
 _SIZES = (getattr, "size", "dim", "numel")
 _LIKE = ("type_as", "view_as", "expand_as")
 """Of their second argument, they read dtype or size."""
-_PAIR = 2
-
-
-@dataclass(kw_only=True)
-class _Norm:
-    """A norm of rows."""
-
-    node: Node
-    """What it gives."""
-    first: Node
-    """Its first part."""
-    x: Any
-    weight: Any
-    bias: Any = None
-    eps: Any
-    offset: float = 0.0
-    is_centred: bool = False
-    parts: list[Node] = field(default_factory=list)
-    """Of one that is written out, what is read by no other."""
-    casts: list[Node] = field(default_factory=list)
-    """Of ``x`` to single precision: others may read them."""
-    factors: list[Node] = field(default_factory=list)
-    """What is made of the weight: others may read it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowNorms(Rewrite[_Norm]):
+class RowNorms(Rewrite[Norm]):
     """Take the gradients of LayerNorm and RMSNorm in one read, in Triton; for CUDA."""
 
     summary = "on CUDA, gradients of LayerNorm and RMSNorm read each row once, in training"
@@ -91,8 +66,8 @@ class RowNorms(Rewrite[_Norm]):
         dtypes=(torch.bfloat16, torch.float16),
         dtypes_because="it was measured in 16 bits",
     )
-    targets = (*_LAYER_NORMS, *_RMS_NORMS, *_ROOTS)
-    sources = (kernel, conditions.device_code(kernel), conditions)
+    targets = (*LAYER_NORMS, *RMS_NORMS, *ROOTS)
+    sources = (kernel, conditions.device_code(kernel), conditions, norm_forms)
 
     def run(self, graph_module: GraphModule, context: PassContext) -> int:
         """Rewrite norms, then have their readers read copies of their own."""
@@ -103,27 +78,11 @@ class RowNorms(Rewrite[_Norm]):
             graph_module.recompile()
         return count
 
-    def site(self, call: Call, context: PassContext) -> _Norm | None:  # noqa: ARG002 (of those that ask)
+    def site(self, call: Call, context: PassContext) -> Norm | None:  # noqa: ARG002 (of those that ask)
         """Return a norm; None for a square root of something else."""
-        node = call.node
-        if is_call(node, _ROOTS):
-            return _written_out(node)
-        is_centred = is_call(node, _LAYER_NORMS)
-        names = ("input", "normalized_shape", "weight", *(["bias"] if is_centred else []), "eps")
-        given = {"eps": 1e-5 if is_centred else None, **bound(node, names)}
-        if len(given["normalized_shape"]) != 1:
-            raise NotApplicable("it is of more than one dimension")
-        return _Norm(
-            node=node,
-            first=node,
-            x=given["input"],
-            weight=given.get("weight"),
-            bias=given.get("bias"),
-            eps=given["eps"],
-            is_centred=is_centred,
-        )
+        return norm_of(call.node)
 
-    def replacement(self, site: _Norm, context: PassContext) -> Replacement:
+    def replacement(self, site: Norm, context: PassContext) -> Replacement:
         """Return a call of the operator."""
         graph = site.node.graph
         _check(site, context.kept(("memory", graph), lambda: Memory(graph)))
@@ -146,132 +105,10 @@ def _operator() -> OpOverload[..., Any]:
     return torch.ops.backbay.row_norm.default
 
 
-# 1. Norms that are written out
+# 1. Whether it is taken
 
 
-def _written_out(root: Node) -> _Norm | None:
-    """Return the RMSNorm that a reciprocal square root is of, or None."""
-    total = first_input(root)
-    mean, eps = _operands(total, _SUMS)
-    if isinstance(eps, Node):
-        mean, eps = eps, mean
-    if not is_call(mean, _MEANS) or type(eps) is not float:
-        return None
-    given = bound(mean, ("input", "dim", "keepdim", "dtype"))
-    last = value_of(mean).dim() - 1
-    dims = given["dim"] if isinstance(given.get("dim"), list | tuple) else [given.get("dim")]
-    if list(dims) not in ([-1], [last]) or given.get("keepdim") is not True:
-        return None
-    square = given["input"]
-    wide = _squared(square)
-    normal = next(iter(root.users), None)
-    if wide is None or not is_call(normal, _FACTORS):
-        return None
-    assert normal is not None
-    x = _without_cast(wide)
-    one, other = _operands(normal, _FACTORS)
-    source = other if one is root else one
-    if _without_cast(source) is not x:
-        return None
-    casts = [*dict.fromkeys(y for y in (wide, source) if y is not x)]
-    parts = [square, mean, total, root, normal]
-    if value_of(normal).dtype != torch.float32 or any(
-        value_of(y).dtype != torch.float32 for y in parts
-    ):
-        raise NotApplicable("it is not computed in single precision")
-    norm = _Norm(
-        node=normal,
-        first=min([*casts, *parts]),
-        x=x,
-        weight=None,
-        eps=eps,
-        parts=parts,
-        casts=casts,
-    )
-    _scaled(norm)
-    for part in norm.parts:
-        if any(y not in norm.parts and y is not norm.node for y in part.users):
-            raise NotApplicable("something else reads a part of it")
-    return norm
-
-
-def _scaled(norm: _Norm) -> None:
-    """Go on behind what is normalised, to its product with a weight, and to the cast back."""
-    dtype = value_of(norm.x).dtype
-    while True:
-        reader = next(iter(norm.node.users), None)
-        if reader is None or len(norm.node.users) != 1:
-            break
-        if _is_cast(reader) and first_input(reader) is norm.node:
-            if value_of(reader).dtype not in {dtype, torch.float32}:
-                break
-        elif norm.weight is None and is_call(reader, _FACTORS):
-            one, other = _operands(reader, _FACTORS)
-            factor = other if one is norm.node else one
-            norm.weight, norm.offset = _weight_of(factor)
-            if isinstance(factor, Node) and factor is not norm.weight:
-                norm.factors = between(factor, [norm.weight])
-        else:
-            break
-        norm.parts.append(reader)
-        norm.node = reader
-    if norm.weight is None:
-        raise NotApplicable("it has no weight")
-    norm.parts.remove(norm.node)
-
-
-def _weight_of(node: Any) -> tuple[Any, float]:
-    """Return what a factor is of, without casts to single precision, and the number added."""
-    bare = _without_cast(node)
-    one, other = _operands(bare, _SUMS)
-    if isinstance(other, Node) and not isinstance(one, Node):
-        one, other = other, one
-    if isinstance(one, Node) and type(other) in {int, float}:
-        return _without_cast(one), float(other)
-    return bare, 0.0
-
-
-def _operands(node: Any, targets: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return both operands of a call of one of some functions; None twice where it is none."""
-    if not is_call(node, targets) or node.kwargs or len(node.args) != _PAIR:
-        return None, None
-    return node.args[0], node.args[1]
-
-
-def _squared(node: Any) -> Node | None:
-    """Return what a node is the square of."""
-    if is_call(node, _SQUARES):
-        found = first_input(node)
-    elif is_call(node, _POWERS):
-        found, exponent = _operands(node, _POWERS)
-        found = found if exponent == _PAIR else None
-    else:
-        found, other = _operands(node, _FACTORS)
-        found = found if found is other else None
-    return found if isinstance(found, Node) else None
-
-
-def _without_cast(node: Any) -> Any:
-    """Return what a cast to single precision is of, or what is no such cast."""
-    if not _is_cast(node) or value_of(node).dtype != torch.float32:
-        return node
-    return first_input(node)
-
-
-def _is_cast(node: Any) -> bool:
-    """Whether a node gives the same numbers in another floating-point dtype, or in its own."""
-    if not is_call(node, _CASTS):
-        return False
-    one, other = value_of(node), value_of(first_input(node))
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return False
-    return one.is_floating_point() and other.is_floating_point() and one.device == other.device
-
-
-# 2. Whether it is taken
-
-
-def _check(norm: _Norm, memory: Memory) -> None:
+def _check(norm: Norm, memory: Memory) -> None:
     """Check that the operator gives the same, as fast."""
     given = [norm.x, norm.weight, *([] if norm.bias is None else [norm.bias])]
     if not all(isinstance(y, Node) and is_ordinary(value_of(y)) for y in given):
@@ -332,7 +169,7 @@ def _count(node: Node) -> str:
 
 
 def _is_idle_cast(node: Node) -> bool:
-    return _is_cast(node) and value_of(node).dtype == value_of(first_input(node)).dtype
+    return is_cast(node) and value_of(node).dtype == value_of(first_input(node)).dtype
 
 
 def _check_reader(node: Node) -> None:
@@ -340,17 +177,17 @@ def _check_reader(node: Node) -> None:
 
     What Inductor computes in its own kernel for a norm's gradient would have to be written first.
     """
-    if node.op == "output" or is_call(node, (*_PRODUCTS, *_SUMS, *_LAYER_NORMS, *_RMS_NORMS)):
+    if node.op == "output" or is_call(node, (*_PRODUCTS, *SUMS, *LAYER_NORMS, *RMS_NORMS)):
         return
     if isinstance(node.target, OpOverload) and node.target.namespace == "backbay":
         return
-    is_norms = _is_cast(node) and any(_squared(x) is node for x in node.users)
-    if is_norms or _squared(node) is not None:  # of another norm that is written out
+    is_norms = is_cast(node) and any(squared(x) is node for x in node.users)
+    if is_norms or squared(node) is not None:  # of another norm that is written out
         return
     raise NotApplicable(f"Inductor computes with it what comes from {node.name}")
 
 
-# 3. Who reads which copy
+# 2. Who reads which copy
 
 
 def _hand_out(call: Node) -> None:

@@ -30,21 +30,17 @@ from backbay.graph import effects
 from backbay.graph.aliases import Memory, disturbed
 from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import bound, call_before, cast_before
-from backbay.graph.values import are_numbers, is_ordinary, storages, value_of
+from backbay.graph.values import is_ordinary, storages, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import softmax as kernel
 from backbay_optimizer.passes import convolutions, memory_readers
-from backbay_optimizer.passes.memory_readers import is_read_from_memory
+from backbay_optimizer.passes.memory_readers import are_rows, is_read_from_memory, memory_of
 
 _ATEN = torch.ops.aten
 _SOFTMAXES = (F.softmax, torch.softmax, torch.special.softmax, "softmax")
 _LOGARITHMS = (F.log_softmax, torch.log_softmax, torch.special.log_softmax, "log_softmax")
 _LOSSES = (F.cross_entropy,)
-_PRODUCTS = (
-    *(F.linear, torch.addmm, torch.matmul, operator.matmul, torch.mm, torch.bmm, "matmul", "mm"),
-    *convolutions.IMAGES,
-)
 _CASTS = ("float", "to", "type")
 _QUOTIENTS = (operator.truediv, torch.div, torch.true_divide, "div", "true_divide")
 _FACTORS = (operator.mul, torch.mul, torch.multiply, "mul", "multiply")
@@ -267,11 +263,11 @@ def _check(logits: _Logits, node: Node, end: Node, *, is_written: bool = False) 
     count = math.prod(x.shape[:-1])
     if isinstance(count, torch.SymInt):
         _check_rows(count)
-    if not _are_rows(x):
+    if not are_rows(x):
         raise NotApplicable("its rows do not lie one behind the other")
     if reason := kernel.pays(x, is_written=is_written):
         raise NotApplicable(reason)
-    source = _source(logits.node)
+    source = memory_of(logits.node)
     if source is None:
         raise NotApplicable("what computes it is computed with it by Inductor")
     if why := disturbed(min([*logits.passed, node]), end, [source, *_copies(logits)]):
@@ -289,7 +285,7 @@ def _check_saved(logits: _Logits, end: Node, target: Node, memory: Memory) -> No
     """
     if not value_of(end).requires_grad:
         return
-    source = _source(logits.node)
+    source = memory_of(logits.node)
     if any(memory.mutated(x) for x in (source, target) if x is not None):
         raise NotApplicable("something writes what it reads, and backward may read it after that")
     if any(map(memory.returned, _copies(logits))):
@@ -313,30 +309,6 @@ def _check_rows(count: torch.SymInt) -> None:
     bounds = count.node.shape_env.bound_sympy(count.node.expr)
     if bounds.lower < kernel.FEW_ROWS <= bounds.upper < int_oo:
         raise NotApplicable("a choice by its number of rows would narrow the range declared for it")
-
-
-def _are_rows(x: torch.Tensor) -> bool:
-    """Return whether a tensor is a matrix of rows, in order, each without gaps."""
-    *outer, stride, one = (1, *x.stride()) if x.dim() == 1 else x.stride()
-    if one != 1 or not are_numbers([stride]):
-        return False
-    wanted: list[Any] = [stride]
-    for n in reversed(x.shape[1:-1]):
-        wanted.insert(0, n * wanted[0])
-    # As text: comparing symbols would guard on the answer.
-    return [str(n) for n in wanted[:-1]] == [str(n) for n in outer]
-
-
-def _source(node: Any) -> Node | None:
-    """Return what a node views, if that is in memory whoever reads it."""
-    while isinstance(node, Node) and node.op.startswith("call"):
-        if is_call(node, _PRODUCTS):
-            return node
-        before = first_input(node)
-        if not isinstance(before, Node) or not storages(node) or storages(node) != storages(before):
-            return None
-        node = before
-    return node if isinstance(node, Node) and node.op in {"placeholder", "get_attr"} else None
 
 
 # 3. What takes its place
