@@ -11,6 +11,7 @@ from backbay.errors import (
     DanglingNode,
     EndlessPass,
     ErasedInUse,
+    GradientMismatch,
     GraphBroken,
     MissingOutput,
     ShapeAssumed,
@@ -18,6 +19,7 @@ from backbay.errors import (
     WrongDtype,
 )
 from backbay.graph.check import Freshness
+from backbay.graph.values import value_of
 from backbay.kit.passes import graph_pass
 from backbay.kit.pipeline import run_passes
 
@@ -305,3 +307,27 @@ def test_a_pass_that_forgets_to_count(graph_module):
 
     with pytest.raises(BackbayError, match="give how many changes"):
         run_passes([says_nothing], graph_module)
+
+
+def test_an_idle_pass_hides_what_a_later_one_forgets(graph_module):
+    def renames(module):
+        find(module, operator.mul).name = "another"
+        return 0
+
+    with pytest.raises(StaleCode, match="renames"):
+        run_passes([idle, graph_pass()(renames)], graph_module)
+
+
+def test_an_idle_pass_hides_a_gradient_that_a_later_one_cuts_off():
+    def detaches(module):
+        (output,) = module.graph.find_nodes(op="output")
+        value_of(output.args[0][0]).detach_()
+        return 0
+
+    def compile_(module, _):
+        with pytest.raises(GradientMismatch, match="detaches"):
+            run_passes([idle, graph_pass()(detaches)], module)
+        return module.forward
+
+    torch.compiler.reset()
+    torch.compile(lambda x: x * 2, backend=compile_)(torch.ones(3, requires_grad=True))

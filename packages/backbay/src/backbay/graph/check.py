@@ -6,7 +6,7 @@ a pass has its own error, and the error names the pass.
 
 import contextlib
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from backbay.errors import (
     StaleCode,
     WrongDtype,
 )
-from backbay.graph.propagation import Call, kind, propagate_changes
+from backbay.graph.propagation import Call, calls_of, kind, propagate_changes
 from backbay.graph.values import value_of
 
 _MOST_GROWTH, _FREE_GROWTH = 20, 1_000
@@ -42,6 +42,8 @@ class Freshness:
     """
 
     def __init__(self) -> None:
+        self.known: Before | None = None
+        """What was found of the graph when it was looked at last."""
         self._seen: list[Any] = []
         self._fresh = False
         self._is_announced = False
@@ -49,11 +51,15 @@ class Freshness:
     def of(self, graph_module: GraphModule) -> bool:
         """Return whether the code of a graph module is that of its graph."""
         seen = _looked_at(graph_module)
-        if len(seen) != len(self._seen) or not all(map(operator.is_, seen, self._seen)):
+        if not _are_same(seen, self._seen):
             self._fresh = self._is_fresh(graph_module, seen)
             self._seen = seen
         self._is_announced = False
         return self._fresh
+
+    def is_as_it_was(self, graph_module: GraphModule) -> bool:
+        """Whether graph and code are as they were when they were looked at, and not made anew."""
+        return not self._is_announced and _are_same(_looked_at(graph_module), self._seen)
 
     def _is_fresh(self, graph_module: GraphModule, seen: list[Any]) -> bool:
         if not _is_waiting(graph_module):
@@ -81,30 +87,43 @@ class Freshness:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What a graph promised before a pass: its inputs, and its results' kinds."""
+    """What a graph promised before a pass: its inputs, and its results' kinds; and its nodes."""
 
     inputs: tuple[str, ...]
     structure: Any
     results: tuple[Any, ...]
     fresh: bool
     """Whether the code that runs is that of the graph; inside Inductor it is not, and not run."""
+    calls: Mapping[Node, Call]
 
     @classmethod
     def of(cls, graph_module: GraphModule, freshness: Freshness) -> "Before":
-        """Look at a graph that is right."""
+        """Look at a graph that is right; once, as long as nothing is done to it."""
+        known = freshness.known
+        if known is not None and known.holds(graph_module, freshness):
+            return known
         graph = graph_module.graph
         output = _output(graph, "the graph")
         leaves, structure = pytree.tree_flatten(output.args)
         inputs = tuple(str(n.target) for n in graph.nodes if n.op == "placeholder")
-        results = tuple(map(value_of, leaves))
-        kinds = tuple(kind(x) if isinstance(x, torch.Tensor) else None for x in results)
-        return cls(inputs, structure, kinds, freshness.of(graph_module))
+        fresh = freshness.of(graph_module)
+        freshness.known = cls(inputs, structure, _kinds(leaves), fresh, calls_of(graph))
+        return freshness.known
+
+    def holds(self, graph_module: GraphModule, freshness: Freshness) -> bool:
+        """Whether nothing was done to the graph since it was looked at: most passes do nothing."""
+        if not freshness.is_as_it_was(graph_module):
+            return False
+        values, known = map(value_of, graph_module.graph.nodes), self.calls.values()
+        if not all(now is was.value for now, was in zip(values, known, strict=True)):
+            return False
+        leaves = pytree.tree_leaves(_output(graph_module.graph, "the graph").args)
+        return self.results == _kinds(leaves)  # a value may be changed in place
 
 
 def check(
     graph_module: GraphModule,
     before: Before,
-    calls: Mapping[Node, Call],
     who: str,
     freshness: Freshness,
 ) -> None:
@@ -113,17 +132,18 @@ def check(
     Args:
         graph_module: what the pass left.
         before: what was there before it.
-        calls: the nodes that were there before it; see `calls_of`.
         who: the pass, for the error.
         freshness: what looked at the graph before.
 
     Raises:
         GraphBroken: the graph is not right; the subclass says in which way.
     """
+    if before.holds(graph_module, freshness):
+        return
     graph = graph_module.graph
     output = _output(graph, who)
     _check_order(graph, who)
-    propagate_changes(graph_module, calls, who)
+    propagate_changes(graph_module, before.calls, who)
     now = Before.of(graph_module, freshness)
     if now.inputs != before.inputs:
         raise MissingOutput(
@@ -175,6 +195,11 @@ def watched(graph_module: GraphModule, who: str) -> Iterator[None]:
         raise
     finally:
         del graph.create_node
+
+
+def _kinds(results: Sequence[Any]) -> tuple[Any, ...]:
+    values = map(value_of, results)
+    return tuple(kind(x) if isinstance(x, torch.Tensor) else None for x in values)
 
 
 def _output(graph: Graph, who: str) -> Node:
@@ -233,6 +258,10 @@ def _looked_at(graph_module: GraphModule) -> list[Any]:
     for node in graph_module.graph.nodes:
         seen += (node, node.name, node.op, node.target, node.args, node.kwargs)
     return seen
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _is_waiting(graph_module: GraphModule) -> bool:

@@ -18,7 +18,6 @@ from torch.fx import GraphModule
 
 from backbay.errors import BackbayError
 from backbay.graph.check import Before, Freshness, check, watched
-from backbay.graph.propagation import calls_of
 from backbay.graph.report import first_line
 from backbay.graph.values import unwatched
 from backbay.kit.bisect import left_out
@@ -100,7 +99,7 @@ def _checked(
     one: Pass, graph_module: GraphModule, context: PassContext, watch: Watch, freshness: Freshness
 ) -> PassReport:
     who = f"pass {one.name}"
-    before, calls = Before.of(graph_module, freshness), calls_of(graph_module.graph)
+    before = Before.of(graph_module, freshness)
     kept = copy.deepcopy(graph_module) if watch.verifying else None
     start = time.perf_counter()
     try:
@@ -112,7 +111,7 @@ def _checked(
         raise failed(who, graph_module, error) from error
     if not isinstance(changes, int):
         raise BackbayError(f"{who} gives {type(changes).__name__}: give how many changes it made")
-    check(graph_module, before, calls, who, freshness)
+    check(graph_module, before, who, freshness)
     seconds = time.perf_counter() - start
     if kept is not None:
         from backbay.graph.verify import verify  # noqa: PLC0415 (3 ms, for who asks to verify)
