@@ -28,3 +28,29 @@ def test_a_pass_is_known_without_its_device_code(one):
 
 def test_passes_with_kernels_are_not_found():
     assert {"batch_norms", "embeddings", "group_norm_silu"} < {x.name for x in WITH_KERNELS}
+
+
+LEAVES = """
+    import torch
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def copy(x_ptr, y_ptr, count, block: tl.constexpr):
+        at = tl.arange(0, block)
+        tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < count, other=0), mask=at < {written})
+
+    x = torch.arange(40)[8:16]
+    copy[(1,)](x, torch.empty_like(x), {read}, block=16)
+    print("right")
+"""
+
+
+def test_a_kernel_that_stays_within_its_tensors_is_ended(run_interpreted):
+    run_interpreted(LEAVES.format(read=8, written=8))
+
+
+@pytest.mark.parametrize(("read", "written"), [(9, 8), (8, 9)])
+def test_a_kernel_that_leaves_its_tensors_is_not_ended(run_interpreted, read, written):
+    with pytest.raises(AssertionError, match="outside of all tensors"):
+        run_interpreted(LEAVES.format(read=read, written=written))

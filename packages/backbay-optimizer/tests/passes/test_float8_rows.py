@@ -229,7 +229,7 @@ def of_a_sum_alone(x, up, weight):
     return rounded(wide_norm(x + up, weight))
 
 
-def by_anothers_scale(x, up, weight):
+def by_the_scale_of_another(x, up, weight):
     scale = up.abs().amax(-1, keepdim=True).float().clamp(min=1e-12) / MOST
     return (x.float() / scale).clamp(-MOST, MOST).to(FLOAT8), scale
 
@@ -261,7 +261,7 @@ def computed_by_inductor(x, up, weight):
 REFUSED = {
     "a bound that is written": added(lambda x, s: s.clamp_(min=1e-3)),
     "a scale that is written and passed on": added(lambda x, s: (s.mul_(2), s)[1]),
-    "a scale that is another's too": added(lambda x, s: s * x[:, :1].float().abs().add(1)),
+    "a scale of two tensors": added(lambda x, s: s * x[:, :1].float().abs().add(1)),
     "a scale with a bound above": added(lambda x, s: s.clamp(min=1e-3, max=1.0)),
     "a scale times a negative number": added(lambda x, s: s * -1.0),
     "a scale that makes rows too large": added(lambda x, s: s / 2),
@@ -270,7 +270,7 @@ REFUSED = {
     "rows that are written between": written_between,
     "a sum that is written before its norm": a_sum_written_before_its_norm,
     "a sum that nothing else reads": of_a_sum_alone,
-    "another's scale": by_anothers_scale,
+    "a scale of other rows": by_the_scale_of_another,
     "a scale of each column": by_columns,
     "a scale of 16 bits": by_a_scale_of_16_bits,
     "divided where it would be multiplied": turned_over,
