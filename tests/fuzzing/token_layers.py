@@ -322,19 +322,17 @@ def float8(d: Draft, x: str) -> str:
             n = d.step("{0} * torch.rsqrt({0}.pow(2).mean(-1, keepdim=True) + 1e-3)", v)
             x = d.step(d.one(("{1} * {0}", "({0} * (1.0 + {1})).to({2}.dtype)")), n, w, x)
     y = d.step(d.one(("{0}.float()", "{0}")), x) if d.chance(0.3) else x
-    top = d.step(
-        d.one(
-            (
-                "{0}.abs().amax(-1, keepdim=True).float()",
-                "torch.amax(torch.abs({0}), dim=-1, keepdim=True).to(torch.float32)",
-                "{0}.float().abs().max(-1, keepdim=True)[0]",
-                "{0}.abs().amax(-1).float().unsqueeze(-1)",
-                "{0}.abs().amax(0, keepdim=True).float()",
-                "{0}.amax(-1, keepdim=True).float()",
-            )
-        ),
-        d.one((x, y, y, before if d.chance(0.1) else y)),
+    largest = d.one(
+        (
+            "{0}.abs().amax(-1, keepdim=True).float()",
+            "torch.amax(torch.abs({0}), dim=-1, keepdim=True).to(torch.float32)",
+            "{0}.float().abs().max(-1, keepdim=True)[0]",
+            "{0}.abs().amax(-1).float().unsqueeze(-1)",
+            "{0}.abs().amax(0, keepdim=True).float()",
+            "{0}.amax(-1, keepdim=True).float()",
+        )
     )
+    of = d.one((x, y, y, before if d.chance(0.1) else y))
     scale, divided = d.one(
         (
             ("{0}.clamp(min=1e-6) / 448", "{0}.float() / {1}"),
@@ -345,11 +343,16 @@ def float8(d: Draft, x: str) -> str:
             ("{0}.clamp(min=1e-6) / 200", "{0} / {1}"),
         )
     )
-    s = d.step(scale, top)
-    z = d.step(divided, y, s)
-    if d.chance(0.8):
-        z = d.step("{0}.clamp(-448, 448)", z)
-    z = d.step(d.one(("{0}.to(torch.float8_e4m3fn)", "{0}.type(torch.float8_e4m3fn)")), z)
-    z = d.step("{0}.float()", z)
-    z = d.step("{0} * {1}" if d.chance(0.8) else "{0} / 448", z, s)
+    cast = d.one(("{0}.to(torch.float8_e4m3fn)", "{0}.type(torch.float8_e4m3fn)"))
+    clamped = d.chance(0.8)
+
+    def rounded() -> str:
+        s = d.step(scale, d.step(largest, of))
+        z = d.step(divided, y, s)
+        z = d.step("{0}.float()", d.step(cast, d.step("{0}.clamp(-448, 448)", z) if clamped else z))
+        return d.step("{0} * {1}" if d.chance(0.8) else "{0} / 448", z, s)
+
+    z = rounded()
+    if d.chance(0.3):
+        z = d.step("{0} + {1}", z, rounded())
     return d.step("{0}.to({1}.dtype)", images.plus(d, z, before) if d.chance(0.3) else z, before)

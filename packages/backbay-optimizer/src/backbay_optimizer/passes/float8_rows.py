@@ -13,10 +13,11 @@ that gates another tensor; or nothing, where what is rounded is in memory anyway
 quotient or its reciprocal, and be returned.
 """
 
+import itertools
 import math
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,10 +25,10 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay.graph.aliases import disturbed
+from backbay.graph.aliases import Memory, disturbed
 from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import bound, call_before
-from backbay.graph.values import is_ordinary, value_of, wants_gradient
+from backbay.graph.values import is_ordinary, storages, value_of, wants_gradient
 from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import float8_rows as kernel
@@ -65,7 +66,7 @@ class _Rounded:
 
     node: Node
     values: list[Node]
-    """What is rounded, in one dtype or another; the last is no cast."""
+    """What is rounded, in one dtype or another; the last is not a cast."""
     scale: RowScale
     parts: list[Node]
     """From there on to the result, which is not among them."""
@@ -86,6 +87,8 @@ class _Source:
     eps: float = 0.0
     offset: float = 0.0
     parts: list[Node] = field(default_factory=list)
+    factors: list[Node] = field(default_factory=list)
+    """What is made of a norm's weight: others may read it."""
 
     @property
     def given(self) -> list[Node]:
@@ -124,16 +127,20 @@ class Float8Rows(Rewrite[_Rounded]):
         """Return what is rounded to float8 by a scale of each row; None for another cast."""
         return _rounded(call.node) if value_of(call.node).dtype == kernel.FLOAT8 else None
 
-    def replacement(self, site: _Rounded, context: PassContext) -> Replacement:  # noqa: ARG002 (likewise)
+    def replacement(self, site: _Rounded, context: PassContext) -> Replacement:
         """Return the operator's results in the place of the rows, the scales and the sum."""
-        source = _source(site)
+        graph, source = site.node.graph, _source(site)
+        memory = context.kept(("memory", graph), lambda: Memory(graph))
         sums = [] if source.total is None else [source.total]
         parts = [*dict.fromkeys([*sums, *source.parts, *site.parts])]
         scales = [x for x in site.scales if _others(x, {*parts, site.node})]
         first = min([*sums, *scales, site.node])
-        _check(site, source, parts, first)
-        _check_scales(site, scales)
-        call = _called(first, site, source)
+        _check_values(site, source)
+        _check_same(site, source, parts, first, memory)
+        _check_scales(site, scales, memory)
+        _check_pays(site, source, parts)
+        may_share = not any(map(memory.returned, (*sums, *scales, site.node)))
+        call = _called(first, site, source, may_share=may_share)
         new = {x: _part(first, call, 2) for x in sums}
         new |= {x: _scale_like(x, first, call, site.scales[x]) for x in scales}
         new[site.node] = _part(first, call, 0)
@@ -246,25 +253,37 @@ def _roots(node: Any, depth: int = _FARTHEST) -> Iterator[Node]:
 def _of_norm(norm: Norm, site: _Rounded) -> _Source:
     if norm.is_centred or type(norm.eps) is not float or not isinstance(norm.weight, Node):
         raise NotApplicable("its norm has no weight, or no epsilon")
-    behind = site.values[: site.values.index(norm.node) + 1] if norm.node in site.values else []
+    parts = dict.fromkeys([*norm.parts, *norm.casts, norm.node, *site.values])
     found = _Source(
         x=norm.x,
         by=norm.weight,
         kind="rms_norm",
         eps=norm.eps,
         offset=norm.offset,
-        parts=[*dict.fromkeys([*norm.parts, *norm.casts, norm.node, *behind, *site.values])],
+        factors=norm.factors,
+        parts=[x for x in parts if x is not norm.x],
     )
-    found.parts = [x for x in found.parts if x is not norm.x]
-    one, other = operands(norm.x, SUMS)
-    if _in_memory(norm.x) or not isinstance(one, Node) or not isinstance(other, Node):
-        return found
-    if not _others(norm.x, {*found.parts}):
+    return _with_residual(found)
+
+
+def _with_residual(source: _Source) -> _Source:
+    """Return what a norm is of, with the sum before it taken in if that is not in memory."""
+    total, (one, other) = source.x, operands(source.x, SUMS)
+    if _in_memory(total) or not isinstance(one, Node) or not isinstance(other, Node):
+        return source
+    if not _others(total, {*source.parts}):
         raise NotApplicable("nothing else reads the sum before it, which Inductor computes with it")
-    if any(value_of(x).shape != value_of(norm.x).shape for x in (one, other)):
+    if not all(_is_like(x, total) for x in (one, other)):
         raise NotApplicable("what is added before it is of another shape")
-    found.x, found.residual, found.total = one, other, norm.x
-    return found
+    return replace(source, x=one, residual=other, total=total)
+
+
+def _is_like(one: Node, other: Node) -> bool:
+    values = value_of(one), value_of(other)
+    if not all(isinstance(x, torch.Tensor) for x in values):
+        return False
+    # As text: comparing symbols would guard on the answer.
+    return len({str(tuple(x.shape)) for x in values}) == 1
 
 
 # 3. Whether it is taken
@@ -274,42 +293,67 @@ def _others(node: Node, parts: set[Node]) -> list[Node]:
     return [x for x in node.users if x not in parts]
 
 
-def _check(site: _Rounded, source: _Source, parts: list[Node], first: Node) -> None:
-    """Check that the operator gives the same, as fast, in the place of the first of its parts."""
-    if not all(isinstance(x, Node) and is_ordinary(value_of(x)) for x in source.given):
+def _check_values(site: _Rounded, source: _Source) -> None:
+    """Check that the operator takes what it would read."""
+    if not all(is_ordinary(value_of(x)) for x in source.given):
         raise NotApplicable("it takes what is no ordinary tensor")
-    if any(map(wants_gradient, (*source.given, *parts, site.node))):
+    rows = [value_of(x) for x in source.rows]
+    if not rows[0].dim() or type(rows[0].shape[-1]) is not int:
+        raise NotApplicable("the number of its columns is a symbol")
+    if not all(map(are_rows, rows)):
+        raise NotApplicable("its rows do not lie one behind the other")
+    if not all(_is_like(x, site.node) for x in source.rows):
+        raise NotApplicable("what it is made of is of another shape")
+    by = value_of(source.by)
+    if source.kind == "rms_norm" and str(tuple(by.shape)) != f"({rows[0].shape[-1]},)":
+        raise NotApplicable("its weight is not one number for each column")
+    if source.kind == "rms_norm" and by.stride() != (1,):
+        raise NotApplicable("its weight does not lie in one piece")
+
+
+def _check_same(
+    site: _Rounded, source: _Source, parts: list[Node], first: Node, memory: Memory
+) -> None:
+    """Check that the operator gives the same, in the place of the first of what it replaces."""
+    if any(map(wants_gradient, (*parts, site.node))):
         raise NotApplicable("a gradient is wanted")
-    _check_values(site, source)
     dtypes = {*WIDE, value_of(source.x).dtype}
     if any(is_cast(x) and value_of(x).dtype not in dtypes for x in parts):
         raise NotApplicable("it is rounded to another dtype on the way")
+    if not all(x < first for x in source.given):
+        raise NotApplicable("its weight is made after the sum before it")
+    read = [*source.given, *source.factors, *parts]
+    if any(map(memory.mutated, (*read, site.node))):
+        raise NotApplicable("something writes what it reads, gives or computes")
+    if why := disturbed(min(read[len(source.given) :]), site.node, read):
+        raise NotApplicable(why)
+
+
+def _check_scales(site: _Rounded, scales: list[Node], memory: Memory) -> None:
+    for node in scales:
+        scale = site.scales[node]
+        is_same = math.isclose(scale.most, site.scale.most) and scale.floor == site.scale.floor
+        if not is_same or value_of(node).dtype != torch.float32:
+            raise NotApplicable("something else reads what its scale is made of")
+    inside = {*site.parts, site.node}
+    if any(_others(x, inside) for x in site.parts if x not in site.scales):
+        raise NotApplicable("something else reads a part of it")
+    for one, other in itertools.combinations(filter(memory.returned, scales), 2):
+        is_shared = storages(one) == storages(other)
+        will_be = not site.scales[one].is_inverse and not site.scales[other].is_inverse
+        if is_shared is not will_be:
+            raise NotApplicable("the caller gets two of its scales, and may tell their memory")
+
+
+def _check_pays(site: _Rounded, source: _Source, parts: list[Node]) -> None:
+    if reason := kernel.pays(*(value_of(x) for x in source.given)):
+        raise NotApplicable(reason)
     if not all(map(_in_memory, source.rows)):
         raise NotApplicable("what computes it is computed with it by Inductor")
     made = [x for x in site.values if x is not source.x]
     readers = (y for x in made for y in _others(x, {*parts, site.node}))
     if source.kind and not all(map(_is_rounding, readers)):
         raise NotApplicable("something else reads what is rounded")
-    if not all(x < first for x in source.given):
-        raise NotApplicable("its weight is made after the sum before it")
-    if why := disturbed(min(parts), site.node, [*source.given, *parts]):
-        raise NotApplicable(why)
-
-
-def _check_values(site: _Rounded, source: _Source) -> None:
-    rows = [value_of(x) for x in source.rows]
-    if type(rows[0].shape[-1]) is not int:
-        raise NotApplicable("the number of its columns is a symbol")
-    if not all(map(are_rows, rows)):
-        raise NotApplicable("its rows do not lie one behind the other")
-    # As text: comparing symbols would guard on the answer.
-    if len({str(tuple(x.shape)) for x in (*rows, value_of(site.node))}) > 1:
-        raise NotApplicable("what it is made of is of another shape")
-    by = value_of(source.by)
-    if source.kind == "rms_norm" and (by.shape != rows[0].shape[-1:] or by.stride() != (1,)):
-        raise NotApplicable("its weight is not one number for each column")
-    if reason := kernel.pays(*(value_of(x) for x in source.given)):
-        raise NotApplicable(reason)
 
 
 def _in_memory(node: Node) -> bool:
@@ -330,29 +374,23 @@ def _is_rounding(node: Node) -> bool:
     return is_on_the_way and bool(node.users) and all(map(_is_rounding, node.users))
 
 
-def _check_scales(site: _Rounded, scales: list[Node]) -> None:
-    for node in scales:
-        scale = site.scales[node]
-        is_same = math.isclose(scale.most, site.scale.most) and scale.floor == site.scale.floor
-        if not is_same or value_of(node).dtype != torch.float32:
-            raise NotApplicable("something else reads what its scale is made of")
-    inside = {*site.parts, site.node}
-    if any(_others(x, inside) for x in site.parts if x not in site.scales):
-        raise NotApplicable("something else reads a part of it")
-
-
 # 4. What takes its place
 
 
-def _called(place: Node, site: _Rounded, source: _Source) -> Node:
-    """Return a call of the operator: one that is there already, or a new one."""
+def _called(place: Node, site: _Rounded, source: _Source, *, may_share: bool) -> Node:
+    """Return a call of the operator: a new one, or one that is there already and gives the same.
+
+    Nothing writes what either reads or gives, or neither would be there; and of results that are
+    shared, the caller must get one at most.
+    """
     assert callable(kernel.float8_rows)  # registers it: torch.ops has it only after that
     operator_: OpOverload[..., Any] = torch.ops.backbay.float8_rows.default
     numbers = (source.eps, source.offset, site.scale.floor, site.scale.most)
     arguments = (source.x, source.by, source.residual, source.kind, *numbers)
     known: Node
     for known in place.graph.find_nodes(op="call_function", target=operator_):
-        if known < place and known.args == arguments:
+        is_same = may_share and known < place and known.args == arguments
+        if is_same and disturbed(known, place, source.given) is None:
             return known
     return call_before(place, operator_, *arguments)
 

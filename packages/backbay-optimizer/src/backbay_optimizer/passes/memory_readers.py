@@ -59,7 +59,7 @@ def memory_of(node: Any) -> Node | None:
 def are_rows(x: torch.Tensor) -> bool:
     """Return whether a tensor is a matrix of rows, in order, each without gaps."""
     *outer, stride, one = (1, *x.stride()) if x.dim() == 1 else x.stride()
-    if one != 1 or not are_numbers([stride]):
+    if not are_numbers([stride, one]) or one != 1:
         return False
     wanted: list[Any] = [stride]
     for n in reversed(x.shape[1:-1]):

@@ -64,12 +64,12 @@ def norm_of(node: Node) -> Norm | None:
     is_centred = is_call(node, LAYER_NORMS)
     names = ("input", "normalized_shape", "weight", *(["bias"] if is_centred else []), "eps")
     given = {"eps": 1e-5 if is_centred else None, **bound(node, names)}
-    if len(given["normalized_shape"]) != 1:
+    if len(given.get("normalized_shape", ())) != 1:
         raise NotApplicable("it is of more than one dimension")
     return Norm(
         node=node,
         first=node,
-        x=given["input"],
+        x=first_input(node),
         weight=given.get("weight"),
         bias=given.get("bias"),
         eps=given["eps"],
@@ -89,7 +89,7 @@ def _written_out(root: Node) -> Norm | None:
     dims = given["dim"] if isinstance(given.get("dim"), list | tuple) else [given.get("dim")]
     if list(dims) not in ([-1], [last]) or given.get("keepdim") is not True:
         return None
-    square = given["input"]
+    square = first_input(mean)
     wide = squared(square)
     normal = next(iter(root.users), None)
     if wide is None or not is_call(normal, FACTORS):

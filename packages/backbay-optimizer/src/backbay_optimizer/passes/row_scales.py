@@ -17,7 +17,7 @@ from backbay_optimizer.passes.norm_forms import FACTORS, is_cast, operands
 
 CLAMPS = (torch.clamp, torch.clip, "clamp", "clip")
 QUOTIENTS = (operator.truediv, torch.div, torch.true_divide, "div", "true_divide")
-MAGNITUDES = (torch.abs, torch.absolute, "abs", "absolute", abs)
+MAGNITUDES = (torch.abs, torch.absolute, "abs", "absolute", operator.abs, abs)
 WIDE = (torch.float32, torch.float64)
 
 _LEAST = (torch.clamp_min, "clamp_min")
@@ -28,17 +28,17 @@ _UNSQUEEZES = (torch.unsqueeze, "unsqueeze")
 
 
 class RowScale(NamedTuple):
-    """A number for each row, as it is made of the largest magnitude."""
+    """A number for each row, as it is made of the largest magnitude: max(that, floor) / most."""
 
     floor: float = 0.0
     """What the magnitude counts as at least."""
     most: float = 1.0
     is_inverse: bool = False
-    """Whether it is ``most / magnitude``, in place of ``magnitude / most``."""
+    """Whether it is ``most / max(magnitude, floor)``."""
 
     def at_least(self, number: float) -> "RowScale":
         """Return it bounded from below."""
-        if self.is_inverse or number < 0:
+        if self.is_inverse or not number >= 0:  # NaN, too
             raise NotApplicable("its scale has a bound of another kind")
         return self._replace(floor=max(self.floor, number * self.most))
 
@@ -58,7 +58,7 @@ class Scales(NamedTuple):
     """Scales of the same rows, one made of another."""
 
     found: dict[Node, RowScale]
-    """In their order; the first may be the largest magnitude itself."""
+    """In their order; the first may be a cast of the largest magnitude."""
     magnitude: Node
     parts: list[Node]
     """From the magnitude to the first scale."""
@@ -98,11 +98,11 @@ def scales_behind(by: Node) -> Scales | None:
     if is_call(at, (operator.getitem,)):
         at = first_input(at)
         parts.append(at)
-    given = bound(at, ("input", "dim", "keepdim"))
+    given, before = bound(at, ("input", "dim", "keepdim")), first_input(at)
     dims = given["dim"] if isinstance(given.get("dim"), list | tuple) else [given.get("dim")]
-    if list(dims) not in ([-1], [value_of(given["input"]).dim() - 1]):
+    if not isinstance(before, Node) or list(dims) not in ([-1], [value_of(before).dim() - 1]):
         return None
-    behind = behind_casts(given["input"])
+    behind = behind_casts(before)
     if not is_call(behind[-1], MAGNITUDES):
         return None
     scale, found = RowScale(), {}
@@ -127,7 +127,7 @@ def _step(node: Node) -> tuple[Any, Change] | None:
     if is_call(node, _UNSQUEEZES):
         given = bound(node, ("input", "dim"))
         last = value_of(node).dim() - 1
-        return (given["input"], lambda scale: scale) if given["dim"] in {-1, last} else None
+        return (first_input(node), lambda scale: scale) if given.get("dim") in {-1, last} else None
     if is_call(node, (*CLAMPS, *_LEAST)):
         return _bounded(node)
     return _computed(node) if dtype in WIDE else None
@@ -139,7 +139,7 @@ def _bounded(node: Node) -> tuple[Any, Change] | None:
     if given.get("max") is not None or type(least) not in {int, float}:
         return None
     rounded = float(torch.tensor(least, dtype=value_of(node).dtype))
-    return given["input"], lambda scale: scale.at_least(rounded)
+    return first_input(node), lambda scale: scale.at_least(rounded)
 
 
 def _computed(node: Node) -> tuple[Any, Change] | None:

@@ -52,6 +52,9 @@ _STATEFUL_METHODS = frozenset(
 )
 _STATEFUL_FUNCTIONS = frozenset({"from_file", "manual_seed", "fused_moving_avg_obs_fake_quant"})
 
+_PRIVATE = ("_int_mm", "_scaled_mm")
+"""Products of 8 bits, which models call although their names are private."""
+
 _ATEN = frozenset({"aten", "prims"})
 _PURE = _ATEN | {"backbay"}
 
@@ -272,6 +275,7 @@ def _known_functions() -> frozenset[Any]:
         getattr(place, name) for place in places for name in dir(place) if not name.startswith("_")
     )
     known = {x for x in found if callable(x) and not isinstance(x, type)}
+    known |= {getattr(torch, name) for name in _PRIVATE}
     stateful = {x for x in known if getattr(x, "__name__", "") in _STATEFUL_FUNCTIONS}
     data = getattr(torch._C._autograd, "_get_data_attr", getattr)  # noqa: SLF001 (``x.data``)
     return frozenset(known - stateful | {getattr, data, abs, max, min, pow, round, sum, len, slice})
