@@ -10,10 +10,10 @@ import pytest
 
 
 @pytest.fixture
-def run_interpreted(run_python, monkeypatch) -> Callable[[str], None]:
-    """Run a program in Triton's interpreter, which ends kernels that leave their tensors.
+def assert_right_in_interpreter(run_python, monkeypatch) -> Callable[[str], None]:
+    """Assert that a program prints ``right`` at its end, in Triton's interpreter.
 
-    It is held to print ``right`` at its end.
+    A kernel that leaves its tensors ends the program.
     """
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")

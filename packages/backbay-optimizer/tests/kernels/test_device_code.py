@@ -46,11 +46,11 @@ LEAVES = """
 """
 
 
-def test_a_kernel_that_stays_within_its_tensors_is_ended(run_interpreted):
-    run_interpreted(LEAVES.format(read=8, written=8))
+def test_a_kernel_that_stays_within_its_tensors_is_ended(assert_right_in_interpreter):
+    assert_right_in_interpreter(LEAVES.format(read=8, written=8))
 
 
 @pytest.mark.parametrize(("read", "written"), [(9, 8), (8, 9)])
-def test_a_kernel_that_leaves_its_tensors_is_not_ended(run_interpreted, read, written):
+def test_a_kernel_that_leaves_its_tensors_is_not_ended(assert_right_in_interpreter, read, written):
     with pytest.raises(AssertionError, match="outside of all tensors"):
-        run_interpreted(LEAVES.format(read=read, written=written))
+        assert_right_in_interpreter(LEAVES.format(read=read, written=written))

@@ -161,8 +161,8 @@ INTERPRETED = """
 """
 
 
-def test_the_kernels_are_wrong_in_tritons_interpreter(run_interpreted):
-    run_interpreted(INTERPRETED)
+def test_the_kernels_are_wrong_in_tritons_interpreter(assert_right_in_interpreter):
+    assert_right_in_interpreter(INTERPRETED)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

@@ -172,5 +172,5 @@ INTERPRETED = """
 """
 
 
-def test_the_kernel_is_wrong_in_tritons_interpreter(run_interpreted):
-    run_interpreted(INTERPRETED)
+def test_the_kernel_is_wrong_in_tritons_interpreter(assert_right_in_interpreter):
+    assert_right_in_interpreter(INTERPRETED)

@@ -185,8 +185,8 @@ INTERPRETED = """
 """
 
 
-def test_the_kernel_is_wrong_in_tritons_interpreter(run_interpreted):
-    run_interpreted(INTERPRETED)
+def test_the_kernel_is_wrong_in_tritons_interpreter(assert_right_in_interpreter):
+    assert_right_in_interpreter(INTERPRETED)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

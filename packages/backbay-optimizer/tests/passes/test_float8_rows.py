@@ -336,20 +336,22 @@ def a_row_written_between_two(x, up, weight):
     return *one, *rounded(x)
 
 
-def a_weight_written_behind_its_factor(x, up, weight):
-    factor = 1.0 + weight.float()
-    weight.mul_(3)
+def rounded_norm_by(x, factor):
     v = x.float()
     n = v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + EPS)
     return rounded((n * factor).to(x.dtype))
+
+
+def a_weight_written_behind_its_factor(x, up, weight):
+    factor = 1.0 + weight.float()
+    weight.mul_(3)
+    return rounded_norm_by(x, factor)
 
 
 def a_factor_that_is_written(x, up, weight):
     factor = 1.0 + weight.float()
     factor.mul_(3)
-    v = x.float()
-    n = v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + EPS)
-    return rounded((n * factor).to(x.dtype))
+    return rounded_norm_by(x, factor)
 
 
 def two_scales(x, up, weight):
