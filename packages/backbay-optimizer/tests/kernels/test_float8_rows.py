@@ -1,5 +1,7 @@
 """Rows in float8 on the CPU: reference, registration, the kernel in Triton's interpreter."""
 
+import importlib.util
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -149,7 +151,7 @@ INTERPRETED = """
         (1, 40, 200), (torch.float32, torch.bfloat16), kinds, (False, True)
     ):
         x, residual, gated = (torch.randn(3, 4, 2 * columns).to(dtype) for _ in range(3))
-        x, residual, gated = x[..., :columns], residual[..., columns:], gated[..., columns:]
+        x, gated, residual = x[..., :columns], gated[..., columns:], residual[..., :columns].clone()
         # The interpreter cuts numbers off where hardware rounds: sums here are exact in 16 bits.
         x, residual = ((16 * t).round() / 16 if added else t for t in (x.clamp(-3, 3), residual))
         by = (None, torch.randn(columns).to(dtype), gated)[kinds[kind] or 0]
@@ -174,3 +176,29 @@ INTERPRETED = """
 
 def test_the_kernel_is_wrong_in_tritons_interpreter(assert_right_in_interpreter):
     assert_right_in_interpreter(INTERPRETED)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("kind", module.KINDS)
+def test_a_gpu_loses_nan_in_a_maximum(kind):
+    """The interpreter never does."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from backbay_optimizer.kernels.float8_rows_device import float8_rows_kernel as kernel
+
+    values = {"residual_ptr": None, "total_ptr": None, "columns": 40, "width": 64, "kind": kind}
+    kinds = {"y_ptr": "*fp8e4nv", "scale_ptr": "*fp32"} | dict.fromkeys(values, "constexpr")
+    numbers = ("eps", "offset", "floor", "most")
+    for name in kernel.arg_names:
+        usual = "*bf16" if name.endswith("_ptr") else "fp64" if name in numbers else "i32"
+        kinds.setdefault(name, usual)
+    code = ASTSource(
+        kernel,
+        {x: kinds[x] for x in kernel.arg_names},
+        {(kernel.arg_names.index(x),): y for x, y in values.items()},
+    )
+    text = triton.compile(code, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1}).asm
+    assert "max.NaN.f32" in text["ptx"]
+    assert "max.f32" not in text["ptx"]

@@ -24,6 +24,7 @@ def normal(*shape, seed=0):
 
 
 X, UP, WEIGHT = normal(), normal(seed=1), normal(COLUMNS, seed=2)
+X[2] *= 2**-12  # so small that bounds of scales count
 
 
 def memories(results):
@@ -284,6 +285,16 @@ def with_its_magnitude(x, up, weight):
     return (x.float() / (top / MOST)).clamp(-MOST, MOST).to(FLOAT8), top
 
 
+def with_its_magnitude_in_16_bits(x, up, weight):
+    top = x.abs().amax(-1, keepdim=True)
+    return (x.float() / (top.float() / MOST)).clamp(-MOST, MOST).to(FLOAT8), top
+
+
+def divided_in_16_bits(x, up, weight):
+    top = x.abs().amax(-1, keepdim=True).clamp(min=1e-6)
+    return (x / top).to(FLOAT8), top.float()
+
+
 def written_between(x, up, weight):
     y = F.silu(x) * up
     scale = y.abs().amax(-1, keepdim=True).float() / MOST
@@ -400,6 +411,8 @@ REFUSED = {
     "a scale that makes rows too large": added(lambda x, s: s / 2),
     "read by others": with_itself,
     "a magnitude that is read by others": with_its_magnitude,
+    "a magnitude in 16 bits that is read by others": with_its_magnitude_in_16_bits,
+    "rows that are divided in 16 bits": divided_in_16_bits,
     "rows that are written between": written_between,
     "a sum that is written before its norm": a_sum_written_before_its_norm,
     "a sum that nothing else reads": of_a_sum_alone,

@@ -331,3 +331,26 @@ def test_an_idle_pass_hides_a_gradient_that_a_later_one_cuts_off():
 
     torch.compiler.reset()
     torch.compile(lambda x: x * 2, backend=compile_)(torch.ones(3, requires_grad=True))
+
+
+def test_a_value_that_a_pass_sets_hides_what_a_later_one_makes_of_it(graph_module):
+    node = find(graph_module, operator.mul)
+
+    def adds_what_nothing_reads(module):
+        with module.graph.inserting_before(node):
+            module.graph.call_method("double", node.args[:1])
+        module.recompile()
+        return 1
+
+    def sets_one_alike(module):
+        node.meta["example_value"] = value_of(node).clone()
+        return 0
+
+    def reads_that(module):
+        node.args = (find(module, "double"), *node.args[1:])
+        module.recompile()
+        return 1
+
+    passes = [adds_what_nothing_reads, sets_one_alike, reads_that]
+    with pytest.raises(WrongDtype, match="reads_that"):
+        run_passes([graph_pass()(x) for x in passes], graph_module)
