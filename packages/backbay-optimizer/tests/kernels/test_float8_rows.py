@@ -151,9 +151,9 @@ INTERPRETED = """
         (1, 40, 200), (torch.float32, torch.bfloat16), kinds, (False, True)
     ):
         x, residual, gated = (torch.randn(3, 4, 2 * columns).to(dtype) for _ in range(3))
-        x, gated, residual = x[..., :columns], gated[..., columns:], residual[..., :columns].clone()
         # The interpreter cuts numbers off where hardware rounds: sums here are exact in 16 bits.
         x, residual = ((16 * t).round() / 16 if added else t for t in (x.clamp(-3, 3), residual))
+        x, gated, residual = x[..., :columns], gated[..., columns:], residual[..., :columns].clone()
         by = (None, torch.randn(columns).to(dtype), gated)[kinds[kind] or 0]
         recipe = module.Recipe(kind, 1e-5, 0.5 if kind == "rms_norm" else 0.0, 1e-3, 440.0)
         given = (x, by, residual if added else None, recipe)
