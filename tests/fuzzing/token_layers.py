@@ -302,6 +302,40 @@ def probabilities(d: Draft, x: str) -> str:
     return d.step(how, x)
 
 
+def loss(d: Draft, x: str) -> str:
+    """A loss of a linear layer, mostly, by which the input is multiplied."""
+    c = d.one((7, 24))
+    y = images.linear(d, x, c)
+    if d.chance(0.15):  # what the layer read is written before the loss is computed
+        y = d.step("({0}.mul_(0.5), {1})[1]", d.step("{0} * 1", x), y)
+    for _ in range(d.one((0, 1, 1, 2))):
+        y = d.step(
+            d.one(
+                (
+                    *("{0}.float()", "{0}.to(torch.float32)", "{0} / 0.7", "2 * {0}"),
+                    *("{0}.view(-1, {0}.shape[-1])", "{0}.reshape({0}.shape)", "{0}.contiguous()"),
+                    *("{0}.view(1, -1, {0}.shape[-1]).flatten(0, 1)", "{0}.detach()"),
+                    *("{0} * -1", "torch.tanh({0} / 5) * 5", "{0}.mul_(0.5)", "{0}.flip(0)"),
+                )
+            ),
+            y,
+        )
+    t = d.given(f"torch.randint({c}, (n,)).masked_fill(torch.rand(n) < 0.3, -100)")
+    how = d.one(
+        (
+            "",
+            ", reduction='sum'",
+            ", reduction='none').sum(",
+            ", ignore_index=3, reduction='sum'",
+            ", label_smoothing=0.1",
+        )
+    )
+    total = d.step(f"{F}.cross_entropy({{0}}, {{1}}{how})", y, t)
+    if d.chance(0.15):
+        total = d.step("{0} + {1}.amax()", total, y)
+    return d.step("{0} * {1}", x, total)
+
+
 def float8(d: Draft, x: str) -> str:
     """Rows that are rounded to float8 with a scale for each, and what they are made of."""
     c, before = d.value(x).shape[-1], x

@@ -39,6 +39,7 @@ from backbay_optimizer.passes.fused_convolutions import fused_convolutions
 from backbay_optimizer.passes.fused_counters import fused_counters
 from backbay_optimizer.passes.group_norm_silu import group_norm_silu
 from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
+from backbay_optimizer.passes.linear_cross_entropy import linear_cross_entropy
 from backbay_optimizer.passes.linear_epilogues import linear_epilogues
 from backbay_optimizer.passes.masks import constant_masks
 from backbay_optimizer.passes.match_sites import MatchSites, is_site
@@ -57,6 +58,9 @@ from backbay_optimizer.passes.windowed_attention import windowed_attention
 
 if TYPE_CHECKING:
     from backbay_optimizer.tuning.cache import Choice
+
+_FOR_MEMORY = {linear_cross_entropy.name}
+"""Rewrites that are not asked for to be faster, and stay where they are not."""
 
 
 class Optimizing(Backend):
@@ -82,6 +86,7 @@ class Optimizing(Backend):
         fused_counters,
         max_pools,
         embeddings,
+        replace(linear_cross_entropy, enabled=False),  # it is asked for
         softmaxes,  # before what puts something in the place of products
         float8_rows,  # likewise
         fused_convolutions,
@@ -220,7 +225,7 @@ class _GraphCompiler:
 
         untouched, sites = _copied(graph_module), MatchSites(keep=True)
         whole = self._compiled(graph_module, variants.ALL, sites)
-        fired = tuple(x.name for x in whole.reports if x.changes)
+        fired = tuple(x.name for x in whole.reports if x.changes and x.name not in _FOR_MEMORY)
         if not fired:
             return whole.run
         arms = {variants.ALL: whole.run}

@@ -148,3 +148,23 @@ def softmax_kernel(
             x = tl.load(row_ptr + start + at, mask=there, other=0.0).to(tl.float32) - m
             y = x * scale - less if is_log else tl.exp2(x * factor) * part
             tl.store(y_ptr + first + start + at, y.to(y_ptr.dtype.element_ty), mask=there)
+
+
+@jit
+def cross_entropy_gradient_kernel(
+    x_ptr, given_ptr, target_ptr, total_ptr, columns, stride, scale, block: tl.constexpr,
+):
+    """The gradient of each row's cross entropy, times a number, in the place of its logits.
+
+    ``total`` are logarithms of sums of exponentials.
+    """
+    factor = tl.cast(scale, tl.float32) * 1.4426950408889634  # log2(e)
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * block + tl.arange(0, block)
+    at = x_ptr + row * stride + col
+    there = col < columns
+    less = tl.load(total_ptr + row) * 1.4426950408889634
+    x = tl.load(at, mask=there, other=0.0).to(tl.float32)
+    y = tl.exp2(x * factor - less)
+    y = tl.where(col == tl.load(target_ptr + row), y - 1, y) * tl.load(given_ptr + row)
+    tl.store(at, y.to(x_ptr.dtype.element_ty), mask=there)

@@ -34,22 +34,14 @@ from backbay.graph.values import is_ordinary, storages, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import softmax as kernel
-from backbay_optimizer.passes import convolutions, memory_readers
+from backbay_optimizer.passes import convolutions, losses, memory_readers
+from backbay_optimizer.passes.losses import LOSSES, MATRIX, loss_of, taken_in
 from backbay_optimizer.passes.memory_readers import are_rows, is_read_from_memory, memory_of
 
 _ATEN = torch.ops.aten
 _SOFTMAXES = (F.softmax, torch.softmax, torch.special.softmax, "softmax")
 _LOGARITHMS = (F.log_softmax, torch.log_softmax, torch.special.log_softmax, "log_softmax")
-_LOSSES = (F.cross_entropy,)
-_CASTS = ("float", "to", "type")
-_QUOTIENTS = (operator.truediv, torch.div, torch.true_divide, "div", "true_divide")
-_FACTORS = (operator.mul, torch.mul, torch.multiply, "mul", "multiply")
 _GATHERS = (torch.gather, "gather")
-_LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
-_IGNORED = -100
-_SCALES = (1e-4, 1e4)
-"""Factors that are taken in."""
-_MATRIX = 2
 
 
 @dataclass(kw_only=True)
@@ -74,13 +66,14 @@ class Softmaxes(Rewrite[Call]):
         dtypes=conditions.DTYPES,
         dtypes_because="the kernel computes in single precision",
     )
-    targets = (*_SOFTMAXES, *_LOGARITHMS, *_LOSSES)
+    targets = (*_SOFTMAXES, *_LOGARITHMS, *LOSSES)
     sources = (
         kernel,
         conditions.device_code(kernel),
         conditions,
         convolutions,
         effects,
+        losses,
         memory_readers,
     )
 
@@ -88,7 +81,7 @@ class Softmaxes(Rewrite[Call]):
         """Return a call of an operator, with the few that make it what torch returns."""
         node = site.node
         memory = context.kept(("memory", node.graph), lambda: Memory(node.graph))
-        if node.target in _LOSSES:
+        if node.target in LOSSES:
             return self._loss(node, node, memory)
         if bound(node, ("input", "dim")).get("dim") not in {-1, value_of(node).dim() - 1}:
             raise NotApplicable("it is not over the last dimension")
@@ -114,7 +107,7 @@ class Softmaxes(Rewrite[Call]):
             raise NotApplicable("a gradient is wanted of all of it")
         given = bound(user, ("input", "dim", "index"))
         index = given["index"]
-        if value_of(node).dim() != _MATRIX or given["dim"] not in {-1, 1}:
+        if value_of(node).dim() != MATRIX or given["dim"] not in {-1, 1}:
             raise NotApplicable("what is gathered from it is not of rows of a matrix")
         # Sizes as text: comparing symbols would guard on the answer.
         if str(tuple(value_of(index).shape)) != str((value_of(node).shape[0], 1)):
@@ -132,29 +125,17 @@ class Softmaxes(Rewrite[Call]):
 
     def _loss(self, node: Node, reader: Node, memory: Memory) -> Replacement:
         """Return a loss, given what reads the logits: itself, or log-softmax before it."""
-        given = bound(node, (*_LOSS, "label_smoothing"))
-        target, ignored = given["target"], given.get("ignore_index", _IGNORED)
-        reduction = given.get("reduction", "mean")
-        if any(given.get(x) is not None for x in ("weight", "size_average", "reduce")):
-            raise NotApplicable("classes have weights, or its reduction is spelled as of old")
-        if given.get("label_smoothing", 0.0):
-            raise NotApplicable("its labels are smoothed")
-        if value_of(first_input(node)).dim() != _MATRIX:
-            raise NotApplicable("it is not of rows of a matrix")
-        if not is_ordinary(value_of(target)) or value_of(target).dtype != torch.int64:
-            raise NotApplicable("its targets are not indices")
-        if type(ignored) is not int or reduction not in {"mean", "sum", "none"}:
-            raise NotApplicable("what it leaves out or how it is reduced is not known")
+        loss = loss_of(node)
         logits = _logits(reader, node)
         if reader is not node:
             _check_dtype(reader, logits)
         _check(logits, reader, node)
-        _check_saved(logits, node, target, memory)
-        made = _losses(node, logits, target, ignored)
-        if reduction != "none":
+        _check_saved(logits, node, loss.target, memory)
+        made = _losses(node, logits, loss.target, loss.ignored)
+        if loss.reduction != "none":
             made = call_before(node, _ATEN.sum.default, made)
-        if reduction == "mean":
-            kept = call_before(node, _ATEN.ne.Scalar, target, ignored)
+        if loss.reduction == "mean":
+            kept = call_before(node, _ATEN.ne.Scalar, loss.target, loss.ignored)
             made = call_before(
                 node, _ATEN.div.Tensor, made, call_before(node, _ATEN.sum.default, kept)
             )
@@ -178,7 +159,7 @@ def _logits(node: Node, place: Node) -> _Logits:
 def _behind(node: Any, place: Node) -> _Logits:
     if not isinstance(node, Node) or not is_ordinary(value_of(node)):
         raise NotApplicable("it reads what is no ordinary tensor that is known")
-    source, factor = _taken_in(node)
+    source, factor = taken_in(node)
     if source is not None:
         found = _behind(source, place)
         return _Logits(node=found.node, scale=found.scale * factor, passed=[*found.passed, node])
@@ -196,30 +177,6 @@ def _behind(node: Any, place: Node) -> _Logits:
     )
     viewed = call_before(place, node.target, *arguments, **keywords)
     return _Logits(node=viewed, scale=found.scale, passed=[*found.passed, node])
-
-
-def _taken_in(node: Node) -> tuple[Node | None, float]:
-    """Return what a cast or a factor is of, with the factor; None where a node is neither."""
-    value = value_of(node)
-    if is_call(node, _CASTS) and value.dtype == torch.float32:
-        source = first_input(node)
-        is_cast = isinstance(source, Node) and value_of(source).device == value.device
-        return (
-            (source, 1.0) if is_cast and value_of(source).dtype in conditions.DTYPES else _NEITHER
-        )
-    if not is_call(node, (*_QUOTIENTS, *_FACTORS)) or node.kwargs:
-        return _NEITHER
-    operands: Any = node.args
-    one, other = operands
-    if is_call(node, _FACTORS) and not isinstance(one, Node):
-        one, other = other, one
-    is_number = type(other) in {int, float} and _SCALES[0] <= other <= _SCALES[1]
-    if not isinstance(one, Node) or not is_number or value_of(one).dtype != value.dtype:
-        return _NEITHER
-    return one, 1 / other if is_call(node, _QUOTIENTS) else float(other)
-
-
-_NEITHER: tuple[None, float] = (None, 1.0)
 
 
 def _is_view(node: Node, of: Any) -> bool:

@@ -1,0 +1,271 @@
+"""Losses of linear layers in parts, on the CPU: reference, registration, memory, the kernel."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from backbay_optimizer.kernels import linear_cross_entropy as module  # noqa: E402
+
+IGNORED = -100
+ALL = (True, True, True)
+DOUBLE = module.How(1.0, IGNORED, torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch):
+    monkeypatch.setattr(module, "FEWEST_ROWS", 4)
+    monkeypatch.setattr(module, "MOST_ROWS", 8)
+
+
+def layer(rows, columns=33, features=12, dtype=torch.float64, *, bias=True):
+    """Return rows, a weight, a bias and targets."""
+    drawn = torch.Generator().manual_seed(0)
+    shapes = ((rows, features), (columns, features), (columns,))
+    made = [torch.randn(x, generator=drawn, dtype=torch.float64).to(dtype) for x in shapes]
+    target = torch.randint(columns, (rows,), generator=drawn)
+    target[1:2] = IGNORED
+    inputs = [t.requires_grad_() for t in made]
+    return *inputs[:2], (inputs[2] if bias else None), target
+
+
+def both(x, weight, bias, target, how):
+    """Return losses of the operator and of the reference."""
+    found, *_ = module.linear_cross_entropy(
+        x, weight, bias, target, *how, *ALL[:2], bias is not None
+    )
+    return found, module.reference(x, weight, bias, target, how)
+
+
+def assert_same_gradients(found, wanted, inputs, factor=0.37, **tolerances):
+    inputs = [t for t in inputs if t is not None]
+    for one, other in zip(
+        *(torch.autograd.grad(y * factor, inputs) for y in (found, wanted)), strict=True
+    ):
+        torch.testing.assert_close(one, other, **tolerances)
+        assert one.dtype == other.dtype
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 8, 9, 40])
+def test_a_loss_or_a_gradient_is_not_that_of_all_logits(rows, bias, scale):
+    *inputs, target = layer(rows, bias=bias)
+    found, wanted = both(*inputs, target, DOUBLE._replace(scale=scale))
+    torch.testing.assert_close(found, wanted)
+    assert_same_gradients(found, wanted, inputs)
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_is_rounded_to_16_bits_is_rounded_twice(given, dtype):
+    *inputs, target = layer(400, dtype=given)
+    how = module.How(1.0, IGNORED, dtype)
+    found, wanted = both(*inputs, target, how)
+    torch.testing.assert_close(found, wanted)
+    wide = [t.to(dtype).double().detach().requires_grad_() for t in inputs]
+    truth = torch.autograd.grad(module.reference(*wide, target, DOUBLE), wide)
+    for one, other, exact in zip(
+        torch.autograd.grad(found, inputs), torch.autograd.grad(wanted, inputs), truth, strict=True
+    ):
+        errors = [(t.double() - exact).norm() for t in (one, other)]
+        assert errors[0] <= 1.05 * errors[1], errors
+        assert one.dtype == given
+
+
+def test_a_loss_that_is_scaled_in_16_bits_has_other_gradients():
+    *inputs, target = layer(40, dtype=torch.float16)
+    found, _ = both(*inputs, target, module.How(1.0, IGNORED, torch.float16))
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    truth = torch.autograd.grad(module.reference(*wide, target, DOUBLE), wide)
+    for factor in (2.0**-14, 2.0**10):
+        gradients = torch.autograd.grad(found * factor, inputs, retain_graph=True)
+        for one, exact in zip(gradients, truth, strict=True):
+            error = (one.double() - exact * factor).norm()
+            assert error <= 2**-9 * (exact * factor).norm() + 2**-25 * one.numel() ** 0.5
+
+
+def test_what_lies_with_gaps_or_turned_is_another():
+    x, weight, bias, target = layer(20)
+    turned = [t.t().contiguous().t().detach().requires_grad_() for t in (x, weight)]
+    halves = [torch.stack((t, t), 1)[:, 0].detach().requires_grad_() for t in (x, weight)]
+    wanted = module.reference(x, weight, bias, target, DOUBLE)
+    for inputs in (turned, halves):
+        found, *_ = module.linear_cross_entropy(*inputs, bias, target, *DOUBLE, *ALL)
+        torch.testing.assert_close(found, wanted)
+        for one, other in zip(
+            torch.autograd.grad(found, inputs),
+            torch.autograd.grad(wanted, (x, weight), retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
+
+
+SPECIAL = st.sampled_from([0.0, 1.0, -3.5, 60.0, float("inf"), float("-inf"), float("nan")])
+
+
+@given(
+    rows=st.lists(st.lists(SPECIAL, min_size=4, max_size=4), min_size=1, max_size=9), data=st.data()
+)
+@settings(max_examples=60, deadline=None)
+def test_rows_with_infinities_and_nan_have_other_losses(rows, data):
+    columns = st.lists(
+        st.sampled_from([*range(4), IGNORED]), min_size=len(rows), max_size=len(rows)
+    )
+    target = torch.tensor(data.draw(columns))
+    bias = torch.zeros(4, requires_grad=True)
+    # The rows themselves are logits: a product would add infinities times zero.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "addmm", lambda bias, x, *_, out, **__: out.copy_(x))
+        x = torch.tensor(rows)
+        how = module.How(1.0, IGNORED, torch.float32)
+        found, *_, dbias = module._summed(x, torch.eye(4), bias, target, how, (False, False, True))
+    logits = x.requires_grad_()
+    wanted = torch.nn.functional.cross_entropy(
+        logits, target, reduction="sum", ignore_index=IGNORED
+    )
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    (gradient,) = torch.autograd.grad(wanted, logits)
+    torch.testing.assert_close(dbias, gradient.sum(0), equal_nan=True)
+
+
+@pytest.mark.parametrize("wrong", [-1, 33, -99])
+def test_a_target_that_is_no_column_is_taken(wrong):
+    x, weight, bias, target = layer(9)
+    target[-1] = wrong
+    with pytest.raises(RuntimeError, match=r"a target is not in \[0, 33\)"):
+        module.linear_cross_entropy(x, weight, bias, target, *DOUBLE, *ALL)
+
+
+@pytest.mark.parametrize(
+    "wanted", [(True, False, False), (False, True, False), (False, False, True)]
+)
+def test_a_gradient_that_nobody_wants_is_computed_or_one_that_is_wanted_is_zero(wanted):
+    x, weight, bias, target = layer(20)
+    loss, *_ = module.linear_cross_entropy(x, weight, bias, target, *DOUBLE, *wanted)
+    with pytest.raises(RuntimeError, match="a gradient that was not computed"):
+        loss.backward()
+    inputs = [t.detach().requires_grad_(x) for t, x in zip((x, weight, bias), wanted, strict=True)]
+    loss, _, *found = module.linear_cross_entropy(*inputs, target, *DOUBLE, *wanted)
+    assert [t.numel() > 0 for t in found] == [*wanted]
+    mine = [t for t in inputs if t.requires_grad]
+    assert_same_gradients(loss, module.reference(*inputs, target, DOUBLE), mine)
+
+
+def test_backward_cannot_be_called_twice_or_changes_what_it_gave():
+    x, weight, bias, target = layer(20)
+    found, wanted = both(x, weight, bias, target, DOUBLE)
+    for factor in (1.0, 3.0):
+        once, other = (
+            torch.autograd.grad(y * factor, (x, weight), retain_graph=True) for y in (found, wanted)
+        )
+        for a, b in zip(once, other, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("factor", [1.0, float("nan")])
+def test_rows_that_do_not_count_have_gradients(factor):
+    x, weight, bias, target = layer(20)
+    loss, count, *_ = module.linear_cross_entropy(
+        x, weight, bias, target.fill_(IGNORED), *DOUBLE, *ALL
+    )
+    assert loss.item() == count.item() == 0
+    for one in torch.autograd.grad(factor * loss / count, (x, weight, bias)):
+        assert not one.any()
+
+
+def test_torch_finds_fault_in_the_registration():
+    for bias in (True, False):
+        *inputs, target = layer(20, dtype=torch.float32, bias=bias)
+        how = module.How(0.5, IGNORED, torch.bfloat16)
+        module.linear_cross_entropy  # noqa: B018 (registers it)
+        torch.library.opcheck(
+            torch.ops.backbay.linear_cross_entropy.default,
+            (*inputs, target, *how, True, True, bias),
+            test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+        )
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that an operator gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for t in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(t, torch.Tensor):
+                self.elements = max(self.elements, t.numel())
+        return result
+
+
+@pytest.mark.parametrize("rows", [16, 33, 400])
+def test_all_logits_are_in_memory(rows):
+    x, weight, bias, target = (t.detach() for t in layer(rows, columns=640, features=2))
+    with Largest() as largest:
+        module._summed(x, weight, bias, target, DOUBLE, ALL)
+    assert largest.elements == module.rows_at_once(rows) * 640 < rows * 640
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 16, 17, 31, 33, 100])
+def test_parts_are_uneven_or_too_large(rows):
+    at_once = module.rows_at_once(rows)
+    assert at_once <= module.MOST_ROWS
+    assert not rows or 0 <= -(-rows // at_once) * at_once - rows < -(-rows // at_once)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "of_weight", "gains"),
+    [
+        (8, torch.bfloat16, True, True),
+        (4, torch.bfloat16, True, False),  # all rows are a part
+        (8, torch.bfloat16, False, True),
+        (4, torch.float32, True, False),
+        (8, torch.float32, True, True),
+    ],
+)
+def test_it_is_taken_where_it_gains_nothing(rows, dtype, of_weight, gains):
+    weight = torch.empty(100, 1, dtype=dtype)
+    why = module.pays(rows, weight, torch.bfloat16, of_weight=of_weight)
+    assert (why is None) == gains, why
+
+
+def test_a_sum_that_is_larger_than_the_logits_is_no_reason():
+    wide = torch.empty(2**12, 2**12, dtype=torch.bfloat16)
+    assert "64 MiB would be held" in module.pays(16, wide, torch.bfloat16, of_weight=True)
+    assert module.pays(16, wide, torch.bfloat16, of_weight=False) is None
+    assert module.pays(16, wide.float(), torch.bfloat16, of_weight=True) is None
+
+
+INTERPRETED = """
+    import itertools
+    import torch
+    from torch.testing import assert_close
+    from backbay_optimizer.kernels import linear_cross_entropy as module
+    from backbay_optimizer.kernels.softmax_device import cross_entropy_gradient_kernel as kernel
+
+    torch.manual_seed(0)
+    for columns, gap, scale, dtype in itertools.product(
+        (1, 40, 2049), (0, 7), (1.0, 0.5), (torch.float32, torch.bfloat16)
+    ):
+        logits = (3 * torch.randn(5, columns + gap)).to(dtype)[:, :columns]
+        target = torch.randint(columns, (5,))
+        given = torch.tensor([1.0, 0.0, 0.5, 1.0, 1.0])
+        total = (logits.float() * scale).logsumexp(1)
+        wanted = logits.clone()
+        module._differentiate(wanted, given, target, total, scale)
+        module.launch_gradient(kernel, logits, given, target, total, scale)
+        # The interpreter cuts numbers off where hardware rounds.
+        rtol = 2**-7 if dtype == torch.bfloat16 else 1e-5
+        assert_close(logits, wanted, rtol=rtol, atol=1e-6)
+    print("right")
+"""
+
+
+def test_the_kernel_is_wrong_in_tritons_interpreter(assert_right_in_interpreter):
+    assert_right_in_interpreter(INTERPRETED)
