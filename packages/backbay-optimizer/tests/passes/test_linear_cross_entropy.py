@@ -292,7 +292,19 @@ LEFT = {
     ),
     "of one row": (
         lambda x, w, b, t: F.cross_entropy(F.linear(x[0], w).view(1, -1), t[:1]),
-        "of one row",
+        "one dimension",
+    ),
+    "by a weight that is turned": (
+        lambda x, w, b, t: F.cross_entropy(F.linear(x, w.mT.contiguous().mT), t),
+        "in one piece",
+    ),
+    "with a bias for each row": (
+        lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b[:1]), t),
+        "a number for each column",
+    ),
+    "of no features": (
+        lambda x, w, b, t: F.cross_entropy(F.linear(x[:, :0], w[:, :0]), t),
+        "in one",
     ),
 }
 
@@ -316,6 +328,24 @@ def test_rows_that_only_a_run_counts_are_taken(look, monkeypatch):
 def test_what_gains_nothing_is_replaced(look):
     seen = look(LOSSES["plain"], *given(), passes=[linear_cross_entropy])
     assert any("would be held" in x for x in seen.near), seen.near
+
+
+def test_a_tangent_is_lost(look, anywhere):
+    x, w, b, t = given(dtype=torch.float32)
+    with torch.autograd.forward_ad.dual_level():
+        seen = look(LOSSES["plain"], x, w, b, t, passes=[linear_cross_entropy])
+    assert seen.near == ["it may be differentiated forward"]
+
+
+@pytest.mark.parametrize("codegen", ["eager", "aot_eager"])
+def test_a_second_derivative_is_silently_wrong(anywhere, codegen):
+    backend = type("Tried", (Backend,), {"passes": (linear_cross_entropy,), "codegen": codegen})()
+    torch.compiler.reset()
+    x, w, b, t = given(dtype=torch.float32)
+    loss = torch.compile(LOSSES["plain"], backend=backend)(x, w, b, t)
+    (once,) = torch.autograd.grad(loss, w, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"autograd formula|double backward"):
+        torch.autograd.grad(once.square().sum(), (x, w), allow_unused=True)
 
 
 @pytest.mark.usefixtures("_fresh", "anywhere")

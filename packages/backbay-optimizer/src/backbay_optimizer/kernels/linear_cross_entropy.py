@@ -4,10 +4,11 @@ Logits of a language model are most of what its training holds at once: 2 GiB in
 tokens of 128256 words. Here they are computed for some rows at a time, and so is their gradient, in
 their place: what backward needs is small, and multiplied by the loss's gradient there.
 
-Liger Kernel (arXiv:2410.10989) and PyTorch 2.13's ``linear_cross_entropy`` do likewise. Here a
-weight's gradient is summed in float32 by cuBLAS, and everything is rounded once, in backward: so
-gradients are as exact as those of all logits at once, and a loss that is scaled for float16 works.
-With float32 weights, that sum is the gradient, whatever dtype products are computed in.
+Liger Kernel (arXiv:2410.10989) and PyTorch 2.13's ``linear_cross_entropy`` do likewise. Here
+gradients of inputs are summed in float32 by cuBLAS, and rounded once, in backward: so they are as
+exact as those of all logits at once. With float32 weights that sum is the gradient, whatever dtype
+products are computed in. The gradient of logits in float16 is scaled by a power of two, since only
+backward knows what the caller scales the loss by.
 
 To compute a part of the columns at a time, twice, as Cut Cross Entropy does (arXiv:2411.09009),
 needs no such sum. With cuBLAS it took 1.26 to 1.48 times as long as all logits at once, on an H200
@@ -15,12 +16,14 @@ needs no such sum. With cuBLAS it took 1.26 to 1.48 times as long as all logits 
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
+from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.kernels import softmax
 from backbay_optimizer.kernels.conditions import registers, widened
@@ -33,9 +36,12 @@ FEWEST_ROWS = 1024
 
 _PARTS = 4
 _ALIGNED = 64
-"""Products are slow where rows don't begin at multiples of 16 bytes."""
+"""Columns are computed in multiples of it: products are slow where rows begin anywhere."""
 _BLOCK = 2048
-_LEAST_GAIN = 0.8
+_MOST_LEFT = 0.8
+"""Of the memory that is held at once otherwise."""
+_LARGEST = 15
+"""The power of two that gradients of logits may reach in float16."""
 
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -66,8 +72,8 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ho
         how: see there.
     """
     bias = None if bias is None else bias.to(how.dtype)
-    logits = torch.nn.functional.linear(x.to(how.dtype), weight.to(how.dtype), bias)
-    return torch.nn.functional.cross_entropy(
+    logits = F.linear(x.to(how.dtype), weight.to(how.dtype), bias)
+    return F.cross_entropy(
         widened(logits) * how.scale, target, ignore_index=how.ignored, reduction="sum"
     )
 
@@ -87,17 +93,28 @@ class _Sums:
     Each is float32 at least, and has no elements where it isn't wanted.
     """
 
-    def __init__(self, x: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]) -> None:
-        self.of_x, self.of_weight, self.of_bias = wanted
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        self.loss = x.new_zeros((), dtype=wide)
-        self.count = x.new_zeros((), dtype=wide)
-        self.dx = x.new_empty(x.shape if self.of_x else 0, dtype=wide)
-        self.dweight = x.new_empty(weight.shape if self.of_weight else 0, dtype=wide)
-        self.dbias = x.new_zeros(weight.shape[0] if self.of_bias else 0, dtype=wide)
+    def __init__(
+        self, x: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool], columns: int
+    ) -> None:
+        of_x, of_weight, of_bias = wanted
+        how: Any = {"dtype": torch.promote_types(weight.dtype, torch.float32)}
+        self.loss = x.new_zeros((), **how)
+        self.count = x.new_zeros((), **how)
+        self.dx = x.new_empty(x.shape if of_x else 0, **how)
+        self.dweight = x.new_empty((columns, weight.shape[1]) if of_weight else 0, **how)
+        self.dbias = x.new_zeros(columns if of_bias else 0, **how)
 
-    def results(self) -> Results:
-        return self.loss, self.count, self.dx, self.dweight, self.dbias
+    def results(self, columns: int) -> Results:
+        """Return them without what is behind the columns."""
+        return self.loss, self.count, self.dx, self.dweight[:columns], self.dbias[:columns]
+
+
+class _Layer(NamedTuple):
+    """A linear layer in the dtype of its products, with zeros behind its columns."""
+
+    weight: Tensor
+    bias: Tensor | None
+    columns: int
 
 
 def _summed(
@@ -108,46 +125,66 @@ def _summed(
     how: How,
     wanted: tuple[bool, bool, bool],
 ) -> Results:
-    kept = target != how.ignored
-    _check(target, kept, weight.shape[0])
-    sums = _Sums(x, weight, wanted)
-    sums.count += kept.sum()
-    if not x.shape[0]:
+    rows, columns = x.shape[0], weight.shape[0]
+    _check(target, how.ignored, rows, columns)
+    bias = None if bias is None else _padded(bias.to(how.dtype))
+    layer = _Layer(_padded(weight.to(how.dtype)), bias, columns)
+    sums = _Sums(x, weight, wanted, len(layer.weight))
+    if not rows:
         sums.dweight.zero_()
-    weight = weight.to(how.dtype)
-    bias = None if bias is None else bias.to(how.dtype)
-    at_once = rows_at_once(x.shape[0])
-    columns = weight.shape[0]
-    memory = weight.new_empty(at_once, -(-columns // _ALIGNED) * _ALIGNED)[:, :columns]
-    for begin in range(0, x.shape[0], max(at_once, 1)):
-        part = slice(begin, begin + at_once)
-        rows = x[part].to(how.dtype)
-        logits = memory[: rows.shape[0]]
-        if bias is None:
-            torch.mm(rows, weight.t(), out=logits)
-        else:
-            torch.addmm(bias, rows, weight.t(), out=logits)
-        at = torch.where(kept[part], target[part], 0)
-        total = _total(logits, how.scale)
-        picked = logits.gather(1, at[:, None])[:, 0].to(total.dtype) * how.scale
-        sums.loss += torch.where(kept[part], total - picked, 0).sum()
-        if not any(wanted):
-            continue
-        given = kept[part].to(total.dtype) * how.scale
-        _differentiate(logits, given, at, total, how.scale)
-        if sums.of_x:
-            _multiply(sums.dx[part], logits, weight, add=False)
-        if sums.of_weight:
-            _multiply(sums.dweight, logits.t(), rows, add=begin > 0)
-        if sums.of_bias:
-            sums.dbias += logits.sum(0, dtype=total.dtype)
-    return sums.results()
+    for begin in range(0, rows, at_once := max(rows_at_once(rows), 1)):
+        # What a part needs is freed with it, and the next one has the same memory.
+        _add(sums, slice(begin, begin + at_once), x, target, layer, how)
+    return sums.results(columns)
 
 
-def _check(target: Tensor, kept: Tensor, columns: int) -> None:
-    is_column = (target >= 0) & (target < columns)
-    said = f"linear_cross_entropy: a target is not in [0, {columns}), and not what is ignored"
-    torch._assert_async((is_column | ~kept).all(), said)  # noqa: SLF001 (it waits for no device)
+def _padded(of_columns: Tensor) -> Tensor:
+    """Return what has an element or a row for each column with zeros behind it, if it needs any."""
+    missing = -of_columns.shape[0] % _ALIGNED
+    if not missing:
+        return of_columns
+    return torch.cat([of_columns, of_columns.new_zeros(missing, *of_columns.shape[1:])])
+
+
+def _add(sums: _Sums, part: slice, x: Tensor, target: Tensor, layer: _Layer, how: How) -> None:
+    x, target = x[part].to(how.dtype), target[part]
+    logits = F.linear(x, layer.weight, layer.bias)
+    kept = target != how.ignored
+    at = torch.where(kept, target, 0)
+    total = _total(logits[:, : layer.columns], how.scale)
+    # On CUDA this asserts that targets are columns.
+    picked = logits[:, : layer.columns].gather(1, at[:, None])[:, 0].to(total.dtype) * how.scale
+    sums.loss += torch.where(kept, total - picked, 0).sum()
+    sums.count += kept.sum()
+    if not any(t.numel() for t in (sums.dx, sums.dweight, sums.dbias)):
+        return
+    scaled = _scaling(how)
+    given = kept.to(total.dtype) * (how.scale * scaled)
+    _differentiate(logits, given, at, total, layer.columns, how.scale)
+    if sums.dx.numel():
+        _multiply(sums.dx[part], logits, layer.weight, 1 / scaled, add=False)
+    if sums.dweight.numel():
+        _multiply(sums.dweight, logits.t(), x, 1 / scaled, add=part.start > 0)
+    if sums.dbias.numel():
+        sums.dbias += logits.sum(0, dtype=total.dtype) / scaled
+
+
+def _scaling(how: How) -> float:
+    """Return by what gradients of logits are multiplied while they are in their dtype."""
+    if how.dtype != torch.float16:
+        return 1.0
+    return float(2.0 ** (_LARGEST - math.ceil(math.log2(how.scale))))
+
+
+def _check(target: Tensor, ignored: int, rows: int, columns: int) -> None:
+    if target.shape != (rows,):
+        raise ValueError(f"linear_cross_entropy: {rows} rows and targets of {tuple(target.shape)}")
+    if target.device.type != "cpu" or not target.numel():
+        return
+    kept = target[target != ignored]
+    wrong = kept[(kept < 0) | (kept >= columns)]
+    if wrong.numel():
+        raise IndexError(f"Target {wrong[0]} is out of bounds.")
 
 
 def _total(logits: Tensor, scale: float) -> Tensor:
@@ -162,44 +199,48 @@ def _total(logits: Tensor, scale: float) -> Tensor:
 
 
 def _differentiate(
-    logits: Tensor, given: Tensor, target: Tensor, total: Tensor, scale: float
+    logits: Tensor, given: Tensor, target: Tensor, total: Tensor, columns: int, scale: float
 ) -> None:
-    """Put gradients in the place of logits: of losses, times ``given``."""
+    """Put gradients of losses times ``given`` in the place of logits, zeros behind the columns."""
     if softmax.refusal(logits) is None:
         from backbay_optimizer.kernels import softmax_device as device  # noqa: PLC0415 (Triton)
 
-        launch_gradient(device.cross_entropy_gradient_kernel, logits, given, target, total, scale)
+        kernel = device.cross_entropy_gradient_kernel
+        launch_gradient(kernel, logits, given, target, total, columns, scale)
         return
     probability = (widened(logits) * scale - total[:, None]).exp()
-    is_target = torch.arange(logits.shape[1], device=logits.device) == target[:, None]
-    logits.copy_((probability - is_target.to(total.dtype)) * given[:, None])
+    column = torch.arange(logits.shape[1], device=logits.device)
+    probability -= (column == target[:, None]).to(total.dtype)
+    logits.copy_((probability * given[:, None]).masked_fill(column >= columns, 0))
 
 
 def launch_gradient(
-    kernel: Any, logits: Tensor, given: Tensor, target: Tensor, total: Tensor, scale: float
+    kernel: Any,
+    logits: Tensor,
+    given: Tensor,
+    target: Tensor,
+    total: Tensor,
+    columns: int,
+    scale: float,
 ) -> None:
-    """Run the kernel that puts gradients in the place of logits, whose rows have no gaps in them.
+    """Run the kernel that puts gradients in the place of logits, which lie in one piece.
 
     Under ``TRITON_INTERPRET=1`` it runs on the CPU.
     """
-    rows, columns = logits.shape
+    rows, width = logits.shape
     with torch.cuda.device(logits.get_device()):  # Triton launches on the current one
-        kernel[(rows, -(-columns // _BLOCK))](
-            *(logits, given, target, total, columns, logits.stride(0), scale),
-            block=_BLOCK,
-            num_warps=4,
+        kernel[(rows, -(-width // _BLOCK))](
+            *(logits, given, target, total, columns, width, scale), block=_BLOCK, num_warps=4
         )
 
 
-def _multiply(to: Tensor, one: Tensor, other: Tensor, *, add: bool) -> None:
-    """Write a product of matrices, or add it to what is there; computed in the dtype of that."""
+def _multiply(to: Tensor, one: Tensor, other: Tensor, factor: float, *, add: bool) -> None:
+    """Write a product of matrices and a number, or add it; computed in the dtype of where to."""
+    how: dict[str, Any] = {"beta": int(add), "alpha": factor, "out": to}
     if one.dtype == to.dtype or one.device.type != "cuda":
-        one, other = one.to(to.dtype), other.to(to.dtype)
-        torch.addmm(to, one, other, beta=int(add), out=to)
-    elif add:
-        torch.addmm(to, one, other, out_dtype=to.dtype, out=to)
+        torch.addmm(to, one.to(to.dtype), other.to(to.dtype), **how)
     else:
-        torch.mm(one, other, out_dtype=to.dtype, out=to)
+        torch.addmm(to, one, other, out_dtype=to.dtype, **how)
 
 
 # 3. When
@@ -215,12 +256,14 @@ def pays(rows: int, weight: Tensor, dtype: torch.dtype, *, of_weight: bool) -> s
         of_weight: whether its gradient is wanted.
     """
     columns, features = weight.shape
-    size = dtype.itemsize
-    all_at_once = rows * columns * size
-    in_parts = rows_at_once(rows) * columns * size
+    all_at_once = rows * columns * dtype.itemsize
+    in_parts = rows_at_once(rows) * columns * dtype.itemsize
+    in_parts += rows * features * torch.float32.itemsize
     if of_weight and weight.dtype.itemsize < torch.float32.itemsize:
         in_parts += columns * features * torch.float32.itemsize
-    if in_parts > _LEAST_GAIN * all_at_once:
+    if columns % _ALIGNED:
+        in_parts += columns * features * dtype.itemsize
+    if in_parts > _MOST_LEFT * all_at_once:
         return f"{in_parts >> 20} MiB would be held, and {all_at_once >> 20} MiB as it is"
     return None
 
@@ -236,16 +279,22 @@ count, and those gradients, which autograd multiplies: all in float32 at least, 
 where they aren't wanted.
 """
 
-_NAMES = ("linear_cross_entropy",)
+linear_cross_entropy_backward: Callable[..., Tensor]
+"""The operator ``backbay::linear_cross_entropy_backward``: such a gradient times the loss's."""
+
+_NAMES = ("linear_cross_entropy", "linear_cross_entropy_backward")
 
 
 @functools.cache
-def _operators() -> tuple[Any]:
-    # Opaque to compilers: what is in memory when is up to what is in here.
-    made: Any = custom_op("backbay::linear_cross_entropy", _forward, mutates_args=())
-    made.register_fake(_fake)
-    made.register_autograd(_vjp, setup_context=_save)
-    return (made,)
+def _operators() -> tuple[Any, Any]:
+    # Opaque to compilers: what is in memory when is up to what is in here. So is backward, which
+    # has no gradient: it would lack what the first gradients depend on.
+    forward: Any = custom_op("backbay::linear_cross_entropy", _forward, mutates_args=())
+    forward.register_fake(_fake)
+    backward: Any = custom_op("backbay::linear_cross_entropy_backward", _times, mutates_args=())
+    backward.register_fake(_fake_times)
+    forward.register_autograd(_vjp, setup_context=_save)
+    return forward, backward
 
 
 __getattr__ = registers(globals(), _NAMES, _operators)
@@ -268,13 +317,24 @@ def _forward(
 
 
 def _fake(x: Tensor, weight: Tensor, *others: Any) -> Results:
-    return _Sums(x, weight, others[-3:]).results()
+    return _Sums(x, weight, others[-3:], weight.shape[0]).results(weight.shape[0])
+
+
+def _times(gradient: Tensor, dloss: Tensor, count: Tensor, like: Tensor) -> Tensor:
+    # Where no row counts, nothing depends on the loss, and its mean divides by zero.
+    factor = torch.where(count > 0, dloss, 0)
+    return torch.mul(gradient, factor, out=torch.empty_like(gradient, dtype=like.dtype))
+
+
+def _fake_times(gradient: Tensor, dloss: Tensor, count: Tensor, like: Tensor) -> Tensor:  # noqa: ARG001 (as the operator)
+    return torch.empty_like(gradient, dtype=like.dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.dtypes = [None if t is None else t.dtype for t in inputs[:3]]
     ctx.wanted = inputs[-3:]
-    ctx.save_for_backward(*output[1:])
+    given = [t for t, is_wanted in zip(inputs[:3], ctx.wanted, strict=True) if is_wanted]
+    # The inputs are saved so that AOTAutograd sees, as ever, that gradients depend on them.
+    ctx.save_for_backward(*output[1:], *given)
     ctx.mark_non_differentiable(*output[1:])
 
 
@@ -285,9 +345,11 @@ def _vjp(ctx: Any, dloss: Tensor, *_: Any) -> tuple[Any, ...]:
             "linear_cross_entropy: an input requires a gradient that was not computed; ask for it "
             "by of_x, of_weight or of_bias, or detach the input"
         )
-    count, *gradients = ctx.saved_tensors
-    # Where no row counts, nothing depends on the loss, and its mean divides by zero.
-    dloss = torch.where(count > 0, dloss, 0)
-    each = zip(gradients, ctx.dtypes, needed, strict=True)
-    found = [(t * dloss).to(dtype) if is_needed else None for t, dtype, is_needed in each]
+    count, *gradients = ctx.saved_tensors[:4]
+    given = iter(ctx.saved_tensors[4:])
+    found: list[Tensor | None] = []
+    for gradient, is_wanted, is_needed in zip(gradients, ctx.wanted, needed, strict=True):
+        like = next(given) if is_wanted else None
+        times = _operators()[1]
+        found.append(times(gradient, dloss, count, like) if is_needed else None)
     return *found, *(None,) * 7

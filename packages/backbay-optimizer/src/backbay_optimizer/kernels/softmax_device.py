@@ -152,19 +152,20 @@ def softmax_kernel(
 
 @jit
 def cross_entropy_gradient_kernel(
-    x_ptr, given_ptr, target_ptr, total_ptr, columns, stride, scale, block: tl.constexpr,
+    x_ptr, given_ptr, target_ptr, total_ptr, columns, width, scale, block: tl.constexpr,
 ):
     """The gradient of each row's cross entropy, times a number, in the place of its logits.
 
-    ``total`` are logarithms of sums of exponentials.
+    ``total`` are logarithms of sums of exponentials. Behind its columns a row has zeros, to the
+    width, which is a multiple of 16.
     """
     factor = tl.cast(scale, tl.float32) * 1.4426950408889634  # log2(e)
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * block + tl.arange(0, block)
-    at = x_ptr + row * stride + col
-    there = col < columns
+    at = x_ptr + row * width + col
+    there = col < width
     less = tl.load(total_ptr + row) * 1.4426950408889634
     x = tl.load(at, mask=there, other=0.0).to(tl.float32)
     y = tl.exp2(x * factor - less)
     y = tl.where(col == tl.load(target_ptr + row), y - 1, y) * tl.load(given_ptr + row)
-    tl.store(at, y.to(x_ptr.dtype.element_ty), mask=there)
+    tl.store(at, tl.where(col < columns, y, 0.0).to(x_ptr.dtype.element_ty), mask=there)

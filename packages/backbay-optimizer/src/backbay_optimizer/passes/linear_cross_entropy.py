@@ -25,7 +25,7 @@ from backbay.graph.aliases import disturbed
 from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import bound, call_before, cast_before
 from backbay.graph.values import are_numbers, is_ordinary, value_of
-from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Rewrite
+from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.kernels import conditions, softmax
 from backbay_optimizer.kernels import linear_cross_entropy as kernel
 from backbay_optimizer.passes import losses
@@ -54,6 +54,11 @@ class LinearCrossEntropy(Rewrite[Call]):
     """Compute some rows of logits at a time, with their losses and gradients."""
 
     summary = "logits of a cross entropy, and their gradient, are in memory for some rows at a time"
+    requires = Requires(
+        devices=("cpu", "cuda"),
+        because="it was tried on CPUs and with CUDA",
+        rocm=False,
+    )
     targets = LOSSES
     sources = (kernel, conditions.device_code(softmax), conditions, effects, losses, softmax)
     is_timed = False  # it is asked for to hold less
@@ -142,22 +147,30 @@ def _check(node: Node, logits: _Logits, *, of_weight: bool) -> None:
     inputs = [x for x in (logits.x, logits.weight, logits.bias) if x is not None]
     if not all(isinstance(x, Node) and is_ordinary(value_of(x)) for x in inputs):
         raise NotApplicable("it takes what is no ordinary tensor")
-    x, weight, *_ = map(value_of, inputs)
-    dtypes = {value_of(x).dtype for x in (*inputs, logits.linear)}
-    if not dtypes <= {*conditions.DTYPES}:
+    x, weight, whole = map(value_of, (logits.x, logits.weight, logits.linear))
+    if not {value_of(x).dtype for x in (*inputs, logits.linear)} <= {*conditions.DTYPES}:
         raise NotApplicable("it is computed in a dtype that was not tried")
-    if weight.dim() != MATRIX or not are_numbers(weight.shape):
-        raise NotApplicable("its weight is no matrix of known sizes")
-    if x.dim() < MATRIX:
-        raise NotApplicable("it is of one row")
+    _check_layer(x, weight, value_of(logits.bias) if logits.bias is not None else None)
     rows = _count(x.shape[:-1])
     if rows is None:
         raise NotApplicable("only a run tells the number of its rows")
-    dtype = value_of(logits.linear).dtype
-    if reason := kernel.pays(rows, weight, dtype, of_weight=of_weight):
+    if reason := kernel.pays(rows, weight, whole.dtype, of_weight=of_weight):
         raise NotApplicable(reason)
     if why := disturbed(logits.linear, node, inputs):
         raise NotApplicable(why)
+    if torch.autograd.forward_ad._current_level >= 0:  # noqa: SLF001 (Dynamo guards on it)
+        raise NotApplicable("it may be differentiated forward")
+
+
+def _check_layer(x: Any, weight: Any, bias: Any) -> None:
+    if x.dim() < MATRIX:
+        raise NotApplicable("its input has one dimension")
+    if weight.dim() != MATRIX or not are_numbers(weight.shape):
+        raise NotApplicable("its weight is no matrix of known sizes")
+    if not weight.shape[1] or weight.stride() != (weight.shape[1], 1):
+        raise NotApplicable("its weight does not lie in one piece")
+    if bias is not None and str(tuple(bias.shape)) != f"({weight.shape[0]},)":
+        raise NotApplicable("its bias is not a number for each column")
 
 
 def _count(sizes: Any) -> int | None:
