@@ -233,6 +233,11 @@ def logits_written(x, w, b, t):
     return F.cross_entropy(logits, t)
 
 
+def inferred(x, w, b, t):
+    with torch.inference_mode():
+        return F.cross_entropy(F.linear(x, w), t)
+
+
 def detached(x, w, b, t):
     with torch.no_grad():
         logits = F.linear(x, w)
@@ -259,6 +264,7 @@ LEFT = {
     "of logits that are written": (logits_written, "something else reads"),
     "of rows that are written between": (written_between, "may write"),
     "without a gradient at first": (detached, "changes a mode"),
+    "in inference mode": (inferred, "not recorded there"),
     "capped": (
         lambda x, w, b, t: F.cross_entropy(torch.tanh(F.linear(x, w) / 30) * 30, t),
         "not a linear layer's alone",

@@ -87,7 +87,7 @@ class LinearCrossEntropy(Rewrite[Call]):
             made = call_before(node, torch.ops.aten.div.Tensor, made, count)
         made = cast_before(node, made, value_of(node).dtype)
         if value_of(made).requires_grad != value_of(node).requires_grad:
-            raise NotApplicable("its gradient is cut off on the way")
+            raise NotApplicable("gradients are not recorded there as elsewhere")
         return Replacement({node: made}, [*reversed(logits.passed), node])
 
 
