@@ -11,8 +11,9 @@ products are computed in. The gradient of logits in float16 is scaled by a power
 backward knows what the caller scales the loss by.
 
 To compute a part of the columns at a time, twice, as Cut Cross Entropy does (arXiv:2411.09009),
-needs no such sum. With cuBLAS it took 1.26 to 1.48 times as long as all logits at once, on an H200
-(2026-11-28), where parts of rows take 0.98 to 1.1 times as long.
+needs no such sum. With cuBLAS it took 1.24 to 1.48 times as long as all logits at once, on an H200,
+where parts of rows take 0.81 to 1.06 times as long (``linear_losses_by_columns.txt`` and
+``linear_losses.md`` of 2026-11-28).
 """
 
 import functools
@@ -247,7 +248,9 @@ def _multiply(to: Tensor, one: Tensor, other: Tensor, factor: float, *, add: boo
 
 
 def pays(rows: int, weight: Tensor, dtype: torch.dtype, *, of_weight: bool) -> str | None:
-    """Return why less memory would not be held, or None.
+    """Return why not much less memory would be held, or None.
+
+    What is held at once, with gradients: within 3 % of what ``linear_losses.py`` measured.
 
     Args:
         rows: their number.
@@ -255,16 +258,17 @@ def pays(rows: int, weight: Tensor, dtype: torch.dtype, *, of_weight: bool) -> s
         dtype: of logits.
         of_weight: whether its gradient is wanted.
     """
-    columns, features = weight.shape
-    all_at_once = rows * columns * dtype.itemsize
-    in_parts = rows_at_once(rows) * columns * dtype.itemsize
-    in_parts += rows * features * torch.float32.itemsize
-    if of_weight and weight.dtype.itemsize < torch.float32.itemsize:
-        in_parts += columns * features * torch.float32.itemsize
-    if columns % _ALIGNED:
-        in_parts += columns * features * dtype.itemsize
-    if in_parts > _MOST_LEFT * all_at_once:
-        return f"{in_parts >> 20} MiB would be held, and {all_at_once >> 20} MiB as it is"
+    (columns, features), wide = weight.shape, torch.float32.itemsize
+    logits, copy = (n * columns * dtype.itemsize for n in (rows, features))
+    is_cast = weight.dtype != dtype
+    gradient = weight.numel() * weight.dtype.itemsize if of_weight else 0
+    total = weight.numel() * wide if of_weight else 0
+    as_it_is = logits + is_cast * copy + (copy if of_weight else 0)
+    part = rows_at_once(rows) * columns * dtype.itemsize
+    forward = part + total + (is_cast or columns % _ALIGNED > 0) * copy
+    in_parts = max(forward, total + gradient) + rows * features * wide
+    if in_parts > _MOST_LEFT * as_it_is:
+        return f"{in_parts >> 20} MiB would be held, and {as_it_is >> 20} MiB as it is"
     return None
 
 
