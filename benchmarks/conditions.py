@@ -68,15 +68,12 @@ merging
     makes one of them, where their weights are copied in every call.
 """
 
-import argparse
 import datetime as dt
-import itertools
-from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from backbay.timing.device import device_name
+from speed.command import print_tables
 from speed.condition_tables.batch_norms import batch_norms, max_pools
 from speed.condition_tables.biases import biases
 from speed.condition_tables.caches import one_token
@@ -104,30 +101,14 @@ TABLES = {x.__name__: x for x in _ALL}
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("tables", nargs="*", metavar="TABLE", default=[*TABLES])
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    unknown = set(given.tables) - set(TABLES)
-    if unknown:
-        parser.error(f"no table {', '.join(unknown)}; there are {', '.join(TABLES)}")
+    print_tables(__doc__, TABLES, header)
+
+
+def header() -> str:
+    """Return the date, the GPU and versions."""
     names = ", ".join(f"{k} {v}" for k, v in versions().items())
     today = dt.datetime.now(dt.UTC).date()
-    header = f"{today}; {device_name(torch.device('cuda'))}, {names}; bfloat16."
-    said: list[str] = []
-    for line in itertools.chain([header], *map(table, given.tables)):
-        print(line, flush=True)  # each as it comes: a run may be cut short
-        said.append(line)
-    if given.out:
-        given.out.write_text("\n".join((*said, "")), encoding="utf-8")
-
-
-def table(name: str) -> Iterator[str]:
-    """Yield a table and what is above it."""
-    yield from ("", f"{name}:", "")
-    yield from TABLES[name]()
+    return f"{today}; {device_name(torch.device('cuda'))}, {names}; bfloat16."
 
 
 if __name__ == "__main__":

@@ -13,13 +13,11 @@ MiB the peak above what is held before a step, its gradients included. *kernels*
 kernels' times in one step.
 """
 
-import argparse
 import datetime as dt
 import gc
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -28,6 +26,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.profiler import ProfilerActivity, profile
 
 from backbay.timing.device import device_name
+from speed.command import print_tables
 from speed.surroundings import versions
 
 if TYPE_CHECKING:
@@ -233,30 +232,16 @@ def _rule(first: int, arms: Any) -> str:
 TABLES = {x.__name__: x for x in (heads, model)}
 
 
-def _table(name: str) -> Iterator[str]:
-    yield from ("", f"{name}:", "")
-    yield from TABLES[name]()
-
-
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("tables", nargs="*", metavar="TABLE", default=[*TABLES])
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    if unknown := set(given.tables) - set(TABLES):
-        parser.error(f"no table {', '.join(unknown)}; there are {', '.join(TABLES)}")
+    print_tables(__doc__, TABLES, header)
+
+
+def header() -> str:
+    """Return the date, the GPU, versions, and how often steps are timed."""
     names = ", ".join(f"{k} {v}" for k, v in versions("transformers").items())
     where = f"{dt.datetime.now(dt.UTC).date()}; {device_name(torch.device('cuda'))}"
-    header = f"{where}, {names}; {ROUNDS} rounds of {_IN_A_ROW} steps."
-    said: list[str] = []
-    for line in itertools.chain([header], *map(_table, given.tables)):
-        print(line, flush=True)  # each as it comes: a run may be cut short
-        said.append(line)
-    if given.out:
-        given.out.write_text("\n".join((*said, "")), encoding="utf-8")
+    return f"{where}, {names}; {ROUNDS} rounds of {_IN_A_ROW} steps."
 
 
 if __name__ == "__main__":

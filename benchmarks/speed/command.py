@@ -1,12 +1,13 @@
-"""What the commands of both benchmarks have in common."""
+"""What the commands of several benchmarks have in common."""
 
 import argparse
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 
 def parser_of(description: str | None, arms: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser of the arguments that both have.
+    """Return a parser of the arguments that those of models and of patterns have.
 
     Args:
         description: the command's own.
@@ -43,3 +44,33 @@ def write(out: Path | None, text: str, document: bytes) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
     out.with_suffix(".json").write_bytes(document)
+
+
+def print_tables(
+    description: str | None,
+    tables: Mapping[str, Callable[[], Iterator[str]]],
+    header: Callable[[], str],
+) -> None:
+    """Print tables that the command line names, and write them where it says; by default all.
+
+    Args:
+        description: the command's own.
+        tables: each yields its lines.
+        header: gives the line above them.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="*", metavar="TABLE", default=[*tables])
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    unknown = set(given.tables) - set(tables)
+    if unknown:
+        parser.error(f"no table {', '.join(unknown)}; there are {', '.join(tables)}")
+    lines = (itertools.chain(("", f"{x}:", ""), tables[x]()) for x in given.tables)
+    said: list[str] = []
+    for line in itertools.chain([header()], itertools.chain.from_iterable(lines)):
+        print(line, flush=True)  # each as it comes: a run may be cut short
+        said.append(line)
+    if given.out:
+        given.out.write_text("\n".join((*said, "")), encoding="utf-8")

@@ -280,7 +280,7 @@ def test_it_is_taken_where_it_gains_nothing_or_counts_other_bytes(case, monkeypa
     monkeypatch.setattr(module, "_MOST_LEFT", 0)
     ours, _, _, _, _, _, theirs, *_ = module.pays(*given, of_weight=how != "frozen").split()
     assert abs(int(ours) / in_parts - 1) < 0.03
-    assert abs(int(theirs) / all_at_once - 1) < 0.06
+    assert abs(int(theirs) / all_at_once - 1) < 0.03
 
 
 def test_all_rows_are_a_part_and_it_is_taken():

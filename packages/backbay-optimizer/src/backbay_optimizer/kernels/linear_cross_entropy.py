@@ -44,7 +44,6 @@ _MOST_LEFT = 0.8
 _LARGEST = 15
 """The power of two that gradients of logits may reach in float16."""
 
-
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 

@@ -67,10 +67,9 @@ def taken_in(node: Node) -> tuple[Node | None, float]:
     value = value_of(node)
     if is_call(node, _CASTS) and value.dtype == torch.float32:
         source = first_input(node)
-        is_cast = isinstance(source, Node) and value_of(source).device == value.device
-        return (
-            (source, 1.0) if is_cast and value_of(source).dtype in conditions.DTYPES else _NEITHER
-        )
+        if not isinstance(source, Node) or value_of(source).device != value.device:
+            return _NEITHER
+        return (source, 1.0) if value_of(source).dtype in conditions.DTYPES else _NEITHER
     if not is_call(node, (*_QUOTIENTS, *_FACTORS)) or node.kwargs:
         return _NEITHER
     operands: Any = node.args
