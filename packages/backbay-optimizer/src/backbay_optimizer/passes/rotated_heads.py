@@ -1,0 +1,226 @@
+"""Normalise queries and keys head by head, and turn them by their positions, in one kernel.
+
+::
+
+    before:  x = rms_norm(x.view(batch, tokens, heads, width)) * weight
+             x = x.transpose(1, 2)
+             x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+    after:   torch.ops.backbay.rotated_heads(x.view(...), weight, cos, sin, eps, 0.0)
+
+What is turned must be read by nothing else, as in Qwen3 and Gemma 3.
+"""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from backbay.graph.aliases import disturbed
+from backbay.graph.match import first_input, is_call
+from backbay.graph.rewrite import bound, call_before
+from backbay.graph.values import are_numbers, is_ordinary, value_of
+from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
+from backbay_optimizer.kernels import conditions
+from backbay_optimizer.kernels import rotated_heads as kernel
+from backbay_optimizer.passes import memory_readers, norm_forms
+from backbay_optimizer.passes.memory_readers import memory_of
+from backbay_optimizer.passes.norm_forms import (
+    FACTORS,
+    RMS_NORMS,
+    ROOTS,
+    SUMS,
+    Norm,
+    norm_of,
+    operands,
+)
+
+_TRANSPOSES = (torch.transpose, "transpose", torch.swapaxes, "swapaxes")
+_JOINS = (torch.cat, torch.concat, torch.concatenate)
+_NEGATIVES = (operator.neg, torch.neg, torch.negative, "neg", "negative")
+_HEADS, _HALVES = 4, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Turn:
+    """The rotary embedding of what is normalised."""
+
+    end: Node
+    cos: Node
+    sin: Node
+    parts: list[Node]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotatedHeads(Rewrite[Call]):
+    """Normalise heads and turn them in one Triton kernel; for CUDA."""
+
+    summary = "on CUDA, RMSNorm of heads and the rotary embedding are one kernel, in inference"
+    requires = Requires(
+        devices=("cuda",),
+        because="the kernel is Triton's",
+        rocm=False,
+        dtypes=conditions.DTYPES,
+        dtypes_because="the kernel computes in single precision",
+        inference=True,
+    )
+    targets = (*RMS_NORMS, *ROOTS)
+    sources = (kernel, conditions.device_code(kernel), conditions, memory_readers, norm_forms)
+
+    def replacement(self, site: Call, context: PassContext) -> Replacement | None:  # noqa: ARG002 (of others)
+        """Return heads that are normalised and turned by the operator; None where none are."""
+        if value_of(site.node).dim() != _HEADS:
+            return None
+        norm = norm_of(site.node)
+        if norm is None:
+            return None
+        is_first = _is_moved(norm.x)
+        turn = _turned(norm.node if is_first else _moved(norm.node))
+        if turn is None:
+            return None
+        given = [first_input(norm.x) if is_first else norm.x, norm.weight, turn.cos, turn.sin]
+        _check(norm, turn, given)
+        covers = [*dict.fromkeys([*norm.parts, norm.node, *turn.parts])]
+        if why := disturbed(norm.first, turn.end, given):
+            raise NotApplicable(why)
+        assert callable(kernel.rotated_heads)  # registers it: torch.ops has it only after that
+        angles = [_rows_of(x, turn.end) for x in (turn.cos, turn.sin)]
+        how = (float(norm.eps), norm.offset)
+        made = call_before(
+            turn.end, torch.ops.backbay.rotated_heads.default, *given[:2], *angles, *how
+        )
+        return Replacement({turn.end: made}, [x for x in covers if x is not turn.end] + [turn.end])
+
+
+rotated_heads = RotatedHeads()
+
+
+def _is_moved(node: Any) -> bool:
+    """Whether heads and tokens change their places in a node."""
+    if not isinstance(node, Node) or not is_call(node, _TRANSPOSES):
+        return False
+    return {*map(_dimension, node.args[1:])} == {1, 2}
+
+
+def _moved(node: Node) -> Node | None:
+    found = next(iter(node.users), None)
+    return found if len(node.users) == 1 and _is_moved(found) else None
+
+
+def _turned(node: Node | None) -> _Turn | None:
+    """Return what turns heads, or None where something else is done to them."""
+    if node is None:
+        return None
+    straight = [x for x in node.users if is_call(x, FACTORS)]
+    joined = _joined(node)
+    if len(straight) != 1 or joined is None or len(joined.users) != 1:
+        return None
+    (crossed,) = joined.users
+    (end,) = straight[0].users if len(straight[0].users) == 1 else (None,)
+    if end is None or {*operands(end, SUMS)} != {straight[0], crossed}:
+        return None
+    cos, sin = _other(straight[0], node), _other(crossed, joined)
+    if cos is None or sin is None:
+        return None
+    halves = _between(joined, [x for x in node.users if x is not straight[0]])
+    parts = [node, *halves, joined, straight[0], crossed, end]
+    return _Turn(end=end, cos=cos, sin=sin, parts=parts)
+
+
+def _dimension(given: Any) -> Any:
+    return given + _HEADS if type(given) is int and given < 0 else given
+
+
+def _other(product: Node, one: Node) -> Node | None:
+    found = [x for x in operands(product, FACTORS) if x is not one]
+    return found[0] if len(found) == 1 and isinstance(found[0], Node) else None
+
+
+def _joined(moved: Node) -> Node | None:
+    """Return what joins the second half of a tensor, negated, and its first."""
+    for half in moved.users:
+        for user in half.users:
+            for end in (user, *user.users):
+                if is_call(end, _JOINS) and _is_crossed(end, moved):
+                    return end
+    return None
+
+
+def _is_crossed(node: Node, moved: Node) -> bool:
+    given = bound(node, ("tensors", "dim"))
+    tensors = given.get("tensors")
+    if not isinstance(tensors, Sequence) or len(tensors) != _HALVES:
+        return False
+    if _dimension(given.get("dim", given.get("axis", 0))) != _HEADS - 1:
+        return False
+    negative, first = tensors
+    if not is_call(negative, _NEGATIVES):
+        return False
+    return _half(first, moved) == 0 and _half(first_input(negative), moved) == 1
+
+
+def _half(node: Any, moved: Node) -> int | None:
+    """Return which half of the last dimension a node is of another: 0, 1 or None."""
+    if not is_call(node, (operator.getitem,)):
+        return None
+    source, index = node.args
+    if is_call(source, ("chunk", torch.chunk)) and first_input(source) is moved:
+        given = bound(source, ("input", "chunks", "dim"))
+        is_half = given.get("chunks") == _HALVES and _dimension(given.get("dim", 0)) == _HEADS - 1
+        return index if is_half else None
+    width = value_of(moved).shape[-1]
+    halves = (slice(None, width // 2, None), slice(width // 2, None, None))
+    if source is not moved or not isinstance(index, tuple) or index[0] is not Ellipsis:
+        return None
+    return halves.index(index[1]) if len(index) == _HALVES and index[1] in halves else None
+
+
+def _between(joined: Node, halves: list[Node]) -> list[Node]:
+    """Return what is computed between a tensor and its turned copy, which nothing else may read."""
+    found, waiting = list(halves), list(halves)
+    while waiting:
+        for user in waiting.pop().users:
+            if user is joined or user in found:
+                continue
+            found.append(user)
+            waiting.append(user)
+    if not all({*x.users} <= {*found, joined} for x in found):
+        raise NotApplicable("something else reads a part of it")
+    return sorted(found)
+
+
+def _check(norm: Norm, turn: _Turn, given: list[Any]) -> None:
+    if not all(isinstance(x, Node) and is_ordinary(value_of(x)) for x in given):
+        raise NotApplicable("it takes what is no ordinary tensor")
+    x, weight, *angles = map(value_of, given)
+    if len({t.dtype for t in (x, weight, *angles, value_of(turn.end))}) != 1:
+        raise NotApplicable("its parts are of several dtypes")
+    if type(norm.eps) is not float:
+        raise NotApplicable("its epsilon is no number")
+    _check_sizes(x, weight, angles)
+    if reason := kernel.pays(x, weight, *angles):
+        raise NotApplicable(reason)
+    if memory_of(given[0]) is None:
+        raise NotApplicable("what computes it is computed with it by Inductor")
+
+
+def _check_sizes(x: Any, weight: Any, angles: Sequence[Any]) -> None:
+    batch, tokens, heads, width = x.shape
+    if not are_numbers((heads, width)) or str(x.stride()[-2:]) != str((width, 1)):
+        raise NotApplicable("its heads do not lie side by side")
+    # As text: comparing symbols would guard on the answer.
+    if str(tuple(weight.shape)) != f"({width},)":
+        raise NotApplicable("its weight is not one number for each column")
+    known = {str((batch, 1, tokens, width)), str((1, 1, tokens, width)), str((tokens, width))}
+    shapes = {str(tuple(t.shape)) for t in angles}
+    if len(shapes) != 1 or not shapes <= known:
+        raise NotApplicable("its angles are not those of tokens")
+
+
+def _rows_of(angles: Node, place: Node) -> Node:
+    """Insert a view of angles as rows of tokens, for one batch or for each."""
+    if value_of(angles).dim() == _HEADS:
+        return call_before(place, torch.ops.aten.squeeze.dim, angles, 1)
+    return call_before(place, torch.ops.aten.unsqueeze.default, angles, 0)
