@@ -81,6 +81,7 @@ INFERENCE = (
     "one_token_attention",
     "parameter_hoist",
     "product_epilogues",
+    "rotated_heads",
 )
 """Passes that leave training alone; five of them are for CUDA, and here shown to do nothing."""
 DEVICE = torch.device("cpu")

@@ -21,6 +21,7 @@ from backbay_optimizer.kernels import (
     linear_cross_entropy,
     linear_epilogue,
     max_pool,
+    rotated_heads,
     row_norm,
     softmax,
 )
@@ -52,7 +53,7 @@ _CONSTANTS: dict[str, dict[str, Any]] = {
 }
 _PAYS = (
     *(group_norm_silu, batch_norm, max_pool, depthwise_convolution, linear_epilogue),
-    *(embedding, few_row_linears, float8_rows, row_norm, softmax),
+    *(embedding, few_row_linears, float8_rows, rotated_heads, row_norm, softmax),
 )
 
 

@@ -136,6 +136,7 @@ FAMILIES: Mapping[str, Family] = {
     "softmaxes": Family(begin=tokens.classes, layers=(tokens.probabilities,), trained=0.4),
     "linear_cross_entropy": Family(begin=tokens.classes, layers=(tokens.loss,), trained=0.8),
     "float8_rows": Family(begin=tokens.matrix, layers=(tokens.float8,), trained=0.1),
+    "rotated_heads": Family(begin=tokens.tokens, layers=(tokens.turned,), trained=0.1),
     "constant_masks": Family(begin=tokens.tokens, layers=(attention.attention,), trained=0.4),
     "parameter_hoist": Family(begin=tokens.tokens, layers=(tokens.of_parameters,), trained=0.1),
     "all": Family(

@@ -336,6 +336,37 @@ def loss(d: Draft, x: str) -> str:
     return d.step("{0} * {1}", x, total)
 
 
+def turned(d: Draft, x: str) -> str:
+    """Heads that are normalised and turned by their positions, mostly, joined again."""
+    width = d.one((8, 16))
+    y = d.step(f"{{0}}.view(*{{0}}.shape[:2], -1, {width})", images.linear(d, x, 4 * width))
+    is_first = d.chance(0.3)
+    if is_first:
+        y = d.step("{0}.transpose(1, 2)", y)
+    w = d.learnt(width)
+    if d.chance(0.4):
+        y = d.step(f"{F}.rms_norm({{0}}, ({width},), {{1}}, 1e-3)", y, w)
+    else:
+        v = d.step("{0}.float()", y)
+        n = d.step("{0} * torch.rsqrt({0}.pow(2).mean(-1, keepdim=True) + 1e-3)", v)
+        y = d.step(d.one(("{1} * {0}.to({2}.dtype)", "({0} * (1.0 + {1})).to({2}.dtype)")), n, w, y)
+    if not is_first:
+        y = d.step(d.one(("{0}.transpose(1, 2)", "{0}.permute(0, 2, 1, 3)")), y)
+    angles = f"torch.arange({{0}}.shape[2])[:, None] * torch.linspace(0.1, 1, {width})"
+    cos, sin = (d.step(f"({angles}).{x}().to({{0}}.dtype)", y) for x in ("cos", "sin"))
+    if d.chance(0.5):
+        cos, sin = (d.step("{0}[None, None]", x) for x in (cos, sin))
+    h = width // 2
+    first, second = d.one(
+        ((f"[..., :{h}]", f"[..., {h}:]"), (".chunk(2, -1)[0]", ".chunk(2, -1)[1]"))
+    )
+    half = d.one((f"-{{0}}{second}, {{0}}{first}",) * 4 + (f"{{0}}{second}, -{{0}}{first}",))
+    z = d.step(f"{{0}} * {{1}} + torch.cat(({half}), dim=-1) * {{2}}", y, cos, sin)
+    if d.chance(0.15):
+        z = d.step("{0} + {1}.amax()", z, y)
+    return d.step("{0}.transpose(1, 2).flatten(2)", z)
+
+
 def float8(d: Draft, x: str) -> str:
     """Rows that are rounded to float8 with a scale for each, and what they are made of."""
     c, before = d.value(x).shape[-1], x

@@ -135,7 +135,7 @@ def test_every_pass_has_something_to_do_on_the_spelled_workload(sweep):
     case = next(sweep.cases(f"{TOOL}:spelled"))
     names = {x.name for x in sweep.PASSES}
     chosen = [x for x in sweep.subjects() if x.name in names]
-    assert len(chosen) == len(names) == 33
+    assert len(chosen) == len(names) == 34
     rows = list(sweep.swept(case, chosen))
     assert not wrong(rows)
     idle = {row.subject.name for row in rows if not any(row.changes.values())}

@@ -50,6 +50,7 @@ from backbay_optimizer.passes.one_token_attention import one_token_attention
 from backbay_optimizer.passes.parameter_hoist import parameter_hoist
 from backbay_optimizer.passes.pooled_convolutions import pooled_convolutions
 from backbay_optimizer.passes.product_epilogues import product_epilogues
+from backbay_optimizer.passes.rotated_heads import rotated_heads
 from backbay_optimizer.passes.row_norms import row_norms
 from backbay_optimizer.passes.slice_pushdown import slice_pushdown
 from backbay_optimizer.passes.softmaxes import softmaxes
@@ -89,6 +90,7 @@ class Optimizing(Backend):
         replace(linear_cross_entropy, enabled=False),  # it is asked for
         softmaxes,  # before what puts something in the place of products
         float8_rows,  # likewise
+        rotated_heads,
         fused_convolutions,
         one_row_linears,
         linear_epilogues,

@@ -54,7 +54,9 @@ def reference(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, how: How) -> 
     return (y * cos + turned * sin).to(x.dtype).transpose(1, 2)
 
 
-def launch(kernel: Any, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, how: How) -> Tensor:
+def launch(  # noqa: PLR0917 (as the operator)
+    kernel: Any, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, how: How
+) -> Tensor:
     """Run the kernel, without a dispatcher or a check; as `reference`.
 
     Under ``TRITON_INTERPRET=1`` it runs on the CPU.

@@ -20,6 +20,7 @@ from torch.fx import Node
 
 from backbay.graph.aliases import disturbed
 from backbay.graph.match import first_input, is_call
+from backbay.graph.region import between
 from backbay.graph.rewrite import bound, call_before
 from backbay.graph.values import are_numbers, is_ordinary, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
@@ -124,7 +125,8 @@ def _turned(node: Node | None) -> _Turn | None:
     cos, sin = _other(straight[0], node), _other(crossed, joined)
     if cos is None or sin is None:
         return None
-    halves = _between(joined, [x for x in node.users if x is not straight[0]])
+    halves = [x for x in between(joined, [node]) if x is not joined]
+    _check_read(node, straight[0], joined, halves)
     parts = [node, *halves, joined, straight[0], crossed, end]
     return _Turn(end=end, cos=cos, sin=sin, parts=parts)
 
@@ -177,18 +179,11 @@ def _half(node: Any, moved: Node) -> int | None:
     return halves.index(index[1]) if len(index) == _HALVES and index[1] in halves else None
 
 
-def _between(joined: Node, halves: list[Node]) -> list[Node]:
-    """Return what is computed between a tensor and its turned copy, which nothing else may read."""
-    found, waiting = list(halves), list(halves)
-    while waiting:
-        for user in waiting.pop().users:
-            if user is joined or user in found:
-                continue
-            found.append(user)
-            waiting.append(user)
-    if not all({*x.users} <= {*found, joined} for x in found):
+def _check_read(node: Node, straight: Node, joined: Node, halves: list[Node]) -> None:
+    """Check that nothing else reads what is turned, or a part of it on the way."""
+    readers = {user for part in (node, *halves) for user in part.users}
+    if not readers <= {straight, joined, *halves}:
         raise NotApplicable("something else reads a part of it")
-    return sorted(found)
 
 
 def _check(norm: Norm, turn: _Turn, given: list[Any]) -> None:
