@@ -1,0 +1,87 @@
+"""Heads that are normalised and turned, on a CUDA device."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402, N812
+
+from backbay_optimizer.kernels import rotated_heads as module  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+CASES = [  # batch, tokens, heads, width
+    (1, 1, 1, 64),
+    (1, 2048, 16, 128),
+    (2, 300, 3, 64),
+    (3, 7, 40, 256),
+    (1, 8192, 8, 128),
+]
+
+
+def given(batch, tokens, heads, width, dtype, *, shared=True):
+    drawn = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=drawn, device="cuda")
+
+    angles = normal(1 if shared else batch, tokens, width)
+    made = (normal(batch, tokens, heads + 1, width), normal(width), angles.cos(), angles.sin())
+    x, *others = (t.to(dtype) for t in made)
+    return x[:, :, :heads], *others
+
+
+def written_out(x, weight, cos, sin):
+    x = F.rms_norm(x, x.shape[-1:], weight, 1e-6).transpose(1, 2)
+    first, second = x.chunk(2, -1)
+    turned = torch.cat((-second, first), -1)
+    return x * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_heads_are_stray_or_misread_or_further_from_the_truth_than_torchs(case, shared, dtype):
+    inputs = given(*case, dtype, shared=shared)
+    assert module.refusal(*inputs) is None
+    y = module.rotated_heads(*inputs, 1e-6, 0.0)
+    eager, truth = written_out(*inputs), written_out(*(t.double() for t in inputs))
+    assert (y - truth).norm() <= 1.1 * (eager - truth).norm()
+    assert y.dtype == dtype
+
+
+def test_places_need_more_than_32_bits():
+    x = torch.empty(1, 140_000, 128, 128, device="cuda", dtype=torch.bfloat16).normal_()
+    assert x.numel() > 2**31
+    _, weight, cos, sin = given(1, 140_000, 1, 128, torch.bfloat16)
+    y = module.rotated_heads(x, weight, cos, sin, 1e-6, 0.0)
+    wanted = written_out(x[:, -3:], weight, cos[:, -3:], sin[:, -3:])
+    torch.testing.assert_close(y[:, :, -3:], wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_backbay_leaves_qwen3s_heads_to_inductor():
+    transformers = pytest.importorskip("transformers")
+    from torch._inductor.utils import run_and_get_code
+
+    config = transformers.Qwen3Config(
+        hidden_size=1024,
+        intermediate_size=1024,
+        num_hidden_layers=1,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=1000,
+        use_cache=False,
+    )
+    torch.manual_seed(0)
+    model = transformers.Qwen3ForCausalLM(config).cuda().bfloat16().eval()
+    ids = torch.randint(1000, (1, 2048), device="cuda")
+    with torch.no_grad():
+        call = torch.compile(lambda ids: model(input_ids=ids).logits, backend="backbay")
+        found, codes = run_and_get_code(call, ids)
+        wanted = model(input_ids=ids).logits
+    assert (found - wanted).float().norm() < 2e-2 * wanted.float().norm()
+    assert "rotated_heads_kernel" in "".join(codes)
