@@ -58,6 +58,13 @@ float8_rows
 float8_layers
     A feed-forward layer in float8 with the sum and the norm before it, as Inductor compiles it, and
     as ``backbay`` does without that pass and with it; CUDA graphs are the table's.
+rotated_heads
+    Queries and keys that are normalised head by head and turned by their positions, and queries
+    alone, as Inductor compiles them, without and with its combo kernels, beside ``rotated_heads``'
+    kernel, and how long it takes to move the bytes.
+rotated_heads_layers
+    A layer's attention with such queries and keys and the products around it, as Inductor compiles
+    it, and as ``backbay`` does without that pass and with it; CUDA graphs are the table's.
 epilogues
     Linear layers and convolutions of one pixel with what follows them, as Inductor runs them, with
     its Triton template for some, beside ``product_epilogues``'s kernel, and how long it takes to
@@ -85,6 +92,7 @@ from speed.condition_tables.few_rows import few_row_steps, few_rows
 from speed.condition_tables.float8_rows import float8_layers, float8_rows
 from speed.condition_tables.group_norms import group_norms, group_norms_alone
 from speed.condition_tables.merging import merging
+from speed.condition_tables.rotated_heads import rotated_heads, rotated_heads_layers
 from speed.condition_tables.row_norms import row_norm_blocks, row_norms
 from speed.condition_tables.rows import one_row
 from speed.condition_tables.stems import patches, stems
@@ -95,6 +103,7 @@ _ALL = (
     *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
     *(merging, batch_norms, max_pools, group_norms, group_norms_alone, embeddings),
     *(row_norms, row_norm_blocks, few_rows, few_row_steps, float8_rows, float8_layers),
+    *(rotated_heads, rotated_heads_layers),
 )
 TABLES = {x.__name__: x for x in _ALL}
 

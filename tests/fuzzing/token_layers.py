@@ -337,8 +337,24 @@ def loss(d: Draft, x: str) -> str:
 
 
 def turned(d: Draft, x: str) -> str:
-    """Heads that are normalised and turned by their positions, mostly, joined again."""
-    width = d.one((8, 16))
+    """Heads that are normalised and turned by their positions, once or twice, joined again."""
+    width, times = d.one((8, 16)), d.one((1, 2))
+    heads = [_normalised_heads(d, x, width)]
+    angles = f"torch.arange({{0}}.shape[2])[:, None] * torch.linspace(0.1, 1, {width})"
+    cos, sin = (d.step(f"({angles}).{y}().to({{0}}.dtype)", heads[0]) for y in ("cos", "sin"))
+    if d.chance(0.5):
+        cos, sin = (d.step("{0}[None, None]", y) for y in (cos, sin))
+    if times > 1 and d.chance(0.5):
+        heads.append(_normalised_heads(d, x, width))
+    found = [_turned_once(d, y, cos, sin, width) for y in heads]
+    if times > len(heads):
+        y = _normalised_heads(d, x, width)
+        found.append(_turned_once(d, y, *d.one(((cos, sin), (cos, sin), (sin, cos))), width))
+    joined = [d.step("{0}.transpose(1, 2).flatten(2)", z) for z in found]
+    return joined[0] if times == 1 else d.step("{0} + {1}", *joined)
+
+
+def _normalised_heads(d: Draft, x: str, width: int) -> str:
     y = d.step(f"{{0}}.view(*{{0}}.shape[:2], -1, {width})", images.linear(d, x, 4 * width))
     is_first = d.chance(0.3)
     if is_first:
@@ -350,21 +366,19 @@ def turned(d: Draft, x: str) -> str:
         v = d.step("{0}.float()", y)
         n = d.step("{0} * torch.rsqrt({0}.pow(2).mean(-1, keepdim=True) + 1e-3)", v)
         y = d.step(d.one(("{1} * {0}.to({2}.dtype)", "({0} * (1.0 + {1})).to({2}.dtype)")), n, w, y)
-    if not is_first:
-        y = d.step(d.one(("{0}.transpose(1, 2)", "{0}.permute(0, 2, 1, 3)")), y)
-    angles = f"torch.arange({{0}}.shape[2])[:, None] * torch.linspace(0.1, 1, {width})"
-    cos, sin = (d.step(f"({angles}).{x}().to({{0}}.dtype)", y) for x in ("cos", "sin"))
-    if d.chance(0.5):
-        cos, sin = (d.step("{0}[None, None]", x) for x in (cos, sin))
+    if is_first:
+        return y
+    return d.step(d.one(("{0}.transpose(1, 2)", "{0}.permute(0, 2, 1, 3)")), y)
+
+
+def _turned_once(d: Draft, y: str, cos: str, sin: str, width: int) -> str:
     h = width // 2
     first, second = d.one(
         ((f"[..., :{h}]", f"[..., {h}:]"), (".chunk(2, -1)[0]", ".chunk(2, -1)[1]"))
     )
     half = d.one((f"-{{0}}{second}, {{0}}{first}",) * 4 + (f"{{0}}{second}, -{{0}}{first}",))
     z = d.step(f"{{0}} * {{1}} + torch.cat(({half}), dim=-1) * {{2}}", y, cos, sin)
-    if d.chance(0.15):
-        z = d.step("{0} + {1}.amax()", z, y)
-    return d.step("{0}.transpose(1, 2).flatten(2)", z)
+    return d.step("{0} + {1}.amax()", z, y) if d.chance(0.15) else z
 
 
 def float8(d: Draft, x: str) -> str:

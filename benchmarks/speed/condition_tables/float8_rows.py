@@ -1,8 +1,7 @@
 """Rows in float8 with a scale for each, alone and in layers, as Inductor has them and Backbay."""
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.backend import backbay
 from speed.condition_tables.row_norms import rms_norm
-from speed.condition_tables.timing import Call, compared, micros, normal, row, trained
+from speed.condition_tables.timing import compared, compiled, micros, normal, row, trained
 
 SHAPES = (
     *((64, 8192), (512, 4096), (2048, 2048), (8192, 4096), (2048, 8192), (16384, 2048)),
@@ -47,7 +46,7 @@ def float8_rows() -> Iterator[str]:
         )
         cells = []
         for way, each in zip(ways, _BYTES.values(), strict=True):
-            calls = [_compiled(way, (x, other, weight), y) for y in ("inductor", backbay)]
+            calls = [compiled(way, (x, other, weight), y) for y in ("inductor", backbay)]
             one, ours, ratio = compared([micros(call) for call in calls])
             cells += [one, f"{each * rows * columns / MOVED:.1f}", ours, ratio]
         yield row(f"{rows}x{columns}", *cells)
@@ -56,14 +55,6 @@ def float8_rows() -> Iterator[str]:
 def _behind_a_sum(x: Tensor, other: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     total = x + other
     return *rounded(rms_norm(total, weight)), total
-
-
-def _compiled(way: Callable[..., Any], inputs: tuple[Tensor, ...], backend: Any) -> Call:
-    torch.compiler.reset()
-    compiled = torch.compile(way, backend=backend, dynamic=False)
-    with torch.no_grad():
-        compiled(*inputs)
-    return lambda: compiled(*inputs)
 
 
 def float8_layers() -> Iterator[str]:

@@ -31,6 +31,15 @@ def inductors(ways: Sequence[Call]) -> Iterator[Call]:
         yield torch.compile(way, dynamic=False)
 
 
+def compiled(way: Callable[..., Any], inputs: Sequence[Tensor], backend: Any) -> Call:
+    """Return the call of a way as a backend compiles it, without gradients."""
+    torch.compiler.reset()
+    made = torch.compile(way, backend=backend, dynamic=False)
+    with torch.no_grad():
+        made(*inputs)
+    return lambda: made(*inputs)
+
+
 def trained(
     way: Callable[..., Tensor], inputs: Sequence[Tensor], backend: Any = "inductor"
 ) -> Call:

@@ -1,9 +1,12 @@
 """Each kernel of a compilation is looked at once, and what is found is what torch finds."""
 
 import contextlib
+import gc
 import importlib
 import sys
+import weakref
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -37,6 +40,11 @@ def other(x_ptr, y_ptr, size, block: tl.constexpr):
 tuned = triton.runtime.autotuner.Autotuner(
     one, one.arg_names, [triton.Config({"block": 16})], [], None, None
 )
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch):
+    monkeypatch.setattr(kernel_analysis, "_found", WeakKeyDictionary())
 
 
 @pytest.fixture
@@ -124,13 +132,26 @@ def test_what_is_not_known_is_looked_at_at_each_call(asked, arguments, tma):
     assert asked == [(one, arguments, tma)] * 2
 
 
-def test_nothing_is_kept_afterwards(asked):
+def test_what_was_found_is_looked_for_again(asked):
     torchs = getattr(triton_kernel_wrap, NAME)
     with analyses_kept():
         first = find(one, **given())
     assert getattr(triton_kernel_wrap, NAME) is torchs
     with analyses_kept():
-        assert find(one, **given()) is not first
+        assert find(one, **given()) is first
+    assert find(one, **given()) is not first
+
+
+def test_a_kernel_is_kept_alive(asked):
+    kernel = triton.jit(one.fn)
+    with analyses_kept():
+        find(kernel, **given())
+    asked.clear()
+    gone = weakref.ref(kernel)
+    kernel = triton.jit(one.fn)  # Triton holds the last of a name
+    gc.collect()
+    assert gone() is None
+    assert not kernel_analysis._found
 
 
 def test_of_two_who_are_inside_the_first_to_go_takes_it_along(asked):

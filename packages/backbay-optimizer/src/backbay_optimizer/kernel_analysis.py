@@ -1,14 +1,16 @@
-"""What a Triton kernel writes is found once in a compilation, not at every call of it.
+"""What a Triton kernel writes is found once, not at every call of it that is compiled.
 
 Torch compiles a kernel to Triton's own code and follows its pointers, when it makes a graph
-functional and twice more in Inductor. The answer depends on the kernel, its constants and the
-dtypes of its tensors, so layers that are alike have the same one (``docs/upstream.md``).
+functional and twice more in Inductor, forward and backward. The answer depends on the kernel, its
+constants and the dtypes of its tensors, so layers that are alike have the same one
+(``docs/upstream.md``).
 """
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -21,8 +23,13 @@ _NAMES = ("identify_accessed_tensors", "identify_mutated_tensors")
 _CONSTANTS = (bool, int, float, str, type(None))
 
 
+_found: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+"""What torch found, by kernel and arguments. A backward is compiled when it first runs, after the
+graph that has its kernels' answers."""
+
+
 def analysed_once(generate: Codegen) -> Codegen:
-    """Return a code generator that looks at each Triton kernel of a graph once."""
+    """Return a code generator that looks at each Triton kernel once."""
 
     def run(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         with analyses_kept():
@@ -33,7 +40,7 @@ def analysed_once(generate: Codegen) -> Codegen:
 
 @contextlib.contextmanager
 def analyses_kept() -> Iterator[None]:
-    """Keep what torch finds out of Triton kernels until this ends, in all threads."""
+    """Keep what torch finds out of Triton kernels until this ends, and use what was kept before."""
     from torch._higher_order_ops import triton_kernel_wrap  # noqa: PLC0415 (as late as Inductor)
 
     name = next((x for x in _NAMES if hasattr(triton_kernel_wrap, x)), None)
@@ -74,21 +81,22 @@ _patch = _Patch()
 class _Kept:
     def __init__(self, analyse: Callable[..., Any]) -> None:
         self._analyse = analyse
-        self._found: dict[Any, Any] = {}
 
     def __call__(
         self, kernel: Any, kwargs: dict[str, Any], tma_descriptor_metadata: Mapping[str, Any]
     ) -> Any:
-        key = None if tma_descriptor_metadata else _key(kernel, kwargs)
-        if key is None:
+        known = None if tma_descriptor_metadata else _key(kernel, kwargs)
+        if known is None:
             return self._analyse(kernel, kwargs, tma_descriptor_metadata)
-        if key not in self._found:
-            self._found[key] = self._analyse(kernel, kwargs, tma_descriptor_metadata)
-        found = self._found[key]
+        function, kinds = known
+        answers = _found.setdefault(function, {})
+        if kinds not in answers:
+            answers[kinds] = self._analyse(kernel, kwargs, tma_descriptor_metadata)
+        found = answers[kinds]
         return list(found) if isinstance(found, list) else found  # 2.11's is the caller's
 
 
-def _key(kernel: Any, arguments: Mapping[str, Any]) -> Any:
+def _key(kernel: Any, arguments: Mapping[str, Any]) -> tuple[Any, frozenset[Any]] | None:
     """Return what an answer depends on, as torch takes it; None if that is not known."""
     from triton.runtime.autotuner import Autotuner  # noqa: PLC0415 (there is a kernel: it is here)
 

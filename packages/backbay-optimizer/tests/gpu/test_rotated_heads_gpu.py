@@ -13,12 +13,13 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-CASES = [  # batch, tokens, heads, width
-    (1, 1, 1, 64),
-    (1, 2048, 16, 128),
-    (2, 300, 3, 64),
-    (3, 7, 40, 256),
-    (1, 8192, 8, 128),
+CASES = [  # batch, tokens, heads of each tensor, width
+    (1, 1, [1], 64),
+    (1, 2048, [16, 8], 128),
+    (2, 300, [3], 64),
+    (3, 7, [1, 40], 256),
+    (2, 5, [4, 1], 256),
+    (1, 8192, [32, 2], 128),
 ]
 
 
@@ -29,9 +30,9 @@ def given(batch, tokens, heads, width, dtype, *, shared=True):
         return torch.randn(shape, generator=drawn, device="cuda")
 
     angles = normal(1 if shared else batch, tokens, width)
-    made = (normal(batch, tokens, heads + 1, width), normal(width), angles.cos(), angles.sin())
-    x, *others = (t.to(dtype) for t in made)
-    return x[:, :, :heads], *others
+    xs = [normal(batch, tokens, n + 1, width).to(dtype)[:, :, :n] for n in heads]
+    weights = [normal(width).to(dtype) for _ in heads]
+    return xs, weights, angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def written_out(x, weight, cos, sin):
@@ -45,43 +46,50 @@ def written_out(x, weight, cos, sin):
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_heads_are_stray_or_misread_or_further_from_the_truth_than_torchs(case, shared, dtype):
-    inputs = given(*case, dtype, shared=shared)
-    assert module.refusal(*inputs) is None
-    y = module.rotated_heads(*inputs, 1e-6, 0.0)
-    eager, truth = written_out(*inputs), written_out(*(t.double() for t in inputs))
-    assert (y - truth).norm() <= 1.1 * (eager - truth).norm()
-    assert y.dtype == dtype
+    xs, weights, *angles = given(*case, dtype, shared=shared)
+    assert module.refusal(xs, *weights, *angles) is None
+    ys = module.rotated_heads(xs, weights, *angles, 1e-6, 0.0)
+    for y, x, weight in zip(ys, xs, weights, strict=True):
+        eager = written_out(x, weight, *angles)
+        truth = written_out(*(t.double() for t in (x, weight, *angles)))
+        assert (y - truth).norm() <= 1.1 * (eager - truth).norm() + 2e-7 * truth.norm()
+        assert y.dtype == dtype
+        assert y.stride() == eager.stride()
 
 
 def test_places_need_more_than_32_bits():
     x = torch.empty(1, 140_000, 128, 128, device="cuda", dtype=torch.bfloat16).normal_()
     assert x.numel() > 2**31
-    _, weight, cos, sin = given(1, 140_000, 1, 128, torch.bfloat16)
-    y = module.rotated_heads(x, weight, cos, sin, 1e-6, 0.0)
-    wanted = written_out(x[:, -3:], weight, cos[:, -3:], sin[:, -3:])
-    torch.testing.assert_close(y[:, :, -3:], wanted, rtol=2e-2, atol=2e-2)
+    (little,), (weight,), cos, sin = given(1, 140_000, [1], 128, torch.bfloat16)
+    for xs in ([x], [little, x]):
+        y = module.rotated_heads(xs, [weight] * len(xs), cos, sin, 1e-6, 0.0)[-1]
+        wanted = written_out(x[:, -3:], weight, cos[:, -3:], sin[:, -3:])
+        torch.testing.assert_close(y[:, :, -3:], wanted, rtol=2e-2, atol=2e-2)
 
 
-def test_backbay_leaves_qwen3s_heads_to_inductor():
+@pytest.mark.parametrize("model", ["Qwen3", "Gemma3"])
+@pytest.mark.parametrize("shape", [(1, 2048), (2, 17), (3, 1)], ids=str)
+def test_backbay_leaves_heads_of_models_to_inductor(model, shape):
     transformers = pytest.importorskip("transformers")
     from torch._inductor.utils import run_and_get_code
 
-    config = transformers.Qwen3Config(
+    kind = getattr(transformers, "Gemma3TextConfig" if model == "Gemma3" else "Qwen3Config")
+    config = kind(
         hidden_size=1024,
         intermediate_size=1024,
-        num_hidden_layers=1,
-        num_attention_heads=16,
-        num_key_value_heads=8,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=1,
         head_dim=128,
         vocab_size=1000,
         use_cache=False,
     )
     torch.manual_seed(0)
-    model = transformers.Qwen3ForCausalLM(config).cuda().bfloat16().eval()
-    ids = torch.randint(1000, (1, 2048), device="cuda")
+    model = getattr(transformers, f"{model}ForCausalLM")(config).cuda().bfloat16().eval()
+    ids = torch.randint(1000, shape, device="cuda")
     with torch.no_grad():
         call = torch.compile(lambda ids: model(input_ids=ids).logits, backend="backbay")
         found, codes = run_and_get_code(call, ids)
         wanted = model(input_ids=ids).logits
     assert (found - wanted).float().norm() < 2e-2 * wanted.float().norm()
-    assert "rotated_heads_kernel" in "".join(codes)
+    assert "".join(codes).count("rotated_heads_kernel_0.run(") == 2

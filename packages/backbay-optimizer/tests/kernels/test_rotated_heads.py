@@ -10,18 +10,24 @@ from backbay_optimizer.kernels import rotated_heads as module  # noqa: E402
 
 
 def given(batch, tokens, heads, width, *, shared=True, dtype=torch.float64):
-    """Return heads, a weight, cosines and sines."""
+    """Return tensors of heads, their weights, cosines and sines."""
     drawn = torch.Generator().manual_seed(0)
 
     def normal(*shape):
         return torch.randn(shape, generator=drawn, dtype=torch.float64)
 
     angles = normal(1 if shared else batch, tokens, width)
-    made = (normal(batch, tokens, heads, width), normal(width), angles.cos(), angles.sin())
-    return tuple(t.to(dtype) for t in made)
+    xs = [normal(batch, tokens, n, width).to(dtype) for n in heads]
+    weights = [normal(width).to(dtype) for _ in heads]
+    return xs, weights, angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def written_out(x, weight, cos, sin, how):
+def written_out(xs, weights, cos, sin, how):
+    """Return heads as models compute them."""
+    return [one(x, weight, cos, sin, how) for x, weight in zip(xs, weights, strict=True)]
+
+
+def one(x, weight, cos, sin, how):
     x = F.rms_norm(x, x.shape[-1:], weight + how.offset, how.eps).transpose(1, 2)
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), -1)
@@ -30,25 +36,27 @@ def written_out(x, weight, cos, sin, how):
 
 @pytest.mark.parametrize("how", [module.How(), module.How(1e-3, 1.0)], ids=str)
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("sizes", [(1, 1, 1, 2), (2, 5, 3, 64), (3, 4, 8, 128)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, [1, 3], 2), (2, 5, [3, 1], 64), (3, 4, [8], 128)], ids=str
+)
 def test_heads_are_not_those_that_are_written_out(sizes, shared, how):
     inputs = given(*sizes, shared=shared)
-    y = module.rotated_heads(*inputs, *how)
+    ys = module.rotated_heads(*inputs, *how)
     wanted = written_out(*inputs, how)
-    torch.testing.assert_close(y, wanted)
-    assert y.stride() == wanted.stride()
+    torch.testing.assert_close(ys, wanted)
+    assert [y.stride() for y in ys] == [y.stride() for y in wanted]
 
 
 def test_what_is_rounded_is_rounded_twice():
-    inputs = given(2, 50, 4, 64, dtype=torch.bfloat16)
-    y = module.rotated_heads(*inputs, *module.How())
-    truth = written_out(*(t.double() for t in inputs), module.How())
-    eager = written_out(*inputs, module.How())
+    (x,), (weight,), *angles = given(2, 50, [4], 64, dtype=torch.bfloat16)
+    (y,) = module.rotated_heads([x], [weight], *angles, *module.How())
+    truth = one(*(t.double() for t in (x, weight, *angles)), module.How())
+    eager = one(x, weight, *angles, module.How())
     assert (y - truth).norm() < 0.8 * (eager - truth).norm()
 
 
 def test_torch_finds_fault_in_the_registration():
-    inputs = given(2, 5, 3, 64, dtype=torch.float32)
+    inputs = given(2, 5, [3, 4], 64, dtype=torch.float32)
     assert callable(module.rotated_heads)
     torch.library.opcheck(torch.ops.backbay.rotated_heads.default, (*inputs, *module.How()))
 
@@ -61,13 +69,14 @@ INTERPRETED = """
     from backbay_optimizer.kernels.rotated_heads_device import rotated_heads_kernel as kernel
 
     torch.manual_seed(0)
-    sizes = ((1, 3, 4), (2, 5, 3), (1, 1, 1), (2, 2, 40))
+    sizes = ((1, 3, [4, 1]), (2, 5, [3]), (1, 1, [1, 40]), (2, 2, [40, 9]))
     for (batch, tokens, heads), width, shared, dtype in itertools.product(
-        sizes, (64, 128), (True, False), (torch.float32, torch.bfloat16)
+        sizes, (64, 128, 256), (True, False), (torch.float32, torch.bfloat16)
     ):
-        x = torch.randn(batch, tokens, heads + 1, width).to(dtype)[:, :, :heads]
+        xs = [torch.randn(batch, tokens, n + 1, width).to(dtype)[:, :, :n] for n in heads]
+        weights = [torch.randn(width).to(dtype) for _ in heads]
         angles = torch.randn(1 if shared else batch, tokens, 2 * width)[..., :width]
-        inputs = (x, torch.randn(width).to(dtype), angles.cos().to(dtype), angles.sin().to(dtype))
+        inputs = (xs, weights, angles.cos().to(dtype), angles.sin().to(dtype))
         how = module.How(1e-3, 0.5)
         found, wanted = module.launch(kernel, *inputs, how), module.reference(*inputs, how)
         # The interpreter cuts numbers off where hardware rounds.

@@ -17,14 +17,17 @@ def anywhere(lift, monkeypatch):
     monkeypatch.setattr(kernel, "pays", lambda *_: None)
 
 
+# 1. One tensor of heads
+
+
 def normal(*shape, dtype=torch.bfloat16, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def given(dtype=torch.bfloat16, batch=1):
-    angles = normal(batch, T, D, dtype=torch.float32, seed=3)
+def given(dtype=torch.bfloat16, batch=1, tokens=T, heads=H):
+    angles = normal(batch, tokens, D, dtype=torch.float32, seed=3)
     return (
-        normal(B, T, H * D, dtype=dtype),
+        normal(B, tokens, heads * D, dtype=dtype),
         normal(D, dtype=dtype, seed=1),
         angles.cos().to(dtype),
         angles.sin().to(dtype),
@@ -49,7 +52,7 @@ def turned(x, cos, sin):
 
 
 def heads(x):
-    return x.view(B, T, H, D)
+    return x.view(*x.shape[:2], -1, D)
 
 
 def by_chunks(x, w, cos, sin):
@@ -69,9 +72,13 @@ TURNED = {
 
 
 @pytest.mark.parametrize("name", TURNED)
-@pytest.mark.parametrize("batch", [1, B])
-def test_heads_are_left_or_differ(look, anywhere, name, batch):
-    program, inputs = TURNED[name], given(batch=batch)
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"batch": B}, {"heads": 1}, {"tokens": 1}, {"tokens": 1, "heads": 1}],
+    ids=str,
+)
+def test_heads_are_left_or_differ(look, anywhere, name, sizes):
+    program, inputs = TURNED[name], given(**sizes)
     seen = look(lambda *x: program(*x), *inputs, passes=[rotated_heads])
     assert seen.changes["rotated_heads"] == 1, seen.near
     wanted = program(*inputs)
@@ -168,3 +175,72 @@ def test_a_gradient_is_lost(look, anywhere):
     x, *others = given()
     seen = look(TURNED["as Qwen3's"], x.requires_grad_(), *others, passes=[rotated_heads])
     assert "a gradient is wanted" in seen.near
+
+
+# 2. Queries and keys
+
+
+def queries_and_keys(x, w, c, s):
+    q, k = heads(x), heads(x[..., : 2 * D] * 1)
+    q, k = rms_norm(q, w).transpose(1, 2), rms_norm(k, 2 * w).transpose(1, 2)
+    return turned(q, c, s), turned(k, c, s)
+
+
+def of_several_angles(x, w, c, s):
+    q, k = queries_and_keys(x, w, c, s)
+    return q, turned(rms_norm(heads(x), w).transpose(1, 2), s, c), k
+
+
+def of_layers(x, w, c, s):
+    for _ in range(2):
+        q, k = queries_and_keys(x, w, c, s)
+        x = (q + k.mean(1, keepdim=True)).transpose(1, 2).flatten(2) @ torch.eye(H * D).to(q.dtype)
+    return x
+
+
+def read_before_keys_are_turned(x, w, c, s):
+    q = turned(rms_norm(heads(x), w).transpose(1, 2), c, s)
+    y = q.transpose(1, 2).flatten(2) @ torch.eye(H * D).to(q.dtype)
+    return q, turned(rms_norm(heads(y), w).transpose(1, 2), c, s)
+
+
+def of_several_offsets(x, w, c, s):
+    q = turned(rms_norm(heads(x), w, 1.0).transpose(1, 2), c, s)
+    return q, turned(rms_norm(heads(x), w).transpose(1, 2), c, s)
+
+
+def written_between_both(x, w, c, s):
+    w = w * 1
+    q = turned(rms_norm(heads(x), w).transpose(1, 2), c, s)
+    w.mul_(2)
+    return q, turned(rms_norm(heads(x), w).transpose(1, 2), c, s)
+
+
+def of_several_batches(x, w, c, s):
+    q = turned(rms_norm(heads(x), w).transpose(1, 2), c, s)
+    return q, turned(rms_norm(heads(x[:1]), w).transpose(1, 2), c, s)
+
+
+PAIRS = {
+    "one layer's": (queries_and_keys, 1),
+    "those of layers": (of_layers, 2),
+    "turned by others in between": (of_several_angles, 2),
+    "read in between": (read_before_keys_are_turned, 2),
+    "of several offsets": (of_several_offsets, 2),
+    "with a weight that is written in between": (written_between_both, 2),
+    "of several batches": (of_several_batches, 2),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_queries_and_keys_are_apart_or_others_are_together(look, anywhere, name):
+    program, calls = PAIRS[name]
+    inputs = given()
+    seen = look(program, *inputs, passes=[rotated_heads])
+    assert seen.changes["rotated_heads"] == calls, seen.near
+    wanted, found = program(*inputs), seen.result
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=4e-2)
+    truth = program(*(t.double() for t in inputs))
+    for x, y, z in zip(*map(torch.utils._pytree.tree_leaves, (found, wanted, truth)), strict=True):
+        assert (x - z).norm() <= 1.05 * (y - z).norm()
+        assert x.stride() == y.stride()

@@ -20,6 +20,7 @@ from backbay_optimizer.cuda_graphs.replayable import Inputs, Replayable
 from backbay_optimizer.cuda_graphs.replaying import Replayed
 from backbay_optimizer.cuda_graphs.safety import refusal
 from backbay_optimizer.cuda_graphs.training import Backward, Forward
+from backbay_optimizer.kernel_analysis import analyses_kept
 
 
 class Decision(Protocol):
@@ -75,7 +76,8 @@ def replaying(
         from torch._inductor import compile_fx  # noqa: PLC0415 (as late as Inductor)
 
         def inner(*given: Any, **more: Any) -> Any:
-            code = compile_fx.compile_fx_inner(*given, **more)
+            with analyses_kept():  # a backward, too, which is compiled when it first runs
+                code = compile_fx.compile_fx_inner(*given, **more)
             take_over(code, recordings)
             return code
 

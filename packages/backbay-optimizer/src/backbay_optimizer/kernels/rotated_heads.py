@@ -3,12 +3,12 @@
 Queries and keys of Qwen3, Gemma 3 and OLMo 2 are normalised head by head, and then turned by their
 positions: each element is added to its partner, half a head away, which is normalised by the same
 number. Inductor reduces each head in one kernel and turns it in another, which reads it again. Here
-a program holds some heads of a token and reads the token's angles once. vLLM has a fused kernel of
-that kind (``fused_qk_norm_rope``).
+a program holds some heads of a token and reads the token's angles once, and queries and keys are
+the work of one launch. vLLM has a fused kernel of that kind (``fused_qk_norm_rope``).
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +17,11 @@ from torch.library import custom_op, triton_op, wrap_triton
 
 from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured, widened
 
-WIDTHS = (64, 256)
-"""Of a head."""
+LAUNCHES = {64: (8, 2), 128: (8, 4), 256: (4, 1)}
+"""By the width of heads: how many a program holds, and its warps; the fastest of 16 on an H200."""
 
-HELD = 4096
-"""Elements of a program, about."""
+TENSORS = 2
+"""As many are one launch."""
 
 
 class How(NamedTuple):
@@ -29,15 +29,17 @@ class How(NamedTuple):
 
     eps: float = 1e-6
     offset: float = 0.0
-    """What is added to the weight."""
+    """What is added to weights."""
 
 
-def reference(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, how: How) -> Tensor:
+def reference(
+    xs: Sequence[Tensor], weights: Sequence[Tensor], cos: Tensor, sin: Tensor, how: How
+) -> list[Tensor]:
     """Return normalised and turned heads, computed in float32 at least and rounded once.
 
     Args:
-        x: (batch, tokens, heads, width).
-        weight: (width,).
+        xs: tensors of (batch, tokens, heads, width), whose heads may be of several numbers.
+        weights: (width,) each.
         cos: (batch or 1, tokens, width), cosines of angles.
         sin: likewise, their sines.
         how: see there.
@@ -45,36 +47,58 @@ def reference(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, how: How) -> 
     Returns:
         (batch, heads, tokens, width), laid out as a transposed (batch, tokens, heads, width).
     """
-    wide = widened(x)
-    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + how.eps)
-    y = y * (widened(weight) + how.offset)
-    first, second = y.chunk(2, -1)
-    turned = torch.cat((-second, first), -1)
     cos, sin = (widened(t)[:, :, None] for t in (cos, sin))
-    return (y * cos + turned * sin).to(x.dtype).transpose(1, 2)
+    made = []
+    for x, weight in zip(xs, weights, strict=True):
+        wide = widened(x)
+        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + how.eps)
+        y = y * (widened(weight) + how.offset)
+        first, second = y.chunk(2, -1)
+        turned = torch.cat((-second, first), -1)
+        made.append(_transposed((y * cos + turned * sin).to(x.dtype).contiguous()))
+    return made
 
 
 def launch(  # noqa: PLR0917 (as the operator)
-    kernel: Any, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, how: How
-) -> Tensor:
+    kernel: Any,
+    xs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    how: How,
+) -> list[Tensor]:
     """Run the kernel, without a dispatcher or a check; as `reference`.
 
     Under ``TRITON_INTERPRET=1`` it runs on the CPU.
     """
-    batch, tokens, heads, width = x.shape
-    rows = _rows(x)
+    batch, tokens, _, width = xs[0].shape
     angles = [t.reshape(-1, width) for t in (cos, sin)]
     angles = [t if t.stride(1) == 1 else t.contiguous() for t in angles]
-    y = torch.empty((batch, tokens, heads, width), dtype=x.dtype, device=x.device)
-    block = max(1, min(1 << (heads - 1).bit_length(), HELD // width))
-    with torch.cuda.device(x.get_device()):  # Triton launches on the current one; -1 is none
-        kernel[(batch * tokens, -(-heads // block))](
-            *(rows, weight, *angles, y, heads, angles[0].shape[0]),
-            *(rows.stride(0), angles[0].stride(0), angles[1].stride(0), *how),
+    rows = [_rows(x) for x in xs]
+    ys = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in xs]
+    heads = [x.shape[2] for x in xs]
+    block, warps = LAUNCHES[width]
+    block = min(block, 1 << (max(heads) - 1).bit_length())
+    blocks = [-(-n // block) for n in heads]
+    with torch.cuda.device(xs[0].get_device()):  # Triton launches on the current one; -1 is none
+        kernel[(batch * tokens, sum(blocks))](
+            *(rows[0], rows[-1], weights[0], weights[-1], *angles, ys[0], ys[-1]),
+            *(heads[0], heads[-1], angles[0].shape[0]),
+            *(x.stride(0) for x in (rows[0], rows[-1], *angles)),
+            *how,
             half=width // 2,
             block=block,
-            num_warps=4,
+            blocks=blocks[0],
+            num_warps=warps,
         )
+    return [_transposed(y) for y in ys]
+
+
+def _transposed(y: Tensor) -> Tensor:
+    """Return heads before tokens, with the strides that sums in eager have."""
+    batch, tokens, heads, width = y.shape
+    if heads == 1 or (type(tokens) is int and tokens == 1):
+        return y.view(batch, heads, tokens, width)
     return y.transpose(1, 2)
 
 
@@ -85,26 +109,28 @@ def _rows(x: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def refusal(x: Tensor, *others: Tensor) -> str | None:
+def refusal(xs: Sequence[Tensor], *others: Tensor) -> str | None:
     """Return why the kernel can't take heads, or None. Then the reference runs."""
-    if reason := unfit(x, *others):
+    if reason := unfit(*xs, *others):
         return reason
-    if not x.numel():
+    if len(xs) > TENSORS:
+        return f"{len(xs)} tensors: the kernel takes up to {TENSORS}"
+    if not all(x.numel() for x in xs):
         return "it is empty"
-    width = x.shape[-1]
-    if not WIDTHS[0] <= width <= WIDTHS[1] or width & (width - 1):
-        return f"heads of {width}: the kernel takes powers of two from {WIDTHS[0]} to {WIDTHS[1]}"
+    width = xs[0].shape[-1]
+    if width not in LAUNCHES:
+        return f"heads of {width}: the kernel takes {', '.join(map(str, LAUNCHES))}"
     return None
 
 
-def pays(x: Tensor, *others: Tensor) -> str | None:
+def pays(xs: Sequence[Tensor], *others: Tensor) -> str | None:
     """Return why the operator should not take the place of what Inductor makes, or None."""
-    if reason := refusal(x, *others) or unmeasured(x):
+    if reason := refusal(xs, *others) or unmeasured(xs[0]):
         return reason
     return None
 
 
-rotated_heads: Callable[..., Tensor]
+rotated_heads: Callable[..., list[Tensor]]
 """The operator ``backbay::rotated_heads``: :func:`reference`, with its numbers spelled out. It has
 no gradient."""
 
@@ -122,12 +148,17 @@ def _operators() -> tuple[Any]:
     define: Any = triton_op if has_triton() else custom_op
 
     def forward(  # noqa: PLR0917 (operators take no tuple of their own kind)
-        x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, offset: float
-    ) -> Tensor:
+        xs: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        cos: Tensor,
+        sin: Tensor,
+        eps: float,
+        offset: float,
+    ) -> list[Tensor]:
         how = How(eps, offset)
-        if refusal(x, weight, cos, sin):
-            return reference(x, weight, cos, sin, how)
-        return launch(wrap_triton(kernel), x, weight, cos, sin, how)
+        if refusal(xs, *weights, cos, sin):
+            return reference(xs, weights, cos, sin, how)
+        return launch(wrap_triton(kernel), xs, weights, cos, sin, how)
 
     return (define("backbay::rotated_heads", forward, mutates_args=()),)
 

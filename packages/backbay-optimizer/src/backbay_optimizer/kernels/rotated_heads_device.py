@@ -12,30 +12,54 @@ jit: Any = triton.jit
 
 @jit
 def rotated_heads_kernel(
-    x_ptr, weight_ptr, cos_ptr, sin_ptr, y_ptr, heads, angles,
-    x_stride, cos_stride, sin_stride, eps, offset, half: tl.constexpr, block: tl.constexpr,
+    x_ptr, other_ptr, weight_ptr, other_weight_ptr, cos_ptr, sin_ptr, y_ptr, other_y_ptr,
+    heads, other_heads, angles, x_stride, other_stride, cos_stride, sin_stride, eps, offset,
+    half: tl.constexpr, block: tl.constexpr, blocks: tl.constexpr,
 ):
-    """A block of the heads of a token, normalised and turned. ``angles`` are rows of angles."""
+    """A block of the heads of a token in one tensor or, behind its ``blocks``, in the other.
+
+    ``angles`` are rows of angles, heads are of twice ``half``.
+    """
     eps = tl.cast(eps, tl.float32)  # compiled graphs pass numbers of 64 bits
     offset = tl.cast(offset, tl.float32)
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * block + tl.arange(0, block)
+    cos_ptr += (token % angles) * cos_stride
+    sin_ptr += (token % angles) * sin_stride
+    number = tl.program_id(1)
+    if number < blocks:
+        turn(
+            x_ptr + token * x_stride, weight_ptr, cos_ptr, sin_ptr,
+            y_ptr + token * heads * (2 * half), number * block, heads, eps, offset, half, block,
+        )
+    else:
+        turn(
+            other_ptr + token * other_stride, other_weight_ptr, cos_ptr, sin_ptr,
+            other_y_ptr + token * other_heads * (2 * half), (number - blocks) * block, other_heads,
+            eps, offset, half, block,
+        )
+
+
+@jit
+def turn(
+    x_ptr, weight_ptr, cos_ptr, sin_ptr, y_ptr, first, heads, eps, offset,
+    half: tl.constexpr, block: tl.constexpr,
+):
+    """Normalise and turn heads of a token from the first on."""
+    head = first + tl.arange(0, block)
     col = tl.arange(0, half)
     at = head[:, None] * (2 * half) + col[None, :]
     there = head[:, None] < heads
-    x_ptr += token * x_stride
     one = tl.load(x_ptr + at, mask=there, other=0.0).to(tl.float32)
     other = tl.load(x_ptr + half + at, mask=there, other=0.0).to(tl.float32)
-    squares = tl.sum(one * one, 1) + tl.sum(other * other, 1)
+    squares = tl.sum(one * one + other * other, 1)
     root = tl.rsqrt(squares / (2 * half) + eps)[:, None]
     one = one * root * (tl.load(weight_ptr + col).to(tl.float32) + offset)[None, :]
     other = other * root * (tl.load(weight_ptr + half + col).to(tl.float32) + offset)[None, :]
-    cos_ptr += (token % angles) * cos_stride + col
-    sin_ptr += (token % angles) * sin_stride + col
-    cos, sin = tl.load(cos_ptr).to(tl.float32), tl.load(sin_ptr).to(tl.float32)
+    cos, sin = tl.load(cos_ptr + col).to(tl.float32), tl.load(sin_ptr + col).to(tl.float32)
     turned = one * cos[None, :] - other * sin[None, :]
-    cos, sin = tl.load(cos_ptr + half).to(tl.float32), tl.load(sin_ptr + half).to(tl.float32)
-    partner = other * cos[None, :] + one * sin[None, :]
-    y_ptr += token * heads * (2 * half)
     tl.store(y_ptr + at, turned.to(y_ptr.dtype.element_ty), mask=there)
-    tl.store(y_ptr + half + at, partner.to(y_ptr.dtype.element_ty), mask=there)
+    cos_ptr += half
+    sin_ptr += half
+    cos, sin = tl.load(cos_ptr + col).to(tl.float32), tl.load(sin_ptr + col).to(tl.float32)
+    turned = other * cos[None, :] + one * sin[None, :]
+    tl.store(y_ptr + half + at, turned.to(y_ptr.dtype.element_ty), mask=there)

@@ -2,28 +2,30 @@
 
 ::
 
-    before:  x = rms_norm(x.view(batch, tokens, heads, width)) * weight
-             x = x.transpose(1, 2)
-             x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
-    after:   torch.ops.backbay.rotated_heads(x.view(...), weight, cos, sin, eps, 0.0)
+    before:  q = rms_norm(q.view(batch, tokens, heads, width)) * weight
+             q = q.transpose(1, 2)
+             q = q * cos + torch.cat((-q[..., half:], q[..., :half]), -1) * sin
+             k = ...  # likewise
+    after:   q, k = torch.ops.backbay.rotated_heads([q.view(...), k.view(...)], ..., 1e-6, 0.0)
 
-What is turned must be read by nothing else, as in Qwen3 and Gemma 3.
+What is turned must be read by nothing else, as in Qwen3 and Gemma 3. Where nothing reads queries
+before keys are turned by the same angles, both are computed at once.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from backbay.graph.aliases import disturbed
 from backbay.graph.match import first_input, is_call
 from backbay.graph.region import between
-from backbay.graph.rewrite import bound, call_before
+from backbay.graph.rewrite import bound, call_before, layout
 from backbay.graph.values import are_numbers, is_ordinary, value_of
-from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
+from backbay.kit.passes import NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import rotated_heads as kernel
 from backbay_optimizer.passes import memory_readers, norm_forms
@@ -33,7 +35,6 @@ from backbay_optimizer.passes.norm_forms import (
     RMS_NORMS,
     ROOTS,
     SUMS,
-    Norm,
     norm_of,
     operands,
 )
@@ -55,7 +56,42 @@ class _Turn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RotatedHeads(Rewrite[Call]):
+class _Heads:
+    """Heads that are normalised and turned."""
+
+    first: Node
+    end: Node
+    x: Node
+    weight: Node
+    cos: Node
+    sin: Node
+    how: tuple[float, float]
+    parts: list[Node]
+
+    @property
+    def reads(self) -> list[Node]:
+        return [self.x, self.weight, self.cos, self.sin]
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """What others must have in common with it to be computed at once."""
+        value = value_of(self.x)
+        sizes = value.shape  # as text: comparing symbols would guard on the answer
+        outer = f"{sizes[0]} {sizes[1]} {sizes[3]}"
+        return self.cos, self.sin, self.how, outer, value.dtype, value.device
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Site:
+    """Heads that are computed at once."""
+
+    node: Node
+    """Where the norm of the first of them is."""
+    heads: list[_Heads]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotatedHeads(Rewrite[_Site]):
     """Normalise heads and turn them in one Triton kernel; for CUDA."""
 
     summary = "on CUDA, RMSNorm of heads and the rotary embedding are one kernel, in inference"
@@ -67,35 +103,83 @@ class RotatedHeads(Rewrite[Call]):
         dtypes_because="the kernel computes in single precision",
         inference=True,
     )
-    targets = (*RMS_NORMS, *ROOTS)
     sources = (kernel, conditions.device_code(kernel), conditions, memory_readers, norm_forms)
 
-    def replacement(self, site: Call, context: PassContext) -> Replacement | None:  # noqa: ARG002 (of others)
-        """Return heads that are normalised and turned by the operator; None where none are."""
-        if value_of(site.node).dim() != _HEADS:
+    def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
+        """Yield heads, two at once where they can be."""
+        waiting: dict[tuple[Any, ...], _Site] = {}
+        found: list[_Site] = []
+        for node in [x for x in graph_module.graph.nodes if is_call(x, (*RMS_NORMS, *ROOTS))]:
+            heads = None
+            with context.attempt(node):
+                heads = self._heads(node)
+            if heads is None:
+                continue
+            site = waiting.pop(heads.alike, None)
+            if site is not None and _is_computed_at_once(site.heads[0], heads):
+                site.heads.append(heads)
+                continue
+            waiting[heads.alike] = _Site(node=node, heads=[heads])
+            found.append(waiting[heads.alike])
+        yield from found
+
+    def _heads(self, node: Node) -> _Heads | None:
+        """Return heads that a norm, or a root, is of, and that are turned; None for others."""
+        if value_of(node).dim() != _HEADS:
             return None
-        norm = norm_of(site.node)
+        norm = norm_of(node)
         if norm is None:
             return None
         is_first = _is_moved(norm.x)
         turn = _turned(norm.node if is_first else _moved(norm.node))
         if turn is None:
             return None
-        given = [first_input(norm.x) if is_first else norm.x, norm.weight, turn.cos, turn.sin]
-        _check(norm, turn, given)
-        covers = [*dict.fromkeys([*norm.parts, norm.node, *turn.parts])]
-        if why := disturbed(norm.first, turn.end, given):
-            raise NotApplicable(why)
-        assert callable(kernel.rotated_heads)  # registers it: torch.ops has it only after that
-        angles = [_rows_of(x, turn.end) for x in (turn.cos, turn.sin)]
-        how = (float(norm.eps), norm.offset)
-        made = call_before(
-            turn.end, torch.ops.backbay.rotated_heads.default, *given[:2], *angles, *how
+        self.requires.check(value_of(node))
+        heads = _Heads(
+            first=norm.first,
+            end=turn.end,
+            x=first_input(norm.x) if is_first else norm.x,
+            weight=norm.weight,
+            cos=turn.cos,
+            sin=turn.sin,
+            how=(norm.eps, norm.offset),
+            parts=[*dict.fromkeys([*norm.parts, norm.node, *turn.parts])],
         )
-        return Replacement({turn.end: made}, [x for x in covers if x is not turn.end] + [turn.end])
+        _check(heads)
+        return heads
+
+    def replacement(self, site: _Site, context: PassContext) -> Replacement:  # noqa: ARG002 (of others)
+        """Return heads that are normalised and turned by the operator."""
+        xs, weights = [x.x for x in site.heads], [x.weight for x in site.heads]
+        cos, sin, how = site.heads[0].cos, site.heads[0].sin, site.heads[0].how
+        given = [[value_of(x) for x in nodes] for nodes in (xs, weights, [cos, sin])]
+        if reason := kernel.pays(given[0], *given[1], *given[2]):
+            raise NotApplicable(reason)
+        assert callable(kernel.rotated_heads)  # registers it: torch.ops has it only after that
+        place = max(x.end for x in site.heads)
+        angles = [_rows_of(x, place) for x in (cos, sin)]
+        call = call_before(
+            place, torch.ops.backbay.rotated_heads.default, xs, weights, *angles, *how
+        )
+        new = {
+            heads.end: call_before(place, operator.getitem, call, number)
+            for number, heads in enumerate(site.heads)
+        }
+        parts = [x for heads in site.heads for x in heads.parts]
+        return Replacement(new, [x for x in parts if x not in new] + [*new])
+
+    def is_alike(self, old: Node, new: Node) -> bool:
+        """Whether nobody can tell layouts apart: strides of one head, or token, do not count.
+
+        Those of fake tensors are not those that eager computes.
+        """
+        return layout(_without_ones(value_of(new))) == layout(_without_ones(value_of(old)))
 
 
 rotated_heads = RotatedHeads()
+
+
+# 1. What is found
 
 
 def _is_moved(node: Any) -> bool:
@@ -186,19 +270,22 @@ def _check_read(node: Node, straight: Node, joined: Node, halves: list[Node]) ->
         raise NotApplicable("something else reads a part of it")
 
 
-def _check(norm: Norm, turn: _Turn, given: list[Any]) -> None:
-    if not all(isinstance(x, Node) and is_ordinary(value_of(x)) for x in given):
+# 2. Whether it is taken
+
+
+def _check(heads: _Heads) -> None:
+    if not all(isinstance(x, Node) and is_ordinary(value_of(x)) for x in heads.reads):
         raise NotApplicable("it takes what is no ordinary tensor")
-    x, weight, *angles = map(value_of, given)
-    if len({t.dtype for t in (x, weight, *angles, value_of(turn.end))}) != 1:
+    x, weight, *angles = map(value_of, heads.reads)
+    if len({t.dtype for t in (x, weight, *angles, value_of(heads.end))}) != 1:
         raise NotApplicable("its parts are of several dtypes")
-    if type(norm.eps) is not float:
+    if type(heads.how[0]) is not float:
         raise NotApplicable("its epsilon is no number")
     _check_sizes(x, weight, angles)
-    if reason := kernel.pays(x, weight, *angles):
-        raise NotApplicable(reason)
-    if memory_of(given[0]) is None:
+    if memory_of(heads.x) is None:
         raise NotApplicable("what computes it is computed with it by Inductor")
+    if why := disturbed(heads.first, heads.end, heads.reads):
+        raise NotApplicable(why)
 
 
 def _check_sizes(x: Any, weight: Any, angles: Sequence[Any]) -> None:
@@ -212,6 +299,24 @@ def _check_sizes(x: Any, weight: Any, angles: Sequence[Any]) -> None:
     shapes = {str(tuple(t.shape)) for t in angles}
     if len(shapes) != 1 or not shapes <= known:
         raise NotApplicable("its angles are not those of tokens")
+
+
+def _is_computed_at_once(one: _Heads, other: _Heads) -> bool:
+    """Whether nothing keeps heads from being computed where the last of both are."""
+    first, end = min(one.first, other.first), max(one.end, other.end)
+    both = {*one.parts, *other.parts}
+    readers = {y for x in (one, other) for y in x.end.users}
+    if readers & both or any(x < end for x in readers):
+        return False
+    return disturbed(first, end, [*one.reads, *other.reads], inside=both) is None
+
+
+# 3. What takes its place
+
+
+def _without_ones(value: torch.Tensor) -> torch.Tensor:
+    # A symbol is asked nothing: it would guard on the answer.
+    return value.squeeze([i for i, n in enumerate(value.shape) if type(n) is int and n == 1])
 
 
 def _rows_of(angles: Node, place: Node) -> Node:
