@@ -1,5 +1,7 @@
 """Heads that are normalised and turned, on a CUDA device."""
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -92,4 +94,4 @@ def test_backbay_leaves_heads_of_models_to_inductor(model, shape):
         found, codes = run_and_get_code(call, ids)
         wanted = model(input_ids=ids).logits
     assert (found - wanted).float().norm() < 2e-2 * wanted.float().norm()
-    assert "".join(codes).count("rotated_heads_kernel_0.run(") == 2
+    assert len(re.findall(r"rotated_heads_kernel_\d+\.run\(", "".join(codes))) == 2

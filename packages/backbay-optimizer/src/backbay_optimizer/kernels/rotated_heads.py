@@ -75,20 +75,24 @@ def launch(  # noqa: PLR0917 (as the operator)
     angles = [t.reshape(-1, width) for t in (cos, sin)]
     angles = [t if t.stride(1) == 1 else t.contiguous() for t in angles]
     rows = [_rows(x) for x in xs]
+    weights = [x.contiguous() for x in weights]
     ys = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in xs]
     heads = [x.shape[2] for x in xs]
     block, warps = LAUNCHES[width]
     block = min(block, 1 << (max(heads) - 1).bit_length())
     blocks = [-(-n // block) for n in heads]
+    # A result that is given twice would be copied by compilers, which take both for written.
+    other = ys[1] if len(xs) > 1 else rows[0]
     with torch.cuda.device(xs[0].get_device()):  # Triton launches on the current one; -1 is none
         kernel[(batch * tokens, sum(blocks))](
-            *(rows[0], rows[-1], weights[0], weights[-1], *angles, ys[0], ys[-1]),
+            *(rows[0], rows[-1], weights[0], weights[-1], *angles, ys[0], other),
             *(heads[0], heads[-1], angles[0].shape[0]),
             *(x.stride(0) for x in (rows[0], rows[-1], *angles)),
             *how,
             half=width // 2,
             block=block,
             blocks=blocks[0],
+            is_alone=len(xs) == 1,
             num_warps=warps,
         )
     return [_transposed(y) for y in ys]
@@ -115,6 +119,8 @@ def refusal(xs: Sequence[Tensor], *others: Tensor) -> str | None:
         return reason
     if len(xs) > TENSORS:
         return f"{len(xs)} tensors: the kernel takes up to {TENSORS}"
+    if len({x.shape for x in others[-2:]}) > 1:
+        return "cosines and sines are of several shapes"
     if not all(x.numel() for x in xs):
         return "it is empty"
     width = xs[0].shape[-1]

@@ -14,7 +14,7 @@ jit: Any = triton.jit
 def rotated_heads_kernel(
     x_ptr, other_ptr, weight_ptr, other_weight_ptr, cos_ptr, sin_ptr, y_ptr, other_y_ptr,
     heads, other_heads, angles, x_stride, other_stride, cos_stride, sin_stride, eps, offset,
-    half: tl.constexpr, block: tl.constexpr, blocks: tl.constexpr,
+    half: tl.constexpr, block: tl.constexpr, blocks: tl.constexpr, is_alone: tl.constexpr,
 ):
     """A block of the heads of a token in one tensor or, behind its ``blocks``, in the other.
 
@@ -26,7 +26,7 @@ def rotated_heads_kernel(
     cos_ptr += (token % angles) * cos_stride
     sin_ptr += (token % angles) * sin_stride
     number = tl.program_id(1)
-    if number < blocks:
+    if is_alone or number < blocks:
         turn(
             x_ptr + token * x_stride, weight_ptr, cos_ptr, sin_ptr,
             y_ptr + token * heads * (2 * half), number * block, heads, eps, offset, half, block,
@@ -49,17 +49,18 @@ def turn(
     col = tl.arange(0, half)
     at = head[:, None] * (2 * half) + col[None, :]
     there = head[:, None] < heads
+    # All is asked for before anything is waited for.
     one = tl.load(x_ptr + at, mask=there, other=0.0).to(tl.float32)
     other = tl.load(x_ptr + half + at, mask=there, other=0.0).to(tl.float32)
-    squares = tl.sum(one * one + other * other, 1)
-    root = tl.rsqrt(squares / (2 * half) + eps)[:, None]
-    one = one * root * (tl.load(weight_ptr + col).to(tl.float32) + offset)[None, :]
-    other = other * root * (tl.load(weight_ptr + half + col).to(tl.float32) + offset)[None, :]
     cos, sin = tl.load(cos_ptr + col).to(tl.float32), tl.load(sin_ptr + col).to(tl.float32)
+    other_cos = tl.load(cos_ptr + half + col).to(tl.float32)
+    other_sin = tl.load(sin_ptr + half + col).to(tl.float32)
+    weight = tl.load(weight_ptr + col).to(tl.float32) + offset
+    other_weight = tl.load(weight_ptr + half + col).to(tl.float32) + offset
+    root = tl.rsqrt(tl.sum(one * one + other * other, 1) / (2 * half) + eps)[:, None]
+    one = one * root * weight[None, :]
+    other = other * root * other_weight[None, :]
     turned = one * cos[None, :] - other * sin[None, :]
     tl.store(y_ptr + at, turned.to(y_ptr.dtype.element_ty), mask=there)
-    cos_ptr += half
-    sin_ptr += half
-    cos, sin = tl.load(cos_ptr + col).to(tl.float32), tl.load(sin_ptr + col).to(tl.float32)
-    turned = other * cos[None, :] + one * sin[None, :]
+    turned = other * other_cos[None, :] + one * other_sin[None, :]
     tl.store(y_ptr + half + at, turned.to(y_ptr.dtype.element_ty), mask=there)

@@ -5,6 +5,7 @@ one plus a weight, before or after the cast back.
 """
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +65,8 @@ def norm_of(node: Node) -> Norm | None:
     is_centred = is_call(node, LAYER_NORMS)
     names = ("input", "normalized_shape", "weight", *(["bias"] if is_centred else []), "eps")
     given = {"eps": 1e-5 if is_centred else None, **bound(node, names)}
-    if len(given.get("normalized_shape", ())) != 1:
+    dims = given.get("normalized_shape", ())
+    if not isinstance(dims, Sequence) or len(dims) != 1:  # a node, where its size is a symbol
         raise NotApplicable("it is of more than one dimension")
     return Norm(
         node=node,

@@ -21,10 +21,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from backbay.graph.aliases import disturbed
+from backbay.graph.effects import mutates
 from backbay.graph.match import first_input, is_call
 from backbay.graph.region import between
 from backbay.graph.rewrite import bound, call_before, layout
-from backbay.graph.values import are_numbers, is_ordinary, value_of
+from backbay.graph.values import are_numbers, is_ordinary, value_of, wants_gradient
 from backbay.kit.passes import NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import rotated_heads as kernel
@@ -35,6 +36,7 @@ from backbay_optimizer.passes.norm_forms import (
     RMS_NORMS,
     ROOTS,
     SUMS,
+    Norm,
     norm_of,
     operands,
 )
@@ -59,7 +61,7 @@ class _Turn:
 class _Heads:
     """Heads that are normalised and turned."""
 
-    first: Node
+    norm: Norm
     end: Node
     x: Node
     weight: Node
@@ -69,8 +71,19 @@ class _Heads:
     parts: list[Node]
 
     @property
-    def reads(self) -> list[Node]:
+    def given(self) -> list[Node]:
+        """What it is made of."""
         return [self.x, self.weight, self.cos, self.sin]
+
+    @property
+    def read(self) -> list[Node]:
+        """What nothing may write on the way."""
+        return [*self.given, *self.norm.casts, *self.norm.factors]
+
+    @property
+    def first(self) -> Node:
+        """Where what it is made of is first read."""
+        return min([self.norm.first, *self.norm.factors])
 
     @property
     def alike(self) -> tuple[Any, ...]:
@@ -136,7 +149,7 @@ class RotatedHeads(Rewrite[_Site]):
             return None
         self.requires.check(value_of(node))
         heads = _Heads(
-            first=norm.first,
+            norm=norm,
             end=turn.end,
             x=first_input(norm.x) if is_first else norm.x,
             weight=norm.weight,
@@ -204,7 +217,7 @@ def _turned(node: Node | None) -> _Turn | None:
         return None
     (crossed,) = joined.users
     (end,) = straight[0].users if len(straight[0].users) == 1 else (None,)
-    if end is None or {*operands(end, SUMS)} != {straight[0], crossed}:
+    if end is None or len(crossed.users) != 1 or {*operands(end, SUMS)} != {straight[0], crossed}:
         return None
     cos, sin = _other(straight[0], node), _other(crossed, joined)
     if cos is None or sin is None:
@@ -257,6 +270,8 @@ def _half(node: Any, moved: Node) -> int | None:
         is_half = given.get("chunks") == _HALVES and _dimension(given.get("dim", 0)) == _HEADS - 1
         return index if is_half else None
     width = value_of(moved).shape[-1]
+    if not are_numbers([width]):
+        return None  # comparing symbols would guard on the answer
     halves = (slice(None, width // 2, None), slice(width // 2, None, None))
     if source is not moved or not isinstance(index, tuple) or index[0] is not Ellipsis:
         return None
@@ -274,9 +289,11 @@ def _check_read(node: Node, straight: Node, joined: Node, halves: list[Node]) ->
 
 
 def _check(heads: _Heads) -> None:
-    if not all(isinstance(x, Node) and is_ordinary(value_of(x)) for x in heads.reads):
+    if not all(isinstance(x, Node) and is_ordinary(value_of(x)) for x in heads.given):
         raise NotApplicable("it takes what is no ordinary tensor")
-    x, weight, *angles = map(value_of, heads.reads)
+    if wants_gradient(heads.end):
+        raise NotApplicable("a gradient is wanted")
+    x, weight, *angles = map(value_of, heads.given)
     if len({t.dtype for t in (x, weight, *angles, value_of(heads.end))}) != 1:
         raise NotApplicable("its parts are of several dtypes")
     if type(heads.how[0]) is not float:
@@ -284,17 +301,21 @@ def _check(heads: _Heads) -> None:
     _check_sizes(x, weight, angles)
     if memory_of(heads.x) is None:
         raise NotApplicable("what computes it is computed with it by Inductor")
-    if why := disturbed(heads.first, heads.end, heads.reads):
+    if any(map(mutates, heads.parts)):
+        raise NotApplicable("a part of it writes what others may read")
+    if why := disturbed(heads.first, heads.end, heads.read):
         raise NotApplicable(why)
 
 
 def _check_sizes(x: Any, weight: Any, angles: Sequence[Any]) -> None:
     batch, tokens, heads, width = x.shape
-    if not are_numbers((heads, width)) or str(x.stride()[-2:]) != str((width, 1)):
+    if not are_numbers((heads, width)) or width % 2 or str(x.stride()[-2:]) != str((width, 1)):
         raise NotApplicable("its heads do not lie side by side")
     # As text: comparing symbols would guard on the answer.
     if str(tuple(weight.shape)) != f"({width},)":
         raise NotApplicable("its weight is not one number for each column")
+    if weight.stride() != (1,):
+        raise NotApplicable("its weight does not lie in one piece")
     known = {str((batch, 1, tokens, width)), str((1, 1, tokens, width)), str((tokens, width))}
     shapes = {str(tuple(t.shape)) for t in angles}
     if len(shapes) != 1 or not shapes <= known:
@@ -308,7 +329,7 @@ def _is_computed_at_once(one: _Heads, other: _Heads) -> bool:
     readers = {y for x in (one, other) for y in x.end.users}
     if readers & both or any(x < end for x in readers):
         return False
-    return disturbed(first, end, [*one.reads, *other.reads], inside=both) is None
+    return disturbed(first, end, [*one.read, *other.read], inside=both) is None
 
 
 # 3. What takes its place

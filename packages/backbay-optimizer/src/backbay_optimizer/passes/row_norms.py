@@ -118,7 +118,7 @@ def _check(norm: Norm, memory: Memory) -> None:
     _check_values(*(value_of(y) for y in (norm.node, *given)))
     if not all(value_of(y).requires_grad for y in (*norm.parts, *norm.casts, *norm.factors)):
         raise NotApplicable("its gradient is cut off on the way")
-    if any(memory.mutated(y) for y in (*given, *norm.casts, norm.node)):
+    if any(memory.mutated(y) for y in (*given, *norm.casts, *norm.factors, norm.node)):
         raise NotApplicable("something writes what it reads or gives")
     if why := disturbed(norm.first, norm.node, given, inside=norm.parts):
         raise NotApplicable(why)

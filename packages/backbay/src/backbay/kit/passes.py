@@ -211,6 +211,9 @@ class PassContext:
     def attempt(self, node: Node, about: str = "") -> Iterator[None]:
         """Note `NotApplicable`, raised in the block, as a near miss of a node.
 
+        So is a question that nobody can answer before the graph runs, such as whether a tensor of
+        unbacked sizes is empty.
+
         What the block put into the graph until then is erased; it must not have replaced anything.
 
         Args:
@@ -222,6 +225,15 @@ class PassContext:
                 yield
         except NotApplicable as error:
             self.note(node, f"{about}{error}")
+        except RuntimeError as error:
+            # Slow to import, and in use where it is raised.
+            from torch.fx.experimental.symbolic_shapes import (  # noqa: PLC0415
+                GuardOnDataDependentSymNode,
+            )
+
+            if not isinstance(error, GuardOnDataDependentSymNode):
+                raise
+            self.note(node, f"{about}it depends on a size that is known only when it runs")
 
     def kept(self, key: Any, make: Callable[[], _T]) -> _T:
         """Return what is made once for a run of the pass, such as a node that many sites share.
