@@ -15,11 +15,12 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.backend import backbay
 from speed.condition_tables.row_norms import rms_norm
-from speed.condition_tables.timing import compared, compiled, micros, normal, row
+from speed.condition_tables.timing import compared, compiled, in_turns, normal, row
 
 SHAPES = (
     *((t, 32, 8, 128) for t in (1, 64, 512, 2048, 8192, 32768)),
-    *((2048, 16, 8, 128), (8192, 16, 8, 128), (8192, 40, 8, 128), (8192, 16, 1, 128)),
+    *((2048, 16, 8, 128), (8192, 16, 8, 128), (8192, 40, 8, 128), (8192, 32, 4, 128)),
+    *((8192, 16, 2, 128), (8192, 16, 1, 128)),
     *((t, 4, 1, 256) for t in (1, 512, 2048, 8192)),
     *((2048, 8, 4, 256), (8192, 16, 8, 256)),
     *((t, 32, 8, 64) for t in (512, 2048, 8192)),
@@ -56,9 +57,9 @@ def rotated_heads() -> Iterator[str]:
         moved = 2 * (2 * tokens * (heads + shared) + 2 * tokens) * width
         cells = [f"{moved / MOVED:.1f}"]
         with torch.no_grad():
-            cells += compared([micros(compiled(both, given, x)) for x in backends])
+            cells += compared(in_turns(compiled(both, given, x) for x in backends))
             alone = [given[0], given[2], *given[4:]]
-            cells += compared([micros(compiled(one, alone, x)) for x in ("inductor", ours)])
+            cells += compared(in_turns(compiled(one, alone, x) for x in ("inductor", ours)))
         yield row(f"{tokens}, {heads} and {shared} of {width}", *cells)
 
 
@@ -73,7 +74,7 @@ def rotated_heads_layers() -> Iterator[str]:
         x, norms = normal(1, tokens, columns), (normal(width), normal(width))
         given = (x, *norms, *weights, out, *_angles(tokens, width))
         with torch.no_grad():
-            times = [micros(compiled(_layer, given, x)) for x in backends]
+            times = in_turns(compiled(_layer, given, x) for x in backends)
         yield row(f"{tokens}x{columns}, {heads} and {shared} of {width}", *compared(times))
 
 

@@ -1,6 +1,7 @@
 """What tables of conditions share: how a way of computing is timed and compared."""
 
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from speed.device import Flushed, replayed
 
 CALLS = 40
+TURNS = 5
 
 Call = Callable[[], Any]
 
@@ -17,6 +19,17 @@ def micros(call: Call) -> float:
     """Time a call on cold caches."""
     call()
     return 1e6 * Flushed(torch.device("cuda")).seconds(replayed(call), CALLS, replayed=True) / CALLS
+
+
+def in_turns(calls: Iterable[Call]) -> list[float]:
+    """Time calls on cold caches, as `micros`, in turns: a GPU that gets hot slows all of them."""
+    flushed, graphs = Flushed(torch.device("cuda")), []
+    for call in calls:
+        call()
+        graphs.append(replayed(call))
+    each = CALLS // TURNS
+    found = [[flushed.seconds(x, each, replayed=True) / each for x in graphs] for _ in range(TURNS)]
+    return [1e6 * statistics.median(times) for times in zip(*found, strict=True)]
 
 
 def normal(*shape: int) -> Tensor:

@@ -20,6 +20,10 @@ from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, u
 LAUNCHES = {64: (8, 2), 128: (8, 4), 256: (4, 1)}
 """By the width of heads: how many a program holds, and its warps; the fastest of 16 on an H200."""
 
+FEWEST = 4
+"""Of a program's places for heads one in so many is taken, at least: on an H200, one in eight took
+1.07 times as long as Inductor (``benchmarks/conditions.py``)."""
+
 TENSORS = 2
 """As many are one launch."""
 
@@ -129,10 +133,13 @@ def refusal(xs: Sequence[Tensor], *others: Tensor) -> str | None:
     return None
 
 
-def pays(xs: Sequence[Tensor], *others: Tensor) -> str | None:
+def pays(x: Tensor, *others: Tensor) -> str | None:
     """Return why the operator should not take the place of what Inductor makes, or None."""
-    if reason := refusal(xs, *others) or unmeasured(xs[0]):
+    if reason := refusal([x], *others) or unmeasured(x):
         return reason
+    heads, width = x.shape[2:]
+    if heads * FEWEST < LAUNCHES[width][0]:
+        return f"{heads} heads of {width}: too few to fill a program"
     return None
 
 

@@ -165,9 +165,6 @@ class RotatedHeads(Rewrite[_Site]):
         """Return heads that are normalised and turned by the operator."""
         xs, weights = [x.x for x in site.heads], [x.weight for x in site.heads]
         cos, sin, how = site.heads[0].cos, site.heads[0].sin, site.heads[0].how
-        given = [[value_of(x) for x in nodes] for nodes in (xs, weights, [cos, sin])]
-        if reason := kernel.pays(given[0], *given[1], *given[2]):
-            raise NotApplicable(reason)
         assert callable(kernel.rotated_heads)  # registers it: torch.ops has it only after that
         place = max(x.end for x in site.heads)
         angles = [_rows_of(x, place) for x in (cos, sin)]
@@ -299,6 +296,8 @@ def _check(heads: _Heads) -> None:
     if type(heads.how[0]) is not float:
         raise NotApplicable("its epsilon is no number")
     _check_sizes(x, weight, angles)
+    if reason := kernel.pays(x, weight, *angles):
+        raise NotApplicable(reason)
     if memory_of(heads.x) is None:
         raise NotApplicable("what computes it is computed with it by Inductor")
     if any(map(mutates, heads.parts)):
