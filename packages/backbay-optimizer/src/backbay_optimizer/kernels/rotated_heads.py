@@ -20,9 +20,10 @@ from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, u
 LAUNCHES = {64: (8, 2), 128: (8, 4), 256: (4, 1)}
 """By the width of heads: how many a program holds, and its warps; the fastest of 16 on an H200."""
 
-FEWEST = 4
-"""Of a program's places for heads one in so many is taken, at least: on an H200, one in eight took
-1.07 times as long as Inductor (``benchmarks/conditions.py``)."""
+FEWEST = {64: 4, 128: 4, 256: 1}
+"""By the width of heads: as many are computed so, at least. Two of 128, a quarter of what a program
+holds, beside 16 queries took 0.99 of Inductor's time on an H200, and 0.84 where they were left to
+Inductor (``benchmarks/conditions.py``)."""
 
 TENSORS = 2
 """As many are one launch."""
@@ -138,7 +139,7 @@ def pays(x: Tensor, *others: Tensor) -> str | None:
     if reason := refusal([x], *others) or unmeasured(x):
         return reason
     heads, width = x.shape[2:]
-    if heads * FEWEST < LAUNCHES[width][0]:
+    if heads < FEWEST[width]:
         return f"{heads} heads of {width}: too few to fill a program"
     return None
 
