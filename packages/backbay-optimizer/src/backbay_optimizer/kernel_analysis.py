@@ -28,6 +28,11 @@ _found: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 graph that has its kernels' answers."""
 
 
+def forget() -> None:
+    """Have each kernel looked at again, as in a new process."""
+    _found.clear()
+
+
 def analysed_once(generate: Codegen) -> Codegen:
     """Return a code generator that looks at each Triton kernel once."""
 
