@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402, N812
 
+from backbay_optimizer.kernels import conditions  # noqa: E402
 from backbay_optimizer.kernels import rotated_heads as module  # noqa: E402
 
 
@@ -61,6 +62,79 @@ def test_torch_finds_fault_in_the_registration():
     torch.library.opcheck(torch.ops.backbay.rotated_heads.default, (*inputs, *module.How()))
 
 
+REFUSED = {  # what differs from what is taken
+    "nothing": ({}, None),
+    "on the CPU": ({"device": "cpu"}, "on cpu, not on cuda"),
+    "of no token": ({"tokens": 0}, "it is empty"),
+    "an empty second": ({"heads": [8, 0]}, "it is empty"),
+    "of width 96": ({"width": 96}, "heads of 96: the kernel takes 64, 128, 256"),
+    "three tensors": ({"heads": [8, 8, 8]}, "3 tensors: the kernel takes up to 2"),
+    "in float64": ({"dtype": torch.float64}, "no kernel for torch.float64"),
+    **{
+        f"{name} in float32": ({"wide": name}, "no kernel for torch.bfloat16 by")
+        for name in ("other heads", "weights", "cosines", "sines")
+    },
+    "cosines of each batch": ({"batches": (2, 1)}, "of several shapes"),
+    "sines of each batch": ({"batches": (1, 2)}, "of several shapes"),
+}
+FITTING = {"device": "cuda", "tokens": 5, "heads": [8, 8], "width": 128, "batches": (1, 1)}
+
+
+def faked(*, device, tokens, heads, width, batches, dtype=torch.bfloat16, wide=None):
+    """Return tensors of heads and what else the operator takes, without memory."""
+
+    def empty(name, *shape):
+        kind = torch.float32 if name == wide else dtype
+        return torch.empty(*shape, device=device, dtype=kind)
+
+    with torch._subclasses.FakeTensorMode():
+        names = ["heads", *["other heads"] * (len(heads) - 1)]
+        xs = [empty(x, 2, tokens, n, width) for x, n in zip(names, heads, strict=True)]
+        weights = [empty("weights", width) for _ in heads]
+        angles = zip(("cosines", "sines"), batches, strict=True)
+        return xs, *weights, *(empty(x, batch, tokens, width) for x, batch in angles)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    monkeypatch.setattr(conditions, "has_triton", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: conditions.MEASURED)
+
+
+@pytest.mark.parametrize(("changed", "why"), REFUSED.values(), ids=REFUSED)
+def test_the_kernel_takes_what_it_cannot_compute(measured, changed, why):
+    found = module.refusal(*faked(**{**FITTING, **changed}))
+    assert found is None if why is None else why in found
+
+
+PAYS = {  # heads, width: why not
+    (4, 64): None,
+    (3, 64): "3 heads of 64: too few to fill a program",
+    (4, 128): None,
+    (3, 128): "3 heads of 128: too few to fill a program",
+    (1, 256): None,
+    (8, 96): "heads of 96",
+}
+
+
+@pytest.mark.parametrize(("sizes", "why"), PAYS.items(), ids=str)
+def test_too_few_heads_are_taken_or_enough_are_left(measured, sizes, why):
+    heads, width = sizes
+    (x,), *others = faked(**{**FITTING, "heads": [heads], "width": width})
+    found = module.pays(x, *others)
+    assert found is None if why is None else why in found
+
+
+def test_heads_are_taken_where_nothing_was_measured(measured, monkeypatch):
+    (x,), *others = faked(**{**FITTING, "heads": [8]})
+    assert module.pays(x, *others) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert "compute capability 9.0" in module.pays(x, *others)
+    assert module.refusal([x], *others) is None
+    monkeypatch.setattr(conditions, "has_triton", lambda: False)
+    assert module.pays(x, *others) == "Triton is not installed"
+
+
 INTERPRETED = """
     import itertools
     import torch
@@ -82,6 +156,20 @@ INTERPRETED = """
         # The interpreter cuts numbers off where hardware rounds.
         rtol = 2**-7 if dtype == torch.bfloat16 else 1e-5
         assert_close(found, wanted, rtol=rtol, atol=1e-5)
+
+    rows = torch.randn(1, 5, 192)[..., :64], torch.randn(1, 5, 128)[..., :64]
+    columns = torch.randn(1, 64, 5).mT, torch.randn(1, 5, 128)[..., ::2]
+    spread = [torch.randn(2, 5, n, 128)[..., ::2] for n in (3, 1)]
+    packed = [torch.randn(2, 5, n, 64) for n in (3, 1)]
+    gaps, solid = [torch.randn(128)[::2] for _ in range(2)], [torch.randn(64) for _ in range(2)]
+    for xs, weights, angles in (
+        (packed, solid, rows), (packed, solid, columns), (packed, solid, rows[::-1]),
+        (packed, solid, columns[::-1]), (packed, gaps, rows), (spread, solid, rows),
+        ([packed[0], spread[1]], [solid[0], gaps[1]], rows),
+        ([spread[0], packed[1]], [gaps[0], solid[1]], rows),
+    ):
+        inputs = (xs, weights, *angles)
+        assert_close(module.launch(kernel, *inputs, how), module.reference(*inputs, how))
     print("right")
 """
 

@@ -280,6 +280,12 @@ def cast_is_written(x, weight, _):
     return (wide * total).to(x.dtype) * weight
 
 
+def factor_is_written(x, weight, _):
+    wide, factor = x.float(), 1.0 + weight.float()
+    factor.mul_(3)
+    return (wide * root(wide) * factor).to(x.dtype)
+
+
 def gradients_off(x, weight, _):
     wide = x.float()
     with torch.no_grad():
@@ -350,6 +356,7 @@ LEFT = {
     "written before backward": (written_later, "something writes"),
     "written": (result_is_written, "something writes"),
     "of a cast that is written": (cast_is_written, "something writes"),
+    "of a factor that is written": (factor_is_written, "something writes"),
     "read by what is pointwise": (
         lambda x, w, b: F.layer_norm(x, (N,), w, b).tanh(),
         "comes from tanh",
@@ -367,6 +374,18 @@ def test_what_the_kernel_cannot_take_is_replaced(look, anywhere, name):
     seen = look(lambda *given: program(*given), *inputs(), passes=[row_norms])
     assert not seen.changes["row_norms"]
     assert any(why in x for x in seen.near), seen.near
+
+
+def test_a_width_that_changes_ends_the_compilation(look, anywhere):
+    given = inputs()
+    seen = look(
+        lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b),
+        *given,
+        passes=[row_norms],
+        dynamic=True,
+    )
+    assert not seen.changes["row_norms"]
+    assert seen.near == ["it is of more than one dimension"]
 
 
 NO_NORMS = {

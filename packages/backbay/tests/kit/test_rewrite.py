@@ -270,6 +270,31 @@ def test_an_error_of_an_author_is_taken_for_a_reason():
         seen(Broken(), lambda x: x.sin(), torch.ones(2))
 
 
+def test_a_size_that_only_a_run_tells_ends_the_compilation():
+    class Described(SineToCosine):
+        def about(self, site):
+            return "a sine: "
+
+    x = torch.ones(5)
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    _, (report,), left = seen(Described(minimum_rows=3), lambda x: x.sin(), x)
+    assert report.changes == 0
+    (near,) = report.near
+    assert near.reason == "a sine: it depends on a size that is known only when it runs"
+    assert "x.sin()" in near.stack_trace
+    assert "sin" in left
+    assert torch.cos not in left
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, NotImplementedError])
+def test_an_error_while_it_runs_is_taken_for_an_unknown_size(kind):
+    graph = torch.fx.symbolic_trace(lambda x: torch.sin(x)).graph
+    context, node = PassContext(), graph.find_nodes(op="call_function", target=torch.sin)[0]
+    with pytest.raises(kind, match="as it is"), context.attempt(node, "of a sine: "):
+        raise kind("as it is")
+    assert not context.near
+
+
 def test_options_are_written_twice_or_reach_no_field():
     class Sines(Backend):
         passes = (cosine, replace(cosine, level="aten"), replace(Chain(), enabled=False))
