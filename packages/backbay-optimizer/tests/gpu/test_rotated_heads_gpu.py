@@ -69,6 +69,19 @@ def test_places_need_more_than_32_bits():
         torch.testing.assert_close(y[:, :, -3:], wanted, rtol=2e-2, atol=2e-2)
 
 
+def test_another_number_of_tokens_is_compiled_again():
+    def both(xs, weights, cos, sin):
+        return [written_out(x * 1, w, cos, sin) for x, w in zip(xs, weights, strict=True)]
+
+    frames = torch._dynamo.testing.CompileCounterWithBackend("backbay")
+    compiled = torch.compile(both, backend=frames)
+    for tokens in (300, 17, 512):
+        inputs = given(2, tokens, [8, 4], 128, torch.bfloat16)
+        for y, wanted in zip(compiled(*inputs), both(*inputs), strict=True):
+            torch.testing.assert_close(y, wanted, rtol=2e-2, atol=4e-2)
+    assert frames.frame_count == 2
+
+
 @pytest.mark.parametrize("model", ["Qwen3", "Gemma3"])
 @pytest.mark.parametrize("shape", [(1, 2048), (2, 17), (3, 1)], ids=str)
 def test_backbay_leaves_heads_of_models_to_inductor(model, shape):

@@ -28,9 +28,6 @@ def as_on_a_gpu(lift, monkeypatch):
     monkeypatch.setattr(kernel, "launch", lambda _, *inputs: kernel.reference(*inputs))
 
 
-HASHED = pytest.mark.xfail(reason="kernels.rotated_heads.refusal hashes symbols", strict=True)
-
-
 # 1. One tensor of heads
 
 
@@ -113,7 +110,7 @@ def test_heads_are_left_or_differ(look, anywhere, name, sizes):
     assert not [n for g in seen.graphs for n in g.graph.nodes if n.target is torch.cat]
 
 
-@pytest.mark.parametrize("where", ["anywhere", pytest.param("as_on_a_gpu", marks=HASHED)])
+@pytest.mark.parametrize("where", ["anywhere", "as_on_a_gpu"])
 def test_another_number_of_tokens_is_compiled_again(look, request, where):
     request.getfixturevalue(where)
     inputs = given()
@@ -413,7 +410,6 @@ def test_a_width_that_changes_is_asked_for(anywhere):
             torch.testing.assert_close(call(*inputs), program(*inputs))
 
 
-@HASHED
 def test_a_number_of_tokens_that_only_a_run_tells_ends_the_compilation(look, as_on_a_gpu):
     x, w, c, s = given()
     torch._dynamo.decorators.mark_unbacked(x, 1)

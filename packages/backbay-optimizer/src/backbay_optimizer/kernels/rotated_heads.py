@@ -124,7 +124,7 @@ def refusal(xs: Sequence[Tensor], *others: Tensor) -> str | None:
         return reason
     if len(xs) > TENSORS:
         return f"{len(xs)} tensors: the kernel takes up to {TENSORS}"
-    if len({x.shape for x in others[-2:]}) > 1:
+    if len({str(tuple(x.shape)) for x in others[-2:]}) > 1:  # symbols are compared as text
         return "cosines and sines are of several shapes"
     if not all(x.numel() for x in xs):
         return "it is empty"
