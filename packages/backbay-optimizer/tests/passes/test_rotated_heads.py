@@ -136,6 +136,11 @@ def turned_by_parts(x, w, c, s, *, read=(), write=None):
     return straight + crossed, *(parts[name] for name in read)
 
 
+def test_an_epsilon_that_may_change_is_passed_over_in_silence(look, anywhere):
+    seen = look(TURNED["as Qwen3's"], *given(), passes=[rotated_heads], dynamic=True)
+    assert seen.near == ["its epsilon is no number, as with dynamic=True"]
+
+
 def read_by_others(x, w, c, s):
     y = normed(x, w)
     return turned(y, c, s) + y[..., :1]

@@ -82,9 +82,9 @@ def norm_of(node: Node) -> Norm | None:
 def _written_out(root: Node) -> Norm | None:
     total = first_input(root)
     mean, eps = operands(total, SUMS)
-    if isinstance(eps, Node):
+    if not is_call(mean, _MEANS):
         mean, eps = eps, mean
-    if not is_call(mean, _MEANS) or type(eps) is not float:
+    if not is_call(mean, _MEANS):
         return None
     given = bound(mean, ("input", "dim", "keepdim", "dtype"))
     last = value_of(mean).dim() - 1
@@ -102,6 +102,8 @@ def _written_out(root: Node) -> Norm | None:
     source = other if one is root else one
     if without_cast(source) is not x:
         return None
+    if type(eps) is not float:
+        raise NotApplicable("its epsilon is no number, as with dynamic=True")
     casts = [*dict.fromkeys(y for y in (wide, source) if y is not x)]
     parts = [square, mean, total, root, normal]
     if value_of(normal).dtype != torch.float32 or any(
