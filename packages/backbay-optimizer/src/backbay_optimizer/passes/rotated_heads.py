@@ -42,6 +42,7 @@ from backbay_optimizer.passes.norm_forms import (
 )
 
 _TRANSPOSES = (torch.transpose, "transpose", torch.swapaxes, "swapaxes")
+_UNSQUEEZES = (torch.unsqueeze, "unsqueeze")
 _JOINS = (torch.cat, torch.concat, torch.concatenate)
 _NEGATIVES = (operator.neg, torch.neg, torch.negative, "neg", "negative")
 _HEADS, _HALVES = 4, 2
@@ -91,7 +92,8 @@ class _Heads:
         value = value_of(self.x)
         sizes = value.shape  # as text: comparing symbols would guard on the answer
         outer = f"{sizes[0]} {sizes[1]} {sizes[3]}"
-        return self.cos, self.sin, self.how, outer, value.dtype, value.device
+        angles = _view_of(self.cos), _view_of(self.sin)
+        return *angles, self.how, outer, value.dtype, value.device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,12 +323,18 @@ def _check_sizes(x: Any, weight: Any, angles: Sequence[Any]) -> None:
         raise NotApplicable("its angles are not those of tokens")
 
 
+def _view_of(angles: Node) -> Any:
+    """Return angles, or of what and how they are a view, which queries and keys may both have."""
+    if not is_call(angles, _UNSQUEEZES):
+        return angles
+    return angles.target, angles.args, tuple(angles.kwargs.items())
+
+
 def _is_computed_at_once(one: _Heads, other: _Heads) -> bool:
     """Whether nothing keeps heads from being computed where the last of both are."""
     first, end = min(one.first, other.first), max(one.end, other.end)
     both = {*one.parts, *other.parts}
-    readers = {y for x in (one, other) for y in x.end.users}
-    if readers & both or any(x < end for x in readers):
+    if any(reader < end for x in (one, other) for reader in x.end.users):
         return False
     return disturbed(first, end, [*one.read, *other.read], inside=both) is None
 
