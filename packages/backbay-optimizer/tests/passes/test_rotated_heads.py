@@ -125,6 +125,11 @@ def test_another_number_of_tokens_is_compiled_again(look, request, where):
     torch.testing.assert_close(seen.result, program(*inputs), rtol=2e-2, atol=2e-2)
 
 
+def test_an_epsilon_that_may_change_is_passed_over_in_silence(look, anywhere):
+    seen = look(TURNED["as Qwen3's"], *given(), passes=[rotated_heads], dynamic=True)
+    assert seen.near == ["its epsilon is no number, as with dynamic=True"]
+
+
 def turned_by_parts(x, w, c, s, *, read=(), write=None):
     """Return turned heads and some of what they are made of, one of which may be written."""
     y = normed(x, w)
@@ -134,11 +139,6 @@ def turned_by_parts(x, w, c, s, *, read=(), write=None):
         (x, w, c, s)[write].zero_()
     parts = {"moved": y, "joined": joined, "straight": straight, "crossed": crossed}
     return straight + crossed, *(parts[name] for name in read)
-
-
-def test_an_epsilon_that_may_change_is_passed_over_in_silence(look, anywhere):
-    seen = look(TURNED["as Qwen3's"], *given(), passes=[rotated_heads], dynamic=True)
-    assert seen.near == ["its epsilon is no number, as with dynamic=True"]
 
 
 def read_by_others(x, w, c, s):
@@ -452,7 +452,7 @@ def of_layers(x, w, c, s):
 def read_before_keys_are_turned(x, w, c, s):
     q = turned(normed(x, w), c, s)
     y = q.transpose(1, 2).flatten(2) @ torch.eye(H * D).to(q.dtype)
-    return q, turned(rms_norm(heads(y), w).transpose(1, 2), c, s)
+    return q, turned(normed(y, w), c, s)
 
 
 def of_several_offsets(x, w, c, s):
@@ -462,19 +462,19 @@ def of_several_offsets(x, w, c, s):
 
 def by_angles(of_keys):
     def program(x, w, c, s):
-        q = turned(rms_norm(heads(x), w).transpose(1, 2), c, s)
-        return q, turned(rms_norm(heads(x), w).transpose(1, 2), *of_keys(c, s))
+        q = turned(normed(x, w), c, s)
+        return q, turned(normed(x, w), *of_keys(c, s))
 
     return program
 
 
 def three(x, w, c, s):
-    return *queries_and_keys(x, w, c, s), turned(rms_norm(heads(x), w).transpose(1, 2), c, s)
+    return *queries_and_keys(x, w, c, s), turned(normed(x, w), c, s)
 
 
 def keys_is_written(x, w, c, s):
     v = w * 2
-    q, k = (rms_norm(heads(x), y).transpose(1, 2) for y in (w, v))
+    q, k = (normed(x, y) for y in (w, v))
     k = turned(k, c, s)
     v.zero_()
     return turned(q, c, s), k
@@ -482,9 +482,9 @@ def keys_is_written(x, w, c, s):
 
 def first_is_written(x, w, c, s):
     v = w * 1
-    q = turned(rms_norm(heads(x), v).transpose(1, 2), c, s)
+    q = turned(normed(x, v), c, s)
     v.zero_()
-    return q, turned(rms_norm(heads(x), w).transpose(1, 2), c, s)
+    return q, turned(normed(x, w), c, s)
 
 
 def written_between_both(x, w, c, s):

@@ -317,7 +317,7 @@ def mode_changes(x, weight, _):
 LEFT = {
     "of two dimensions": (
         lambda x, w, b: F.layer_norm(x, (3, N), w.expand(3, N), b.expand(3, N)),
-        "more than one dimension",
+        "not of one dimension",
     ),
     "without a weight": (lambda x, *_: F.layer_norm(x, (N,)), "no weight"),
     "written out, without a weight": (
@@ -385,7 +385,7 @@ def test_a_width_that_changes_ends_the_compilation(look, anywhere):
         dynamic=True,
     )
     assert not seen.changes["row_norms"]
-    assert seen.near == ["it is of more than one dimension"]
+    assert seen.near == ["it is not of one dimension, whose size is a number"]
 
 
 NO_NORMS = {

@@ -1,6 +1,6 @@
 """RMSNorm of each head and the rotary embedding after it, in one Triton kernel.
 
-Queries and keys of Qwen3, Gemma 3 and OLMo 2 are normalised head by head, and then turned by their
+Queries and keys of Qwen3 and Gemma 3 are normalised head by head, and then turned by their
 positions: each element is added to its partner, half a head away, which is normalised by the same
 number. Inductor reduces each head in one kernel and turns it in another, which reads it again. Here
 a program holds some heads of a token and reads the token's angles once, and queries and keys are
@@ -22,8 +22,8 @@ LAUNCHES = {64: (8, 2), 128: (8, 4), 256: (4, 1)}
 
 FEWEST = {64: 4, 128: 4, 256: 1}
 """By the width of heads: as many are computed so, at least. Two of 128, a quarter of what a program
-holds, beside 16 queries took 0.99 of Inductor's time on an H200, and 0.84 where they were left to
-Inductor (``benchmarks/conditions.py``)."""
+holds, beside 16 of queries took 0.99 of Inductor's time on an H200, and one that was left to it
+0.84 (``benchmarks/conditions.py``)."""
 
 TENSORS = 2
 """As many are one launch."""

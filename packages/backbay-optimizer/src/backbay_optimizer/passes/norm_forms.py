@@ -67,7 +67,7 @@ def norm_of(node: Node) -> Norm | None:
     given = {"eps": 1e-5 if is_centred else None, **bound(node, names)}
     dims = given.get("normalized_shape", ())
     if not isinstance(dims, Sequence) or len(dims) != 1:  # a node, where its size is a symbol
-        raise NotApplicable("it is of more than one dimension")
+        raise NotApplicable("it is not of one dimension, whose size is a number")
     return Norm(
         node=node,
         first=node,
