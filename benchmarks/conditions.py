@@ -70,6 +70,9 @@ epilogues
     its Triton template for some, beside ``product_epilogues``'s kernel, and how long it takes to
     move the bytes. *gelu*: bias and GELU; *scale*: bias, layer scale and residual; *silu* and
     *norm*: a convolution and batch norm, with and without SiLU; *gate*: with a gate before it.
+elsewhere
+    Kernels cut by their committed plan, and by what a search finds that knows nothing of this GPU:
+    from that plan, and from one far from it; which plans these are, and how long that took.
 merging
     Linear layers that read the same, forward and backward, one by one and as ``horizontal_fusion``
     makes one of them, where their weights are copied in every call.
@@ -86,6 +89,7 @@ from speed.condition_tables.biases import biases
 from speed.condition_tables.caches import one_token
 from speed.condition_tables.convolutions import pointwise
 from speed.condition_tables.depthwise import depthwise
+from speed.condition_tables.elsewhere import elsewhere
 from speed.condition_tables.embeddings import embeddings
 from speed.condition_tables.epilogues import epilogues
 from speed.condition_tables.few_rows import few_row_steps, few_rows
@@ -103,7 +107,7 @@ _ALL = (
     *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
     *(merging, batch_norms, max_pools, group_norms, group_norms_alone, embeddings),
     *(row_norms, row_norm_blocks, few_rows, few_row_steps, float8_rows, float8_layers),
-    *(rotated_heads, rotated_heads_layers),
+    *(rotated_heads, rotated_heads_layers, elsewhere),
 )
 TABLES = {x.__name__: x for x in _ALL}
 

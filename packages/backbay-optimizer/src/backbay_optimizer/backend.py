@@ -7,7 +7,8 @@ by its name::
 
 Passes put in operators of PyTorch's, which Inductor lowers and fuses as ever, and for convolutions
 Backbay's, which it calls as they are; its caches know both.
-Whether they pay, and where, is measured where it is asked for, and remembered::
+Whether they pay, and where, is measured where it is asked for, and remembered. That is also how a
+GPU gets Triton kernels that were measured on others (``kernels.elsewhere``)::
 
     torch.compile(model, backend="backbay", options={"tune": "full"})
 """
@@ -28,6 +29,7 @@ from backbay.kit.codegen import Codegen, Compiled, nested_tracing
 from backbay.kit.observing import unobserved
 from backbay.registry import Option
 from backbay_optimizer.kernel_analysis import analysed_once
+from backbay_optimizer.kernels.elsewhere import Elsewhere, used_elsewhere
 from backbay_optimizer.passes.batch_norms import batch_norms
 from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutions
 from backbay_optimizer.passes.eager_convolutions import eager_convolutions
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
 
 _FOR_MEMORY = {linear_cross_entropy.name}
 """Rewrites that are not asked for to be faster, and stay where they are not."""
+_UNMEASURED = ("unmeasured_kernels",)
+"""Left out: kernels that were not measured on GPUs of this kind, whatever rewrite they are of."""
 
 
 class Optimizing(Backend):
@@ -108,7 +112,8 @@ class Optimizing(Backend):
             default="cache",
             choices=("off", "cache", "full"),
             help="full times a graph with and without its rewrites when it is first called, and "
-            "keeps what is faster; cache does as was found before; off asks nothing",
+            "keeps what is faster, with kernels that were not measured on this GPU; cache does as "
+            "was found before; off asks nothing",
         ),
         Option(
             name="cuda_graphs",
@@ -142,7 +147,7 @@ class Optimizing(Backend):
         )
         tune = given.get("tune", "cache")
         if tune not in {"cache", "full"}:  # also what is no value of it, which is refused there
-            return compiler.compile(graph_module)
+            return compiler.compile(graph_module, _UNMEASURED)
         from backbay_optimizer.tuning import cache, variants  # noqa: PLC0415 (14 ms, unless "off")
 
         key = variants.key_of(graph_module, example_inputs, self.passes, compiler.settings)
@@ -156,11 +161,11 @@ class Optimizing(Backend):
             )
             return compiler.compile(graph_module, known.off)
         if tune == "cache":
-            return compiler.compile(graph_module)
+            return compiler.compile(graph_module, _UNMEASURED)
         reason = variants.untried(graph_module)
         if reason is not None:
             compiler.note(f"not timed, every rewrite kept: {reason}")
-            return compiler.compile(graph_module)
+            return compiler.compile(graph_module, _UNMEASURED)
         return compiler.choosing(graph_module, functools.partial(cache.write, key))
 
     def _inductor(
@@ -203,15 +208,19 @@ class _GraphCompiler:
         """What times depend on, beside the graph."""
         return self.mode, sorted((k, repr(v)) for k, v in self.given.items() if k != "tune")
 
-    def compile(self, graph_module: GraphModule, off: tuple[str, ...] = ()) -> Compiled:
+    def compile(self, graph_module: GraphModule, off: tuple[str, ...]) -> Compiled:
         """Compile the graph without some rewrites, or without them at some match sites."""
         sites = MatchSites([x for x in off if is_site(x)])
-        return self._compiled(graph_module, off, sites).run
+        if _UNMEASURED[0] in off:
+            return self._compiled(graph_module, off, sites).run
+        with used_elsewhere(searches=False):
+            return self._compiled(graph_module, off, sites).run
 
     def _compiled(
         self, graph_module: GraphModule, off: tuple[str, ...], sites: MatchSites
     ) -> Compilation:
-        everywhere = dict.fromkeys((x for x in off if not is_site(x)), False)
+        rewrites = (x for x in off if not is_site(x) and x not in _UNMEASURED)
+        everywhere = dict.fromkeys(rewrites, False)
         with sites.asked():
             return self.backend.compile_graph(
                 graph_module,
@@ -226,27 +235,49 @@ class _GraphCompiler:
         from backbay_optimizer.tuning import variants  # noqa: PLC0415 (14 ms, unless "off")
 
         untouched, sites = _copied(graph_module), MatchSites(keep=True)
-        whole = self._compiled(graph_module, variants.ALL, sites)
+        with used_elsewhere(searches=True) as elsewhere:
+            whole = self._tried(graph_module, sites, elsewhere)
+            slower = () if whole is None else self._slower(sites)
+        if whole is None:
+            return self.compile(untouched, _UNMEASURED)
         fired = tuple(x.name for x in whole.reports if x.changes and x.name not in _FOR_MEMORY)
         if not fired:
             return whole.run
         arms = {variants.ALL: whole.run}
-        further = dict.fromkeys((fired, *((x,) for x in fired), self._slower(sites)))
+        measured = [_UNMEASURED] if elsewhere.asked else []
+        further = dict.fromkeys((*measured, fired, *((x,) for x in fired), slower))
         for off in (x for x in further if x not in arms):
             try:
                 with nested_tracing(self.example_inputs), unobserved():
                     arms[off] = self.compile(_copied(untouched), off)
             except Exception as error:  # noqa: BLE001 (whatever it is, the graph itself compiled)
-                said = f"{type(error).__name__}: {error}".splitlines()[0]
-                self.note(f"{', '.join(off)} not timed: without it, {said}")
-        if len(arms) == 1:
-            return whole.run
-        return variants.Choosing(arms, fired, self.backend.__name__, keep)
+                self._note_failure(f"{', '.join(off)} not timed: without it", error)
+        default = next((x for x in measured if x in arms), variants.ALL)
+        if fired not in arms:
+            return arms[default]
+        return variants.Choosing(arms, fired, self.backend.__name__, keep, default)
+
+    def _tried(
+        self, graph_module: GraphModule, sites: MatchSites, elsewhere: Elsewhere
+    ) -> Compilation | None:
+        """Compile the graph with every rewrite; None if kernels fail that nobody tried here."""
+        try:
+            return self._compiled(graph_module, (), sites)
+        except Exception as error:
+            if not elsewhere.asked:
+                raise
+            self._note_failure("kernels left out that were not measured here", error)
+            return None
 
     def note(self, why: str) -> None:
         """Put a line into the compile log."""
         asked = self.name or self.backend.__name__
         compile_log.note(compile_log.Record(asked=asked, ran=self.backend.codegen, why=why))
+
+    def _note_failure(self, what: str, error: Exception) -> None:
+        from backbay.causes import one_line  # noqa: PLC0415 (most compilations end well)
+
+        self.note(f"{what}: {one_line(error)}")
 
     def _slower(self, sites: MatchSites) -> tuple[str, ...]:
         from backbay_optimizer.tuning import site_timing  # noqa: PLC0415 (only tune="full" asks)

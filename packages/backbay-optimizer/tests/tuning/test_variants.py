@@ -290,7 +290,7 @@ def test_a_variant_that_can_not_be_compiled_ends_the_compilation():
 
     call = torch.compile(halved, backend=OfOptimizers(), options={"tune": "full"})
     torch.testing.assert_close(call(torch.ones(4)), (torch.full((4,), 0.25),))
-    assert last("firing not timed: without it, ")
+    assert last("firing not timed: without it: ")
 
 
 def test_a_variant_reads_copies_of_what_the_graph_holds():

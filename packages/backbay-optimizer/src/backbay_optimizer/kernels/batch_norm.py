@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured, widened
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
+from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 PAYS_FROM = 2**20
 """Elements from which whole models were measured: the smallest batch norm of EfficientNet-B0 with
@@ -123,6 +124,16 @@ class Plan(NamedTuple):
     """Tiles that are loaded ahead, through shared memory; 1 loads into registers."""
 
 
+LIMITS = {
+    "block_r": (16, 512),
+    "block_c": (16, 64),
+    "programs": (8, 4096),
+    "warps": (1, 16),
+    "stages": (1, 4),
+}
+"""Of plans, where another GPU's is searched."""
+
+
 def plan(channels: int, tensors: int) -> Plan:
     """Return how to cut a table, of which one tensor or two are read: by search on an H100."""
     block_c = 32 if -(-channels // 32) * 32 <= _PADDED * channels else 16
@@ -156,7 +167,14 @@ def launch_statistics(kernel: Any, x: Tensor, chosen: Plan | None = None) -> tup
     """
     channels = x.shape[1]
     rows = x.numel() // channels
-    how = chosen or plan(channels, 1)
+    this = Launch(
+        run=launch_statistics,
+        kernels=[kernel],
+        given=[x],
+        reference=reference_statistics,
+        limits=LIMITS,
+    )
+    how = chosen or plan_here(plan(channels, 1), this)
     partial = x.new_empty((2, channels, how.programs), dtype=torch.float32)
     _run(kernel, (_flattened(x), partial), rows, channels, how)
     means, squares = partial
@@ -184,7 +202,14 @@ def launch_sums(
 ) -> tuple[Tensor, Tensor]:
     """Run the kernel of the gradient's sums, likewise; as `reference_sums`."""
     channels = x.shape[1]
-    how = chosen or plan(channels, 2)
+    this = Launch(
+        run=launch_sums,
+        kernels=[kernel],
+        given=(dy, x, mean, rstd, weight, bias, activation),
+        reference=reference_sums,
+        limits=LIMITS,
+    )
+    how = chosen or plan_here(plan(channels, 2), this)
     partial = mean.new_empty((2, channels, how.programs))
     vectors = (t.contiguous() for t in (mean, rstd, weight, bias))
     tensors = (_flattened(dy), _flattened(x), *vectors, partial)

@@ -13,9 +13,6 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """What the kernels take."""
 
-MEASURED = (9, 0)
-"""Compute capability of the GPU that times and plans are from: an H100."""
-
 
 @functools.cache
 def has_triton() -> bool:
@@ -32,13 +29,6 @@ def unfit(x: Tensor, *others: Tensor) -> str | None:
     dtypes = [t.dtype for t in (x, *others)]
     if dtypes[0] not in DTYPES or len({*dtypes}) > 1:
         return f"no kernel for {' by '.join(map(str, dtypes))}"
-    return None
-
-
-def unmeasured(x: Tensor) -> str | None:
-    """Return why nothing is known of how fast kernels are where a tensor is, or None."""
-    if torch.cuda.get_device_capability(x.device) != MEASURED:
-        return "it was measured on GPUs of compute capability 9.0"
     return None
 
 

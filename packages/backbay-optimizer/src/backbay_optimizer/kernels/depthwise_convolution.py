@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit
+from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 Measured = Mapping[tuple[int, int], tuple[int, int]]
 """Size and stride of filters that are faster than cuDNN's, to what channels must be a multiple of,
@@ -107,8 +108,25 @@ class Plan(NamedTuple):
     """How many programs the gradient by filters has at most, if each has a strip."""
 
 
-def plan(images: int, height: int, width: int, channels: int, taps: int, stride: int = 1) -> Plan:
-    """Return how to cut images that are written or summed: by search on an H100.
+LIMITS = {"block_r": (1, 8), "block_c": (16, 64), "chunks": (1, 16)}
+"""Of plans, where another GPU's is searched."""
+
+
+_FILLING = 1056
+"""Programs that fill the GPU: images that are fewer are cut into chunks of rows."""
+
+
+def plan(
+    images: int,
+    height: int,
+    width: int,
+    channels: int,
+    taps: int,
+    stride: int = 1,
+    *,
+    filling: int = 2 * _FILLING,
+) -> Plan:
+    """Return how to cut images that are written or summed: by search on an H100 and an H200.
 
     Args:
         images: how many.
@@ -117,27 +135,27 @@ def plan(images: int, height: int, width: int, channels: int, taps: int, stride:
         channels: of a pixel.
         taps: of a filter.
         stride: what ``across`` must be a multiple of.
+        filling: programs from which each of them may do more.
     """
-    elements = 64 if taps <= _SMALL else 32
-    fitting = [x for x in (64, 32, 16) if x <= elements and channels % x == 0]
-    block_c = fitting[0] if fitting else 32
-    block_r = elements // block_c
     steps = -(-width // stride)
     across = min(_TIMES, key=lambda x: _TIMES[x] * x * -(-steps // x))
     strips = images * -(-steps // across)
+    is_much = channels % 64 == 0 and strips * channels // 64 >= filling
+    elements = 64 if taps <= _SMALL or is_much else 32
+    fitting = [x for x in (64, 32, 16) if x <= elements and channels % x == 0]
+    block_c = fitting[0] if fitting else 32
+    block_r = elements // block_c
     whole = max(1, -(-strips // block_r) * -(-channels // block_c))
     chunks = max(1, min(-(-_FILLING // whole), height // _LEAST_ROWS))
     return Plan(across * stride, block_r, block_c, chunks, _PROGRAMS.get(int(taps), _FILLING))
 
 
 _SMALL = 25
-"""Taps up to which a thread has two channels: more need too many registers."""
+"""Taps up to which a thread has two channels: more need many registers, which pays where there are
+enough programs."""
 
 _TIMES = {7: 1.0, 8: 1.02, 4: 1.3}
 """Pixels of a strip, to how long each takes, about."""
-
-_FILLING = 1056
-"""Programs that fill the GPU: images that are fewer are cut into chunks of rows."""
 
 _LEAST_ROWS = 8
 """Of a chunk, whose first rows are also read for the one above."""
@@ -229,7 +247,14 @@ def _convolved(
     y = x.new_empty(images * down * right * channels)
     if y.numel():
         flat = None if bias is None else bias.contiguous().view(-1)
-        how = chosen or plan(images, down, right, channels, taps.shape[0])
+        this = Launch(
+            run=_convolved,
+            kernels=[kernel],
+            given=(x, weight, taps, bias, stride, padding),
+            reference=_same,
+            limits=LIMITS,
+        )
+        how = chosen or plan_here(plan(images, down, right, channels, taps.shape[0]), this)
         rows = -(-down // how.chunks)
         begin, steps = 0, rows + -(-weight.shape[2] // stride[0]) - 1
         if how.chunks == 1:
@@ -238,6 +263,18 @@ def _convolved(
         pieces = (rows, begin, steps)
         _run(kernel, shape, right, -(-down // rows), weight, stride, padding, tensors, pieces, how)
     return _shaped(y, images, down, right, channels)
+
+
+def _same(
+    x: Tensor,
+    weight: Tensor,
+    taps: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    """Return what `_convolved` does, by the reference."""
+    return reference(x, taps.t().reshape(weight.shape), bias, stride, padding)
 
 
 def launch_input(
@@ -265,7 +302,15 @@ def launch_input(
     if dx.numel():
         first = padding[0] // stride[0]
         steps = (height - 1 + padding[0]) // stride[0] + 1 - first
-        how = chosen or plan(images, steps, width, channels, size_y * size_x, stride[1])
+        this = Launch(
+            run=launch_input,
+            kernels=[kernel, strided_kernel],
+            given=(dy, x, weight, stride, padding),
+            reference=reference_input,
+            limits=LIMITS,
+        )
+        by_default = plan(images, steps, width, channels, size_y * size_x, stride[1])
+        how = chosen or plan_here(by_default, this)
         rows = -(-steps // how.chunks)
         tensors = (_flattened(dy), _taps(weight).contiguous(), dx)
         chunks, pieces = -(-steps // rows), (rows, first)
@@ -288,7 +333,15 @@ def launch_weight(
     count = weight.shape[2] * weight.shape[3]
     total = x.new_zeros(count + 1, channels, dtype=torch.float32)
     if x.numel() and dy.numel():
-        how = chosen or plan(images, down, right, channels, count)
+        this = Launch(
+            run=launch_weight,
+            kernels=[kernel],
+            given=(dy, x, weight, stride, padding),
+            reference=reference_weight,
+            limits={**LIMITS, "programs": (132, 8448)},
+        )
+        by_default = plan(images, down, right, channels, count, filling=_FILLING)
+        how = chosen or plan_here(by_default, this)
         first, steps = _steps(weight.shape[2], stride[0], padding[0], height, down)
         rows = -(-steps // how.chunks)
         chunks = -(-steps // rows)

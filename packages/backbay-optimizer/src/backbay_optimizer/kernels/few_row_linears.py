@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured, widened
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
+from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 EIGHTS = 8
 """Elements of 16 bits that are read at once."""
@@ -116,8 +117,18 @@ class Plan(NamedTuple):
     stages: int = 4
 
 
+LIMITS = {
+    "block_m": (16, 128),
+    "block_n": (32, 256),
+    "block_k": (32, 256),
+    "warps": (2, 8),
+    "stages": (1, 6),
+}
+"""Of plans, where another GPU's is searched."""
+
+
 def plan(rows: int, inner: int, elements: int, *, is_gated: bool = False) -> Plan:
-    """Return how to cut a product: by search on an H100, in bfloat16.
+    """Return how to cut a product: by search on an H100 and an H200, in bfloat16.
 
     Args:
         rows: M.
@@ -126,13 +137,35 @@ def plan(rows: int, inner: int, elements: int, *, is_gated: bool = False) -> Pla
         is_gated: whether a program computes a gate and what it gates.
     """
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64  # noqa: PLR2004 (ranges are guarded, not numbers)
+    columns = elements // max(inner, 1)
+    if is_gated and rows <= 64:  # noqa: PLR2004 (by search, as all of these)
+        return Plan(block_m, 64, 128, 4, 4)
     if is_gated:
-        return Plan(128, 64, 64, 8, 3) if rows > 64 else Plan(block_m, 64, 128, 4, 4)  # noqa: PLR2004 (by search, as all of these)
+        return Plan(128, 64, 128 if _tiles(rows, columns // 2, 64) <= _AT_ONCE else 64, 8, 3)
     if rows > 128:  # noqa: PLR2004
-        return Plan(128, 64 if inner <= 1024 else 128, 64, 8, 4)  # noqa: PLR2004
+        return _many_rows_plan(rows, inner, columns)
     if rows <= 32:  # noqa: PLR2004
         return Plan(block_m, 64, 128, 4, 6)
-    return Plan(32 if elements <= 2**23 else 64, 64, 128, 4, 4)
+    if elements <= 2**23:
+        return Plan(32, 64, 128, 4, 4)
+    return Plan(64, 64, 128, 4, 4) if rows <= 64 else Plan(128, 64, 128, 8, 4)  # noqa: PLR2004
+
+
+def _many_rows_plan(rows: int, inner: int, columns: int) -> Plan:
+    if inner <= 1024:  # noqa: PLR2004
+        return Plan(128, 64, 64, 8, 4)
+    # The narrowest whose tiles all run at once.
+    if _tiles(rows, columns, 64) <= _AT_ONCE:
+        return Plan(128, 64, 128, 8, 4)
+    return Plan(128, 128 if _tiles(rows, columns, 128) <= _AT_ONCE else 256, 64, 8, 4)
+
+
+_AT_ONCE = 132
+"""Programs that run at once, of those that take most of a multiprocessor's shared memory."""
+
+
+def _tiles(rows: int, columns: int, block_n: int) -> int:
+    return -(-rows // 128) * -(-columns // block_n)
 
 
 # 3. Launching
@@ -151,7 +184,9 @@ def launch(
     """
     inner, sizes = x.shape[-1], [int(w.shape[0]) for w in weights]
     rows = math.prod(x.shape[:-1])
-    how = chosen or plan(rows, inner, inner * sum(sizes))
+    given = (x, weights, biases)
+    this = Launch(run=launch, kernels=[kernel], given=given, reference=reference, limits=LIMITS)
+    how = chosen or plan_here(plan(rows, inner, inner * sum(sizes)), this)
     made = [x.new_empty(rows, n) for n in sizes]
     if rows:
         none = [None] * (LAYERS - len(sizes))
@@ -188,7 +223,14 @@ def launch_gated(
     """Run the kernel, as `launch` does; the same as `gated_reference`."""
     columns, inner = int(gate.shape[0]), int(gate.shape[1])
     rows = math.prod(x.shape[:-1])
-    how = chosen or plan(rows, inner, 2 * inner * columns, is_gated=True)
+    this = Launch(
+        run=launch_gated,
+        kernels=[kernel],
+        given=(x, gate, up, gate_bias, up_bias, activation),
+        reference=gated_reference,
+        limits=LIMITS,
+    )
+    how = chosen or plan_here(plan(rows, inner, 2 * inner * columns, is_gated=True), this)
     y = x.new_empty(rows, columns)
     if y.numel():
         grid = (-(-columns // how.block_n), -(-rows // how.block_m))

@@ -24,13 +24,8 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import (
-    has_triton,
-    registers,
-    unfit,
-    unmeasured,
-    widened,
-)
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
+from backbay_optimizer.kernels.elsewhere import unmeasured
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max

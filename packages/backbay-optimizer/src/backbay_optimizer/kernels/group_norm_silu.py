@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured, widened
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
+from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 PAYS_FROM = 2**24
 """Elements from which the kernel was faster than Inductor's with channels last: 1.09 times with as
@@ -187,6 +188,10 @@ class Plan(NamedTuple):
     """Blocks that are loaded ahead, through shared memory; 1 loads into registers."""
 
 
+LIMITS = {"block_p": (16, 4096), "warps": (1, 16), "stages": (1, 4)}
+"""Of plans, where another GPU's is searched."""
+
+
 class Image(NamedTuple):
     """What a plan depends on."""
 
@@ -345,7 +350,9 @@ def launch(
         total = _shaped(total, x, last=last) if other is not None else total
         return _shaped(y, x, last=last), total, mean, rstd
     layouts = {source.last, last, *([] if other is None else [other.last])}
-    how = chosen or _planned(shape, x, layouts, tensors=1)
+    given = (x, weight, bias, groups, eps, silu, shift, residual, channels_last)
+    this = Launch(run=launch, kernels=[kernels], given=given, reference=_same, limits=LIMITS)
+    how = chosen or plan_here(_planned(shape, x, layouts, tensors=1), this)
     tiles = _tiles(how, shape)
     partial = y.new_empty((2, shape.samples, tiles, shape.channels), dtype=torch.float32)
     images = (
@@ -362,6 +369,13 @@ def launch(
     _run(kernels, how, shape, y, images, (_stride(shift, shape), eps), kinds)
     total = _shaped(total, x, last=last) if other is not None else total
     return _shaped(y, x, last=last), total, mean, rstd
+
+
+def _same(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what `launch` does, by the reference."""
+    *rest, _ = given  # the layout of what is written
+    y, total, mean, rstd = reference(*rest)
+    return y, total if rest[-1] is not None else y.new_empty(0), mean, rstd
 
 
 def launch_backward(
@@ -388,7 +402,14 @@ def launch_backward(
         sums = sums.fill_(0)
         return _shaped(dx, x, last=source.last), sums[0].sum(0), sums[1].sum(0)
     layouts = {source.last, slope.last, *([] if other is None else [other.last])}
-    how = chosen or _planned(shape, x, layouts, tensors=2)
+    this = Launch(
+        run=launch_backward,
+        kernels=[kernels],
+        given=(dy, x, weight, bias, mean, rstd, groups, silu, shift, extra),
+        reference=reference_backward,
+        limits=LIMITS,
+    )
+    how = chosen or plan_here(_planned(shape, x, layouts, tensors=2), this)
     tiles = _tiles(how, shape)
     partial = mean.new_empty((2, shape.samples, tiles, shape.channels))
     means = mean.new_empty((2, shape.samples, groups))

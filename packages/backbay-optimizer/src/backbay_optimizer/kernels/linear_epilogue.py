@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import MEASURED, has_triton, unfit, widened
+from backbay_optimizer.kernels.conditions import has_triton, unfit, widened
+from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 EIGHTS = 8
 """Elements of 16 bits that are read at once."""
@@ -152,6 +153,10 @@ class Plan(NamedTuple):
     """Whether a program does all columns of its rows; then ``block_k`` is a whole row."""
 
 
+LIMITS = {"block_m": (16, 256), "block_n": (16, 256), "warps": (2, 16), "stages": (1, 5)}
+"""Of plans, where another GPU's is searched."""
+
+
 def plan(
     rows: int,
     inner: int,
@@ -251,7 +256,16 @@ def launch(
     if y.numel():
         kinds = {"is_normed": mean is not None, "is_gated": gate is not None}
         kinds["is_entered"] = entry_activation != "none"
-        how = chosen or plan(rows, inner, columns, x.dtype.itemsize, **kinds)
+        after = (activation, mean, var, scale, shift, eps, residual, gate)
+        entry = (entry_mean, entry_var, entry_scale, entry_shift, entry_activation, entry_eps)
+        this = Launch(
+            run=launch,
+            kernels=[kernel],
+            given=(x, weight, bias, *after, *entry),
+            reference=reference,
+            limits=LIMITS,
+        )
+        how = chosen or plan_here(plan(rows, inner, columns, x.dtype.itemsize, **kinds), this)
         each = rows if gate is None else rows // gate.shape[0]
         vectors = (_dense(bias), _dense(mean), _dense(var), _dense(scale), _dense(shift))
         before = (_dense(entry_mean), _dense(entry_var), _dense(entry_scale), _dense(entry_shift))
@@ -313,7 +327,6 @@ def pays(
     most = MOST_GATED if is_gated else MOST_ACTIVATED if is_activated else MOST_PLAIN
     reasons = {
         "Triton is not installed": not has_triton(),
-        "it was measured on GPUs of compute capability 9.0": _capability(result) != MEASURED,
         f"{columns} by {inner}: sizes are not in eights": inner % EIGHTS or columns % EIGHTS,
         f"{columns} results of {inner}: where they are fewer it was not faster in a graph": (
             is_activated and columns < inner
@@ -321,11 +334,8 @@ def pays(
         f"{saved} elements: below {PAYS_FROM} it was not faster": saved < PAYS_FROM,
         f"{inner} products for each result: it was faster up to {most}": inner > most,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def _capability(x: Tensor) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(x.device)
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    return reason or unmeasured(result)
 
 
 # 5. Registration

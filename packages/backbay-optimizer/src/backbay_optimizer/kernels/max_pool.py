@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit
+from backbay_optimizer.kernels.elsewhere import unmeasured
 
 PAYS_FROM = 2**26
 """Elements from which it was measured: those of ResNet-50 with 128 images are 103 million

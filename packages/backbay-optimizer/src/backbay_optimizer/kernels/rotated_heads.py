@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured, widened
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
+from backbay_optimizer.kernels.elsewhere import unmeasured
 
 LAUNCHES = {64: (8, 2), 128: (8, 4), 256: (4, 1)}
 """By the width of heads: how many a program holds, and its warps; the fastest of 16 on an H200."""

@@ -27,14 +27,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from backbay_optimizer.kernels.conditions import (
-    DTYPES,
-    has_triton,
-    registers,
-    unfit,
-    unmeasured,
-    widened,
-)
+from backbay_optimizer.kernels.conditions import DTYPES, has_triton, registers, unfit, widened
+from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 COPIES = 3
 """Of a result: as many gradients of it are added in the kernel."""
@@ -130,6 +124,10 @@ class Plan(NamedTuple):
     """Tiles that are loaded ahead, through shared memory; 1 loads into registers."""
 
 
+LIMITS = {"programs": (16, 2048), "height": (1, 64), "warps": (1, 32), "stages": (1, 4)}
+"""Of plans, where another GPU's is searched."""
+
+
 def plan(columns: int, bytes_read: int) -> Plan:
     """Return how to share rows out: by search on an H100, which has 132 multiprocessors.
 
@@ -180,7 +178,14 @@ def launch_backward(
     flat = _flattened(x)
     rows = flat.numel() // columns
     read = [x, *dys, *([] if extra is None else [extra])]
-    how = chosen or plan(columns, sum(t.element_size() for t in read))
+    this = Launch(
+        run=launch_backward,
+        kernels=[kernels],
+        given=(dys, x, weight, mean, rstd, offset, extra, has_bias),
+        reference=_same_backward,
+        limits=LIMITS,
+    )
+    how = chosen or plan_here(plan(columns, sum(t.element_size() for t in read)), this)
     width, multiple = _power_from(columns), _EIGHTS if columns % _EIGHTS == 0 else 1
     dx = torch.empty_like(flat)
     shares = [rstd.new_empty((how.programs, columns), dtype=torch.float32)]
@@ -213,6 +218,13 @@ def launch_backward(
             block_c=block_c,
         )
     return dx.view(x.shape), sums[0], sums[1] if has_bias else weight.new_empty(0)
+
+
+def _same_backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `launch_backward` does, by the reference."""
+    *rest, has_bias = given
+    dx, dweight, dbias = reference_backward(*rest)
+    return dx, dweight, dbias if has_bias else dweight.new_empty(0)
 
 
 def _flattened(x: Tensor | None) -> Any:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, unmeasured
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit
+from backbay_optimizer.kernels.elsewhere import unmeasured
 
 FEWEST_COLUMNS = 4096
 """Below, Inductor holds a row in registers."""

@@ -33,6 +33,9 @@ BUDGET_S = 2.0
 """Seconds for the timing of one graph."""
 ALL: tuple[str, ...] = ()
 """The arm that leaves nothing out."""
+MOST_OFF = 0.1
+"""Of a result's norm, that another variant's may be off: deep graphs in 16 bits differ by some
+hundredths, and a kernel that is wrong by all of it."""
 WRITES_ITS_OWN = "it writes tensors that are no inputs, as an optimizer's step does"
 """Why a graph is not called on copies of its inputs."""
 Arms = Mapping[tuple[str, ...], Compiled]
@@ -81,7 +84,12 @@ class Choosing:
     """A compiled graph in several variants; the first call times them, and the best one stays."""
 
     def __init__(
-        self, arms: Arms, fired: Sequence[str], name: str, keep: Callable[[Choice], None]
+        self,
+        arms: Arms,
+        fired: Sequence[str],
+        name: str,
+        keep: Callable[[Choice], None],
+        default: tuple[str, ...] = ALL,
     ) -> None:
         """Hold the variants.
 
@@ -90,9 +98,13 @@ class Choosing:
             fired: the rewrites that changed the graph.
             name: of the backend, for the compile log.
             keep: is given the choice, where one was made.
+            default: what is left out of the arm that stays unless another is shown to be faster.
+                If anything is, the others hold kernels that nobody has tried on this GPU, and
+                have to agree with it.
         """
         self._arms: Arms | None = arms
-        self._chosen = arms[ALL]
+        self._default = default
+        self._chosen = arms[default]
         self._fired = tuple(fired)
         self._name = name
         self._keep = keep
@@ -112,15 +124,28 @@ class Choosing:
         why = unsuitable(args)
         if why is None:
             try:
-                choice = chosen(timed(arms, args), self._fired)
+                if self._default != ALL:
+                    arms = self._agreeing(arms, args)
+                choice = chosen(timed(arms, args), self._fired, self._default)
             except Exception as error:  # noqa: BLE001 (whatever it is, the graph itself still runs)
                 why = f"{type(error).__name__}: {error}".splitlines()[0]
         if why is not None:
-            self._note(f"not timed, every rewrite kept: {why}")
+            but = f" but {', '.join(self._default)}" if self._default else ""
+            self._note(f"not timed, every rewrite kept{but}: {why}")
             return
         self._chosen = arms[choice.off]
         self._keep(choice)
         self._note(f"timed: {choice}", timed=True)
+
+    def _agreeing(self, arms: Arms, args: Sequence[Any]) -> Arms:
+        wanted = results_of(arms[self._default], args)
+        right = {off: arm for off, arm in arms.items() if agree(results_of(arm, args), wanted)}
+        for off in (x for x in arms if x not in right):
+            left = ", ".join(off) or "nothing"
+            self._note(f"without {left}: not used, for its results are others")
+        if self._fired not in right:
+            raise RuntimeError("without any rewrite its results are others")
+        return right
 
     def _note(self, why: str, *, timed: bool = False) -> None:
         record = compile_log.Record(asked=self._name, ran="inductor", why=why, timed=timed)
@@ -226,36 +251,67 @@ def _copied(value: Any) -> Any:
     return copied.requires_grad_(value.requires_grad)
 
 
-def _step(arm: Compiled, copies: Sequence[Any]) -> Callable[[], None]:
+def _step(arm: Compiled, copies: Sequence[Any]) -> Callable[[], list[torch.Tensor | None]]:
     sources = [x for x in copies if isinstance(x, torch.Tensor) and x.requires_grad]
 
-    def step() -> None:
-        results = [x for x in arm(*copies) if isinstance(x, torch.Tensor) and x.requires_grad]
+    def step() -> list[torch.Tensor | None]:
+        tensors = [x for x in arm(*copies) if isinstance(x, torch.Tensor)]
+        results = [x for x in tensors if x.requires_grad]
         if torch.is_grad_enabled() and results and sources:
             given = [torch.ones_like(x) for x in results]
             # A thread of autograd's holds the last gradient for a moment longer. A CUDA graph that
             # is recorded meanwhile takes that for a tensor which dies in it, and no later call fits
             # ("graph recording observed an input tensor deallocate").
             with torch.autograd.set_multithreading_enabled(False):
-                torch.autograd.grad(results, sources, given, allow_unused=True)
+                return [*tensors, *torch.autograd.grad(results, sources, given, allow_unused=True)]
+        return [*tensors]
 
     return step
 
 
-def chosen(samples: Mapping[tuple[str, ...], Sequence[float]], fired: Sequence[str]) -> Choice:
-    """Decide between variants: all rewrites, unless another variant is shown to be faster.
+def results_of(arm: Compiled, args: Sequence[Any]) -> list[torch.Tensor]:
+    """Return a variant's results and gradients, on copies of inputs, with fixed random numbers."""
+    device = next((x.device for x in args if isinstance(x, torch.Tensor)), torch.device("cpu"))
+    with exclusive, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        return [x.detach() for x in _step(arm, [_copied(x) for x in args])() if x is not None]
+
+
+def agree(results: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
+    """Whether results are another variant's but for rounding, which grows with a graph's depth."""
+    pairs = list(zip(results, wanted, strict=False))
+    return len(results) == len(wanted) and all(_agrees(x, y) for x, y in pairs)
+
+
+def _agrees(x: torch.Tensor, wanted: torch.Tensor) -> bool:
+    if (x.shape, x.dtype) != (wanted.shape, wanted.dtype):
+        return False
+    if not x.is_floating_point():
+        return True  # the place of a maximum may be another
+    real = wanted.isfinite()
+    x, wanted = (torch.where(real, t, 0).double() for t in (x, wanted))
+    return bool((x - wanted).norm() <= MOST_OFF * wanted.norm())
+
+
+def chosen(
+    samples: Mapping[tuple[str, ...], Sequence[float]],
+    fired: Sequence[str],
+    default: tuple[str, ...] = ALL,
+) -> Choice:
+    """Decide between variants: the default, unless another one is shown to be faster.
 
     Args:
         samples: by variant, one a round, as `timed` gives them.
         fired: what the variant without rewrites leaves out.
+        default: what the default leaves out; with nothing, all rewrites stay.
     """
     from backbay.timing import stats  # noqa: PLC0415 (as above)
 
     medians = {off: stats.median(x)[0] for off, x in samples.items()}
     best = min(medians, key=lambda off: medians[off])
-    _, (low, _) = stats.ratio(samples[ALL], samples[best])
+    _, (low, _) = stats.ratio(samples[default], samples[best])
     if low <= 1.0:
-        best = ALL
+        best = default
     gain, interval = stats.ratio(samples[tuple(fired)], samples[best])
     return Choice(
         off=best,

@@ -1,0 +1,174 @@
+"""On a GPU that takes itself for one that nobody measured: plans are searched, and are right."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from torch._inductor import config  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+from backbay import compile_log  # noqa: E402
+from backbay_optimizer.backend import backbay  # noqa: E402
+from backbay_optimizer.kernels import (  # noqa: E402
+    batch_norm,
+    depthwise_convolution,
+    elsewhere,
+    few_row_linears,
+    found_plans,
+    group_norm_silu,
+    linear_epilogue,
+    row_norm,
+)
+from backbay_optimizer.tuning import variants  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _unmeasured(monkeypatch):
+    monkeypatch.setattr(elsewhere, "MEASURED", (8, 0))
+
+
+def drawn(*shape, last=False):
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    return x.to(memory_format=torch.channels_last) if last else x
+
+
+def depthwise():
+    given = drawn(8, 64, 28, 28, last=True), drawn(64, 1, 7, 7), None, [1, 1], [3, 3]
+    return depthwise_convolution.depthwise_convolution, given, depthwise_convolution.reference
+
+
+def depthwise_input():
+    images = drawn(8, 64, 14, 14, last=True), drawn(8, 64, 28, 28, last=True)
+    given = *images, drawn(64, 1, 5, 5), [2, 2], [2, 2]
+    operator = depthwise_convolution.depthwise_convolution_input
+    return operator, given, depthwise_convolution.reference_input
+
+
+def depthwise_weight():
+    given = *(drawn(8, 64, 28, 28, last=True) for _ in range(2)), drawn(64, 1, 3, 3), [1, 1], [1, 1]
+    operator = depthwise_convolution.depthwise_convolution_weight
+    return operator, given, depthwise_convolution.reference_weight
+
+
+def batch_norms():
+    given = drawn(16, 64, 28, 28, last=True), torch.rand(64).cuda(), torch.rand(64).cuda(), 1e-5
+    return batch_norm.batch_norm, given, None
+
+
+def batch_norm_sums():
+    images = (drawn(16, 64, 28, 28, last=True) for _ in range(2))
+    given = *images, *(torch.rand(64).cuda() + 0.5 for _ in range(4)), "relu"
+    return batch_norm.batch_norm_sums, given, batch_norm.reference_sums
+
+
+def few_rows():
+    given = drawn(16, 512), [drawn(256, 512), drawn(128, 512)], [None, None]
+    return few_row_linears.few_row_linears, given, few_row_linears.reference
+
+
+def gated():
+    given = drawn(16, 512), drawn(256, 512), drawn(256, 512), None, None, "silu"
+    return few_row_linears.gated_linears, given, few_row_linears.gated_reference
+
+
+def group_norms(*, last):
+    given = drawn(2, 64, 64, 64, last=last), drawn(64), drawn(64), 32, 1e-5, True
+    return group_norm_silu.group_norm_silu, given, None
+
+
+def group_norms_backward():
+    images = (drawn(2, 64, 64, 64, last=True) for _ in range(2))
+    numbers = (torch.rand(2, 32).cuda() + 0.5 for _ in range(2))
+    given = *images, drawn(64), drawn(64), *numbers, 32, True
+    operator = group_norm_silu.group_norm_silu_backward
+    return operator, given, group_norm_silu.reference_backward
+
+
+def epilogue():
+    given = drawn(4096, 256), drawn(512, 256), drawn(512), "gelu"
+    return linear_epilogue.linear_epilogue, given, linear_epilogue.reference
+
+
+def row_norms():
+    given = [drawn(512, 1024)], drawn(512, 1024), drawn(1024), None, torch.rand(512, 1).cuda()
+    return row_norm.row_norm_backward, (*given, 0.0, None, True), None
+
+
+CASES = {
+    f.__name__: f
+    for f in (
+        *(depthwise, depthwise_input, depthwise_weight, batch_norms, batch_norm_sums, few_rows),
+        *(gated, group_norms_backward, epilogue, row_norms),
+    )
+}
+CASES["group_norms_first"] = lambda: group_norms(last=False)
+CASES["group_norms_last"] = lambda: group_norms(last=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_within_the_limits_is_wrong(name, caplog, monkeypatch):
+    operator, given, reference = CASES[name]()
+    written = []
+    monkeypatch.setattr(found_plans, "write", lambda key, plan: written.append((key, plan)))
+    with elsewhere.used_elsewhere(searches=True):
+        found = torch.compile(lambda: operator(*given), fullgraph=True)()
+    assert written
+    assert "is wrong here" not in caplog.text
+    wanted = reference(*given) if reference else operator(*given)  # by the H100's plan
+    assert elsewhere._agree(found, wanted)
+
+
+def last(text):
+    return [x.why for x in compile_log.records() if text in x.why]
+
+
+def test_a_convolution_is_rewritten_unasked_or_only_once(monkeypatch):
+    monkeypatch.setattr(elsewhere, "LAUNCHES", 3)
+    searches, searched = [], elsewhere.searched
+    monkeypatch.setattr(elsewhere, "searched", lambda *x: searches.append(x) or searched(*x))
+    conv = torch.nn.Conv2d(384, 384, 7, padding=3, groups=384)
+    model = conv.cuda().bfloat16().to(memory_format=torch.channels_last)
+    x = drawn(128, 384, 28, 28, last=True)
+    wanted = F.conv2d(x.double(), conv.weight.double(), conv.bias.double(), padding=3, groups=384)
+
+    def uses(tune):
+        torch.compiler.reset()
+        backbay.reset()
+        compile_log.clear()
+        with torch.no_grad():
+            found = torch.compile(model, backend=backbay, options={"tune": tune})(x)
+        torch.testing.assert_close(found.double(), wanted, rtol=0.02, atol=0.02)
+        return any("depthwise_convolutions 1x" in x.why for x in compile_log.records())
+
+    assert not uses("cache")
+    assert not uses("off")
+    assert uses("full")
+    assert last("timed: depthwise_convolutions kept")
+    assert len(searches) == 1
+    assert uses("cache")
+    assert last("timed on 20")
+    assert len(searches) == 1
+
+
+def test_a_wrong_kernel_is_used(monkeypatch):
+    launched, launch = [], depthwise_convolution.launch
+
+    def twice(*given):
+        launched.append(given)
+        return 2 * launch(*given)
+
+    monkeypatch.setattr(depthwise_convolution, "plan_here", lambda plan, _: plan)
+    monkeypatch.setattr(depthwise_convolution, "launch", twice)
+    monkeypatch.setattr(variants, "BUDGET_S", 0.2)
+    monkeypatch.setattr(config, "force_disable_caches", True)  # they have right code of this graph
+    conv = torch.nn.Conv2d(384, 384, 7, padding=3, groups=384)
+    model = conv.cuda().bfloat16().to(memory_format=torch.channels_last)
+    x = drawn(128, 384, 28, 28, last=True)
+    compile_log.clear()
+    with torch.no_grad():
+        found = torch.compile(model, backend=backbay, options={"tune": "full"})(x)
+        torch.testing.assert_close(found, model(x), rtol=0.02, atol=0.02)
+    assert launched
+    assert last("not used, for its results are others")
