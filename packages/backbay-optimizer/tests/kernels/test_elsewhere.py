@@ -115,7 +115,7 @@ class Kernels:
 def search(monkeypatch, tmp_path):
     """Search a plan for kernels, on a CPU that takes itself for a GPU that nobody measured."""
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
-    monkeypatch.setattr(elsewhere, "_is_measured", lambda _: False)
+    monkeypatch.setattr(elsewhere, "_is_searched", lambda _: True)
     monkeypatch.setattr(found_plans, "_machine", lambda _: ("a GPU",))
     monkeypatch.setattr(found_plans, "device_code", lambda _: "code")
 
@@ -175,10 +175,10 @@ def test_it_is_searched_twice_or_taken_for_other_inputs(search):
 def test_it_is_searched_where_that_was_not_asked_for(search, monkeypatch):
     kernels = Kernels()
     assert search(kernels, X, searches=False) == FIRST
-    monkeypatch.setattr(elsewhere, "_is_measured", lambda _: True)
+    monkeypatch.setattr(elsewhere, "_is_searched", lambda _: False)
     assert search(kernels, X) == FIRST
     launch = Launch(run=kernels.run, kernels=[], given=[X], reference=torch.add, limits=LIMITS)
-    monkeypatch.setattr(elsewhere, "_is_measured", lambda _: False)
+    monkeypatch.setattr(elsewhere, "_is_searched", lambda _: True)
     assert plan_here(FIRST, launch) == FIRST
     assert not kernels.launched
 
@@ -207,8 +207,16 @@ def test_kernels_take_a_place_where_nobody_measured_them(monkeypatch):
         assert elsewhere.unmeasured(X) is None
         assert now.asked
     assert elsewhere.unmeasured(X) is not None
-    monkeypatch.undo()
-    assert elsewhere.unmeasured(X) is None  # no GPU: other reasons say so
+    monkeypatch.setattr(elsewhere, "_is_measured", lambda _: True)
+    assert elsewhere.unmeasured(X) is None
+
+
+@pytest.mark.parametrize(("capability", "searched"), [((9, 0), False), ((8, 0), True)])
+def test_a_measured_gpu_or_a_cpu_is_searched_for(capability, searched, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    with torch._subclasses.FakeTensorMode():
+        assert elsewhere._is_searched(torch.empty(2, device="cuda")) is searched
+    assert not elsewhere._is_searched(X)
 
 
 @pytest.mark.parametrize(

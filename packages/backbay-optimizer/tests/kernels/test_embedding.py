@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from backbay_optimizer.kernels import conditions  # noqa: E402
+from backbay_optimizer.kernels import conditions, elsewhere  # noqa: E402
 from backbay_optimizer.kernels import embedding as module  # noqa: E402
 
 
@@ -123,7 +123,7 @@ def test_importing_the_module_imports_triton(run_python):
 )
 def test_it_is_used_where_it_was_not_measured(words, width, shape, reason, monkeypatch):
     monkeypatch.setattr(conditions, "has_triton", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: conditions.MEASURED)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: elsewhere.MEASURED)
     with torch._subclasses.FakeTensorMode():
         table = torch.empty(words, width, device="cuda", dtype=torch.bfloat16)
         index = torch.empty(shape, device="cuda", dtype=torch.long)

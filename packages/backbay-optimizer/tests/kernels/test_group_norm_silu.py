@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402, N812
 
-from backbay_optimizer.kernels import conditions  # noqa: E402
+from backbay_optimizer.kernels import conditions, elsewhere  # noqa: E402
 from backbay_optimizer.kernels import group_norm_silu as module  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -163,7 +163,7 @@ def test_a_tensor_that_the_kernels_cannot_take_is_not_refused():
 )
 def test_a_norm_alone_is_not_where_it_was_measured(shape, last, trains, pays, monkeypatch):
     monkeypatch.setattr(conditions, "has_triton", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: conditions.MEASURED)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: elsewhere.MEASURED)
     form = torch.channels_last if last else torch.contiguous_format
     with torch._subclasses.FakeTensorMode():
         x = torch.empty(shape, device="cuda", dtype=torch.bfloat16, memory_format=form)

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402, N812
 
-from backbay_optimizer.kernels import conditions  # noqa: E402
+from backbay_optimizer.kernels import conditions, elsewhere  # noqa: E402
 from backbay_optimizer.kernels import rotated_heads as module  # noqa: E402
 
 
@@ -98,7 +98,7 @@ def faked(*, device, tokens, heads, width, batches, dtype=torch.bfloat16, wide=N
 @pytest.fixture
 def measured(monkeypatch):
     monkeypatch.setattr(conditions, "has_triton", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: conditions.MEASURED)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: elsewhere.MEASURED)
 
 
 @pytest.mark.parametrize(("changed", "why"), REFUSED.values(), ids=REFUSED)

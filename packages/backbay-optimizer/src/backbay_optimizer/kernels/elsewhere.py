@@ -74,7 +74,7 @@ def used_elsewhere(*, searches: bool) -> Iterator[Elsewhere]:
 
 
 def unmeasured(x: Tensor) -> str | None:
-    """Return why nothing is known of how fast kernels are where a tensor is, or None."""
+    """Return why nothing is known of how fast kernels are where a CUDA tensor is, or None."""
     if _is_measured(x):
         return None
     now = _now.get()
@@ -88,7 +88,7 @@ def unmeasured(x: Tensor) -> str | None:
 
 
 def _is_measured(x: Tensor) -> bool:
-    return x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) == MEASURED
+    return torch.cuda.get_device_capability(x.device) == MEASURED
 
 
 # 2. With which plan
@@ -121,7 +121,7 @@ def plan_here(plan: _P, launch: Launch) -> _P:
         return plan
     leaves = pytree.tree_leaves(list(launch.given))
     tensors = [x for x in leaves if isinstance(x, Tensor)]
-    if _is_measured(tensors[0]) or any(map(_is_symbolic, leaves)):
+    if not _is_searched(tensors[0]) or any(map(_is_symbolic, leaves)):
         return plan
     from backbay_optimizer.kernels import found_plans  # noqa: PLC0415 (it is asked for)
 
@@ -131,6 +131,10 @@ def plan_here(plan: _P, launch: Launch) -> _P:
         found = searched(plan, launch)
         found_plans.write(key, found)
     return found or plan
+
+
+def _is_searched(x: Tensor) -> bool:
+    return x.device.type == "cuda" and not _is_measured(x)
 
 
 def _is_symbolic(x: Any) -> bool:
