@@ -29,7 +29,7 @@ from backbay.kit.codegen import Codegen, Compiled, nested_tracing
 from backbay.kit.observing import unobserved
 from backbay.registry import Option
 from backbay_optimizer.kernel_analysis import analysed_once
-from backbay_optimizer.kernels.elsewhere import Elsewhere, used_elsewhere
+from backbay_optimizer.kernels.elsewhere import Elsewhere, is_elsewhere, used_elsewhere
 from backbay_optimizer.passes.batch_norms import batch_norms
 from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutions
 from backbay_optimizer.passes.eager_convolutions import eager_convolutions
@@ -159,7 +159,7 @@ class Optimizing(Backend):
                     asked=name or self.__name__, ran=self.codegen, why=why, timed=True
                 )
             )
-            return compiler.compile(graph_module, known.off)
+            return compiler.as_known(graph_module, known.off)
         if tune == "cache":
             return compiler.compile(graph_module, _UNMEASURED)
         reason = variants.untried(graph_module)
@@ -211,10 +211,17 @@ class _GraphCompiler:
     def compile(self, graph_module: GraphModule, off: tuple[str, ...]) -> Compiled:
         """Compile the graph without some rewrites, or without them at some match sites."""
         sites = MatchSites([x for x in off if is_site(x)])
-        if _UNMEASURED[0] in off:
+        with used_elsewhere(allowed=_UNMEASURED[0] not in off):
             return self._compiled(graph_module, off, sites).run
-        with used_elsewhere(searches=False):
-            return self._compiled(graph_module, off, sites).run
+
+    def as_known(self, graph_module: GraphModule, off: tuple[str, ...]) -> Compiled:
+        """Compile the graph as was found; without unmeasured kernels if they fail now."""
+        if not is_elsewhere(self.example_inputs):
+            return self.compile(graph_module, off)
+        untouched, sites = _copied(graph_module), MatchSites([x for x in off if is_site(x)])
+        with used_elsewhere(allowed=_UNMEASURED[0] not in off) as elsewhere:
+            found = self._tried(graph_module, off, sites, elsewhere)
+        return found.run if found is not None else self.compile(untouched, _UNMEASURED)
 
     def _compiled(
         self, graph_module: GraphModule, off: tuple[str, ...], sites: MatchSites
@@ -230,44 +237,59 @@ class _GraphCompiler:
                 name=self.name,
             )
 
-    def choosing(self, graph_module: GraphModule, keep: "Callable[[Choice], None]") -> Compiled:
-        """Compile the graph in every variant, of which the first call takes the best."""
-        from backbay_optimizer.tuning import variants  # noqa: PLC0415 (14 ms, unless "off")
-
-        untouched, sites = _copied(graph_module), MatchSites(keep=True)
-        with used_elsewhere(searches=True) as elsewhere:
-            whole = self._tried(graph_module, sites, elsewhere)
-            slower = () if whole is None else self._slower(sites)
-        if whole is None:
-            return self.compile(untouched, _UNMEASURED)
-        fired = tuple(x.name for x in whole.reports if x.changes and x.name not in _FOR_MEMORY)
-        if not fired:
-            return whole.run
-        arms = {variants.ALL: whole.run}
-        measured = [_UNMEASURED] if elsewhere.asked else []
-        further = dict.fromkeys((*measured, fired, *((x,) for x in fired), slower))
-        for off in (x for x in further if x not in arms):
-            try:
-                with nested_tracing(self.example_inputs), unobserved():
-                    arms[off] = self.compile(_copied(untouched), off)
-            except Exception as error:  # noqa: BLE001 (whatever it is, the graph itself compiled)
-                self._note_failure(f"{', '.join(off)} not timed: without it", error)
-        default = next((x for x in measured if x in arms), variants.ALL)
-        if fired not in arms:
-            return arms[default]
-        return variants.Choosing(arms, fired, self.backend.__name__, keep, default)
-
     def _tried(
-        self, graph_module: GraphModule, sites: MatchSites, elsewhere: Elsewhere
+        self,
+        graph_module: GraphModule,
+        off: tuple[str, ...],
+        sites: MatchSites,
+        elsewhere: Elsewhere,
     ) -> Compilation | None:
-        """Compile the graph with every rewrite; None if kernels fail that nobody tried here."""
+        """Compile the graph; None if kernels fail that were not measured here."""
         try:
-            return self._compiled(graph_module, (), sites)
+            return self._compiled(graph_module, off, sites)
         except Exception as error:
             if not elsewhere.asked:
                 raise
             self._note_failure("kernels left out that were not measured here", error)
             return None
+
+    def choosing(
+        self,
+        graph_module: GraphModule,
+        keep: "Callable[[Choice], None]",
+        base: tuple[str, ...] = (),
+    ) -> Compiled:
+        """Compile the graph in every variant, of which the first call takes the best.
+
+        All of them leave out what ``base`` does.
+        """
+        from backbay_optimizer.tuning import variants  # noqa: PLC0415 (14 ms, unless "off")
+
+        untouched, sites = _copied(graph_module), MatchSites(keep=True)
+        with used_elsewhere(allowed=not base) as elsewhere:
+            whole = self._tried(graph_module, base, sites, elsewhere)
+            if whole is None:
+                return self.choosing(untouched, keep, _UNMEASURED)
+            fired = tuple(x.name for x in whole.reports if x.changes and x.name not in _FOR_MEMORY)
+            if not fired:
+                return whole.run
+            slower = self._slower(sites)
+        arms, plain = {base: whole.run}, (*base, *fired)
+        default = _UNMEASURED if elsewhere.asked else base
+        single = ((*base, x) for x in fired)
+        for off in dict.fromkeys((default, plain, *single, (*base, *slower))):
+            if off in arms:
+                continue
+            try:
+                with nested_tracing(self.example_inputs), unobserved():
+                    arms[off] = self.compile(_copied(untouched), off)
+            except Exception as error:  # noqa: BLE001 (whatever it is, the graph itself compiled)
+                self._note_failure(f"{', '.join(off)} not timed: without it", error)
+        if default not in arms:
+            return self.compile(untouched, _UNMEASURED)
+        if plain not in arms:
+            return arms[default]
+        return variants.Choosing(arms, plain, self.backend.__name__, keep, default)
 
     def note(self, why: str) -> None:
         """Put a line into the compile log."""

@@ -99,9 +99,11 @@ class Kernels:
 
     def __init__(self, wrong=(), broken=(), best=FASTEST):
         self.wrong, self.broken, self.best = wrong, broken, best
-        self.launched = []
+        self.launched, self.given = [], ()
 
-    def run(self, kernel, x, plan):
+    def run(self, kernel, x, *others):
+        *others, plan = others
+        self.given = (x, *others)
         assert kernel is self
         assert type(x) is torch.Tensor
         assert not torch._C._len_torch_dispatch_stack()
@@ -115,11 +117,12 @@ class Kernels:
 def search(monkeypatch, tmp_path):
     """Search a plan for kernels, on a CPU that takes itself for a GPU that nobody measured."""
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path))
-    monkeypatch.setattr(elsewhere, "_is_searched", lambda _: True)
+    monkeypatch.setattr(elsewhere, "_is_elsewhere", lambda _: True)
     monkeypatch.setattr(found_plans, "_machine", lambda _: ("a GPU",))
     monkeypatch.setattr(found_plans, "device_code", lambda _: "code")
+    monkeypatch.setattr(found_plans, "_known", {})
 
-    def found(kernels, x, *, searches=True):
+    def found(kernels, *given, **settings):
         def timed(call):
             call()
             return fastest_at(kernels.best)(kernels.launched[-1])
@@ -128,11 +131,11 @@ def search(monkeypatch, tmp_path):
         launch = Launch(
             run=kernels.run,
             kernels=[kernels],
-            given=[x],
-            reference=lambda x: x + x,
-            limits=LIMITS,
+            given=given,
+            reference=lambda x, *_: x + x,
+            **{"limits": LIMITS, **settings},
         )
-        with used_elsewhere(searches=searches):
+        with used_elsewhere():
             return plan_here(FIRST, launch)
 
     return found
@@ -163,27 +166,59 @@ def every():
     return [Plan(b, w, s) for b in (16, 32, 64, 128) for w in (1, 2, 4, 8) for s in (1, 2, 3, 4)]
 
 
-def test_it_is_searched_twice_or_taken_for_other_inputs(search):
+def test_it_is_elsewhere_twice_or_taken_for_other_inputs(search):
     search(Kernels(), X)
-    again = Kernels(best=Plan(16, 4))
-    assert search(again, X) == search(again, X, searches=False) == Plan(128, 4)
-    assert not again.launched
-    for other in (X.t(), X.double(), X[:2]):
-        assert search(Kernels(), other, searches=False) == FIRST
+    for _ in range(2):
+        again = Kernels(best=Plan(16, 4))
+        assert search(again, X) == FASTEST
+        assert not again.launched
+        found_plans._known.clear()  # as in another process
+    others = [[X.t()], [X.double()], [X[:2]], [X, 1], [X, X], [X, "silu"], [X, None]]
+    for given in others:
+        other = Kernels(best=Plan(16, 4))
+        assert search(other, *given) == Plan(16, 4)
+        assert other.launched
+    assert search(Kernels(best=Plan(64, 4)), X, limits={"block": (64, 64)}) == FIRST
 
 
-def test_it_is_searched_where_that_was_not_asked_for(search, monkeypatch):
+@pytest.mark.parametrize("fields", [(64, 4), (64, 4, True), (64, "4", 2), (64, 4, 2, 1)])
+def test_an_entry_of_another_plan_is_taken(search, monkeypatch, fields):
+    def kept(self, key, value):
+        keep(self, key, found_plans.FoundPlan(fields=fields))
+
+    keep = found_plans.Store.keep_measured
+    monkeypatch.setattr(found_plans.Store, "keep_measured", kept)
+    search(Kernels(), X)
+    found_plans._known.clear()
+    again = Kernels()
+    assert search(again, X) == FASTEST
+    assert again.launched
+
+
+def test_it_is_elsewhere_where_that_was_not_asked_for(search, monkeypatch):
     kernels = Kernels()
-    assert search(kernels, X, searches=False) == FIRST
-    monkeypatch.setattr(elsewhere, "_is_searched", lambda _: False)
-    assert search(kernels, X) == FIRST
     launch = Launch(run=kernels.run, kernels=[], given=[X], reference=torch.add, limits=LIMITS)
-    monkeypatch.setattr(elsewhere, "_is_searched", lambda _: True)
     assert plan_here(FIRST, launch) == FIRST
+    with used_elsewhere(allowed=False):
+        assert plan_here(FIRST, launch) == FIRST
+    monkeypatch.setattr(elsewhere, "_is_elsewhere", lambda _: False)
+    assert search(kernels, X) == FIRST
     assert not kernels.launched
 
 
-def test_a_size_that_varies_is_searched_for(search):
+def test_two_tensors_are_alike_or_a_variance_is_negative(search):
+    kernels = Kernels()
+    variance, wide = torch.ones(4, 3), torch.zeros(1, 3).expand(4, 3)
+    search(kernels, X, torch.ones(4, 3), variance, wide, positive=[None, variance])
+    x, other, positive, expanded = kernels.given
+    assert x.min() < 0 < x.max()
+    assert not torch.equal(x, other)
+    assert 0.5 <= positive.min() < positive.max() <= 1.5
+    assert expanded.stride() == wide.stride()
+    assert torch.equal(expanded[0], expanded[3])
+
+
+def test_a_size_that_varies_is_elsewhere_for(search):
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     kernels = Kernels()
@@ -195,14 +230,17 @@ def test_a_size_that_varies_is_searched_for(search):
 def test_a_store_that_cannot_be_written_stops_the_model(search, monkeypatch, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path / "file"))
-    assert search(Kernels(), X) == Plan(128, 4)
+    assert search(Kernels(), X) == FASTEST
     assert "a plan is not kept" in caplog.text
+    again = Kernels()
+    assert search(again, X) == FASTEST
+    assert not again.launched
 
 
 def test_kernels_take_a_place_where_nobody_measured_them(monkeypatch):
     monkeypatch.setattr(elsewhere, "_is_measured", lambda _: False)
     assert 'options={"tune": "full"} measures it' in (elsewhere.unmeasured(X) or "")
-    with used_elsewhere(searches=False) as now:
+    with used_elsewhere() as now:
         assert not now.asked
         assert elsewhere.unmeasured(X) is None
         assert now.asked
@@ -212,11 +250,11 @@ def test_kernels_take_a_place_where_nobody_measured_them(monkeypatch):
 
 
 @pytest.mark.parametrize(("capability", "searched"), [((9, 0), False), ((8, 0), True)])
-def test_a_measured_gpu_or_a_cpu_is_searched_for(capability, searched, monkeypatch):
+def test_a_measured_gpu_or_a_cpu_is_elsewhere_for(capability, searched, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     with torch._subclasses.FakeTensorMode():
-        assert elsewhere._is_searched(torch.empty(2, device="cuda")) is searched
-    assert not elsewhere._is_searched(X)
+        assert elsewhere._is_elsewhere(torch.empty(2, device="cuda")) is searched
+    assert not elsewhere._is_elsewhere(X)
 
 
 @pytest.mark.parametrize(
@@ -229,3 +267,6 @@ def test_what_is_wrong_is_right_or_the_other_way_round(found, agrees):
     assert elsewhere._agree((off, None), (wanted, None)) is agrees
     assert not elsewhere._agree([wanted], [wanted[:1]])
     assert elsewhere._agree([wanted[:0]], [wanted[:0]])
+    both = torch.tensor([math.inf, 1.0])
+    assert elsewhere._agree([both], [both.clone()])
+    assert not elsewhere._agree([both], [torch.ones(2)])

@@ -10,7 +10,7 @@ from backbay.kit.passes import Pass
 from backbay_optimizer.backend import Optimizing
 from backbay_optimizer.kernels import elsewhere
 from backbay_optimizer.tuning import variants
-from backbay_optimizer.tuning.variants import ALL, agree, results_of
+from backbay_optimizer.tuning.variants import ALL, Results, agree, results_of
 
 NONE = ("unmeasured_kernels",)
 
@@ -140,7 +140,7 @@ def test_a_kernel_that_is_not_shown_to_be_faster_is_kept(times):
 def test_a_wrong_kernel_is_used():
     backend = Wrong()
     assert call(backend, "full", X) is False
-    assert said("without nothing: not used, for its results are others")
+    assert said("the whole is not used: its results are others")
     assert call(backend, "cache", X) is False
 
 
@@ -169,29 +169,163 @@ def test_a_measured_kernel_has_to_prove_itself(times, monkeypatch):
     assert call(Ours(), "cache", X) is True
 
 
-def test_results_are_of_other_random_numbers_or_without_gradients():
-    weight = torch.ones(3, requires_grad=True)
+def test_a_size_that_varies_has_kernels():
+    run = torch.compile(
+        lambda x: torch.add(x, x), backend=Ours(), dynamic=True, options={"tune": "full"}
+    )
+    x = torch.arange(6.0)
+    torch._dynamo.mark_dynamic(x, 0)
+    torch.testing.assert_close(run(x), x + x)
+    assert said("not timed, every rewrite kept: its sizes vary")
+    assert not said("doubling 1x")
 
-    def arm(x, w):
+
+def test_measured_kernels_are_compared(times, monkeypatch):
+    monkeypatch.setattr(elsewhere, "_is_measured", lambda _: True)
+    compared = []
+    monkeypatch.setattr(variants, "results_of", compared.append)
+    assert call(Ours(), "full", X) is True
+    assert not compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subtracting(Pass):
+    """A rewrite without a kernel."""
+
+    summary = "it subtracts"
+
+    def run(self, graph_module, context):
+        nodes = graph_module.graph.find_nodes(op="call_function", target=torch.sub)
+        for node in nodes:
+            node.target = torch.subtract
+        graph_module.recompile()
+        return len(nodes)
+
+
+class Two(Ours):
+    """Has both rewrites; which of them a graph has is what fails, or not."""
+
+    passes = (Doubling(), Subtracting())
+    fails_with, raises_with = None, None
+
+    def compile(self, graph_module, example_inputs):
+        targets = {n.target for n in graph_module.graph.nodes if n.op == "call_function"}
+        which = (torch.add not in targets, torch.sub not in targets)
+        self.compiled = [*getattr(self, "compiled", []), which]
+        if which == self.fails_with:
+            raise RuntimeError("none of 7 plans runs on this GPU")
+        if which == self.raises_with:
+            return refused
+        return super().compile(graph_module, example_inputs)
+
+
+def both(backend, tune="full"):
+    torch.compiler.reset()
+    backend.ran.clear()
+    run = torch.compile(
+        lambda x: torch.sub(torch.add(x, x), 1), backend=backend, options={"tune": tune}
+    )
+    for _ in range(2):
+        torch.testing.assert_close(run(X), X + X - 1)
+    return backend.ran[-1]
+
+
+@pytest.mark.usefixtures("times")
+def test_an_arm_that_raises_loses_the_others():
+    backend = Two()
+    backend.raises_with = (True, False)
+    assert both(backend) is True
+    assert said("the variant without subtracting is not used: ")
+
+
+@pytest.mark.usefixtures("times")
+def test_a_kernel_that_does_not_run_ends_the_timing_of_other_rewrites():
+    backend = Two()
+    backend.fails_with = (True, True)
+    assert both(backend) is False
+    assert said("timed: subtracting kept; unmeasured_kernels left out")
+    backend.compiled.clear()
+    assert both(backend, "cache") is False
+    assert backend.compiled == [(False, True)]
+
+
+@pytest.mark.usefixtures("times")
+def test_a_kernel_that_runs_no_longer_stops_the_model(monkeypatch):
+    monkeypatch.setattr(elsewhere, "_is_elsewhere", lambda _: True)
+    backend = Two()
+    assert both(backend) is True
+    backend.fails_with = (True, True)
+    assert both(backend, "cache") is False
+    assert said("kernels left out that were not measured here")
+
+
+class Second(Ours):
+    """Can't compile what has no kernel where it is one of several variants."""
+
+    passes = (Doubling(function=wrong),)
+
+    def compile(self, graph_module, example_inputs):
+        targets = {n.target for n in graph_module.graph.nodes if n.op == "call_function"}
+        self.plain = getattr(self, "plain", 0) + (torch.add in targets)
+        if torch.add in targets and self.plain == 1:
+            raise RuntimeError("not beside others")
+        return super().compile(graph_module, example_inputs)
+
+
+@pytest.mark.usefixtures("times")
+def test_a_kernel_is_used_that_nothing_is_compared_with():
+    assert call(Second(), "full", X) is False
+
+
+def test_results_are_of_other_random_numbers_or_without_gradients():
+    weight, written = torch.ones(3, requires_grad=True), torch.zeros(3)
+
+    def arm(x, w, written):
+        written += 1
         return (torch.rand(3) * x * w, torch.arange(3))
 
     state = torch.get_rng_state()
-    first, second = (results_of(arm, [torch.ones(3), weight]) for _ in range(2))
+    given = [torch.ones(3), weight, written]
+    first, second = (results_of(arm, given) for _ in range(2))
     assert torch.equal(state, torch.get_rng_state())
-    assert len(first) == 3
-    torch.testing.assert_close(first, second)
     assert weight.grad is None
+    assert not written.any()
+    assert (len(first.tensors), len(first.gradients)) == (3, 1)
+    torch.testing.assert_close(first, second)
     assert agree(first, second)
-    for i in (0, 2):
-        other = [*first]
+    assert first.gradients[0].unique().numel() == 3
+    for name, i in (("tensors", 0), ("tensors", 2), ("gradients", 0)):
+        other = [*getattr(first, name)]
         other[i] = 1.5 * other[i]
-        assert not agree(other, second)
-    assert not agree(first[:2], second)
-    assert not agree([x.double() for x in first], second)
+        assert not agree(first._replace(**{name: other}), second)
+    assert not agree(first._replace(tensors=first.tensors[:2]), second)
+    assert not agree(first._replace(tensors=[x.double() for x in first.tensors]), second)
+    assert not agree(first._replace(gradients=[None]), second)
 
 
-def test_infinities_are_the_whole_difference():
+def of(*tensors, gradients=()):
+    return Results([*tensors], [*gradients])
+
+
+def test_a_gradient_that_is_nothing_but_rounding_is_the_whole_difference():
+    weight, noise = torch.ones(100), torch.full((3,), 1e-5)
+    wanted = of(weight, gradients=[weight, noise, None])
+    assert agree(of(weight, gradients=[weight, -noise, None]), wanted)
+    assert not agree(of(weight, gradients=[1.2 * weight, noise, None]), wanted)
+    zero = of(torch.zeros(3))
+    assert agree(zero, zero)
+
+
+def test_infinities_are_the_whole_difference_or_none():
     masked = torch.tensor([-torch.inf, 1.0])
-    assert agree([masked], [masked.clone()])
-    assert not agree([torch.tensor([-torch.inf, 2.0])], [masked])
-    assert not agree([torch.tensor([0.0, torch.nan])], [masked])
+    assert agree(of(masked), of(masked.clone()))
+    assert not agree(of(torch.tensor([-torch.inf, 2.0])), of(masked))
+    assert not agree(of(torch.tensor([0.0, 1.0])), of(masked))
+    assert not agree(of(torch.tensor([-torch.inf, torch.nan])), of(masked))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.float16])
+def test_a_result_of_another_kind_is_not_compared(dtype):
+    x = torch.tensor([1.0, 300.0]).to(dtype)
+    assert agree(of(x), of(x.clone()))
+    assert not agree(of(torch.tensor([1.0, 200.0]).to(dtype)), of(x))

@@ -208,6 +208,7 @@ def launch_sums(
         given=(dy, x, mean, rstd, weight, bias, activation),
         reference=reference_sums,
         limits=LIMITS,
+        positive=(rstd,),
     )
     how = chosen or plan_here(plan(channels, 2), this)
     partial = mean.new_empty((2, channels, how.programs))
@@ -258,13 +259,13 @@ def refusal(x: Tensor) -> str | None:
 
 def pays(x: Tensor) -> str | None:
     """Return why the operator should not take the place of a batch norm in training, or None."""
-    if reason := refusal(x) or unmeasured(x):
+    if reason := refusal(x):
         return reason
     if x.shape[1] % _EIGHTS:
         return f"{x.shape[1]} channels: they are not a multiple of {_EIGHTS}"
     if x.numel() < PAYS_FROM:
         return f"{x.numel()} elements: below {PAYS_FROM} it was not measured"
-    return None
+    return unmeasured(x)
 
 
 # 5. Registration

@@ -419,7 +419,7 @@ def pays(
     measured: Measured = INFERRED,
 ) -> str | None:
     """Return why the operator should not take the place of a convolution, or None."""
-    if reason := refusal(x, weight) or unmeasured(x):
+    if reason := refusal(x, weight):
         return reason
     size, step = weight.shape[2], stride[0]
     alike = (size, size, step, step, size // 2, size // 2)
@@ -431,7 +431,7 @@ def pays(
         return f"{x.shape[1]} channels: they are not a multiple of {multiple}"
     if not least <= x.numel() < _INT32:
         return f"{x.numel()} elements: it was measured between {least} and {_INT32}"
-    return None
+    return unmeasured(x)
 
 
 # 5. Registration

@@ -54,8 +54,6 @@ class NoPlanError(RuntimeError):
 class Elsewhere:
     """What holds while a graph is compiled."""
 
-    searches: bool
-    """Whether plans are searched that are not known yet."""
     asked: bool = False
     """Whether a kernel was let take something's place that was not measured on its GPU."""
 
@@ -64,13 +62,19 @@ _now: ContextVar[Elsewhere | None] = ContextVar("elsewhere", default=None)
 
 
 @contextlib.contextmanager
-def used_elsewhere(*, searches: bool) -> Iterator[Elsewhere]:
-    """Let kernels take something's place on a GPU that they were not measured on."""
-    token = _now.set(Elsewhere(searches))
+def used_elsewhere(*, allowed: bool = True) -> Iterator[Elsewhere]:
+    """Let kernels take something's place on a GPU that they were not measured on, or don't."""
+    now = Elsewhere()
+    token = _now.set(now if allowed else None)
     try:
-        yield _now.get()  # type: ignore[misc] # it was just set
+        yield now
     finally:
         _now.reset(token)
+
+
+def is_elsewhere(inputs: Sequence[Any]) -> bool:
+    """Whether any of a graph's inputs is on a GPU that kernels were not measured on."""
+    return any(isinstance(x, Tensor) and _is_elsewhere(x) for x in inputs)
 
 
 def unmeasured(x: Tensor) -> str | None:
@@ -108,6 +112,8 @@ class Launch:
     """Takes what is given and computes the same."""
     limits: Limits
     """Fields of a plan that may be others, each whatever the rest is."""
+    positive: Sequence[Tensor | None] = ()
+    """Those that are given of which only positive numbers make sense, such as variances."""
 
 
 def plan_here(plan: _P, launch: Launch) -> _P:
@@ -121,19 +127,20 @@ def plan_here(plan: _P, launch: Launch) -> _P:
         return plan
     leaves = pytree.tree_leaves(list(launch.given))
     tensors = [x for x in leaves if isinstance(x, Tensor)]
-    if not _is_searched(tensors[0]) or any(map(_is_symbolic, leaves)):
+    if not _is_elsewhere(tensors[0]) or any(map(_is_symbolic, leaves)):
         return plan
     from backbay_optimizer.kernels import found_plans  # noqa: PLC0415 (it is asked for)
 
-    key = found_plans.key_of(launch.run, plan, leaves, tensors[0].device)
+    settings = (plan, launch.limits)
+    key = found_plans.key_of(launch.run, settings, leaves, tensors[0].device)
     found = found_plans.read(key, plan)
-    if found is None and now.searches:
+    if found is None:
         found = searched(plan, launch)
         found_plans.write(key, found)
-    return found or plan
+    return found
 
 
-def _is_searched(x: Tensor) -> bool:
+def _is_elsewhere(x: Tensor) -> bool:
     return x.device.type == "cuda" and not _is_measured(x)
 
 
@@ -156,11 +163,16 @@ def searched(plan: _P, launch: Launch) -> _P:
     from backbay_optimizer.cuda_graphs.capture import exclusive  # noqa: PLC0415 (it is asked for)
 
     kernels = pytree.tree_map_only(Wrapped, lambda x: x.kernel, list(launch.kernels))
-    specs = pytree.tree_map_only(Tensor, _Spec.of, list(launch.given))
+    positive = {id(x) for x in launch.positive}
+    specs = pytree.tree_map_only(
+        Tensor, lambda x: _Spec.of(x, is_positive=id(x) in positive), list(launch.given)
+    )
+    first = next(x for x in pytree.tree_leaves(specs) if isinstance(x, _Spec))
 
     def search() -> _P:
-        made = pytree.tree_map_only(_Spec, _Spec.made, specs)
-        with torch.no_grad():
+        drawn = torch.Generator(first.device).manual_seed(0)
+        with torch.no_grad(), _on(first.device):
+            made = pytree.tree_map_only(_Spec, lambda x: x.made(drawn), specs)
             wanted = launch.reference(*made)
             trial = _Trial(lambda how: launch.run(*kernels, *made, how), wanted)
             return _descended(plan, launch.limits, trial.milliseconds, launch.run.__qualname__)
@@ -168,6 +180,11 @@ def searched(plan: _P, launch: Launch) -> _P:
     # In a thread of its own, in which nothing is traced and nothing is fake.
     with exclusive, ThreadPoolExecutor(1) as thread:
         return thread.submit(search).result()
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Make a GPU the current one, which each thread has of its own."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -178,15 +195,21 @@ class _Spec:
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    is_positive: bool
 
     @classmethod
-    def of(cls, x: Tensor) -> "_Spec":
-        return cls(tuple(x.shape), x.stride(), x.dtype, x.device)
+    def of(cls, x: Tensor, *, is_positive: bool) -> "_Spec":
+        return cls(tuple(x.shape), x.stride(), x.dtype, x.device, is_positive)
 
-    def made(self) -> Tensor:
-        """Return positive numbers, as one may be a variance."""
+    def made(self, generator: torch.Generator) -> Tensor:
+        """Return random numbers. Elements that share a place, as of an expanded tensor, stay so."""
         x = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
-        return x.uniform_(0.5, 1.5, generator=torch.Generator(self.device).manual_seed(0))
+        flat = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,))
+        if self.is_positive:
+            flat.uniform_(0.5, 1.5, generator=generator)
+        else:
+            flat.normal_(generator=generator)
+        return x
 
 
 @dataclass(frozen=True)
@@ -214,8 +237,11 @@ class _Trial:
 def _timed(call: Callable[[], Any]) -> float:
     from triton.testing import do_bench  # noqa: PLC0415 (imports Triton)
 
+    from backbay_optimizer.cuda_graphs.capture import launching  # noqa: PLC0415 (as above)
+
     graph = torch.cuda.CUDAGraph()  # else the time may be the host's, of launches in a row
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch has no stub
+    with launching, torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
         call()
     milliseconds: float = do_bench(graph.replay, warmup=5, rep=20, return_mode="median")
     return milliseconds
@@ -231,8 +257,12 @@ def _agrees(x: Tensor, wanted: Tensor) -> bool:
         return False
     if not x.numel():
         return True
-    most = _MOST_OFF.get(x.dtype, 0.0) * wanted.abs().max()
-    return bool(((x.double() - wanted.double()).abs() <= most.double()).all())
+    x, wanted, most = x.double(), wanted.double(), _MOST_OFF.get(x.dtype, 0.0)
+    real = wanted.isfinite()
+    if not torch.equal(x.isfinite(), real):
+        return False
+    x, wanted = (torch.where(real, t, 0) for t in (x, wanted))
+    return bool(((x - wanted).abs() <= most * wanted.abs().max()).all())
 
 
 # 3. The search

@@ -125,7 +125,7 @@ def refusal(dy: Tensor, index: Tensor) -> str | None:
 
 def pays(table: Tensor, index: Tensor) -> str | None:
     """Return why the gradient of a table should be left to Inductor, or None."""
-    if reason := unfit(table) or unmeasured(table):
+    if reason := unfit(table):
         return reason
     if table.numel() < PAYS_FROM:
         return f"a table of {table.numel()} elements: below {PAYS_FROM} it was not measured"
@@ -138,7 +138,7 @@ def pays(table: Tensor, index: Tensor) -> str | None:
     tokens = functools.reduce(lambda x, y: x * y, sizes, 1)
     if not 0 < tokens <= table.shape[0]:
         return f"{tokens} tokens for {table.shape[0]} words: more than words were not measured"
-    return None
+    return unmeasured(table)
 
 
 # 4. Registration

@@ -156,7 +156,7 @@ def refusal(x: Tensor, *others: Tensor | None) -> str | None:
 
 def pays(x: Tensor, *others: Tensor | None) -> str | None:
     """Return why the operator should not take the place of what Inductor makes, or None."""
-    if reason := unfit(x, *(t for t in others if t is not None)) or unmeasured(x):
+    if reason := unfit(x, *(t for t in others if t is not None)):
         return reason
     columns = x.shape[-1]
     if not COLUMNS[0] <= columns <= COLUMNS[1] or columns % _EIGHTS:
@@ -169,7 +169,7 @@ def pays(x: Tensor, *others: Tensor | None) -> str | None:
         return "only a run tells the number of its rows"
     if math.prod(sizes) < FEWEST_ELEMENTS:
         return f"it has fewer than {FEWEST_ELEMENTS} elements: that was not measured"
-    return None
+    return unmeasured(x)
 
 
 # 4. Registration

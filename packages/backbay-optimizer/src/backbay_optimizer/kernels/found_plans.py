@@ -8,12 +8,13 @@ import hashlib
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 import torch
 from torch import Tensor
 
+import backbay
 from backbay.decisions import Store, StoreError
 from backbay_optimizer.kernels.conditions import device_code
 
@@ -27,14 +28,18 @@ class FoundPlan(msgspec.Struct, frozen=True, kw_only=True):
     fields: tuple[int | str | bool, ...]
 
 
+_known: dict[str, NamedTuple] = {}
+"""Of this process: a store that can't be written forgets."""
+
+
 def key_of(
-    launch: Callable[..., Any], plan: NamedTuple, given: Sequence[Any], device: torch.device
+    launch: Callable[..., Any], settings: Any, given: Sequence[Any], device: torch.device
 ) -> str:
     """Return a digest of all that a search depends on.
 
     Args:
         launch: what launches the kernel, in the module that has its device code beside it.
-        plan: that the search begins with.
+        settings: what else it depends on: anything whose ``repr`` tells it apart.
         given: what the kernel is launched with: tensors, numbers and strings.
         device: the GPU.
     """
@@ -42,30 +47,34 @@ def key_of(
         (tuple(x.shape), x.stride(), str(x.dtype)) if isinstance(x, Tensor) else x for x in given
     ]
     code = device_code(sys.modules[launch.__module__])
-    whole = (launch.__module__, launch.__qualname__, code, tuple(plan), kinds, _machine(device))
+    whole = (launch.__module__, launch.__qualname__, code, settings, kinds, _machine(device))
     return hashlib.sha256(repr(whole).encode()).hexdigest()
 
 
 def _machine(device: torch.device) -> tuple[str, ...]:
     import triton  # noqa: PLC0415 (there is a kernel: it is here)
 
-    return torch.cuda.get_device_name(device), str(torch.version.cuda), triton.__version__
+    gpu = torch.cuda.get_device_name(device)
+    return gpu, str(torch.version.cuda), triton.__version__, backbay.__version__
 
 
 def read(key: str, plan: _P) -> _P | None:
     """Return the plan that is kept under a key, which is of the type of another one."""
+    if key in _known:
+        return cast("_P", _known[key])
     found = _store().measured(FoundPlan, key)
-    if found is None or len(found.fields) != len(plan):
+    if found is None or [*map(type, found.fields)] != [*map(type, plan)]:
         return None
     return plan._replace(**dict(zip(plan._fields, found.fields, strict=True)))
 
 
 def write(key: str, plan: NamedTuple) -> None:
-    """Keep a plan; where that can't be written, the log says so."""
+    """Keep a plan; where that can't be written, it is for this process, and the log says so."""
+    _known[key] = plan
     try:
         _store().keep_measured(key, FoundPlan(fields=tuple(plan)))
     except StoreError as error:
-        _log.warning("a plan is not kept, and is searched again next time: %s", error)
+        _log.warning("a plan is not kept, and is searched in the next process: %s", error)
 
 
 def _store() -> Store:

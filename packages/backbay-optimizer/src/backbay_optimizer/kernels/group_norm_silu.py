@@ -408,6 +408,7 @@ def launch_backward(
         given=(dy, x, weight, bias, mean, rstd, groups, silu, shift, extra),
         reference=reference_backward,
         limits=LIMITS,
+        positive=(rstd,),
     )
     how = chosen or plan_here(_planned(shape, x, layouts, tensors=2), this)
     tiles = _tiles(how, shape)
@@ -501,11 +502,11 @@ def pays(x: Tensor, groups: int) -> str | None:
     That is for a graph that Inductor compiles, with channels last, and of which another image has
     `PAYS_FROM` elements.
     """
-    if reason := refusal(x, groups) or unmeasured(x):
+    if reason := refusal(x, groups):
         return reason
     if x.numel() < FOLLOWS_FROM:
         return f"{x.numel()} elements: below {FOLLOWS_FROM} it was not measured"
-    return None
+    return unmeasured(x)
 
 
 def pays_alone(x: Tensor, groups: int, *, trains: bool) -> str | None:
@@ -513,7 +514,7 @@ def pays_alone(x: Tensor, groups: int, *, trains: bool) -> str | None:
 
     That is for a result with channels first, in memory, of an image in either layout.
     """
-    if reason := refusal(x, groups) or unmeasured(x):
+    if reason := refusal(x, groups):
         return reason
     pixels, group_size = Geometry.of(x, groups)[2:]
     if pixels % _ALIGNED:
@@ -525,7 +526,7 @@ def pays_alone(x: Tensor, groups: int, *, trains: bool) -> str | None:
     small = x.is_contiguous() and pixels * group_size * x.element_size() <= LARGE_PANEL
     if small and not trains:
         return f"groups of {LARGE_PANEL} bytes or less: it was not faster"
-    return None
+    return unmeasured(x)
 
 
 # 5. Registration

@@ -264,6 +264,7 @@ def launch(
             given=(x, weight, bias, *after, *entry),
             reference=reference,
             limits=LIMITS,
+            positive=(var, entry_var),
         )
         how = chosen or plan_here(plan(rows, inner, columns, x.dtype.itemsize, **kinds), this)
         each = rows if gate is None else rows // gate.shape[0]

@@ -166,13 +166,13 @@ def refusal(x: Tensor) -> str | None:
 
 def pays(x: Tensor) -> str | None:
     """Return why the operator should not take the place of a maximum in training, or None."""
-    if reason := refusal(x) or unmeasured(x):
+    if reason := refusal(x):
         return reason
     if x.shape[1] % _EIGHTS:
         return f"{x.shape[1]} channels: they are not a multiple of {_EIGHTS}"
     if x.numel() < PAYS_FROM:
         return f"{x.numel()} elements: below {PAYS_FROM} it was not measured"
-    return None
+    return unmeasured(x)
 
 
 # 4. Registration

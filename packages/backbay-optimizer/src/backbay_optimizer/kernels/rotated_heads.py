@@ -137,12 +137,12 @@ def refusal(xs: Sequence[Tensor], *others: Tensor) -> str | None:
 
 def pays(x: Tensor, *others: Tensor) -> str | None:
     """Return why the operator should not take the place of what Inductor makes, or None."""
-    if reason := refusal([x], *others) or unmeasured(x):
+    if reason := refusal([x], *others):
         return reason
     heads, width = x.shape[2:]
     if heads < FEWEST[width]:
         return f"{heads} heads of {width}: too few to fill a program"
-    return None
+    return unmeasured(x)
 
 
 rotated_heads: Callable[..., list[Tensor]]

@@ -184,6 +184,7 @@ def launch_backward(
         given=(dys, x, weight, mean, rstd, offset, extra, has_bias),
         reference=_same_backward,
         limits=LIMITS,
+        positive=(rstd,),
     )
     how = chosen or plan_here(plan(columns, sum(t.element_size() for t in read)), this)
     width, multiple = _power_from(columns), _EIGHTS if columns % _EIGHTS == 0 else 1
@@ -267,15 +268,16 @@ def pays(x: Tensor, weight: Tensor) -> str | None:
     if None in sizes:
         return "only a run tells the number of its rows"
     measured = None if x.dtype != torch.float32 else "it was measured in 16 bits"
-    if reason := refusal(x, weight) or unmeasured(x) or measured:
+    if reason := refusal(x, weight) or measured:
         return reason
     columns = x.shape[-1]
     if not COLUMNS[0] <= columns <= COLUMNS[1] or columns % _EIGHTS:
         return f"{columns} columns: eights of {COLUMNS[0]} to {COLUMNS[1]} were measured"
     if columns < FILLED * _power_from(columns):
         return f"{columns} columns: they leave too many lanes of a power of two idle"
-    few = math.prod(sizes) < FEWEST_ELEMENTS
-    return f"it has fewer than {FEWEST_ELEMENTS} elements: that was not measured" if few else None
+    if math.prod(sizes) < FEWEST_ELEMENTS:
+        return f"it has fewer than {FEWEST_ELEMENTS} elements: that was not measured"
+    return unmeasured(x)
 
 
 # 4. Registration

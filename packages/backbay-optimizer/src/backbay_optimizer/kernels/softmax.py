@@ -181,7 +181,7 @@ def refusal(x: Tensor) -> str | None:
 
 def pays(x: Tensor, *, is_written: bool) -> str | None:
     """Return why the operators should not take the place of what Inductor makes, or None."""
-    if reason := refusal(x) or unmeasured(x):
+    if reason := refusal(x):
         return reason
     columns = x.shape[-1]
     if x.dtype == torch.float32:
@@ -194,7 +194,7 @@ def pays(x: Tensor, *, is_written: bool) -> str | None:
         return f"it has fewer than {FEWEST_ELEMENTS} elements: that was not measured"
     if is_written and any(n % _EIGHTS for n in (columns, *x.stride()[-2:-1])):
         return "its rows begin anywhere: to write them was not measured"
-    return None
+    return unmeasured(x)
 
 
 # 4. Registration

@@ -10,10 +10,11 @@ tensors change. A rewrite stays unless the graph is shown to be faster without i
 import datetime as dt
 import hashlib
 import importlib.metadata
+import math
 import platform
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._prims_common import clone_preserve_strides
@@ -99,8 +100,8 @@ class Choosing:
             name: of the backend, for the compile log.
             keep: is given the choice, where one was made.
             default: what is left out of the arm that stays unless another is shown to be faster.
-                If anything is, the others hold kernels that nobody has tried on this GPU, and
-                have to agree with it.
+                If every rewrite is an arm, too, others hold kernels that nobody has tried on this
+                GPU, and have to agree with it.
         """
         self._arms: Arms | None = arms
         self._default = default
@@ -124,7 +125,7 @@ class Choosing:
         why = unsuitable(args)
         if why is None:
             try:
-                if self._default != ALL:
+                if self._default != ALL and ALL in arms:
                     arms = self._agreeing(arms, args)
                 choice = chosen(timed(arms, args), self._fired, self._default)
             except Exception as error:  # noqa: BLE001 (whatever it is, the graph itself still runs)
@@ -138,13 +139,16 @@ class Choosing:
         self._note(f"timed: {choice}", timed=True)
 
     def _agreeing(self, arms: Arms, args: Sequence[Any]) -> Arms:
-        wanted = results_of(arms[self._default], args)
-        right = {off: arm for off, arm in arms.items() if agree(results_of(arm, args), wanted)}
-        for off in (x for x in arms if x not in right):
-            left = ", ".join(off) or "nothing"
-            self._note(f"without {left}: not used, for its results are others")
-        if self._fired not in right:
-            raise RuntimeError("without any rewrite its results are others")
+        """Return the arms whose results are those of one without unmeasured kernels."""
+        right, wanted = {}, results_of(arms[self._default], args)
+        for off, arm in arms.items():
+            has_none = off in {self._default, self._fired}
+            why = None if has_none else _difference(arm, args, wanted)
+            if why is None:
+                right[off] = arm
+            else:
+                left = f"the variant without {', '.join(off)}" if off else "the whole"
+                self._note(f"{left} is not used: {why}")
         return right
 
     def _note(self, why: str, *, timed: bool = False) -> None:
@@ -251,46 +255,100 @@ def _copied(value: Any) -> Any:
     return copied.requires_grad_(value.requires_grad)
 
 
-def _step(arm: Compiled, copies: Sequence[Any]) -> Callable[[], list[torch.Tensor | None]]:
+def _step(
+    arm: Compiled,
+    copies: Sequence[Any],
+    cotangent: Callable[[torch.Tensor], torch.Tensor] = torch.ones_like,
+) -> Callable[[], tuple[list[torch.Tensor], list[torch.Tensor | None]]]:
+    """Return a step that returns results and gradients."""
     sources = [x for x in copies if isinstance(x, torch.Tensor) and x.requires_grad]
 
-    def step() -> list[torch.Tensor | None]:
+    def step() -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
         tensors = [x for x in arm(*copies) if isinstance(x, torch.Tensor)]
         results = [x for x in tensors if x.requires_grad]
-        if torch.is_grad_enabled() and results and sources:
-            given = [torch.ones_like(x) for x in results]
-            # A thread of autograd's holds the last gradient for a moment longer. A CUDA graph that
-            # is recorded meanwhile takes that for a tensor which dies in it, and no later call fits
-            # ("graph recording observed an input tensor deallocate").
-            with torch.autograd.set_multithreading_enabled(False):
-                return [*tensors, *torch.autograd.grad(results, sources, given, allow_unused=True)]
-        return [*tensors]
+        if not (torch.is_grad_enabled() and results and sources):
+            return tensors, []
+        given = [cotangent(x) for x in results]
+        # A thread of autograd's holds the last gradient for a moment longer. A CUDA graph that
+        # is recorded meanwhile takes that for a tensor which dies in it, and no later call fits
+        # ("graph recording observed an input tensor deallocate").
+        with torch.autograd.set_multithreading_enabled(False):
+            return tensors, [*torch.autograd.grad(results, sources, given, allow_unused=True)]
 
     return step
 
 
-def results_of(arm: Compiled, args: Sequence[Any]) -> list[torch.Tensor]:
-    """Return a variant's results and gradients, on copies of inputs, with fixed random numbers."""
-    device = next((x.device for x in args if isinstance(x, torch.Tensor)), torch.device("cpu"))
-    with exclusive, torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
-        return [x.detach() for x in _step(arm, [_copied(x) for x in args])() if x is not None]
+class Results(NamedTuple):
+    """What a variant computes."""
+
+    tensors: list[torch.Tensor]
+    """Results, and inputs that were written."""
+    gradients: list[torch.Tensor | None]
 
 
-def agree(results: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
-    """Whether results are another variant's but for rounding, which grows with a graph's depth."""
-    pairs = list(zip(results, wanted, strict=False))
-    return len(results) == len(wanted) and all(_agrees(x, y) for x, y in pairs)
+def results_of(arm: Compiled, args: Sequence[Any]) -> Results:
+    """Return what a variant computes, on copies of its inputs, with the same random numbers."""
+    devices = {x.device for x in args if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
+    with exclusive, torch.random.fork_rng(devices):
+        copies = [_copied(x) for x in args]
+        tensors, gradients = _step(arm, copies, _random)()
+        pairs = zip(copies, args, strict=True)
+        written = [x for x, y in pairs if isinstance(x, torch.Tensor) and not torch.equal(x, y)]
+        return Results([x.detach() for x in (*tensors, *written)], gradients)
 
 
-def _agrees(x: torch.Tensor, wanted: torch.Tensor) -> bool:
-    if (x.shape, x.dtype) != (wanted.shape, wanted.dtype):
+def _random(x: torch.Tensor) -> torch.Tensor:
+    """Return a gradient; ones would be as good as none behind a norm, whose results add up to 0."""
+    generator = torch.Generator(x.device).manual_seed(0)
+    return torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
+
+
+def _difference(arm: Compiled, args: Sequence[Any], wanted: Results) -> str | None:
+    try:
+        found = results_of(arm, args)
+    except Exception as error:  # noqa: BLE001 (whatever it is, other variants run)
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None if agree(found, wanted) else "its results are others"
+
+
+def agree(found: Results, wanted: Results) -> bool:
+    """Whether results are another variant's but for rounding, which grows with a graph's depth.
+
+    Gradients are compared all together: some are nothing but rounding, such as that of a bias
+    before a norm.
+    """
+    pairs = [*zip(found.tensors, wanted.tensors, strict=False)]
+    if len(found.tensors) != len(wanted.tensors):
         return False
-    if not x.is_floating_point():
-        return True  # the place of a maximum may be another
+    if any(x.shape != y.shape or x.dtype != y.dtype for x, y in pairs):
+        return False
+    given = [(x, y) for x, y in zip(*(r.gradients for r in (found, wanted)), strict=True)]
+    if any((x is None) != (y is None) for x, y in given):
+        return False
+    alike = all(_is_near([_distance(x, y)]) for x, y in pairs)
+    return alike and _is_near(
+        [_distance(x, y) for x, y in given if x is not None and y is not None]
+    )
+
+
+def _distance(x: torch.Tensor, wanted: torch.Tensor) -> tuple[float, float]:
+    """Return the norms of a difference and of what is wanted; infinity where one is not finite."""
+    if not (x.is_floating_point() or x.is_complex()):
+        return 0.0, 0.0  # the place of a maximum may be another
+    wide = torch.promote_types(x.dtype, torch.float32) if x.dtype.itemsize > 1 else torch.float32
+    x, wanted = x.to(wide), wanted.to(wide)
     real = wanted.isfinite()
-    x, wanted = (torch.where(real, t, 0).double() for t in (x, wanted))
-    return bool((x - wanted).norm() <= MOST_OFF * wanted.norm())
+    if not torch.equal(x.isfinite(), real):
+        return math.inf, 0.0
+    x, wanted = (torch.where(real, t, 0) for t in (x, wanted))
+    double = torch.complex128 if wide.is_complex else torch.float64
+    off, norm = (torch.linalg.vector_norm(t, dtype=double) for t in (x - wanted, wanted))
+    return off.item(), norm.item()
+
+
+def _is_near(distances: Sequence[tuple[float, float]]) -> bool:
+    off, norm = (math.hypot(*x) for x in zip(*distances, strict=True)) if distances else (0.0, 0.0)
+    return off <= MOST_OFF * norm
 
 
 def chosen(
