@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -39,6 +40,15 @@ hypothesis.settings.register_profile("anew", derandomize=False)
 hypothesis.settings.load_profile("same")
 
 Install = Callable[..., Path]
+
+
+def pytest_collection_finish() -> None:
+    """Keep pytest off torch's trace, which takes a tenth of each compile to be written.
+
+    Torch writes it where its logger has a handler, and pytest adds its own to all that don't
+    propagate.
+    """
+    logging.getLogger("torch.__trace").propagate = True
 
 
 @pytest.fixture(scope="session", autouse=True)
