@@ -11,6 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from triton.runtime import interpreter
 
+INTERPRETER: Any = interpreter
 BUILDER: Any = interpreter.InterpreterBuilder
 EXECUTOR: Any = interpreter.GridExecutor
 
@@ -18,10 +19,12 @@ EXECUTOR: Any = interpreter.GridExecutor
 def guard() -> None:
     """Have kernels end that leave their tensors, from now on and for good."""
     spans: dict[int, tuple[int, int]] = {}
-    begin = EXECUTOR._init_args_hst
+    patched: set[str] = set()
+    begin, patch = EXECUTOR._init_args_hst, INTERPRETER._patch_lang
 
     def begins(self: Any, *given: Any) -> Any:
         spans.clear()
+        patched.clear()
         given = begin(self, *given)
         for tensor in pytree.tree_leaves(given):
             if isinstance(tensor, torch.Tensor) and tensor.numel():
@@ -29,6 +32,14 @@ def guard() -> None:
                 others = spans.get(memory, (start, end))
                 spans[memory] = min(start, others[0]), max(end, others[1])
         return given
+
+    # Triton does it for each call of a device function, too, though the launch has: for 1 ms.
+    def patch_once(function: Any) -> Any:
+        module = function.__globals__["__name__"]
+        if module in patched:
+            return INTERPRETER._LangPatchScope()
+        patched.add(module)
+        return patch(function)
 
     def check(pointers: Any, mask: Any) -> None:
         size = pointers.get_element_ty().primitive_bitwidth // 8
@@ -53,6 +64,7 @@ def guard() -> None:
         setattr(BUILDER, name, access)
 
     EXECUTOR._init_args_hst = begins
+    INTERPRETER._patch_lang = patch_once
     checked("create_masked_load", 0)
     checked("create_masked_store", 0)
     checked("create_atomic_rmw", 1)
