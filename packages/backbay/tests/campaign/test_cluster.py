@@ -40,6 +40,15 @@ def three():
 """
 
 
+NOTICED = {
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 2_000,
+    "health_check_failure_threshold": 3,
+}
+"""When a node that is gone is noticed: by itself Ray takes 15 s."""
+
+
 @pytest.fixture(scope="module")
 def address():
     """Start a Ray of two nodes, each with a worker."""
@@ -155,7 +164,7 @@ def test_a_worker_that_ran_out_of_memory_is_lost_and_its_race_is_tried_again(
 def test_a_node_that_is_gone_costs_nothing_and_without_any_the_rest_is_lost(file, fake):
     from ray.cluster_utils import Cluster as Nodes
 
-    nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
+    nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": NOTICED})
     for _ in range(2):
         nodes.add_node(num_cpus=1)
     try:
