@@ -24,7 +24,8 @@ from torch.utils import _pytree as pytree
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from backbay_optimizer.kernels import elsewhere
+from backbay_optimizer.kernels.elsewhere import Launch
+from backbay_optimizer.tuning.plan_search import smaller
 from speed.condition_tables.elsewhere import asked, launches
 from speed.surroundings import versions
 
@@ -73,9 +74,9 @@ def _short(plan: Any) -> str:
     return f"({', '.join(map(str, plan))})"
 
 
-def _fitted(plan: Any, launch: elsewhere.Launch, capability: int) -> str:
+def _fitted(plan: Any, launch: Launch, capability: int) -> str:
     said = []
-    for how in elsewhere.smaller(plan, launch.limits):
+    for how in smaller(plan, launch.limits):
         taken = max(_taken(x, capability) for x in _launched(launch, how))
         fits = taken <= SHARED[capability] * 1024
         said.append(f"{taken / 1024:.0f}")
@@ -98,7 +99,7 @@ class _Noted:
         return noted
 
 
-def _launched(launch: elsewhere.Launch, plan: Any) -> list[_Noted]:
+def _launched(launch: Launch, plan: Any) -> list[_Noted]:
     kernels = pytree.tree_map(_Noted, list(launch.kernels))
     launch.run(*kernels, *launch.given, plan)
     return [x for x in pytree.tree_leaves(kernels) if x.given]

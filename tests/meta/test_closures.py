@@ -12,8 +12,8 @@ BARS = {
     "backbay_optimizer.passes.linear_epilogues": 20,
     "backbay_optimizer.backend": 104,
 }
-WITH_LATER = BARS | {"backbay_optimizer.backend": 154}
-"""Also lazily: tuning and timing (9), CUDA graphs (12), the store that it keeps its
+WITH_LATER = BARS | {"backbay_optimizer.backend": 155}
+"""Also lazily: tuning and timing (11), CUDA graphs (12), the store that it keeps its
 measurements in (4), the registry and what words errors (9), cutting and checking (3), kernels."""
 
 

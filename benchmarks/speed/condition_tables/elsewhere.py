@@ -18,7 +18,6 @@ from backbay_optimizer.kernels import batch_norm as norms
 from backbay_optimizer.kernels import batch_norm_device as norms_device
 from backbay_optimizer.kernels import depthwise_convolution as depthwise
 from backbay_optimizer.kernels import depthwise_convolution_device as depthwise_device
-from backbay_optimizer.kernels import elsewhere as search
 from backbay_optimizer.kernels import few_row_linears as few
 from backbay_optimizer.kernels import few_row_linears_device as few_device
 from backbay_optimizer.kernels import group_norm_silu as groups
@@ -27,6 +26,8 @@ from backbay_optimizer.kernels import linear_epilogue as epilogue
 from backbay_optimizer.kernels import linear_epilogue_device as epilogue_device
 from backbay_optimizer.kernels import row_norm as rows
 from backbay_optimizer.kernels import row_norm_device as rows_device
+from backbay_optimizer.kernels.elsewhere import Launch
+from backbay_optimizer.tuning import plan_search
 from speed.condition_tables.timing import in_turns, normal, row
 
 _EPS = 1e-5
@@ -42,7 +43,7 @@ def elsewhere() -> Iterator[str]:
         plans, seconds = [plan], []
         for first in (plan, _far_from(plan, launch)):
             start = time.perf_counter()
-            plans.append(search.searched(first, launch))
+            plans.append(plan_search.searched(first, launch))
             seconds.append(f"{time.perf_counter() - start:.0f}")
         runs = [functools.partial(_run, launch, how) for how in plans]
         times = in_turns(runs)
@@ -51,11 +52,11 @@ def elsewhere() -> Iterator[str]:
         yield row(name, *cells, ratios, " ".join(map(_short, plans)), " ".join(seconds))
 
 
-def _run(launch: search.Launch, how: Any) -> Any:
+def _run(launch: Launch, how: Any) -> Any:
     return launch.run(*launch.kernels, *launch.given, how)
 
 
-def _far_from(plan: Any, launch: search.Launch) -> Any:
+def _far_from(plan: Any, launch: Launch) -> Any:
     """Return a plan of which each field is a quarter, or four times as much where it is small."""
     far = {}
     for field, (least, most) in launch.limits.items():
@@ -72,10 +73,10 @@ class _Asked(Exception):  # noqa: N818 (it ends a launch that is not wanted)
     """A plan was asked for."""
 
 
-def asked(module: ModuleType, call: Callable[[], Any]) -> tuple[Any, search.Launch]:
+def asked(module: ModuleType, call: Callable[[], Any]) -> tuple[Any, Launch]:
     """Return the plan of a launch, and what is launched, without launching it."""
 
-    def noted(plan: Any, launch: search.Launch) -> Any:
+    def noted(plan: Any, launch: Launch) -> Any:
         raise _Asked(plan, launch)
 
     with mock.patch.object(module, "plan_here", noted):

@@ -8,7 +8,7 @@ by its name::
 Passes put in operators of PyTorch's, which Inductor lowers and fuses as ever, and for convolutions
 Backbay's, which it calls as they are; its caches know both.
 Whether they pay, and where, is measured where it is asked for, and remembered. That is also how a
-GPU gets Triton kernels that were measured on others (``kernels.elsewhere``)::
+GPU gets Triton kernels that were measured on others (``tuning.plan_search``)::
 
     torch.compile(model, backend="backbay", options={"tune": "full"})
 """
@@ -29,7 +29,7 @@ from backbay.kit.codegen import Codegen, Compiled, nested_tracing
 from backbay.kit.observing import unobserved
 from backbay.registry import Option
 from backbay_optimizer.kernel_analysis import analysed_once
-from backbay_optimizer.kernels.elsewhere import Elsewhere, is_elsewhere, used_elsewhere
+from backbay_optimizer.kernels.elsewhere import Elsewhere, Launch, is_elsewhere, used_elsewhere
 from backbay_optimizer.passes.batch_norms import batch_norms
 from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutions
 from backbay_optimizer.passes.eager_convolutions import eager_convolutions
@@ -66,6 +66,12 @@ _FOR_MEMORY = {linear_cross_entropy.name}
 """Rewrites that are not asked for to be faster, and stay where they are not."""
 _UNMEASURED = ("unmeasured_kernels",)
 """Left out: kernels that were not measured on GPUs of this kind, whatever rewrite they are of."""
+
+
+def _searched(plan: Any, launch: Launch) -> Any:
+    from backbay_optimizer.tuning import plan_search  # noqa: PLC0415 (on some GPUs, if asked for)
+
+    return plan_search.found(plan, launch)
 
 
 class Optimizing(Backend):
@@ -211,7 +217,7 @@ class _GraphCompiler:
     def compile(self, graph_module: GraphModule, off: tuple[str, ...]) -> Compiled:
         """Compile the graph without some rewrites, or without them at some match sites."""
         sites = MatchSites([x for x in off if is_site(x)])
-        with used_elsewhere(allowed=_UNMEASURED[0] not in off):
+        with used_elsewhere(_searched, allowed=_UNMEASURED[0] not in off):
             return self._compiled(graph_module, off, sites).run
 
     def as_known(self, graph_module: GraphModule, off: tuple[str, ...]) -> Compiled:
@@ -219,7 +225,7 @@ class _GraphCompiler:
         if not is_elsewhere(self.example_inputs):
             return self.compile(graph_module, off)
         untouched, sites = _copied(graph_module), MatchSites([x for x in off if is_site(x)])
-        with used_elsewhere(allowed=_UNMEASURED[0] not in off) as elsewhere:
+        with used_elsewhere(_searched, allowed=_UNMEASURED[0] not in off) as elsewhere:
             found = self._tried(graph_module, off, sites, elsewhere)
         return found.run if found is not None else self.compile(untouched, _UNMEASURED)
 
@@ -266,7 +272,7 @@ class _GraphCompiler:
         from backbay_optimizer.tuning import variants  # noqa: PLC0415 (14 ms, unless "off")
 
         untouched, sites = _copied(graph_module), MatchSites(keep=True)
-        with used_elsewhere(allowed=not base) as elsewhere:
+        with used_elsewhere(_searched, allowed=not base) as elsewhere:
             whole = self._tried(graph_module, base, sites, elsewhere)
             if whole is None:
                 return self.choosing(untouched, keep, _UNMEASURED)
@@ -297,9 +303,8 @@ class _GraphCompiler:
         compile_log.note(compile_log.Record(asked=asked, ran=self.backend.codegen, why=why))
 
     def _note_failure(self, what: str, error: Exception) -> None:
-        from backbay.causes import one_line  # noqa: PLC0415 (most compilations end well)
-
-        self.note(f"{what}: {one_line(error)}")
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        self.note(f"{what}: {said}")
 
     def _slower(self, sites: MatchSites) -> tuple[str, ...]:
         from backbay_optimizer.tuning import site_timing  # noqa: PLC0415 (only tune="full" asks)

@@ -16,12 +16,11 @@ from backbay_optimizer.kernels import (  # noqa: E402
     depthwise_convolution,
     elsewhere,
     few_row_linears,
-    found_plans,
     group_norm_silu,
     linear_epilogue,
     row_norm,
 )
-from backbay_optimizer.tuning import variants  # noqa: E402
+from backbay_optimizer.tuning import found_plans, plan_search, variants  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -113,12 +112,12 @@ def test_a_plan_within_the_limits_is_wrong(name, caplog, monkeypatch):
     operator, given, reference = CASES[name]()
     written = []
     monkeypatch.setattr(found_plans, "write", lambda key, plan: written.append((key, plan)))
-    with elsewhere.used_elsewhere():
+    with elsewhere.used_elsewhere(plan_search.found):
         found = torch.compile(lambda: operator(*given), fullgraph=True)()
     assert written
     assert "is wrong here" not in caplog.text
     wanted = reference(*given) if reference else operator(*given)  # by the H100's plan
-    assert elsewhere._agree(found, wanted)
+    assert plan_search._agree(found, wanted)
 
 
 def last(text):
@@ -126,9 +125,9 @@ def last(text):
 
 
 def test_a_convolution_is_rewritten_unasked_or_only_once(monkeypatch):
-    monkeypatch.setattr(elsewhere, "LAUNCHES", 3)
-    searches, searched = [], elsewhere.searched
-    monkeypatch.setattr(elsewhere, "searched", lambda *x: searches.append(x) or searched(*x))
+    monkeypatch.setattr(plan_search, "LAUNCHES", 3)
+    searches, searched = [], plan_search.searched
+    monkeypatch.setattr(plan_search, "searched", lambda *x: searches.append(x) or searched(*x))
     conv = torch.nn.Conv2d(384, 384, 7, padding=3, groups=384)
     model = conv.cuda().bfloat16().to(memory_format=torch.channels_last)
     x = drawn(128, 384, 28, 28, last=True)
