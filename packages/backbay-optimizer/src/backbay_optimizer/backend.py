@@ -222,10 +222,10 @@ class _GraphCompiler:
 
     def as_known(self, graph_module: GraphModule, off: tuple[str, ...]) -> Compiled:
         """Compile the graph as was found; without unmeasured kernels if they fail now."""
-        if not is_elsewhere(self.example_inputs):
+        if _UNMEASURED[0] in off or not is_elsewhere(self.example_inputs):
             return self.compile(graph_module, off)
         untouched, sites = _copied(graph_module), MatchSites([x for x in off if is_site(x)])
-        with used_elsewhere(_searched, allowed=_UNMEASURED[0] not in off) as elsewhere:
+        with used_elsewhere(_searched) as elsewhere:
             found = self._tried(graph_module, off, sites, elsewhere)
         return found.run if found is not None else self.compile(untouched, _UNMEASURED)
 
