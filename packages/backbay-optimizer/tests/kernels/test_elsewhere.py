@@ -22,9 +22,21 @@ def test_kernels_take_a_place_where_nobody_measured_them(monkeypatch):
     assert elsewhere.unmeasured(X) is None
 
 
-@pytest.mark.parametrize(("capability", "searched"), [((9, 0), False), ((8, 0), True)])
+@pytest.mark.parametrize(
+    ("capability", "searched"), [((9, 0), False), ((8, 0), True), ((10, 0), True)]
+)
 def test_a_measured_gpu_or_a_cpu_is_elsewhere_for(capability, searched, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     with torch._subclasses.FakeTensorMode():
-        assert elsewhere._is_elsewhere(torch.empty(2, device="cuda")) is searched
+        assert elsewhere._is_elsewhere(torch.empty(2, device="cuda")) is (capability != (9, 0))
     assert not elsewhere._is_elsewhere(X)
+
+
+def test_a_number_that_varies_is_taken_for_one():
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with torch._subclasses.FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        x = mode.from_tensor(X)
+        assert elsewhere._is_symbolic(x)
+        assert elsewhere._is_symbolic(x.shape[0])
+    assert not any(map(elsewhere._is_symbolic, (X, X.shape[0], 0.5, "silu", None)))

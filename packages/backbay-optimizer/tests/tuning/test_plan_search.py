@@ -54,6 +54,30 @@ def test_a_plan_beyond_the_limits_is_tried():
     assert len(tried) == len(set(tried))
 
 
+def test_a_step_that_pays_after_another_is_not_tried_again():
+    def milliseconds(plan):
+        return 10 - plan.stages - (plan.stages == 4 and plan.block == 128)
+
+    assert plan_search._descended(FIRST, LIMITS, milliseconds, "run") == Plan(128, 4, 4)
+
+
+class Sides(NamedTuple):
+    """Of a block."""
+
+    block_m: int
+    block_n: int
+    programs: int = 64
+    stages: int = 2
+
+
+def test_what_takes_no_memory_or_the_smaller_side_is_halved_first():
+    limits = {"block_m": (16, 64), "block_n": (16, 64), "programs": (1, 64), "stages": (1, 4)}
+    found = [tuple(x) for x in plan_search.smaller(Sides(32, 64), limits)]
+    assert [x[3] for x in found] == [2, 1, 1, 1, 1]
+    assert [x[:2] for x in found] == [(32, 64), (32, 64), (32, 32), (32, 16), (16, 16)]
+    assert {x[2] for x in found} == {64}
+
+
 def test_noise_is_gone_after():
     tried = []
 
@@ -159,6 +183,35 @@ def test_a_plan_that_does_not_run_is_taken(search):
         search(Kernels(wrong=[FIRST], broken=[x for x in every() if x != FIRST]), torch.ones(7))
 
 
+def test_a_gpu_that_is_full_is_taken_for_a_plan_that_does_not_run(search):
+    class Full(Kernels):
+        def run(self, kernel, x, plan):
+            raise torch.cuda.OutOfMemoryError("out of memory")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        search(Full(), X)
+
+
+def test_two_searches_are_taken_for_one(monkeypatch):
+    monkeypatch.setattr(found_plans, "_machine", lambda _: machine)
+    monkeypatch.setattr(found_plans, "device_code", lambda _: code)
+    machine, code, x = "a GPU", "code", torch.ones(3, 3)
+
+    def key(run=Kernels.run, settings=FIRST, given=(x, 1)):
+        return found_plans.key_of(run, settings, given, x.device)
+
+    first = key()
+    found = [first, key(run=Kernels.__init__), key(settings=FASTEST), key(given=(x.t(), 1))]
+    found += [key(given=(x, 2)), key(given=(x.double(), 1)), key(given=(x[:2], 1))]
+    machine = "another GPU"
+    found.append(key())
+    machine, code = "a GPU", "other code"
+    found.append(key())
+    assert len(set(found)) == len(found)
+    code = "code"
+    assert key() == first
+
+
 def every():
     return [Plan(b, w, s) for b in (16, 32, 64, 128) for w in (1, 2, 4, 8) for s in (1, 2, 3, 4)]
 
@@ -235,12 +288,17 @@ def test_a_store_that_cannot_be_written_stops_the_model(search, monkeypatch, tmp
 
 
 @pytest.mark.parametrize(
-    ("found", "agrees"),
-    [(0.0, True), (0.002, True), (0.01, False), (math.nan, False), (math.inf, False)],
+    ("dtype", "found", "agrees"),
+    [
+        *((torch.float16, off, True) for off in (0.0, 0.004, -0.004)),
+        *((torch.float16, off, False) for off in (0.02, -0.02, math.nan, math.inf)),
+        *((torch.bfloat16, off, abs(off) < 0.1) for off in (0.03, 0.125, -0.125)),
+        *((torch.float32, off, abs(off) < 0.003) for off in (0.001, 0.004, -0.004)),
+    ],
 )
-def test_what_is_wrong_is_right_or_the_other_way_round(found, agrees):
-    wanted = torch.tensor([1.0, -2.0], dtype=torch.float16)
-    off = wanted + torch.tensor([found, 0.0], dtype=torch.float16)
+def test_what_is_wrong_is_right_or_the_other_way_round(dtype, found, agrees):
+    wanted = torch.tensor([1.0, -2.0], dtype=dtype)
+    off = wanted + torch.tensor([found, 0.0], dtype=dtype)
     assert plan_search._agree((off, None), (wanted, None)) is agrees
     assert not plan_search._agree([wanted], [wanted[:1]])
     assert plan_search._agree([wanted[:0]], [wanted[:0]])

@@ -183,7 +183,7 @@ def test_a_size_that_varies_has_kernels():
 def test_measured_kernels_are_compared(times, monkeypatch):
     monkeypatch.setattr(elsewhere, "_is_measured", lambda _: True)
     compared = []
-    monkeypatch.setattr(variants, "results_of", compared.append)
+    monkeypatch.setattr(variants, "results_of", lambda *given: compared.append(given))
     assert call(Ours(), "full", X) is True
     assert not compared
 
@@ -259,6 +259,36 @@ def test_a_kernel_that_runs_no_longer_stops_the_model(monkeypatch):
     assert said("kernels left out that were not measured here")
 
 
+@pytest.mark.usefixtures("times")
+def test_kernels_are_used_where_nothing_was_timed():
+    backend = Two()
+    backend.fails_with = (False, False)
+    assert both(backend) is False
+    assert said("doubling, subtracting not timed: without it: ")
+
+
+class Drawing(Two):
+    """Draws a random number more where the rewrite without a kernel is missing."""
+
+    def compile(self, graph_module, example_inputs):
+        targets = {n.target for n in graph_module.graph.nodes if n.op == "call_function"}
+        run = super().compile(graph_module, example_inputs)
+        return (lambda *args: (torch.rand(1), run(*args))[1]) if torch.sub in targets else run
+
+
+@pytest.mark.usefixtures("times")
+def test_random_numbers_of_another_order_leave_right_kernels_out():
+    backend = Drawing()
+    options = {"tune": "full"}
+
+    def dropped(x):
+        return torch.nn.functional.dropout(torch.sub(torch.add(x, x), 1), 0.5)
+
+    torch.compile(dropped, backend=backend, options=options)(torch.ones(1000))
+    assert backend.ran[-1] is True
+    assert said("timed: doubling, subtracting kept")
+
+
 class Second(Ours):
     """Can't compile what has no kernel where it is one of several variants."""
 
@@ -303,12 +333,19 @@ def test_results_are_of_other_random_numbers_or_without_gradients():
     assert not agree(first._replace(gradients=[None]), second)
 
 
+def test_a_gradient_is_given_that_norms_add_up_to_nothing():
+    weight = torch.ones(8, requires_grad=True)
+    (gradient,) = results_of(lambda w: (torch.nn.functional.layer_norm(w, [8]) + w,), [weight])[1]
+    assert gradient.unique().numel() == 8
+
+
 def of(*tensors, gradients=()):
     return Results([*tensors], [*gradients])
 
 
 def test_a_gradient_that_is_nothing_but_rounding_is_the_whole_difference():
     weight, noise = torch.ones(100), torch.full((3,), 1e-5)
+    assert agree(of(1.05 * weight), of(weight))  # as in deep graphs of 16 bits
     wanted = of(weight, gradients=[weight, noise, None])
     assert agree(of(weight, gradients=[weight, -noise, None]), wanted)
     assert not agree(of(weight, gradients=[1.2 * weight, noise, None]), wanted)
