@@ -26,7 +26,7 @@ from triton.compiler import ASTSource
 
 from backbay_optimizer.kernels.elsewhere import Launch
 from backbay_optimizer.tuning.plan_search import smaller
-from speed.condition_tables.elsewhere import asked, launches
+from speed.condition_tables.elsewhere import asked, launches, shown
 from speed.surroundings import versions
 
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -63,15 +63,11 @@ def table() -> Iterator[str]:
     for name, module, call in launches(_nothing):
         plan, launch = asked(module, call)
         cells = [_fitted(plan, launch, capability) for capability in SHARED]
-        yield f"| {name} | {_short(plan)} | {' | '.join(cells)} |"
+        yield f"| {name} | {shown(plan)} | {' | '.join(cells)} |"
 
 
 def _nothing(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-
-
-def _short(plan: Any) -> str:
-    return f"({', '.join(map(str, plan))})"
 
 
 def _fitted(plan: Any, launch: Launch, capability: int) -> str:
@@ -81,7 +77,7 @@ def _fitted(plan: Any, launch: Launch, capability: int) -> str:
         fits = taken <= SHARED[capability] * 1024
         said.append(f"{taken / 1024:.0f}")
         if fits:
-            return said[0] if how == plan else f"{said[0]}; {_short(how)}: {said[-1]}"
+            return said[0] if how == plan else f"{said[0]}; {shown(how)}: {said[-1]}"
     return f"{said[0]}; no smaller plan fits"
 
 

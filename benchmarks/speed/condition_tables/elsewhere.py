@@ -49,7 +49,7 @@ def elsewhere() -> Iterator[str]:
         times = in_turns(runs)
         ratios = " ".join(f"{x / times[0]:.2f}" for x in times[1:])
         cells = [f"{x:.1f}" for x in times]
-        yield row(name, *cells, ratios, " ".join(map(_short, plans)), " ".join(seconds))
+        yield row(name, *cells, ratios, " ".join(map(shown, plans)), " ".join(seconds))
 
 
 def _run(launch: Launch, how: Any) -> Any:
@@ -65,7 +65,8 @@ def _far_from(plan: Any, launch: Launch) -> Any:
     return plan._replace(**far)
 
 
-def _short(plan: NamedTuple) -> str:
+def shown(plan: NamedTuple) -> str:
+    """Return a plan as a cell has it."""
     return f"({', '.join(map(str, plan))})"
 
 

@@ -255,3 +255,21 @@ def test_few_images_leave_most_of_the_gpu_idle_or_many_are_cut():
     assert module.plan(64, 56, 56, 96, 49).chunks == 1
     assert module.plan(1, 56, 56, 96, 49).chunks == 7
     assert module.plan(1, 7, 7, 768, 49).chunks == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "forward", "summed"),
+    [
+        ((128, 28, 28, 384), 64, 64),
+        *(((128, side, side, channels), 32, 64) for side, channels in ((28, 192), (14, 384))),
+        ((64, 7, 7, 768), 32, 32),
+        ((128, 56, 56, 96), 32, 32),
+    ],
+)
+def test_a_thread_has_two_channels_where_one_is_faster_or_the_other_way_round(
+    shape, forward, summed
+):
+    """By ``benchmarks/results/2026-11-28-h200/plans_again.txt``."""
+    assert module.plan(*shape, 49).block_c == forward
+    assert module.plan(*shape, 49, filling=module._FILLING).block_c == summed
+    assert module.plan(*shape, 49).block_r == 1

@@ -301,3 +301,28 @@ def test_what_the_kernels_cannot_count_or_convert_is_read():
         assert "single precision" in why(row, row, dtypes=(torch.float32,) * 2)
         assert "empty" in why(row, (0, 2**16))
         assert "empty" in why((0, 2**16), row)
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns", "wanted"),
+    [
+        *((128, inner, n, (128, 64, 128, 8, 4)) for inner, n in ((4096, 6144), (5120, 7168))),
+        *((512, inner, n, (128, 256, 64, 8, 4)) for inner, n in ((4096, 6144), (5120, 7168))),
+        *((256, inner, n, (128, 128, 64, 8, 4)) for inner, n in ((4096, 6144), (5120, 7168))),
+        (48, 4096, 6144, (64, 64, 128, 4, 4)),
+        (128, 2048, 3072, (32, 64, 128, 4, 4)),
+        (256, 2048, 3072, (128, 64, 128, 8, 4)),
+        (512, 2048, 3072, (128, 128, 64, 8, 4)),
+        (512, 1024, 4096, (128, 64, 64, 8, 4)),
+    ],
+)
+def test_a_slower_plan_is_taken(rows, inner, columns, wanted):
+    """By ``benchmarks/results/2026-11-28-h200/plans_again.txt``."""
+    assert module.plan(rows, inner, inner * columns) == wanted
+
+
+@pytest.mark.parametrize(("inner", "columns", "depth"), [(2048, 8192, 128), (4096, 11008, 64)])
+def test_a_slower_plan_of_a_gate_is_taken(inner, columns, depth):
+    for rows in (96, 128):
+        how = module.plan(rows, inner, 2 * inner * columns, is_gated=True)
+        assert how == (128, 64, depth, 8, 3)

@@ -96,13 +96,17 @@ def times(monkeypatch):
     return given
 
 
-def call(backend, tune, x):
+def doubled(x):
+    return torch.add(x, x)
+
+
+def call(backend, tune, x, function=doubled):
     torch.compiler.reset()
     backend.ran.clear()
-    run = torch.compile(lambda x: torch.add(x, x), backend=backend, options={"tune": tune})
+    run = torch.compile(function, backend=backend, options={"tune": tune})
     results = [run(x) for _ in range(2)]
     for result in results:
-        torch.testing.assert_close(result, x + x)
+        torch.testing.assert_close(result, function(x))
     return backend.ran[-1]
 
 
@@ -170,9 +174,7 @@ def test_a_measured_kernel_has_to_prove_itself(times, monkeypatch):
 
 
 def test_a_size_that_varies_has_kernels():
-    run = torch.compile(
-        lambda x: torch.add(x, x), backend=Ours(), dynamic=True, options={"tune": "full"}
-    )
+    run = torch.compile(doubled, backend=Ours(), dynamic=True, options={"tune": "full"})
     x = torch.arange(6.0)
     torch._dynamo.mark_dynamic(x, 0)
     torch.testing.assert_close(run(x), x + x)
@@ -220,14 +222,7 @@ class Two(Ours):
 
 
 def both(backend, tune="full"):
-    torch.compiler.reset()
-    backend.ran.clear()
-    run = torch.compile(
-        lambda x: torch.sub(torch.add(x, x), 1), backend=backend, options={"tune": tune}
-    )
-    for _ in range(2):
-        torch.testing.assert_close(run(X), X + X - 1)
-    return backend.ran[-1]
+    return call(backend, tune, X, lambda x: torch.sub(torch.add(x, x), 1))
 
 
 @pytest.mark.usefixtures("times")

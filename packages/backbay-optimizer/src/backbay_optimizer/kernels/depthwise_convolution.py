@@ -126,7 +126,7 @@ def plan(
     *,
     filling: int = 2 * _FILLING,
 ) -> Plan:
-    """Return how to cut images that are written or summed: by search on an H100 and an H200.
+    """Return how to cut images that are written or summed: by searches on an H100 and an H200.
 
     Args:
         images: how many.

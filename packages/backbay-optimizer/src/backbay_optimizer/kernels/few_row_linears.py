@@ -128,7 +128,7 @@ LIMITS = {
 
 
 def plan(rows: int, inner: int, elements: int, *, is_gated: bool = False) -> Plan:
-    """Return how to cut a product: by search on an H100 and an H200, in bfloat16.
+    """Return how to cut a product: by searches on an H100 and, later, an H200, in bfloat16.
 
     Args:
         rows: M.
