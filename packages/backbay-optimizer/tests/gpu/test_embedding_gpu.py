@@ -42,11 +42,13 @@ def test_results_stray_or_are_misread(case, dtype):
     eager = torch.ops.aten.embedding_dense_backward(
         dy, index, words, ignored, scale_grad_by_freq=False
     )
-    errors = [(x.double() - wanted).abs().max() for x in (found, eager)]
-    assert errors[0] <= 1.5 * errors[1] + 1e-30, errors
-    assert not found[ignored].any() or ignored < 0
     again = module.embedding_backward(dy.t().contiguous().t(), index.int(), words, ignored)
-    torch.testing.assert_close(again, found)
+    # In which order tokens are added differs each time, and with it what float32 rounds off.
+    order = 2**-22 * module.reference_backward(dy.abs().double(), index, words, ignored)
+    allowed = 1.5 * (eager.double() - wanted).abs().max() + order
+    for x in (found, again):
+        assert ((x.double() - wanted).abs() <= allowed).all()
+        assert not x[ignored].any() or ignored < 0
 
 
 def test_one_word_alone_strays():
