@@ -1,6 +1,7 @@
 """Linear layers of few rows that read the same: a call of cuBLAS for each, beside one kernel."""
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,9 +16,11 @@ from speed.condition_tables.timing import Call, compared, micros, normal, row
 LAYERS = {
     "Llama 1B": (2048, (2048, 512, 512)),
     "Llama 8B": (4096, (4096, 1024, 1024)),
+    "Qwen 14B": (5120, (5120, 1024, 1024)),
     "Llama 70B": (8192, (8192, 1024, 1024)),
     "Qwen 0.5B": (896, (896, 128, 128)),
     "1600 wide": (1600, (1600, 1600, 1600)),
+    "three alike": (2048, (4096, 4096, 4096)),
     "keys and values": (512, (512, 512)),
 }
 """Columns of the input, and of the results."""
@@ -28,6 +31,7 @@ GATED = {
     "Llama 70B": (8192, 28672),
     "Qwen 0.5B": (896, 4864),
     "1600 wide": (1600, 4304),
+    "4096 wide": (4096, 4096),
 }
 """Columns of the input, and of the result."""
 
@@ -37,8 +41,10 @@ HEAD = 64
 
 ROWS = (2, 16, 64, 128, 256, 512)
 
-STEPS = {"Llama 1B": (16, 2048, 512, 8192), "Llama 8B": (16, 4096, 1024, 14336)}
-"""Sequences, columns, those of keys, and those within."""
+STEPS = {"Llama 1B": (2048, 512, 8192), "Llama 8B": (4096, 1024, 14336)}
+"""Columns, those of keys, and those within."""
+
+SEQUENCES = (16, 128, 256)
 
 MOVED = 3e6
 """Bytes that an H100 moves in a microsecond, about."""
@@ -76,7 +82,8 @@ def few_row_steps() -> Iterator[str]:
         functools.partial(backbay, options=without),
         functools.partial(backbay, options={"cuda_graphs": False}),
     )
-    for name, (sequences, width, narrow, inner) in STEPS.items():
+    for sequences, (name, widths) in itertools.product(SEQUENCES, STEPS.items()):
+        width, narrow, inner = widths
         sizes = [(width, width), *[(narrow, width)] * 2, (width, width)]
         sizes += [(inner, width)] * 2 + [(width, inner)]
         caches = [normal(sequences, narrow // HEAD, CACHE, HEAD) for _ in range(2)]

@@ -253,8 +253,12 @@ def test_what_was_not_measured_is_replaced():
         assert why(2) is None
         for sizes, most, is_gated in (
             (small, 512, False),
-            (wide, 64, False),
+            (wide, 256, False),
+            (((7168, 5120),), 256, False),
             (widest, 16, False),
+            (((8192, 2048),) * 2, 256, True),
+            (((4096, 4096),) * 2, 64, True),
+            (((1024, 4096),) * 3, 64, False),
             (((14336, 4096),) * 2, 128, True),
             (((28672, 8192),) * 2, 64, True),
             (((1000, 2048),) * 3, 64, False),  # columns are not in 64s
@@ -265,7 +269,7 @@ def test_what_was_not_measured_is_replaced():
             assert why(most, sizes, is_gated=is_gated) is None
             message = f"{most + 1} rows: from 2 to {most} it was faster"
             assert why(most + 1, sizes, is_gated=is_gated) == message
-        assert "1 rows: from 2 to 64" in why(1)
+        assert "1 rows: from 2 to 256" in why(1)
         assert "eights" in why(sizes=((4100, 4096), (1024, 4096)))
         assert "eights" in why(sizes=((1024, 4100), (1024, 4100)))
         assert "524224 elements" in why(sizes=((2**12, 64), (4095, 64)))

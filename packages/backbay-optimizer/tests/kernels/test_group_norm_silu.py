@@ -206,6 +206,38 @@ def test_a_plan_cuts_groups_or_overflows_a_block(last, tensors):
     check()
 
 
+@pytest.mark.parametrize(
+    ("image", "last", "tensors", "wanted"),
+    [
+        *(((8, c, n * n, c // 32), True, 1, 4) for c, n in ((1280, 16), (1280, 8), (640, 16))),
+        ((8, 2560, 64, 80), True, 2, 4),
+        ((8, 640, 256, 20), True, 2, 8),
+        *(((8, c, n * n, c // 32), False, 1, 4) for c, n in ((320, 64), (640, 32), (512, 64))),
+        ((8, 1280, 64, 40), False, 2, 8),
+    ],
+)
+def test_a_small_groups_program_has_more_or_fewer_warps_than_the_fastest(
+    image, last, tensors, wanted
+):
+    """By ``benchmarks/results/2026-11-28-h200/group_norm_plans.txt``, but for channels first, 2."""
+    plan = module.plan(module.Image(*image, 2, last, tensors))
+    assert (plan.form, plan.warps) == ("panel", wanted)
+    assert plan.stages == (1 if last else 4 if tensors == 1 else 3)
+
+
+@pytest.mark.parametrize(
+    ("channels", "side", "wanted"), [(512, 128, 3), (256, 256, 3), (320, 64, 3), (128, 512, 2)]
+)
+def test_a_large_images_gradient_loads_fewer_blocks_ahead_than_the_fastest(channels, side, wanted):
+    image = module.Image(8, channels, side * side, channels // 32, 2, last=True, tensors=2)
+    assert module.plan(image).stages == wanted
+
+
+def test_a_large_image_with_channels_first_is_cut_into_longer_blocks_than_the_fastest():
+    plan = module.plan(module.Image(4, 128, 2**18, 4, 2, last=False, tensors=1))
+    assert (plan.block_p, plan.warps, plan.stages) == (2048, 4, 4)
+
+
 INTERPRETED = """
     import torch
     from hypothesis import given, settings, strategies as st

@@ -27,15 +27,20 @@ EIGHTS = 8
 LAYERS = 3
 """As many are computed at once."""
 
-MOST_ROWS = {3 * 2**21: 512, 3 * 2**23: 64, 5 * 2**24: 16}
+MOST_ROWS = {3 * 2**21: 512, 35 * 2**20: 256, 5 * 2**24: 16}
 """Rows up to which it pays, by how many elements all weights have at most, of layers without a
 gate (``benchmarks/conditions.py``, as all of these)."""
 
-MOST_ROWS_GATED = {7 * 2**24: 128, 7 * 2**26: 64}
+MOST_ROWS_GATED = {2**25: 256, 7 * 2**24: 128, 7 * 2**26: 64}
 """Likewise of a gate and what it gates."""
 
 MOST_ROWS_ODD = (64, 16)
 """Likewise for sizes that are not in `BLOCK`: without a gate, and with one."""
+
+MOST_ROWS_TALL = 64
+"""Likewise for weights of few columns, which leave multiprocessors idle: fewer than they read, or
+twice that of a gate. A gate of 4096 columns that reads as many took 1.14 times as long with 128
+rows; others were not measured."""
 
 FEWEST = 2**19
 """Elements of all weights from which it was measured."""
@@ -314,6 +319,9 @@ def pays(
 def _most_rows(sizes: Sequence[tuple[int, int]], elements: int, *, is_gated: bool) -> int:
     table = MOST_ROWS_GATED if is_gated else MOST_ROWS
     most = next((rows for limit, rows in table.items() if elements <= limit), 0)
+    columns, inner = sum(n for n, _ in sizes), sizes[0][1]
+    if columns < inner * (4 if is_gated else 1):
+        most = min(most, MOST_ROWS_TALL)
     is_even = not any(n % block for x in sizes for n, block in zip(x, BLOCK, strict=True))
     return most if is_even else min(most, MOST_ROWS_ODD[is_gated])
 

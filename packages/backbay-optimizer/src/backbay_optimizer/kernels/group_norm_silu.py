@@ -207,7 +207,7 @@ class Image(NamedTuple):
 
 
 def plan(image: Image) -> Plan:
-    """Return how to cut an image: by search on an H100."""
+    """Return how to cut an image: by searches on an H100 and, later, an H200, in bfloat16."""
     if image.last is None:
         return _mixed_plan(image)
     return _last_plan(image) if image.last else _first_plan(image)
@@ -217,7 +217,9 @@ def _last_plan(image: Image) -> Plan:
     """Channels are last: blocks of whole cache lines of channels."""
     samples, channels, pixels, group, size, _, tensors = image
     if pixels * group * size * tensors <= SMALL_PANEL:
-        return Plan("panel", group, 64, min(64, max(4, _power_from(group))))
+        block_c = min(64, max(4, _power_from(group)))
+        warps = 8 if tensors > 1 and block_c < 64 else 4  # noqa: PLR2004 (by search, as all of these)
+        return Plan("panel", group, 64, block_c, warps=warps)
     wide = 256 // size
     if tensors == 1 or samples * channels * pixels * size * tensors <= CACHED:
         block_c = _power_from(min(channels, wide // 2))
@@ -228,7 +230,8 @@ def _last_plan(image: Image) -> Plan:
     block_c = wide if channels % wide == 0 else wide // 4
     block_c = _power_from(min(channels, block_c))
     block_p = 4096 // block_c
-    return Plan("window", channels, block_p, block_c, block_p * 16, ahead=528, warps=4, stages=2)
+    stages = 3 if channels > wide else 2
+    return Plan("window", channels, block_p, block_c, block_p * 16, 528, warps=4, stages=stages)
 
 
 def _first_plan(image: Image) -> Plan:
@@ -237,12 +240,13 @@ def _first_plan(image: Image) -> Plan:
     few = min(4, _power_from(group)) if group % 8 else 8
     if pixels * group * size <= LARGE_PANEL // tensors:
         block_p = 16 if pixels < 32 else _power_below(pixels, 512 if tensors == 1 else 256)  # noqa: PLR2004
-        return Plan("panel", group, block_p, min(few, 4096 // block_p), warps=8, stages=3)
+        ahead = {"warps": 4, "stages": 4} if tensors == 1 else {"warps": 8, "stages": 3}
+        return Plan("panel", group, block_p, min(few, 4096 // block_p), **ahead)
     width = group
     while width < 16 and channels % (2 * width) == 0:  # noqa: PLR2004
         width *= 2
     if tensors == 1 and pixels > 2**16:
-        return Plan("window", width, 4096, 2, 16384, ahead=33, warps=8, stages=4)
+        return Plan("window", width, 2048, 2, 16384, ahead=33, warps=4, stages=4)
     block_p = _power_below(pixels, 512) if pixels >= 32 else 16  # noqa: PLR2004
     block_c = min(8 if tensors == 1 else 4, _power_from(width))
     span = 4 * block_p
