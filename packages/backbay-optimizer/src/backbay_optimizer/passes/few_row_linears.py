@@ -2,7 +2,7 @@
 
 ::
 
-    before:  q, k = F.linear(x, wq), F.linear(x, wk)                    # x has 2 to 64 rows
+    before:  q, k = F.linear(x, wq), F.linear(x, wk)                    # x has 2 to 512 rows
     after:   q, k = torch.ops.backbay.few_row_linears(x, [wq, wk], [None, None])
 
     before:  F.silu(F.linear(x, gate)) * F.linear(x, up)
