@@ -15,9 +15,9 @@ GPU gets Triton kernels that were measured on others (``tuning.plan_search``)::
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule
@@ -212,13 +212,35 @@ class _GraphCompiler:
     @property
     def settings(self) -> Any:
         """What times depend on, beside the graph."""
-        return self.mode, sorted((k, repr(v)) for k, v in self.given.items() if k != "tune")
+        from backbay_optimizer.cuda_graphs.codegen import known_by  # noqa: PLC0415 (unless "off")
+
+        return self.mode, sorted((k, known_by(v)) for k, v in self.given.items() if k != "tune")
 
     def compile(self, graph_module: GraphModule, off: tuple[str, ...]) -> Compiled:
         """Compile the graph without some rewrites, or without them at some match sites."""
+        return self._variant(graph_module, off).compilation.run
+
+    def _variant(self, graph_module: GraphModule, off: tuple[str, ...]) -> "_Variant":
         sites = MatchSites([x for x in off if is_site(x)])
-        with used_elsewhere(_searched, allowed=_UNMEASURED[0] not in off):
-            return self._compiled(graph_module, off, sites).run
+        with used_elsewhere(_searched, allowed=_UNMEASURED[0] not in off) as elsewhere:
+            compilation = self._compiled(graph_module, off, sites)
+        return _Variant(off, compilation, is_untried=elsewhere.asked)
+
+    def _variant_apart(self, untouched: GraphModule, off: tuple[str, ...]) -> "_Variant":
+        """Compile a copy of the graph that is being compiled."""
+        with nested_tracing(self.example_inputs), unobserved():
+            return self._variant(_copied(untouched), off)
+
+    def _fewer(self, untouched: GraphModule, off: tuple[str, ...]) -> Iterator["_Variant"]:
+        """Compile it without some rewrites, and without those that fire in their place; and so on.
+
+        The last has none.
+        """
+        variant = self._variant_apart(untouched, off)
+        yield variant
+        more = [x for x in _fired(variant.compilation) if x not in off]
+        if more:
+            yield from self._fewer(untouched, (*off, *more))
 
     def as_known(self, graph_module: GraphModule, off: tuple[str, ...]) -> Compiled:
         """Compile the graph as was found; without unmeasured kernels if they fail now."""
@@ -276,26 +298,39 @@ class _GraphCompiler:
             whole = self._tried(graph_module, base, sites, elsewhere)
             if whole is None:
                 return self.choosing(untouched, keep, _UNMEASURED)
-            fired = tuple(x.name for x in whole.reports if x.changes and x.name not in _FOR_MEMORY)
+            fired = _fired(whole)
             if not fired:
                 return whole.run
             slower = self._slower(sites)
-        arms, plain = {base: whole.run}, (*base, *fired)
+        made = {base: _Variant(base, whole, is_untried=elsewhere.asked)}
         default = _UNMEASURED if elsewhere.asked else base
+        none, plain = (*base, *fired), None
         single = ((*base, x) for x in fired)
-        for off in dict.fromkeys((default, plain, *single, (*base, *slower))):
-            if off in arms:
+        for off in dict.fromkeys((none, default, *single, (*base, *slower))):
+            if off in made:
                 continue
             try:
-                with nested_tracing(self.example_inputs), unobserved():
-                    arms[off] = self.compile(_copied(untouched), off)
+                if off == none:
+                    fewer = {x.off: x for x in self._fewer(untouched, off)}
+                    made |= fewer
+                    *_, plain = fewer.values()
+                else:
+                    made[off] = self._variant_apart(untouched, off)
             except Exception as error:  # noqa: BLE001 (whatever it is, the graph itself compiled)
                 self._note_failure(f"{', '.join(off)} not timed: without it", error)
-        if default not in arms:
+        if default not in made:
             return self.compile(untouched, _UNMEASURED)
-        if plain not in arms:
-            return arms[default]
-        return variants.Choosing(arms, plain, self.backend.__name__, keep, default)
+        if plain is None:
+            return made[default].compilation.run
+        return variants.Choosing(
+            {off: x.compilation.run for off, x in made.items()},
+            fired,
+            self.backend.__name__,
+            keep,
+            plain=plain.off,
+            default=default,
+            untried=[off for off, x in made.items() if x.is_untried],
+        )
 
     def note(self, why: str) -> None:
         """Put a line into the compile log."""
@@ -314,6 +349,22 @@ class _GraphCompiler:
         generate = self.backend.code_generator(mode, self.given)
         found = sites.found.values()
         return tuple(site_timing.slower(found, self.backend.passes, generate, self.settings))
+
+
+class _Variant(NamedTuple):
+    """A graph that is compiled without some rewrites."""
+
+    off: tuple[str, ...]
+    """What is left out."""
+    compilation: Compilation
+    is_untried: bool
+    """Whether it holds kernels that were not measured on this GPU."""
+
+
+def _fired(compilation: Compilation) -> tuple[str, ...]:
+    """Return the rewrites that changed a graph, of those that can be left out."""
+    reports = compilation.reports
+    return tuple(x.name for x in reports if x.changes and x.name not in _FOR_MEMORY)
 
 
 def _copied(graph_module: GraphModule) -> GraphModule:

@@ -72,6 +72,15 @@ def test_somewhere_else_is_here(device, change, reason):
     assert device["graphs"][0].replays == replays + 1
 
 
+def test_nothing_is_recorded_after_many_kinds_of_call(device, monkeypatch):
+    monkeypatch.setattr(replayable, "MOST_KEYS", 2)
+    call, _ = replayed(lambda x, n: [x * n])
+    for n in range(5):
+        for _ in range(3):
+            assert call([torch.ones(2), n])[0].tolist() == [n, n]
+    assert [x.replays for x in device["graphs"]] == [2] * 5
+
+
 def test_who_watches_what_is_dispatched_sees_nothing(device):
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from backbay_optimizer.backend import Optimizing
+from backbay_optimizer.kernels import batch_norm, conditions
 
 
 def device_files(one):
@@ -17,13 +18,25 @@ def device_files(one):
             yield from path.parent.glob(f"{path.stem}_device.py")
 
 
+def _knows(one, code):
+    return any(code in x for x in one.decisive() if isinstance(x, str))
+
+
 WITH_KERNELS = [x for x in Optimizing.passes if any(device_files(x))]
 
 
 @pytest.mark.parametrize("one", WITH_KERNELS, ids=lambda x: x.name)
 def test_a_pass_is_known_without_its_device_code(one):
     for path in device_files(one):
-        assert path.read_text("utf-8") in one.decisive()
+        assert _knows(one, path.read_text("utf-8"))
+
+
+def test_what_a_kernel_takes_from_anothers_device_code_changes_unnoticed():
+    one = next(x for x in WITH_KERNELS if x.name == "batch_norms")
+    other = Path(batch_norm.__file__).with_name("group_norm_silu_device.py").read_text("utf-8")
+    assert "import sigmoid" in conditions.device_code(batch_norm)
+    assert other in conditions.device_code(batch_norm)
+    assert _knows(one, other)
 
 
 def test_passes_with_kernels_are_not_found():

@@ -296,6 +296,11 @@ def test_what_the_kernels_cannot_count_or_convert_is_read():
 
         row, many = (1, 2**16), (2**15, 2**16)
         assert why((2, 2**16), (2**15 - 1, 2**16)) is None
+        assert why((2, 64), *[(8, 64)] * 3, dtypes=(torch.bfloat16,) * 4) is None
+        assert "4 layers" in why((2, 64), *[(8, 64)] * 4, dtypes=(torch.bfloat16,) * 5)
+        assert "0 layers" in why((2, 64))
+        assert "columns" in why((2, 64), (8, 128))
+        assert "columns" in why((2, 64), (8, 64), (8, 32), dtypes=(torch.bfloat16,) * 3)
         assert "32 bits" in why((2, 2**16), many)
         assert "32 bits" in why(many, row)
         assert "32 bits" in why((2**16, 8), (2**15, 8))

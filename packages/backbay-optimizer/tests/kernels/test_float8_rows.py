@@ -163,6 +163,11 @@ INTERPRETED = """
         assert_close(total, sums, rtol=0, atol=0)
         assert_close(y, wanted, rtol=1e-5, atol=1e-4)
 
+    strided, recipe = torch.randn(400)[::10], module.Recipe("rms_norm", 1e-6)
+    given = (torch.randn(3, 40), strided, None, recipe)
+    found, wanted = module.launch(device.float8_rows_kernel, *given), module.reference(*given)
+    assert_close(found[1], wanted[1], rtol=1e-5, atol=0)
+
     x = torch.zeros(3, 40)
     x[1, 3], x[2, 5] = float("nan"), float("inf")
     for floor in (0.0, 1e-3):

@@ -47,6 +47,8 @@ HEADS = {
     ),
     "rows that are all kept before": (lambda x, v, w: F.linear(x[:, 0:], v)[:, -1] * 2, 1),
     "a selection of a selection": (lambda x, v, w: (x @ w)[:, 2:].relu()[:, 0:1].sum() * 2, 5),
+    "a selection of a selection, at once": (lambda x, v, w: F.linear(x, v)[:1][:, -1] * 2, 7),
+    "and of columns": (lambda x, v, w: (x @ w)[:, -1:][..., :5].sum() * 2, 1),
     "columns that are cut before": (
         lambda x, v, w: F.linear(rms(x)[..., :5], v[:, :5])[:, 1] * 2,
         1,

@@ -183,6 +183,31 @@ def test_a_plan_that_does_not_run_is_taken(search):
         search(Kernels(wrong=[FIRST], broken=[x for x in every() if x != FIRST]), torch.ones(7))
 
 
+def test_a_search_that_found_nothing_is_made_again(search, monkeypatch):
+    kernels = Kernels(broken=every())
+    for _ in range(2):
+        with pytest.raises(NoPlanError, match="none of 4 plans runs"):
+            search(kernels, X)
+    assert len(kernels.launched) == 4
+    monkeypatch.setattr(found_plans, "_known", {})  # another process
+    with pytest.raises(NoPlanError, match="none of 4 plans runs"):
+        search(kernels, X)
+    assert len(kernels.launched) == 4
+
+
+def test_what_a_plan_leaves_unwritten_is_right_because_the_one_before_was(monkeypatch):
+    monkeypatch.setattr(plan_search, "_timed", lambda call: 1.0)
+    wanted, memory = torch.randn(40), torch.empty(40)
+
+    def launch(written):  # what an allocator may do with results that nobody holds
+        memory[:written] = wanted[:written]
+        return memory, None
+
+    trial = plan_search._Trial(launch, (wanted, None))
+    assert trial.milliseconds(40) == 1.0
+    assert trial.milliseconds(39) == math.inf
+
+
 def test_a_gpu_that_is_full_is_taken_for_a_plan_that_does_not_run(search):
     class Full(Kernels):
         def run(self, kernel, x, plan):

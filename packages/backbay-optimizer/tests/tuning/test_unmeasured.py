@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from backbay import compile_log
+from backbay.kit import NotApplicable
 from backbay.kit.passes import Pass
 from backbay_optimizer.backend import Optimizing
 from backbay_optimizer.kernels import elsewhere
-from backbay_optimizer.tuning import variants
+from backbay_optimizer.tuning import plan_search, variants
 from backbay_optimizer.tuning.variants import ALL, Results, agree, results_of
 
 NONE = ("unmeasured_kernels",)
@@ -326,6 +327,47 @@ def test_results_are_of_other_random_numbers_or_without_gradients():
     assert not agree(first._replace(tensors=first.tensors[:2]), second)
     assert not agree(first._replace(tensors=[x.double() for x in first.tensors]), second)
     assert not agree(first._replace(gradients=[None]), second)
+
+
+def test_a_gradient_is_wrong_beside_larger_ones():
+    def agrees(found, wanted):
+        return agree(*(Results([], [torch.ones(10_000), x]) for x in (found, wanted)))
+
+    assert not agrees(torch.zeros(50), torch.ones(50))
+    assert agrees(torch.ones(50) * 1.05, torch.ones(50))
+    assert agrees(torch.full((50,), -0.1), torch.full((50,), 0.1))  # rounding, for all anyone knows
+
+
+@dataclass(frozen=True, kw_only=True)
+class First(Pass):
+    """Takes what another rewrite, with a kernel, would take."""
+
+    summary = "it doubles by itself"
+
+    def run(self, graph_module, context):
+        nodes = graph_module.graph.find_nodes(op="call_function", target=torch.add)
+        for node in nodes:
+            node.target, node.args = torch.mul, (node.args[0], 2)
+        graph_module.recompile()
+        return len(nodes)
+
+
+class Behind(Ours):
+    """Has a wrong kernel that is seen only where another rewrite is missing."""
+
+    passes = (First(), Doubling(function=wrong))
+
+
+def test_a_wrong_kernel_stands_where_another_rewrite_was_left_out(times):
+    times.update({ALL: 2.0, ("first", "doubling"): 3.0, ("first",): 1.0})
+    assert call(Behind(), "full", X) is True
+    assert said("the variant without first is not used: its results are others")
+    (line,) = said("timed: first kept: ")
+    assert " 1.496 [" in line  # times as fast as without both
+
+
+def test_a_kernel_without_a_plan_takes_other_kernels_with_it():
+    assert issubclass(plan_search.NoPlanError, NotApplicable)  # so it is a near miss of its site
 
 
 def test_a_gradient_is_given_that_norms_add_up_to_nothing():

@@ -1,5 +1,6 @@
 """Rewrites are timed on the first call, what is faster stays, and the next process knows it."""
 
+import contextlib
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -14,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay import compile_log, explain
 from backbay.kit.passes import Pass
 from backbay.proof import Workload
-from backbay_optimizer.backend import Optimizing
+from backbay_optimizer.backend import Optimizing, _GraphCompiler
 from backbay_optimizer.backend import backbay as optimizing
 from backbay_optimizer.cuda_graphs.capture import exclusive
 from backbay_optimizer.tuning import cache, variants
@@ -39,7 +40,7 @@ def around(middle, spread=0.01, step=7):
 
 
 def test_a_rewrite_that_costs_is_kept():
-    choice = chosen({ALL: around(2.0), STOCK: around(1.5), ONE: around(1.2)}, STOCK)
+    choice = chosen({ALL: around(2.0), STOCK: around(1.5), ONE: around(1.2)}, STOCK, STOCK)
     assert choice.off == ONE
     assert choice.gain == pytest.approx(1.25, rel=0.01)
     assert choice.interval[0] > 1
@@ -47,13 +48,13 @@ def test_a_rewrite_that_costs_is_kept():
 
 
 def test_noise_throws_a_rewrite_out():
-    noisy = chosen({ALL: around(1.0, 0.1), ONE: around(0.999, 0.1, step=5)}, ONE)
+    noisy = chosen({ALL: around(1.0, 0.1), ONE: around(0.999, 0.1, step=5)}, ONE, ONE)
     assert noisy.off == ALL
     assert noisy.interval[0] < 1 < noisy.interval[1]
 
 
 def test_a_rewrite_that_pays_is_left_out():
-    choice = chosen({ALL: around(1.0), ONE: around(2.0)}, ONE)
+    choice = chosen({ALL: around(1.0), ONE: around(2.0)}, ONE, ONE)
     assert (choice.off, choice.fired) == (ALL, ONE)
     assert choice.gain == pytest.approx(2.0, rel=0.01)
 
@@ -64,7 +65,9 @@ def test_the_slow_variant_stays_or_inputs_are_changed():
         return (x.add_(1) * 2,)
 
     kept = []
-    run = Choosing({ALL: slow, ONE: lambda x: (x.add_(1) * 2,)}, ONE, "backbay", kept.append)
+    run = Choosing(
+        {ALL: slow, ONE: lambda x: (x.add_(1) * 2,)}, ONE, "backbay", kept.append, plain=ONE
+    )
     x = torch.zeros(3)
     state = torch.get_rng_state()
     assert run(x)[0].tolist() == [2, 2, 2]
@@ -97,7 +100,7 @@ def test_a_gradient_outlives_what_is_timed_in_a_thread_of_autograds():
         return (Threads.apply(x),)
 
     Threads.seen.clear()
-    (result,) = Choosing({ALL: run, ONE: run}, ONE, "backbay", lambda _: None)(
+    (result,) = Choosing({ALL: run, ONE: run}, ONE, "backbay", lambda _: None, plain=ONE)(
         torch.ones(3, requires_grad=True)
     )
     assert Threads.seen
@@ -111,7 +114,7 @@ def test_what_cannot_be_timed_stops_the_model():
         raise RuntimeError("out of memory\nand more")
 
     kept = []
-    run = Choosing({ALL: lambda x: (x + 1,), ONE: refuses}, ONE, "backbay", kept.append)
+    run = Choosing({ALL: lambda x: (x + 1,), ONE: refuses}, ONE, "backbay", kept.append, plain=ONE)
     assert run(torch.zeros(1))[0].item() == 1
     assert not kept
     assert compile_log.records()[-1].why == (
@@ -134,6 +137,13 @@ def graph_of(x):
     return torch.fx.symbolic_trace(lambda x: x + 1), [x]
 
 
+@contextlib.contextmanager
+def _deterministic():
+    torch.use_deterministic_algorithms(mode=True)
+    yield
+    torch.use_deterministic_algorithms(mode=False)
+
+
 def test_a_choice_is_taken_for_another_graphs():
     def key(x, passes=optimizing.passes, settings=None):
         return key_of(*graph_of(x), passes, settings)
@@ -143,12 +153,42 @@ def test_a_choice_is_taken_for_another_graphs():
     keys += [key(torch.zeros(3, 2).t()), key(x.clone().requires_grad_()), key(x, passes=())]
     with torch.no_grad():
         keys.append(key(x))
+    with torch.inference_mode():
+        keys.append(key(x))
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            keys.append(key(x))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        keys.append(key(x))
+    with _deterministic():
+        keys.append(key(x))
     for branch in (lambda x: x.sin(), lambda x: x.cos()):
         outer, inputs = graph_of(x)
         outer.add_submodule("branch", torch.fx.symbolic_trace(branch))
         keys.append(key_of(outer, inputs, (), None))
     assert len(set(keys)) == len(keys)
     assert key(x) == keys[0]
+
+
+class Hook:
+    """One of Inductor's hooks, as users write them."""
+
+    def __init__(self, known):
+        self.known = known
+
+    def uuid(self):
+        return self.known
+
+
+def test_a_choice_is_made_again_for_the_same_hook():
+    def settings(hook):
+        given = {"tune": "full", "post_grad_custom_pre_pass": hook}
+        return _GraphCompiler(
+            backend=optimizing, example_inputs=(), given=given, mode=None, name=None
+        ).settings
+
+    assert settings(Hook("one")) == settings(Hook("one"))
+    assert settings(Hook("one")) != settings(Hook("two"))
 
 
 def test_a_gpu_takes_what_was_found_of_another_beside_it(monkeypatch):
@@ -327,7 +367,7 @@ def test_what_was_found_slower_is_done_again(tune, changes, monkeypatch, reports
 
 
 def test_a_broken_entry_is_trusted(tmp_path):
-    choice = chosen({ALL: around(1.0), ONE: around(2.0)}, ONE)
+    choice = chosen({ALL: around(1.0), ONE: around(2.0)}, ONE, ONE)
     cache.write("key", choice)
     assert cache.read("key") == choice
     spoil(tmp_path)
@@ -337,7 +377,7 @@ def test_a_broken_entry_is_trusted(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no modes")
 @pytest.mark.parametrize("spoilt", ["", "decisions.sqlite"])
 def test_a_choice_that_others_may_have_written_is_believed(tmp_path, spoilt):
-    choice = chosen({ALL: around(1.0), ONE: around(2.0)}, ONE)
+    choice = chosen({ALL: around(1.0), ONE: around(2.0)}, ONE, ONE)
     cache.write("key", choice)
     (tmp_path / spoilt).chmod(0o777)
     compile_log.clear()
@@ -351,7 +391,7 @@ def test_a_choice_that_others_may_have_written_is_believed(tmp_path, spoilt):
 def test_a_folder_that_cannot_be_written_to_stops_the_model(tmp_path, monkeypatch):
     monkeypatch.setenv("BACKBAY_CACHE", str(tmp_path / "file"))
     (tmp_path / "file").write_text("")
-    cache.write("key", chosen({ALL: around(1.0), ONE: around(2.0)}, ONE))
+    cache.write("key", chosen({ALL: around(1.0), ONE: around(2.0)}, ONE, ONE))
     assert cache.read("key") is None
 
 

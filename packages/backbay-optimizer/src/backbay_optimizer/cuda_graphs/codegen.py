@@ -69,7 +69,7 @@ def replaying(
         recordings = Recordings(name=name, share=share)
         decision = None
         if decide is not None:
-            settings = sorted((key, _known_by(x)) for key, x in patches.items())
+            settings = sorted((key, known_by(x)) for key, x in patches.items())
             decision = decide(graph_module, example_inputs, settings, recordings)
         if decision is not None and decision.known is False:
             return plain(graph_module, example_inputs)
@@ -105,7 +105,8 @@ def _on_cuda(graph_module: GraphModule, example_inputs: Sequence[Any]) -> bool:
     return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in held)
 
 
-def _known_by(setting: Any) -> str:
+def known_by(setting: Any) -> str:
+    """Return what tells a setting apart in every process."""
     uuid = getattr(setting, "uuid", None)  # a pass in one of Inductor's hooks
     return str(uuid()) if callable(uuid) else repr(setting)
 

@@ -46,7 +46,7 @@ class Replayable(ABC):
         self._shared = shared
         self._integers: tuple[int, ...] | None = None
         """Which inputs are sizes; None until the first call."""
-        self._warm: set[tuple[Key, int]] = set()
+        self._warm: dict[tuple[Key, int], None] = {}
         self._settings = _settings()
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
@@ -87,8 +87,9 @@ class Replayable(ABC):
         if here in self._warm:
             return None
         # Libraries choose kernels and load code in the first call, of each thread.
-        if len(self._warm) < MOST_KEYS:
-            self._warm.add(here)
+        if len(self._warm) >= MOST_KEYS:
+            self._warm.pop(next(iter(self._warm)), None)  # a thread that is gone, or a size
+        self._warm[here] = None
         return FIRST
 
     def _recorded(self, record: Callable[[], Recording]) -> Recording | str:

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -36,10 +37,12 @@ def device_code(kernel: ModuleType) -> str:
     """Return the text of a kernel's device code, without importing it: that imports Triton.
 
     Compiled graphs that are kept on disk depend on it, and their keys name only what is called
-    forward.
+    forward. What it takes from another kernel's device code is in that one's text.
     """
     path = Path(str(kernel.__file__))
-    return path.with_name(f"{path.stem}_device.py").read_text("utf-8")
+    code = path.with_name(f"{path.stem}_device.py").read_text("utf-8")
+    others = re.findall(r"^from backbay_optimizer\.kernels\.(\w+) import", code, re.MULTILINE)
+    return "".join([code, *(path.with_name(f"{x}.py").read_text("utf-8") for x in others)])
 
 
 def widened(x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Kernels on GPUs other than those that their plans and conditions were measured on.
 
 There a kernel is left alone, unless somebody asks for it to be measured (``tune="full"``). Then it
-may take something's place, is cut by the plan that a search on that GPU finds
-(``tuning.plan_search``), and stays if the graph is shown to be faster with it
+may take something's place, is cut by the plan that a search on that GPU finds, if it has one
+(``tuning.plan_search``), and stays if the graph gives the same and is shown to be faster with it
 (``tuning.variants``).
 """
 

@@ -280,10 +280,14 @@ def refusal(x: Tensor, *weights: Tensor) -> str | None:
     """Return why the kernels can't take layers, or None. Then the reference runs."""
     if reason := unfit(x, *weights):
         return reason
-    if x.dtype == torch.float32:
-        return "in single precision cuBLAS is faster"
-    if not x.numel() or not all(w.numel() for w in weights):
-        return "it is empty"
+    reasons = {
+        "in single precision cuBLAS is faster": x.dtype == torch.float32,
+        f"{len(weights)} layers: the kernels take {LAYERS}": not 0 < len(weights) <= LAYERS,
+        "it is empty": not x.numel() or not all(w.numel() for w in weights),
+        "its columns are not the weights'": any(w.shape[1] != x.shape[-1] for w in weights),
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), None):
+        return reason
     rows = math.prod(x.shape[:-1])
     most = max(x.numel(), *(n for w in weights for n in (w.numel(), rows * w.shape[0])))
     if most > torch.iinfo(torch.int32).max:

@@ -109,7 +109,7 @@ def launch(
     columns = x.shape[-1]
     rows = _rows(x)
     added = None if residual is None else _rows(residual)
-    gated = _rows(by) if by is not None and recipe.kind == "silu" else by
+    gated = None if by is None else _rows(by) if recipe.kind == "silu" else by.contiguous()
     y = torch.empty(x.shape, dtype=FLOAT8, device=x.device)
     scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     total = torch.empty(0 if residual is None else x.shape, dtype=x.dtype, device=x.device)

@@ -68,6 +68,8 @@ LARGE_IMAGE = 2**16
 _IMAGE = 3
 """Dimensions from which channels can be last."""
 _INT32 = 2**31
+_MOST_CHANNELS = 128
+"""Of a block."""
 
 
 # 1. The reference
@@ -497,6 +499,9 @@ def refusal(x: Tensor, groups: int) -> str | None:
         return reason
     if x.shape[1] // groups > LARGEST_WIDTH:
         return f"groups of {x.shape[1] // groups} channels: the kernels take {LARGEST_WIDTH}"
+    pixels = Geometry.of(x, groups).pixels
+    if pixels >= _INT32 // _MOST_CHANNELS:
+        return f"images of {pixels} pixels: the kernels count a block's elements in 32 bits"
     return None
 
 

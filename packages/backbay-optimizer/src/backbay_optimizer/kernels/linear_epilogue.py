@@ -29,7 +29,7 @@ EIGHTS = 8
 """Elements of 16 bits that are read at once."""
 
 PAYS_FROM = 2**21
-"""Results from which it pays; with a gate, elements of the rows."""
+"""Results from which it pays; with a gate, results or elements of the rows, whichever are more."""
 
 MOST_ACTIVATED = 1024
 """Products for each result up to which it pays, with an activation."""

@@ -19,7 +19,7 @@ from backbay_optimizer.kernels.conditions import has_triton, registers, unfit
 from backbay_optimizer.kernels.elsewhere import unmeasured
 
 PAYS_FROM = 2**26
-"""Elements from which it was measured: those of ResNet-50 with 128 images are 103 million
+"""Elements from which it is used. It was measured with the 103 million of ResNet-50 with 128 images
 (``benchmarks/cuda_graphs.py resnet50,128,train``)."""
 
 LARGEST = 127

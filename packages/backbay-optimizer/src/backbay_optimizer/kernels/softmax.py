@@ -26,7 +26,8 @@ FEWEST_COLUMNS = 4096
 """Below, Inductor holds a row in registers."""
 
 FEWEST_ELEMENTS = 2**26
-"""It was measured with 262 million and more (``benchmarks/patterns.py``)."""
+"""From which it is used: two and a half times what the L2 cache holds, where to read twice costs
+twice. It was measured with 262 million and more (``benchmarks/patterns.py``)."""
 
 HELD = 32768
 """Columns up to which a row is held in registers while its softmax is written."""

@@ -25,10 +25,12 @@ _P = TypeVar("_P", bound=NamedTuple)
 class FoundPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One kernel's, for inputs of one kind."""
 
-    fields: tuple[int | str | bool, ...]
+    fields: tuple[int | str | bool, ...] = ()
+    why: str = ""
+    """Why there is none, if there is none."""
 
 
-_known: dict[str, NamedTuple] = {}
+_known: "dict[str, NamedTuple | str]" = {}
 """Of this process: a store that can't be written forgets."""
 
 
@@ -58,11 +60,16 @@ def _machine(device: torch.device) -> tuple[str, ...]:
     return gpu, str(torch.version.cuda), triton.__version__, backbay.__version__
 
 
-def read(key: str, plan: _P) -> _P | None:
-    """Return the plan that is kept under a key, which is of the type of another one."""
+def read(key: str, plan: _P) -> _P | str | None:
+    """Return the plan that is kept under a key, which is of the type of another one.
+
+    If a search found none, why; None if nothing is kept.
+    """
     if key in _known:
-        return cast("_P", _known[key])
+        return cast("_P | str", _known[key])
     found = _store().measured(FoundPlan, key)
+    if found is not None and found.why:
+        return found.why
     if found is None or [*map(type, found.fields)] != [*map(type, plan)]:
         return None
     return plan._replace(**dict(zip(plan._fields, found.fields, strict=True)))
@@ -71,8 +78,18 @@ def read(key: str, plan: _P) -> _P | None:
 def write(key: str, plan: NamedTuple) -> None:
     """Keep a plan; where that can't be written, it is for this process, and the log says so."""
     _known[key] = plan
+    _keep(key, FoundPlan(fields=tuple(plan)))
+
+
+def write_none(key: str, why: str) -> None:
+    """Keep, likewise, that a search found no plan."""
+    _known[key] = why
+    _keep(key, FoundPlan(why=why))
+
+
+def _keep(key: str, found: FoundPlan) -> None:
     try:
-        _store().keep_measured(key, FoundPlan(fields=tuple(plan)))
+        _store().keep_measured(key, found)
     except StoreError as error:
         _log.warning("a plan is not kept, and is searched in the next process: %s", error)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from backbay.kit import NotApplicable
 from backbay_optimizer.cuda_graphs.capture import exclusive, launching
 from backbay_optimizer.kernels.elsewhere import Launch, Limits
 from backbay_optimizer.tuning import found_plans
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 _P = TypeVar("_P", bound=NamedTuple)
 
 
-class NoPlanError(RuntimeError):
+class NoPlanError(NotApplicable):
     """A kernel does not run on this GPU, or gives something else than its reference."""
 
 
@@ -52,8 +53,14 @@ def found(plan: _P, launch: Launch) -> _P:
     key = found_plans.key_of(launch.run, (plan, launch.limits), leaves, device)
     known = found_plans.read(key, plan)
     if known is None:
-        known = searched(plan, launch)
+        try:
+            known = searched(plan, launch)
+        except NoPlanError as error:
+            found_plans.write_none(key, str(error))
+            raise
         found_plans.write(key, known)
+    if isinstance(known, str):
+        raise NoPlanError(known)
     return known
 
 
@@ -134,6 +141,11 @@ class _Trial:
             if not _agree(results, self.wanted):
                 _log.warning("%s is wrong here: its results are not the reference's", plan)
                 return math.inf
+            # The next plan gets this memory: what it leaves unwritten must not be right.
+            for x in pytree.tree_leaves(results):
+                if isinstance(x, Tensor) and x.is_floating_point():
+                    x.fill_(torch.nan)
+            del results
             return _timed(lambda: self.launch(plan))
         except torch.cuda.OutOfMemoryError:
             raise

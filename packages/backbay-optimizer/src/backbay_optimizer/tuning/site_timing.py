@@ -53,7 +53,8 @@ def _found(
     if not all(map(_can_be_made, values)):
         return None
     rewrite = passes[site.rewrite]
-    parts = (site.name, rewrite.uuid(), settings, variants.machine(values))
+    around = variants.surroundings(), variants.machine(values)
+    parts = (site.name, rewrite.uuid(), settings, around)
     key = hashlib.sha256(repr(parts).encode()).hexdigest()
     known = cache.read_timing(key)
     if known is not None:

@@ -37,6 +37,8 @@ ALL: tuple[str, ...] = ()
 MOST_OFF = 0.1
 """Of a result's norm, that another variant's may be off: deep graphs in 16 bits differ by some
 hundredths, and a kernel that is wrong by all of it."""
+LEAST_PART = 0.01
+"""Of the norm of all gradients, from which one is no mere rounding."""
 WRITES_ITS_OWN = "it writes tensors that are no inputs, as an optimizer's step does"
 """Why a graph is not called on copies of its inputs."""
 Arms = Mapping[tuple[str, ...], Compiled]
@@ -59,9 +61,27 @@ def key_of(
     nodes = [x.format_node() or "" for x in all_nodes]
     constants = [described(value_of(x)) for x in all_nodes if x.op == "get_attr"]
     inputs = [described(x) for x in example_inputs]
-    rest = [x.uuid() for x in passes], settings, torch.is_grad_enabled(), machine(example_inputs)
+    rest = [x.uuid() for x in passes], settings, surroundings(), machine(example_inputs)
     whole = repr((nodes, constants, inputs, rest))
     return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def surroundings() -> tuple[object, ...]:
+    """Return what is set around a graph that its code depends on, as Dynamo's guards know."""
+    autocast = [(x, torch.is_autocast_enabled(x), torch.get_autocast_dtype(x)) for x in _DEVICES]
+    attention = [getattr(torch.backends.cuda, f"{x}_sdp_enabled")() for x in _ATTENTION]
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        [x for x in autocast if x[1]],
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        attention,
+    )
+
+
+_DEVICES = ("cpu", "cuda")
+_ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 
 
 def machine(example_inputs: Sequence[Any]) -> tuple[str, ...]:
@@ -90,7 +110,10 @@ class Choosing:
         fired: Sequence[str],
         name: str,
         keep: Callable[[Choice], None],
+        *,
+        plain: tuple[str, ...],
         default: tuple[str, ...] = ALL,
+        untried: Collection[tuple[str, ...]] = (),
     ) -> None:
         """Hold the variants.
 
@@ -99,12 +122,15 @@ class Choosing:
             fired: the rewrites that changed the graph.
             name: of the backend, for the compile log.
             keep: is given the choice, where one was made.
+            plain: what is left out of the arm without any.
             default: what is left out of the arm that stays unless another is shown to be faster.
-                If every rewrite is an arm, too, others hold kernels that nobody has tried on this
-                GPU, and have to agree with it.
+            untried: the arms with kernels that nobody has tried on this GPU, which have to agree
+                with the default.
         """
         self._arms: Arms | None = arms
         self._default = default
+        self._plain = plain
+        self._untried = frozenset(untried)
         self._chosen = arms[default]
         self._fired = tuple(fired)
         self._name = name
@@ -125,9 +151,9 @@ class Choosing:
         why = unsuitable(args)
         if why is None:
             try:
-                if self._default != ALL and ALL in arms:
+                if self._untried:
                     arms = self._agreeing(arms, args)
-                choice = chosen(timed(arms, args), self._fired, self._default)
+                choice = chosen(timed(arms, args), self._fired, self._plain, self._default)
             except Exception as error:  # noqa: BLE001 (whatever it is, the graph itself still runs)
                 why = f"{type(error).__name__}: {error}".splitlines()[0]
         if why is not None:
@@ -142,8 +168,7 @@ class Choosing:
         """Return the arms whose results are those of one without unmeasured kernels."""
         right, wanted = {}, results_of(arms[self._default], args)
         for off, arm in arms.items():
-            has_none = off in {self._default, self._fired}
-            why = None if has_none else _difference(arm, args, wanted)
+            why = _difference(arm, args, wanted) if off in self._untried else None
             if why is None:
                 right[off] = arm
             else:
@@ -314,8 +339,8 @@ def _difference(arm: Compiled, args: Sequence[Any], wanted: Results) -> str | No
 def agree(found: Results, wanted: Results) -> bool:
     """Whether results are another variant's but for rounding, which grows with a graph's depth.
 
-    Gradients are compared all together: some are nothing but rounding, such as that of a bias
-    before a norm.
+    Gradients are compared all together, and those by themselves that are a good part of the whole:
+    others may be nothing but rounding, such as that of a bias before a norm.
     """
     pairs = [*zip(found.tensors, wanted.tensors, strict=False)]
     if len(found.tensors) != len(wanted.tensors):
@@ -325,10 +350,11 @@ def agree(found: Results, wanted: Results) -> bool:
     given = [(x, y) for x, y in zip(*(r.gradients for r in (found, wanted)), strict=True)]
     if any((x is None) != (y is None) for x, y in given):
         return False
-    alike = all(_is_near([_distance(x, y)]) for x, y in pairs)
-    return alike and _is_near(
-        [_distance(x, y) for x, y in given if x is not None and y is not None]
-    )
+    if not all(_is_near([_distance(x, y)]) for x, y in pairs):
+        return False
+    apart = [_distance(x, y) for x, y in given if x is not None and y is not None]
+    whole = math.hypot(*(norm for _, norm in apart))
+    return _is_near(apart) and all(_is_near([x]) for x in apart if x[1] > LEAST_PART * whole)
 
 
 def _distance(x: torch.Tensor, wanted: torch.Tensor) -> tuple[float, float]:
@@ -354,13 +380,15 @@ def _is_near(distances: Sequence[tuple[float, float]]) -> bool:
 def chosen(
     samples: Mapping[tuple[str, ...], Sequence[float]],
     fired: Sequence[str],
+    plain: tuple[str, ...],
     default: tuple[str, ...] = ALL,
 ) -> Choice:
     """Decide between variants: the default, unless another one is shown to be faster.
 
     Args:
         samples: by variant, one a round, as `timed` gives them.
-        fired: what the variant without rewrites leaves out.
+        fired: the rewrites that changed the graph.
+        plain: what the variant without rewrites leaves out.
         default: what the default leaves out; with nothing, all rewrites stay.
     """
     from backbay.timing import stats  # noqa: PLC0415 (as above)
@@ -370,7 +398,7 @@ def chosen(
     _, (low, _) = stats.ratio(samples[default], samples[best])
     if low <= 1.0:
         best = default
-    gain, interval = stats.ratio(samples[tuple(fired)], samples[best])
+    gain, interval = stats.ratio(samples[plain], samples[best])
     return Choice(
         off=best,
         fired=tuple(fired),
