@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
 from backbay_optimizer.kernels.elsewhere import unmeasured
 
 PAYS_FROM = 2**24
@@ -57,7 +57,7 @@ def reference_backward(dy: Tensor, index: Tensor, words: int, ignored: int) -> T
         ignored: a word whose row gets zeros; -1 for none.
     """
     rows = dy.reshape(-1, dy.shape[-1])
-    wide = rows.float() if dy.dtype.itemsize < torch.float32.itemsize else rows
+    wide = widened(rows)
     at = index.reshape(-1)
     wide = torch.where((at == ignored)[:, None], 0.0, wide)
     return wide.new_zeros(words, dy.shape[-1]).index_add(0, at, wide).to(dy.dtype)

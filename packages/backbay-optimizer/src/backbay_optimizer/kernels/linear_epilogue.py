@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, unfit, widened
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
 from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 EIGHTS = 8
@@ -341,19 +341,12 @@ def pays(
 
 # 5. Registration
 
-_NAME = "linear_epilogue"
-
-
-def __getattr__(name: str) -> Any:
-    """Register the operator when it is first asked for: that imports Triton."""
-    if name != _NAME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = made = _operator()
-    return made
+linear_epilogue: Callable[..., Tensor]
+"""The operator ``backbay::linear_epilogue``: :func:`reference`."""
 
 
 @functools.cache
-def _operator() -> Any:
+def _operators() -> tuple[Any]:
     # torch reads the names of kernels in wrap_triton(...) from the source: their text is part of
     # the key of compiled graphs that are kept on disk.
     if has_triton():
@@ -390,4 +383,7 @@ def _operator() -> Any:
             return reference(*given)
         return launch(wrap_triton(kernel), *given)
 
-    return define("backbay::linear_epilogue", forward, mutates_args=())
+    return (define("backbay::linear_epilogue", forward, mutates_args=()),)
+
+
+__getattr__ = registers(globals(), ("linear_epilogue",), _operators)

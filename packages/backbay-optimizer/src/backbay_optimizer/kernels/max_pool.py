@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
 from backbay_optimizer.kernels.elsewhere import unmeasured
 
 PAYS_FROM = 2**26
@@ -61,7 +61,7 @@ def reference_backward(
     down = torch.arange(dy.shape[2], device=dy.device)[:, None] * stride[0] - padding[0]
     right = torch.arange(dy.shape[3], device=dy.device) * stride[1] - padding[1]
     at = (down + place // size[1]) * width + right + place % size[1]
-    wide = dy.float() if dy.dtype.itemsize < torch.float32.itemsize else dy
+    wide = widened(dy)
     dx = wide.new_zeros(*dy.shape[:2], height * width)
     dx = dx.scatter_add(2, at.flatten(2), wide.flatten(2))
     return dx.view(*dy.shape[:2], height, width).to(dy.dtype)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit
+from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
 from backbay_optimizer.kernels.elsewhere import unmeasured
 
 FEWEST_COLUMNS = 4096
@@ -66,7 +66,7 @@ def reference_statistics(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
     Those are of differences to the maximum, times a scale. Both are float32 at least.
     """
-    wide = _wide(x)
+    wide = widened(x)
     m = wide.amax(-1, keepdim=True)
     return m, ((wide - m) * scale).exp().sum(-1, keepdim=True)
 
@@ -77,12 +77,8 @@ def reference(x: Tensor, scale: float, dtype: torch.dtype, *, is_log: bool) -> T
 
 
 def _normalised(x: Tensor, m: Tensor, s: Tensor, scale: float, *, is_log: bool) -> Tensor:
-    less = (_wide(x) - m) * scale
+    less = (widened(x) - m) * scale
     return less - s.log() if is_log else less.exp() / s
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype.itemsize < torch.float32.itemsize else x
 
 
 def losses_of(
@@ -94,7 +90,7 @@ def losses_of(
     """
     kept = target != ignored
     at = torch.where(kept, target, 0)[:, None]
-    picked = (_wide(x.gather(-1, at)) - m) * scale
+    picked = (widened(x.gather(-1, at)) - m) * scale
     return torch.where(kept, (s.log() - picked)[:, 0], 0)
 
 
