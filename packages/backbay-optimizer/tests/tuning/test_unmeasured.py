@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from backbay import compile_log
-from backbay.kit import NotApplicable
-from backbay.kit.passes import Pass
+from backbay.kit.passes import NotApplicable, Pass
 from backbay_optimizer.backend import Optimizing
 from backbay_optimizer.kernels import elsewhere
 from backbay_optimizer.tuning import plan_search, variants

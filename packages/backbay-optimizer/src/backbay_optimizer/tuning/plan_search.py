@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from backbay.kit import NotApplicable
+from backbay.kit.passes import NotApplicable
 from backbay_optimizer.cuda_graphs.capture import exclusive, launching
 from backbay_optimizer.kernels.elsewhere import Launch, Limits
 from backbay_optimizer.tuning import found_plans
