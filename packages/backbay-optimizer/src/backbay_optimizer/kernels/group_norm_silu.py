@@ -68,8 +68,8 @@ LARGE_IMAGE = 2**16
 _IMAGE = 3
 """Dimensions from which channels can be last."""
 _INT32 = 2**31
-_MOST_CHANNELS = 128
-"""Of a block."""
+_MOST_CHANNELS = 64
+"""Of a block where channels are first in memory: from one to the next it is an image's pixels."""
 
 
 # 1. The reference
