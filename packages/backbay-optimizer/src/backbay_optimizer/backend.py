@@ -311,9 +311,8 @@ class _GraphCompiler:
                 continue
             try:
                 if off == none:
-                    fewer = {x.off: x for x in self._fewer(untouched, off)}
-                    made |= fewer
-                    *_, plain = fewer.values()
+                    for plain in self._fewer(untouched, off):
+                        made[plain.off] = plain
                 else:
                     made[off] = self._variant_apart(untouched, off)
             except Exception as error:  # noqa: BLE001 (whatever it is, the graph itself compiled)
@@ -329,7 +328,7 @@ class _GraphCompiler:
             keep,
             plain=plain.off,
             default=default,
-            untried=[off for off, x in made.items() if x.is_untried],
+            untried=[off for off, x in made.items() if x.is_untried and x is not plain],
         )
 
     def note(self, why: str) -> None:

@@ -140,8 +140,21 @@ def graph_of(x):
 @contextlib.contextmanager
 def _deterministic():
     torch.use_deterministic_algorithms(mode=True)
-    yield
-    torch.use_deterministic_algorithms(mode=False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+
+@contextlib.contextmanager
+def _less_precise():
+    """Have products in less than single precision; torch's older function for it raises then."""
+    products = torch.backends.cuda.matmul
+    before, products.fp32_precision = products.fp32_precision, "tf32"
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
 
 
 def test_a_choice_is_taken_for_another_graphs():
@@ -161,6 +174,8 @@ def test_a_choice_is_taken_for_another_graphs():
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         keys.append(key(x))
     with _deterministic():
+        keys.append(key(x))
+    with _less_precise():
         keys.append(key(x))
     for branch in (lambda x: x.sin(), lambda x: x.cos()):
         outer, inputs = graph_of(x)
@@ -189,6 +204,8 @@ def test_a_choice_is_made_again_for_the_same_hook():
 
     assert settings(Hook("one")) == settings(Hook("one"))
     assert settings(Hook("one")) != settings(Hook("two"))
+    first, second = Hook(None), Hook(None)
+    assert settings(first) != settings(second)
 
 
 def test_a_gpu_takes_what_was_found_of_another_beside_it(monkeypatch):

@@ -108,7 +108,8 @@ def _on_cuda(graph_module: GraphModule, example_inputs: Sequence[Any]) -> bool:
 def known_by(setting: Any) -> str:
     """Return what tells a setting apart in every process."""
     uuid = getattr(setting, "uuid", None)  # a pass in one of Inductor's hooks
-    return str(uuid()) if callable(uuid) else repr(setting)
+    known = uuid() if callable(uuid) else None  # it may also say that it can't be told apart
+    return repr(setting) if known is None else str(known)
 
 
 @contextlib.contextmanager

@@ -46,8 +46,8 @@ class Replayable(ABC):
         self._shared = shared
         self._integers: tuple[int, ...] | None = None
         """Which inputs are sizes; None until the first call."""
-        self._warm: dict[tuple[Key, int], None] = {}
-        self._settings = _settings()
+        self._warm: set[tuple[Key, int]] = set()
+        self._settings = library_settings()
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         """Run the code; the list is cleared."""
@@ -71,7 +71,7 @@ class Replayable(ABC):
             return "the caller is capturing one"
         if torch._C._len_torch_dispatch_stack():  # noqa: SLF001 (its only home)
             return "the caller watches what is dispatched"
-        if self._settings != _settings():
+        if self._settings != library_settings():
             return "settings of cuDNN or cuBLAS are others than when it was compiled"
         return None
 
@@ -88,8 +88,10 @@ class Replayable(ABC):
             return None
         # Libraries choose kernels and load code in the first call, of each thread.
         if len(self._warm) >= MOST_KEYS:
-            self._warm.pop(next(iter(self._warm)), None)  # a thread that is gone, or a size
-        self._warm[here] = None
+            alive = {x.ident for x in threading.enumerate()}
+            self._warm = {x for x in self._warm if x[1] in alive}
+        if len(self._warm) < MOST_KEYS:
+            self._warm.add(here)
         return FIRST
 
     def _recorded(self, record: Callable[[], Recording]) -> Recording | str:
@@ -127,7 +129,7 @@ def current_stream(index: int) -> int:
     return stream
 
 
-def _settings() -> tuple[Any, ...]:
+def library_settings() -> tuple[Any, ...]:
     """Return what libraries' kernels depend on, beside their inputs, and Dynamo does not guard."""
     precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter  # noqa: SLF001
     return (

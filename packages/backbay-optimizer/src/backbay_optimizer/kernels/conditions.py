@@ -40,9 +40,13 @@ def device_code(kernel: ModuleType) -> str:
     forward. What it takes from another kernel's device code is in that one's text.
     """
     path = Path(str(kernel.__file__))
-    code = path.with_name(f"{path.stem}_device.py").read_text("utf-8")
+    return _with_others(path.with_name(f"{path.stem}_device.py"))
+
+
+def _with_others(path: Path) -> str:
+    code = path.read_text("utf-8")
     others = re.findall(r"^from backbay_optimizer\.kernels\.(\w+) import", code, re.MULTILINE)
-    return "".join([code, *(path.with_name(f"{x}.py").read_text("utf-8") for x in others)])
+    return "".join([code, *(_with_others(path.with_name(f"{x}.py")) for x in others)])
 
 
 def widened(x: Tensor) -> Tensor:

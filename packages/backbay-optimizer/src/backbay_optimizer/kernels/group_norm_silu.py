@@ -500,7 +500,7 @@ def refusal(x: Tensor, groups: int) -> str | None:
     if x.shape[1] // groups > LARGEST_WIDTH:
         return f"groups of {x.shape[1] // groups} channels: the kernels take {LARGEST_WIDTH}"
     pixels = Geometry.of(x, groups).pixels
-    if pixels >= _INT32 // _MOST_CHANNELS:
+    if isinstance(pixels, int) and pixels >= _INT32 // _MOST_CHANNELS:  # of a symbol it would guard
         return f"images of {pixels} pixels: the kernels count a block's elements in 32 bits"
     return None
 

@@ -181,7 +181,8 @@ def _plan(graph_module: GraphModule, cuts: dict[Node, _Cut], memory: Memory) -> 
     plan = _Plan(cuts=cuts, parts={})
     for node in reversed(graph_module.graph.nodes):
         part = _needed(node, plan)
-        # A selection moves, or is computed in part for another one that moves; not both.
+        # A selection moves, or is computed in part for another one that moves; not both. The last
+        # of several might save more.
         if part is None or node in cuts or memory.mutated(node):
             continue
         plan.parts[node] = part

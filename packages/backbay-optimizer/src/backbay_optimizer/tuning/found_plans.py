@@ -25,9 +25,7 @@ _P = TypeVar("_P", bound=NamedTuple)
 class FoundPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One kernel's, for inputs of one kind."""
 
-    fields: tuple[int | str | bool, ...] = ()
-    why: str = ""
-    """Why there is none, if there is none."""
+    fields: tuple[int | str | bool, ...]
 
 
 _known: "dict[str, NamedTuple | str]" = {}
@@ -63,13 +61,11 @@ def _machine(device: torch.device) -> tuple[str, ...]:
 def read(key: str, plan: _P) -> _P | str | None:
     """Return the plan that is kept under a key, which is of the type of another one.
 
-    If a search found none, why; None if nothing is kept.
+    If a search of this process found none, why; None if nothing is kept.
     """
     if key in _known:
         return cast("_P | str", _known[key])
     found = _store().measured(FoundPlan, key)
-    if found is not None and found.why:
-        return found.why
     if found is None or [*map(type, found.fields)] != [*map(type, plan)]:
         return None
     return plan._replace(**dict(zip(plan._fields, found.fields, strict=True)))
@@ -78,20 +74,15 @@ def read(key: str, plan: _P) -> _P | str | None:
 def write(key: str, plan: NamedTuple) -> None:
     """Keep a plan; where that can't be written, it is for this process, and the log says so."""
     _known[key] = plan
-    _keep(key, FoundPlan(fields=tuple(plan)))
+    try:
+        _store().keep_measured(key, FoundPlan(fields=tuple(plan)))
+    except StoreError as error:
+        _log.warning("a plan is not kept, and is searched in the next process: %s", error)
 
 
 def write_none(key: str, why: str) -> None:
-    """Keep, likewise, that a search found no plan."""
+    """Keep that a search found no plan, for this process: the next one may have more memory."""
     _known[key] = why
-    _keep(key, FoundPlan(why=why))
-
-
-def _keep(key: str, found: FoundPlan) -> None:
-    try:
-        _store().keep_measured(key, found)
-    except StoreError as error:
-        _log.warning("a plan is not kept, and is searched in the next process: %s", error)
 
 
 def _store() -> Store:

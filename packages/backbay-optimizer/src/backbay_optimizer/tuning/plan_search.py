@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from backbay.kit.passes import NotApplicable
 from backbay_optimizer.cuda_graphs.capture import exclusive, launching
 from backbay_optimizer.kernels.elsewhere import Launch, Limits
 from backbay_optimizer.tuning import found_plans
@@ -38,7 +37,7 @@ _log = logging.getLogger(__name__)
 _P = TypeVar("_P", bound=NamedTuple)
 
 
-class NoPlanError(NotApplicable):
+class NoPlanError(RuntimeError):
     """A kernel does not run on this GPU, or gives something else than its reference."""
 
 
@@ -138,14 +137,15 @@ class _Trial:
         """Return how long it takes with a plan; infinity if it fails or is wrong."""
         try:
             results = self.launch(plan)
-            if not _agree(results, self.wanted):
-                _log.warning("%s is wrong here: its results are not the reference's", plan)
-                return math.inf
+            is_right = _agree(results, self.wanted)
             # The next plan gets this memory: what it leaves unwritten must not be right.
             for x in pytree.tree_leaves(results):
                 if isinstance(x, Tensor) and x.is_floating_point():
                     x.fill_(torch.nan)
             del results
+            if not is_right:
+                _log.warning("%s is wrong here: its results are not the reference's", plan)
+                return math.inf
             return _timed(lambda: self.launch(plan))
         except torch.cuda.OutOfMemoryError:
             raise

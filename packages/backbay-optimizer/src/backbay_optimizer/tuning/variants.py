@@ -28,6 +28,7 @@ from backbay.graph.values import is_symbolic, is_watched, value_of
 from backbay.kit.codegen import Compiled
 from backbay.kit.passes import Pass
 from backbay_optimizer.cuda_graphs.capture import exclusive
+from backbay_optimizer.cuda_graphs.replayable import library_settings
 from backbay_optimizer.tuning.cache import Choice, PairTiming
 
 BUDGET_S = 2.0
@@ -75,7 +76,7 @@ def surroundings() -> tuple[object, ...]:
         torch.is_inference_mode_enabled(),
         [x for x in autocast if x[1]],
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
+        library_settings(),
         attention,
     )
 
