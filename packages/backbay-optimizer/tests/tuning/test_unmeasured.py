@@ -195,11 +195,13 @@ class Subtracting(Pass):
     """A rewrite without a kernel."""
 
     summary = "it subtracts"
+    of: object = torch.sub
+    by: object = torch.subtract
 
     def run(self, graph_module, context):
-        nodes = graph_module.graph.find_nodes(op="call_function", target=torch.sub)
+        nodes = graph_module.graph.find_nodes(op="call_function", target=self.of)
         for node in nodes:
-            node.target = torch.subtract
+            node.target = self.by
         graph_module.recompile()
         return len(nodes)
 
@@ -363,18 +365,17 @@ def test_a_gradient_is_wrong_beside_larger_ones():
     assert agrees(torch.full((50,), -0.1), torch.full((50,), 0.1))  # rounding, for all anyone knows
 
 
+def twice(x, _):
+    return 2 * x
+
+
 @dataclass(frozen=True, kw_only=True)
-class First(Pass):
+class First(Subtracting):
     """Takes what another rewrite, with a kernel, would take."""
 
     summary = "it doubles by itself"
-
-    def run(self, graph_module, context):
-        nodes = graph_module.graph.find_nodes(op="call_function", target=torch.add)
-        for node in nodes:
-            node.target, node.args = torch.mul, (node.args[0], 2)
-        graph_module.recompile()
-        return len(nodes)
+    of: object = torch.add
+    by: object = twice
 
 
 class Behind(Ours):
