@@ -43,6 +43,9 @@ group_norms_alone
 embeddings
     The gradient of an embedding's table, as Inductor computes it, beside ``embeddings``'s kernels,
     and how long it takes to read tokens' rows and write the table's.
+embedding_plans
+    The same gradient by the kernels, with more or fewer rows of a word read at once, beside how
+    long it takes to fill the table with zeros.
 batch_norms, max_pools
     Batch norms of training, and maxima over windows, with channels last and their gradients, as
     Inductor compiles them, beside ``batch_norms``' and ``max_pools``' kernels, and how long it
@@ -90,7 +93,7 @@ from speed.condition_tables.caches import one_token
 from speed.condition_tables.convolutions import pointwise
 from speed.condition_tables.depthwise import depthwise
 from speed.condition_tables.elsewhere import elsewhere
-from speed.condition_tables.embeddings import embeddings
+from speed.condition_tables.embeddings import embedding_plans, embeddings
 from speed.condition_tables.epilogues import epilogues
 from speed.condition_tables.few_rows import few_row_steps, few_rows
 from speed.condition_tables.float8_rows import float8_layers, float8_rows
@@ -105,7 +108,8 @@ from speed.surroundings import versions
 
 _ALL = (
     *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
-    *(merging, batch_norms, max_pools, group_norms, group_norms_alone, embeddings),
+    *(merging, batch_norms, max_pools, group_norms, group_norms_alone),
+    *(embeddings, embedding_plans),
     *(row_norms, row_norm_blocks, few_rows, few_row_steps, float8_rows, float8_layers),
     *(rotated_heads, rotated_heads_layers, elsewhere),
 )

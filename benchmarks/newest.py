@@ -1,13 +1,19 @@
 """Whole models of several runs of ``models.py``: of each the newest, and means over all.
 
-    python benchmarks/newest.py RUN.json [LATER.json ...] [--out FILE]
+    python benchmarks/newest.py RUN.json [LATER.json ...] [--autotuned RUN.json ...] [--out FILE]
 
 Files are named from the oldest to the newest. A workload's row is of the last file in which
 Inductor and Backbay were timed side by side on it; what was proven of it is of the last file that
 has a proof. No two runs' times are mixed.
+
+To autotune takes minutes a model, so few runs have it. --autotuned names runs that timed it beside
+Inductor's default. The share of the default's time that it took in the newest of them, on whichever
+card, is taken for what it would take here; the table says of how many workloads none is known, and
+how much autotuning would have to gain in these for the aim to be missed.
 """
 
 import argparse
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from speed import arms, model_table
-from speed.judging import Ratio, best, latest, ratio
+from speed.judging import Ratio, best, geometric_mean, latest, ratio
 from speed.record import Entry, describe
 
 
@@ -35,6 +41,11 @@ class Newest(NamedTuple):
     """In words, and the run that it is of; empty if it was not."""
 
 
+AUTOTUNED = f"{arms.INDUCTOR}:max-autotune-no-cudagraphs"
+AIM = 1.15
+"""Of the mean over each model's fastest mode of Inductor, autotuning among them."""
+
+
 class _Document(msgspec.Struct):
     entries: tuple[Entry, ...]
 
@@ -45,9 +56,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("files", nargs="+", type=Path, help="from the oldest to the newest")
+    parser.add_argument(
+        "--autotuned", nargs="+", type=Path, default=[], help="likewise, with autotuning"
+    )
     parser.add_argument("--out", type=Path, help="file for the table")
     given = parser.parse_args()
-    text = table([read(x) for x in given.files])
+    text = table([read(x) for x in given.files], [read(x) for x in given.autotuned])
     print(text)
     if given.out:
         given.out.write_text(text, encoding="utf-8")
@@ -77,7 +91,7 @@ def chosen(runs: Sequence[Run]) -> Mapping[str, Newest]:
     return {name: found[name] for name in order if name in found}
 
 
-def table(runs: Sequence[Run]) -> str:
+def table(runs: Sequence[Run], autotuned: Sequence[Run] = ()) -> str:
     """Write everything as markdown."""
     rows, total = chosen(runs), len(model_table.listed())
     entries = [x.entry for x in rows.values()]
@@ -92,6 +106,7 @@ def table(runs: Sequence[Run]) -> str:
             f"{len(rows)} of {total} workloads; geometric means of a time over backbay's:",
             "",
             *(f"- over {what}: **{model_table.mean(x):.3f}** ({len(x)})" for what, x in means),
+            *(_over_autotuned(entries, autotuned) if autotuned else ()),
             f"- certainly below 0.98: {_names(n for n, x in pairs if x.slower)}",
             f"- undecided, wider than ±1 %: {_names(n for n, x in pairs if x.undecided)}",
             "",
@@ -101,6 +116,29 @@ def table(runs: Sequence[Run]) -> str:
             "",
         ]
     )
+
+
+def _over_autotuned(entries: Sequence[Entry], runs: Sequence[Run]) -> list[str]:
+    """Say what the mean over the fastest arm is with autotuning among them."""
+    known = [x for run in runs for x in run.entries if ratio(x, AUTOTUNED, arms.INDUCTOR)]
+    shares = {x.name: ratio(x, AUTOTUNED, arms.INDUCTOR) for x in known}  # the newest stays
+    over = []
+    for entry in entries:
+        fastest = best(entry, model_table.stock_of(entry), [arms.OURS])
+        assert fastest is not None  # Inductor's default was timed
+        share = shares.get(entry.name)
+        tuned = share.value * _over_inductor(entry).value if share else math.inf
+        over.append(min(fastest[1].value, tuned))
+    mean = geometric_mean(over)
+    unknown = [x.name for x in entries if x.name not in shares]
+    of = f"{len(entries) - len(unknown)} of {len(entries)} workloads"
+    known_as = "the fastest stock arm, and autotuning as it was beside the default in other runs"
+    lines = [f"- over {known_as} ({of}): **{mean:.3f}**"]
+    if unknown:
+        needed = (mean / AIM) ** (len(entries) / len(unknown))
+        gain = f"{needed:.2f} times as fast as the fastest stock arm, in the mean of the others"
+        lines.append(f"- below {AIM} only if autotuning is {gain}: {_names(unknown)}")
+    return lines
 
 
 def _row(name: str, newest: Newest) -> str:

@@ -99,6 +99,28 @@ def test_the_newest_run_is_mixed_with_an_older_one_or_its_proof_forgotten(speed,
     assert "over Inductor's default: **1.414** (2)" in text
 
 
+def test_autotuning_is_not_what_it_was_beside_the_default(speed, entry):
+    newest = speed("newest")
+    tuned = newest.AUTOTUNED
+    models = [
+        entry({"inductor": [4.0] * 9, "backbay": [2.0] * 9}, name="bert.infer"),
+        entry({"inductor": [4.0] * 9, "backbay": [2.0] * 9}, name="vit_b.infer"),
+        entry({"inductor": [2.0] * 9, "backbay": [2.0] * 9}, name="gpt2.train"),
+    ]
+    older = [entry({"inductor": [9.0] * 9, tuned: [1.0] * 9}, name="bert.infer")]
+    newer = [  # on another machine: three quarters of the default, and longer than it
+        entry({"inductor": [8.0] * 9, tuned: [6.0] * 9}, name="bert.infer"),
+        entry({"inductor": [8.0] * 9, tuned: [9.0] * 9}, name="vit_b.infer"),
+    ]
+    text = newest.table(
+        [newest.Run("run", tuple(models))],
+        [newest.Run("older", tuple(older)), newest.Run("newer", tuple(newer))],
+    )
+    assert "in other runs (2 of 3 workloads): **1.442**" in text  # of 1.5, 2 and 1
+    assert "only if autotuning is 1.97 times as fast" in text  # 1.442 over 1.15, to the third
+    assert "in the mean of the others: gpt2.train" in text
+
+
 def test_a_first_call_is_compared_with_another_model_cache_or_arm(speed):
     times = speed("compile_times")
     samples = [

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from backbay_optimizer.kernels import embedding as kernel
-from speed.condition_tables.timing import compared, inductors, micros, normal, row
+from backbay_optimizer.kernels import embedding_device as device
+from speed.condition_tables.timing import Call, compared, in_turns, inductors, micros, normal, row
 
 SHAPES = (
     *((50257, 768, 16384), (50257, 768, 50257), (30522, 768, 4096), (32000, 4096, 8192)),
@@ -17,6 +18,9 @@ SHAPES = (
 
 DRAWN = {"uniform": 0.0, "Zipf's": -1.0, "one word": -50.0}
 """Exponents of ranks, by how tokens are drawn; the last draws the first word each time."""
+
+AT_ONCE = (256, 128, 64, 32)
+"""Rows of a word that comes often which are read at once."""
 
 MOVED = 3e6
 """Bytes that an H100 moves in a microsecond, about."""
@@ -34,6 +38,26 @@ def embeddings() -> Iterator[str]:
             limit = f"{2 * width * (words + tokens) / MOVED:.1f}"
             cells = compared([micros(way) for way in inductors(ways)])
             yield row(f"{words}, {width}, {tokens}", name, limit, *cells)
+
+
+def embedding_plans() -> Iterator[str]:
+    """Compare how many rows of a word are read at once, which costs registers."""
+    yield row("words, columns, tokens", "tokens are", "fill", *(f"{n} at once" for n in AT_ONCE))
+    yield f"|{'---|' * (3 + len(AT_ONCE))}"
+    kernels = (
+        *(device.embedding_count_kernel, device.embedding_place_kernel),
+        *(device.embedding_order_kernel, device.embedding_add_kernel),
+    )
+    for words, width, tokens in SHAPES:
+        dy = normal(tokens, width)
+        table = dy.new_empty(words, width)
+        for name in ("uniform", "Zipf's"):
+            index = _drawn(words, tokens, DRAWN[name])
+            calls: list[Call] = [table.zero_]
+            given = (kernels, dy, index, words, -1)
+            calls += [functools.partial(kernel.launch, *given, at_once=n) for n in AT_ONCE]
+            cells = [f"{x:.1f}" for x in in_turns(calls)]
+            yield row(f"{words}, {width}, {tokens}", name, *cells)
 
 
 def _drawn(words: int, tokens: int, exponent: float) -> Tensor:

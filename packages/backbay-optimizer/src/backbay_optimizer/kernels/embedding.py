@@ -33,8 +33,11 @@ OFTEN = 16
 _BLOCK, _TOGETHER = 1024, 4
 """Columns that a program writes at most, and of how many words one after the other: by search on an
 H100. With one word each it took 1.3 times as long, with 256 columns twice as long."""
-_NARROW, _MANY = 16, 256
-"""Columns of a word that comes often, and rows of it that are read at once."""
+_NARROW = 16
+"""Columns of a word that comes often which a program adds."""
+AT_ONCE = 64
+"""Rows of such a word that are read at once. With 256 the kernel needs 72 registers a thread, not
+40, and fewer programs run at once, also of those for other words."""
 _PROGRAMS = 1056
 """Programs for words that come often: eight for each of 132 multiprocessors."""
 _WORDS = 1024
@@ -67,7 +70,13 @@ def reference_backward(dy: Tensor, index: Tensor, words: int, ignored: int) -> T
 
 
 def launch(
-    kernels: tuple[Any, Any, Any, Any], dy: Tensor, index: Tensor, words: int, ignored: int
+    kernels: tuple[Any, Any, Any, Any],
+    dy: Tensor,
+    index: Tensor,
+    words: int,
+    ignored: int,
+    *,
+    at_once: int = AT_ONCE,
 ) -> Tensor:
     """Run the kernels, without a dispatcher or a check; as :func:`reference_backward`.
 
@@ -99,7 +108,7 @@ def launch(
         order[grid](at, begins, ranks, ordered, tokens, words, ignored, block=256, num_warps=4)
         add[(_PROGRAMS + programs,)](
             rows, ordered, counts, begins, often, table, words, width, programs=_PROGRAMS,
-            often_from=OFTEN, together=_TOGETHER, block=block, narrow=_NARROW, many=_MANY,
+            often_from=OFTEN, together=_TOGETHER, block=block, narrow=_NARROW, at_once=at_once,
             num_warps=max(1, block // 256),
         )  # fmt: skip
     return table

@@ -62,7 +62,7 @@ def embedding_order_kernel(
 def embedding_add_kernel(
     row_ptr, ordered_ptr, count_ptr, begin_ptr, often_ptr, table_ptr, words, width,
     programs: tl.constexpr, often_from: tl.constexpr, together: tl.constexpr, block: tl.constexpr,
-    narrow: tl.constexpr, many: tl.constexpr,
+    narrow: tl.constexpr, at_once: tl.constexpr,
 ):
     """Write rows of the table's gradient: sums of their tokens' gradients, in float32."""
     program = tl.program_id(0)
@@ -72,7 +72,7 @@ def embedding_add_kernel(
             word = tl.load(often_ptr + unit // each)
             _add_often(
                 row_ptr, ordered_ptr + tl.load(begin_ptr + word), tl.load(count_ptr + word),
-                table_ptr + word.to(tl.int64) * width, width, unit % each * narrow, narrow, many,
+                table_ptr + word.to(tl.int64) * width, width, unit % each * narrow, narrow, at_once,
             )
     else:
         each = tl.cdiv(width, block)
@@ -105,13 +105,13 @@ def _add_few(row_ptr, ordered_ptr, count, to_ptr, width, first, block: tl.conste
 
 @jit
 def _add_often(
-    row_ptr, ordered_ptr, count, to_ptr, width, first, block: tl.constexpr, many: tl.constexpr
+    row_ptr, ordered_ptr, count, to_ptr, width, first, block: tl.constexpr, at_once: tl.constexpr
 ):
     """Add a few columns of a word's rows, many rows at once."""
     col = first + tl.arange(0, block)
-    row = tl.arange(0, many)
-    total = tl.zeros([many, block], tl.float32)
-    for at in range(0, count, many):
+    row = tl.arange(0, at_once)
+    total = tl.zeros([at_once, block], tl.float32)
+    for at in range(0, count, at_once):
         real = at + row < count
         token = tl.load(ordered_ptr + at + row, mask=real, other=0).to(tl.int64)
         total += tl.load(
