@@ -47,6 +47,16 @@ def test_a_loss_or_its_gradient_is_not_torchs(scale):
     torch.testing.assert_close(found, other)
 
 
+def test_a_gradient_takes_logarithms_or_64_bits_for_each_logit():
+    x, t = logits(6, 40, dtype=torch.bfloat16), targets(6, 40)
+    losses, m, log_s = module.cross_entropy(x, t, 1.0, IGNORED)
+    traced = make_fx(module.gradient_of)(losses, x, t, m, log_s, 1.0, IGNORED)
+    # Inductor computes what is broadcast for each element that it is broadcast to.
+    assert not traced.graph.find_nodes(op="call_function", target=torch.ops.aten.log.default)
+    (is_target,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.eq.Tensor)
+    assert {x.meta["val"].dtype for x in is_target.args} == {torch.int32}
+
+
 SPECIAL = st.sampled_from([0.0, 1.0, -3.5, 60.0, float("inf"), float("-inf"), float("nan")])
 
 

@@ -82,24 +82,29 @@ def _normalised(x: Tensor, m: Tensor, s: Tensor, scale: float, *, is_log: bool) 
 
 
 def losses_of(
-    x: Tensor, target: Tensor, m: Tensor, s: Tensor, scale: float, ignored: int
+    x: Tensor, target: Tensor, m: Tensor, log_s: Tensor, scale: float, ignored: int
 ) -> Tensor:
-    """Return the cross entropy of each row, by its maximum and its sum; 0 where it is ignored.
+    """Return the cross entropy of each row, by its maximum and its sum's logarithm; 0 if ignored.
 
     A target out of range is an index out of range: what runs this asserts on CUDA, as torch does.
     """
     kept = target != ignored
     at = torch.where(kept, target, 0)[:, None]
     picked = (widened(x.gather(-1, at)) - m) * scale
-    return torch.where(kept, (s.log() - picked)[:, 0], 0)
+    return torch.where(kept, (log_s - picked)[:, 0], 0)
 
 
 def gradient_of(
-    dy: Tensor, x: Tensor, target: Tensor, m: Tensor, s: Tensor, scale: float, ignored: int
+    dy: Tensor, x: Tensor, target: Tensor, m: Tensor, log_s: Tensor, scale: float, ignored: int
 ) -> Tensor:
-    """Return the gradient of `losses_of` by ``x``."""
-    probability = _normalised(x, m, s, scale, is_log=True).exp()
-    is_target = torch.arange(x.shape[-1], device=x.device) == target[:, None]
+    """Return the gradient of `losses_of` by ``x``.
+
+    Inductor computes what is of a row for each element of it again. So the logarithm is given, and
+    columns are compared in 32 bits.
+    """
+    probability = ((widened(x) - m) * scale - log_s).exp()
+    columns = torch.arange(x.shape[-1], dtype=torch.int32, device=x.device)
+    is_target = columns == target.to(torch.int32)[:, None]
     given = torch.where(target != ignored, dy, 0)[:, None] * scale
     return ((probability - is_target.to(dy.dtype)) * given).to(x.dtype)
 
@@ -204,7 +209,7 @@ kernel's.
 """
 
 cross_entropy: Callable[..., tuple[Tensor, Tensor, Tensor]]
-"""The operator ``backbay::cross_entropy``: losses of rows, their maxima and sums."""
+"""The operator ``backbay::cross_entropy``: losses of rows, maxima, and logarithms of sums."""
 
 cross_entropy_backward: Callable[..., Tensor]
 """The operator ``backbay::cross_entropy_backward``: :func:`gradient_of`."""
@@ -241,12 +246,13 @@ def _operators() -> tuple[Any, Any, Any]:
         x: Tensor, target: Tensor, scale: float, ignored: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         m, s = statistics(x, scale)
-        return losses_of(x, target, m, s, scale, ignored), m, s
+        log_s = s.log()
+        return losses_of(x, target, m, log_s, scale, ignored), m, log_s
 
     def backward(
-        dy: Tensor, x: Tensor, target: Tensor, m: Tensor, s: Tensor, scale: float, ignored: int
+        dy: Tensor, x: Tensor, target: Tensor, m: Tensor, log_s: Tensor, scale: float, ignored: int
     ) -> Tensor:
-        return gradient_of(dy, x, target, m, s, scale, ignored)
+        return gradient_of(dy, x, target, m, log_s, scale, ignored)
 
     made = (
         define("backbay::softmax", forward, mutates_args=()),
