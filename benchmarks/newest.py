@@ -8,12 +8,11 @@ has a proof. No two runs' times are mixed.
 
 To autotune takes minutes a model, so few runs have it. --autotuned names runs that timed it beside
 Inductor's default. The share of the default's time that it took in the newest of them, on whichever
-card, is taken for what it would take here; the table says of how many workloads none is known, and
-how much autotuning would have to gain in these for the aim to be missed.
+GPU, is taken for what it would take here. The table has these shares, says of how many workloads
+none is known, and how much autotuning would have to gain in these for the aim to be missed.
 """
 
 import argparse
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -93,7 +92,7 @@ def chosen(runs: Sequence[Run]) -> Mapping[str, Newest]:
 
 def table(runs: Sequence[Run], autotuned: Sequence[Run] = ()) -> str:
     """Write everything as markdown."""
-    rows, total = chosen(runs), len(model_table.listed())
+    rows, total, shares = chosen(runs), len(model_table.listed()), _shares(autotuned)
     entries = [x.entry for x in rows.values()]
     means = model_table.means(entries)[:3]
     pairs = [(name, _over_inductor(x.entry)) for name, x in rows.items()]
@@ -106,39 +105,64 @@ def table(runs: Sequence[Run], autotuned: Sequence[Run] = ()) -> str:
             f"{len(rows)} of {total} workloads; geometric means of a time over backbay's:",
             "",
             *(f"- over {what}: **{model_table.mean(x):.3f}** ({len(x)})" for what, x in means),
-            *(_over_autotuned(entries, autotuned) if autotuned else ()),
+            *(_over_autotuned(entries, shares) if shares else ()),
             f"- certainly below 0.98: {_names(n for n, x in pairs if x.slower)}",
             f"- undecided, wider than ±1 %: {_names(n for n, x in pairs if x.undecided)}",
             "",
             "| model | run | inductor / backbay | best stock / backbay | rewrites | verdict |",
             "|---|---|---|---|---|---|",
             *(_row(name, x) for name, x in rows.items()),
+            *(_share_table(shares) if shares else ()),
             "",
         ]
     )
 
 
-def _over_autotuned(entries: Sequence[Entry], runs: Sequence[Run]) -> list[str]:
-    """Say what the mean over the fastest arm is with autotuning among them."""
-    known = [x for run in runs for x in run.entries if ratio(x, AUTOTUNED, arms.INDUCTOR)]
-    shares = {x.name: ratio(x, AUTOTUNED, arms.INDUCTOR) for x in known}  # the newest stays
-    over = []
+class _Share(NamedTuple):
+    """What autotuning took of the default's time."""
+
+    over_default: Ratio
+    where: str
+
+
+def _shares(runs: Sequence[Run]) -> Mapping[str, _Share]:
+    """Return the newest share of each workload that was autotuned beside the default."""
+    found = {}
+    for run in runs:
+        for entry in run.entries:
+            share = ratio(entry, AUTOTUNED, arms.INDUCTOR)
+            if share is not None:
+                found[entry.name] = _Share(share, describe(entry.where))
+    return found
+
+
+def _over_autotuned(entries: Sequence[Entry], shares: Mapping[str, _Share]) -> list[str]:
+    """Return the lines about the mean over the fastest arm, autotuning among them."""
+    over, unknown = [], []
     for entry in entries:
         fastest = best(entry, model_table.stock_of(entry), [arms.OURS])
-        assert fastest is not None  # Inductor's default was timed
-        share = shares.get(entry.name)
-        tuned = share.value * _over_inductor(entry).value if share else math.inf
-        over.append(min(fastest[1].value, tuned))
+        over.append((fastest[1] if fastest else _over_inductor(entry)).value)
+        if ratio(entry, AUTOTUNED, arms.OURS) is not None:
+            continue  # it is one of the stock arms
+        if entry.name in shares:
+            tuned = shares[entry.name].over_default.value * _over_inductor(entry).value
+            over[-1] = min(over[-1], tuned)
+        else:
+            unknown.append(entry.name)
     mean = geometric_mean(over)
-    unknown = [x.name for x in entries if x.name not in shares]
     of = f"{len(entries) - len(unknown)} of {len(entries)} workloads"
     known_as = "the fastest stock arm, and autotuning as it was beside the default in other runs"
     lines = [f"- over {known_as} ({of}): **{mean:.3f}**"]
-    if unknown:
+    if unknown and mean > AIM:
         needed = (mean / AIM) ** (len(entries) / len(unknown))
         gain = f"{needed:.2f} times as fast as the fastest stock arm, in the mean of the others"
         lines.append(f"- below {AIM} only if autotuning is {gain}: {_names(unknown)}")
     return lines
+
+
+def _share_table(shares: Mapping[str, _Share]) -> list[str]:
+    rows = (f"| {name} | {x.over_default} | {x.where} |" for name, x in shares.items())
+    return ["", "| model | autotuning / default | where |", "|---|---|---|", *rows]
 
 
 def _row(name: str, newest: Newest) -> str:

@@ -119,6 +119,12 @@ def test_autotuning_is_not_what_it_was_beside_the_default(speed, entry):
     assert "in other runs (2 of 3 workloads): **1.442**" in text  # of 1.5, 2 and 1
     assert "only if autotuning is 1.97 times as fast" in text  # 1.442 over 1.15, to the third
     assert "in the mean of the others: gpt2.train" in text
+    assert "| bert.infer | 0.750 [0.750, 0.750] |" in text
+    raced = entry(
+        {"inductor": [4.0] * 9, tuned: [3.0] * 9, "backbay": [2.0] * 9}, name="bert.infer"
+    )
+    text = newest.table([newest.Run("run", (raced,))], [newest.Run("older", tuple(older))])
+    assert "in other runs (1 of 1 workloads): **1.500**" in text  # its own, and not the older one
 
 
 def test_a_first_call_is_compared_with_another_model_cache_or_arm(speed):

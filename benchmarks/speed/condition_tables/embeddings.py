@@ -19,7 +19,7 @@ SHAPES = (
 DRAWN = {"uniform": 0.0, "Zipf's": -1.0, "one word": -50.0}
 """Exponents of ranks, by how tokens are drawn; the last draws the first word each time."""
 
-AT_ONCE = (256, 128, 64, 32)
+ROWS_AT_ONCE = (256, 128, 64, 32)
 """Rows of a word that comes often which are read at once."""
 
 MOVED = 3e6
@@ -42,8 +42,10 @@ def embeddings() -> Iterator[str]:
 
 def embedding_plans() -> Iterator[str]:
     """Compare how many rows of a word are read at once, which costs registers."""
-    yield row("words, columns, tokens", "tokens are", "fill", *(f"{n} at once" for n in AT_ONCE))
-    yield f"|{'---|' * (3 + len(AT_ONCE))}"
+    yield row(
+        "words, columns, tokens", "tokens are", "fill", *(f"{n} at once" for n in ROWS_AT_ONCE)
+    )
+    yield f"|{'---|' * (3 + len(ROWS_AT_ONCE))}"
     kernels = (
         *(device.embedding_count_kernel, device.embedding_place_kernel),
         *(device.embedding_order_kernel, device.embedding_add_kernel),
@@ -55,7 +57,7 @@ def embedding_plans() -> Iterator[str]:
             index = _drawn(words, tokens, DRAWN[name])
             calls: list[Call] = [table.zero_]
             given = (kernels, dy, index, words, -1)
-            calls += [functools.partial(kernel.launch, *given, at_once=n) for n in AT_ONCE]
+            calls += [functools.partial(kernel.launch, *given, at_once=n) for n in ROWS_AT_ONCE]
             cells = [f"{x:.1f}" for x in in_turns(calls)]
             yield row(f"{words}, {width}, {tokens}", name, *cells)
 

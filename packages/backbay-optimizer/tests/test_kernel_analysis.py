@@ -3,9 +3,7 @@
 import contextlib
 import gc
 import importlib
-import sys
 import weakref
-from pathlib import Path
 
 import pytest
 
@@ -200,14 +198,6 @@ def test_a_torch_without_the_function_compiles_as_ever(monkeypatch):
 def pooled(x: torch.Tensor, size: int) -> torch.Tensor:
     kernel = torch.library.wrap_triton(max_pool_device.max_pool_kernel)
     return max_pool.launch(kernel, x, [size] * 2, [1, 1], [size // 2] * 2)[0]
-
-
-@pytest.fixture
-def codes_for_cuda(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "benchmarks")
-    yield importlib.import_module("speed.cuda_code").training_codes_for_cuda
-    for name in [x for x in sys.modules if x.split(".")[0] == "speed"]:
-        del sys.modules[name]
 
 
 def test_layers_that_are_alike_are_compiled_as_ever(codes_for_cuda, monkeypatch):

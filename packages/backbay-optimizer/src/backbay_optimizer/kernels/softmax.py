@@ -99,7 +99,7 @@ def gradient_of(
 ) -> Tensor:
     """Return the gradient of `losses_of` by ``x``.
 
-    Inductor computes what is of a row for each element of it again. So the logarithm is given, and
+    Inductor computes values of a row again for each of its elements. So the logarithm is given, and
     columns are compared in 32 bits.
     """
     probability = ((widened(x) - m) * scale - log_s).exp()
@@ -112,10 +112,13 @@ def gradient_of(
 # 2. Launching
 
 
-def launch_statistics(kernel: Any, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def launch_statistics(
+    kernel: Any, x: Tensor, scale: float, *, is_log: bool = False
+) -> tuple[Tensor, Tensor]:
     """Run the kernel of statistics, without a dispatcher or a check; as `reference_statistics`.
 
-    Under ``TRITON_INTERPRET=1`` it runs on the CPU.
+    With ``is_log`` the second are the sums' logarithms: what a kernel wrote is kept for backward,
+    and not computed there again. Under ``TRITON_INTERPRET=1`` it runs on the CPU.
     """
     rows, columns = _rows(x), x.shape[-1]
     count = rows.shape[0]
@@ -123,6 +126,7 @@ def launch_statistics(kernel: Any, x: Tensor, scale: float) -> tuple[Tensor, Ten
     m = x.new_empty((count, parts), dtype=torch.float32)
     s = torch.empty_like(m)
     constants = {"chunk": CHUNK, "is_aligned": _is_aligned(rows), **_constants(STATISTICS)}
+    constants["is_log"] = is_log and parts == 1
     with torch.cuda.device(x.get_device()):  # Triton launches on the current one
         kernel[(count, parts)](
             rows, m, s, columns, rows.stride(0), parts, scale * _BITS, **constants
@@ -130,6 +134,7 @@ def launch_statistics(kernel: Any, x: Tensor, scale: float) -> tuple[Tensor, Ten
     if parts > 1:
         part_m, m = m, m.amax(-1, keepdim=True)
         s = (s * ((part_m - m) * scale).exp()).sum(-1, keepdim=True)
+        s = s.log() if is_log else s
     shape = (*x.shape[:-1], 1)
     return m.view(shape), s.view(shape)
 
@@ -230,10 +235,11 @@ def _operators() -> tuple[Any, Any, Any]:
     # to them, and asks for no Triton.
     define: Any = triton_op if has_triton() else custom_op
 
-    def statistics(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def statistics(x: Tensor, scale: float, *, is_log: bool = False) -> tuple[Tensor, Tensor]:
         if refusal(x):
-            return reference_statistics(x, scale)
-        return launch_statistics(wrap_triton(statistics_kernel), x, scale)
+            m, s = reference_statistics(x, scale)
+            return m, s.log() if is_log else s
+        return launch_statistics(wrap_triton(statistics_kernel), x, scale, is_log=is_log)
 
     def forward(
         x: Tensor, scale: float, dtype: torch.dtype, is_log: bool, is_written: bool
@@ -245,8 +251,7 @@ def _operators() -> tuple[Any, Any, Any]:
     def losses(
         x: Tensor, target: Tensor, scale: float, ignored: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        m, s = statistics(x, scale)
-        log_s = s.log()
+        m, log_s = statistics(x, scale, is_log=True)
         return losses_of(x, target, m, log_s, scale, ignored), m, log_s
 
     def backward(

@@ -83,9 +83,10 @@ def _statistics(
 @jit
 def softmax_statistics_kernel(
     x_ptr, m_ptr, s_ptr, columns, stride, parts, factor,
-    chunk: tl.constexpr, is_aligned: tl.constexpr, depth: tl.constexpr, lanes: tl.constexpr,
+    is_log: tl.constexpr, chunk: tl.constexpr, is_aligned: tl.constexpr,
+    depth: tl.constexpr, lanes: tl.constexpr,
 ):
-    """The maximum of each part of each row, and its sum of exponentials.
+    """The maximum of each part of each row, and its sum of exponentials, or that sum's logarithm.
 
     A part is ``chunk`` columns; the only part of a row is all of it, however long.
     """
@@ -103,7 +104,7 @@ def softmax_statistics_kernel(
     )
     to = tl.program_id(0).to(tl.int64) * parts + part
     tl.store(m_ptr + to, m)
-    tl.store(s_ptr + to, s)
+    tl.store(s_ptr + to, tl.log(s) if is_log else s)
 
 
 @jit
