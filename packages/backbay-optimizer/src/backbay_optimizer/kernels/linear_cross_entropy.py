@@ -192,10 +192,12 @@ def _total(logits: Tensor, scale: float) -> Tensor:
     if softmax.refusal(logits) is None:
         from backbay_optimizer.kernels import softmax_device as device  # noqa: PLC0415 (Triton)
 
-        m, s = softmax.launch_statistics(device.softmax_statistics_kernel, logits, scale)
+        kernel = device.softmax_statistics_kernel
+        m, log_s = softmax.launch_statistics(kernel, logits, scale, is_log=True)
     else:
         m, s = softmax.reference_statistics(logits, scale)
-    return (m * scale + s.log())[:, 0]
+        log_s = s.log()
+    return (m * scale + log_s)[:, 0]
 
 
 def _differentiate(

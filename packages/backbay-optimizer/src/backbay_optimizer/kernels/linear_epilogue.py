@@ -251,48 +251,43 @@ def launch(
     """
     columns, inner = int(weight.shape[0]), int(weight.shape[1])
     rows = math.prod(x.shape[:-1])
-    flat = x.contiguous().view(rows, inner)
-    y = x.new_empty(rows, columns)
-    if y.numel():
-        kinds = {"is_normed": mean is not None, "is_gated": gate is not None}
-        kinds["is_entered"] = entry_activation != "none"
-        after = (activation, mean, var, scale, shift, eps, residual, gate)
-        entry = (entry_mean, entry_var, entry_scale, entry_shift, entry_activation, entry_eps)
-        this = Launch(
-            run=launch,
-            kernels=[kernel],
-            given=(x, weight, bias, *after, *entry),
-            reference=reference,
-            limits=LIMITS,
-            positive=(var, entry_var),
+    y = x.new_empty(*x.shape[:-1], columns)
+    if not y.numel():
+        return y
+    kinds = {"is_normed": mean is not None, "is_gated": gate is not None}
+    kinds["is_entered"] = entry_activation != "none"
+    after = (activation, mean, var, scale, shift, eps, residual, gate)
+    entry = (entry_mean, entry_var, entry_scale, entry_shift, entry_activation, entry_eps)
+    this = Launch(
+        run=launch,
+        kernels=[kernel],
+        given=(x, weight, bias, *after, *entry),
+        reference=reference,
+        limits=LIMITS,
+        positive=(var, entry_var),
+    )
+    how = chosen or plan_here(plan(rows, inner, columns, x.dtype.itemsize, **kinds), this)
+    each = rows if gate is None else rows // gate.shape[0]
+    vectors = map(_dense, (bias, mean, var, scale, shift, residual, gate, *entry[:4]))
+    tiles = 1 if how.sweep else -(-columns // how.block_n)
+    grid = (-(-rows // how.block_m) * tiles,)
+    with torch.cuda.device(y.get_device()):  # Triton launches on the current one; -1 is none
+        kernel[grid](
+            *(x.contiguous(), weight.contiguous(), *vectors, y, rows, each, eps, entry_eps),
+            inner=inner,
+            columns=columns,
+            activation=activation,
+            entry_activation=entry_activation,
+            few=gate is not None and each >= how.block_m,
+            is_cpu=y.device.type == "cpu",
+            sweep=how.sweep,
+            block_m=how.block_m,
+            block_n=how.block_n,
+            block_k=how.block_k,
+            num_warps=how.warps,
+            num_stages=how.stages,
         )
-        how = chosen or plan_here(plan(rows, inner, columns, x.dtype.itemsize, **kinds), this)
-        each = rows if gate is None else rows // gate.shape[0]
-        vectors = (_dense(bias), _dense(mean), _dense(var), _dense(scale), _dense(shift))
-        before = (_dense(entry_mean), _dense(entry_var), _dense(entry_scale), _dense(entry_shift))
-        further = (_dense(residual), _dense(gate), *before, y, rows, each, eps, entry_eps)
-        tiles = 1 if how.sweep else -(-columns // how.block_n)
-        grid = (-(-rows // how.block_m) * tiles,)
-        with torch.cuda.device(y.get_device()):  # Triton launches on the current one; -1 is none
-            kernel[grid](
-                flat,
-                weight.contiguous(),
-                *vectors,
-                *further,
-                inner=inner,
-                columns=columns,
-                activation=activation,
-                entry_activation=entry_activation,
-                few=gate is not None and each >= how.block_m,
-                is_cpu=y.device.type == "cpu",
-                sweep=how.sweep,
-                block_m=how.block_m,
-                block_n=how.block_n,
-                block_k=how.block_k,
-                num_warps=how.warps,
-                num_stages=how.stages,
-            )
-    return y.view(*x.shape[:-1], columns)
+    return y
 
 
 def _dense(x: Tensor | None) -> Tensor | None:
