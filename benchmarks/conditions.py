@@ -44,8 +44,12 @@ embeddings
     The gradient of an embedding's table, as Inductor computes it, beside ``embeddings``'s kernels,
     and how long it takes to read tokens' rows and write the table's.
 embedding_plans
-    The same gradient by the kernels, with more or fewer rows of a word read at once, beside how
-    long it takes to fill the table with zeros.
+    The same gradient by the kernels, beside how long it takes to fill the table with zeros: how
+    many rows of a word are read at once; how many such reads are on their way, from how many tokens
+    of the word on.
+softmaxes
+    Softmax of rows that fit into registers, as Inductor compiles it, beside ``softmaxes``' kernel
+    without and with the next rows on their way, and how long it takes to move the bytes.
 batch_norms, max_pools
     Batch norms of training, and maxima over windows, with channels last and their gradients, as
     Inductor compiles them, beside ``batch_norms``' and ``max_pools``' kernels, and how long it
@@ -102,6 +106,7 @@ from speed.condition_tables.merging import merging
 from speed.condition_tables.rotated_heads import rotated_heads, rotated_heads_layers
 from speed.condition_tables.row_norms import row_norm_blocks, row_norms
 from speed.condition_tables.rows import one_row
+from speed.condition_tables.softmaxes import softmaxes
 from speed.condition_tables.stems import patches, stems
 from speed.condition_tables.windows import windows
 from speed.surroundings import versions
@@ -109,7 +114,7 @@ from speed.surroundings import versions
 _ALL = (
     *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
     *(merging, batch_norms, max_pools, group_norms, group_norms_alone),
-    *(embeddings, embedding_plans),
+    *(embeddings, embedding_plans, softmaxes),
     *(row_norms, row_norm_blocks, few_rows, few_row_steps, float8_rows, float8_layers),
     *(rotated_heads, rotated_heads_layers, elsewhere),
 )

@@ -23,7 +23,7 @@ for tool in ${TOOLS:-memcheck racecheck}; do
   done
   # Not at the sizes of whole models, where a kernel takes a hundred times as long under a tool.
   for kernel in batch_norm max_pool embedding row_norm few_row_linears float8_rows \
-    linear_cross_entropy rotated_heads; do
+    linear_cross_entropy rotated_heads softmax; do
     run "$tool" "${1:-python3}" $optimizer/test_${kernel}_gpu.py \
       "(stray or misread or torchs or references) and not (128 or test_backbay)"
   done

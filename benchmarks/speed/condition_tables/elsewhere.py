@@ -26,6 +26,8 @@ from backbay_optimizer.kernels import linear_epilogue as epilogue
 from backbay_optimizer.kernels import linear_epilogue_device as epilogue_device
 from backbay_optimizer.kernels import row_norm as rows
 from backbay_optimizer.kernels import row_norm_device as rows_device
+from backbay_optimizer.kernels import softmax as softmaxes
+from backbay_optimizer.kernels import softmax_device as softmaxes_device
 from backbay_optimizer.kernels.elsewhere import Launch
 from backbay_optimizer.tuning import plan_search
 from speed.condition_tables.timing import in_turns, normal, row
@@ -140,3 +142,8 @@ def launches(draw: Callable[..., Tensor]) -> Iterator[tuple[str, ModuleType, Cal
         x, rstd = draw(16384, columns), draw(16384, 1).float().abs()
         run = functools.partial(rows.launch_backward, pair, [x], x, draw(columns), None, rstd, 0.0)
         yield f"RMSNorm's gradient, 16384 x {columns}", rows, run
+    for columns in (8192, 32768):
+        x = draw(2**28 // columns, columns)
+        kernel = softmaxes_device.softmax_held_kernel
+        run = functools.partial(softmaxes.launch_held, kernel, x, 1.0, x.dtype, False)  # noqa: FBT003 (likewise)
+        yield f"softmax, {x.shape[0]} x {columns}", softmaxes, run

@@ -19,8 +19,10 @@ SHAPES = (
 DRAWN = {"uniform": 0.0, "Zipf's": -1.0, "one word": -50.0}
 """Exponents of ranks, by how tokens are drawn; the last draws the first word each time."""
 
-ROWS_AT_ONCE = (256, 128, 64, 32)
-"""Rows of a word that comes often which are read at once."""
+READINGS = (  # rows at once, how many such reads are on their way, and from how many tokens on
+    *(kernel.Reading(64, 1, 0), kernel.Reading(64, 4, 0), kernel.Reading(64, 4, 256)),
+    *(kernel.Reading(64, 4, 512), kernel.Reading(64, 4, 1024), kernel.Reading(128, 4, 512)),
+)
 
 MOVED = 3e6
 """Bytes that an H100 moves in a microsecond, about."""
@@ -41,11 +43,10 @@ def embeddings() -> Iterator[str]:
 
 
 def embedding_plans() -> Iterator[str]:
-    """Compare how many rows of a word are read at once, which costs registers."""
-    yield row(
-        "words, columns, tokens", "tokens are", "fill", *(f"{n} at once" for n in ROWS_AT_ONCE)
-    )
-    yield f"|{'---|' * (3 + len(ROWS_AT_ONCE))}"
+    """Compare how the rows of a word are read that comes often."""
+    names = (f"{x.at_once}; {x.stages} from {x.staged_from}" for x in READINGS)
+    yield row("words, columns, tokens", "tokens are", "fill", *names)
+    yield f"|{'---|' * (3 + len(READINGS))}"
     kernels = (
         *(device.embedding_count_kernel, device.embedding_place_kernel),
         *(device.embedding_order_kernel, device.embedding_add_kernel),
@@ -53,11 +54,11 @@ def embedding_plans() -> Iterator[str]:
     for words, width, tokens in SHAPES:
         dy = normal(tokens, width)
         table = dy.new_empty(words, width)
-        for name in ("uniform", "Zipf's"):
-            index = _drawn(words, tokens, DRAWN[name])
+        for name, exponent in DRAWN.items():
+            index = _drawn(words, tokens, exponent)
             calls: list[Call] = [table.zero_]
             given = (kernels, dy, index, words, -1)
-            calls += [functools.partial(kernel.launch, *given, at_once=n) for n in ROWS_AT_ONCE]
+            calls += [functools.partial(kernel.launch, *given, reading=x) for x in READINGS]
             cells = [f"{x:.1f}" for x in in_turns(calls)]
             yield row(f"{words}, {width}, {tokens}", name, *cells)
 

@@ -220,9 +220,11 @@ INTERPRETED = """
                 index = index.int().view(9, 10)
             dy = torch.randn(*index.shape, width).to(dtype)
             given = (dy, index, words, ignored)
-            found, wanted = module.launch(kernels, *given), module.reference_backward(*given)
-            assert found.dtype == wanted.dtype and found.shape == wanted.shape
-            assert_close(found, wanted)
+            wanted = module.reference_backward(*given)
+            for reading in (module.READING, module.Reading(16, 3, 40)):
+                found = module.launch(kernels, *given, reading=reading)
+                assert found.dtype == wanted.dtype and found.shape == wanted.shape
+                assert_close(found, wanted)
     # One token more than from which a word comes often, and as many.
     index = torch.tensor([0] * (module.OFTEN + 1) + [1] * module.OFTEN + [2])
     found = module.launch(kernels, torch.ones(len(index), 16), index, 4, -1)

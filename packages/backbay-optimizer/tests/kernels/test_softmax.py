@@ -125,49 +125,91 @@ class Nothing:
         return lambda *given, **constants: self.launches.append((grid, given, constants))
 
 
-def launched(x, *, is_written):
+def statistics(kernel, x):
+    module.launch_statistics(kernel, x, 1.0)
+
+
+def written(kernel, x):
+    module.launch(kernel, x, 1.0, x.dtype, is_log=False)
+
+
+def held(kernel, x):
+    module.launch_held(kernel, x, 1.0, x.dtype, False)  # noqa: FBT003 (a search gives it so)
+
+
+def launched(launch, x):
     kernel = Nothing()
-    if is_written:
-        module.launch(kernel, x, 1.0, x.dtype, is_log=False)
-    else:
-        module.launch_statistics(kernel, x, 1.0)
+    launch(kernel, x)
     ((grid, given, constants),) = kernel.launches
     return grid, given, constants
 
 
-def test_numbers_of_rows_that_are_symbols_cannot_be_launched():
+@pytest.mark.parametrize("launch", [statistics, held])
+def test_numbers_of_rows_that_are_symbols_cannot_be_launched(launch):
     kernel = Nothing()
 
     def program(x):
-        return module.launch_statistics(kernel, x, 1.0)
+        launch(kernel, x)
+        return x
 
     make_fx(program, tracing_mode="symbolic")(logits(6, 8, dtype=torch.float32))
     assert len(kernel.launches) == 1
 
 
-@pytest.mark.parametrize("is_written", [True, False])
-def test_rows_that_begin_anywhere_are_read_in_eights(is_written):
+@pytest.mark.parametrize("launch", [statistics, written, held])
+def test_rows_that_begin_anywhere_are_read_in_eights(launch):
     aligned = logits(2, 64, dtype=torch.float32)
     for x in (aligned, aligned[:, :56], aligned[:1]):
-        assert launched(x, is_written=is_written)[2]["is_aligned"]
+        assert launched(launch, x)[2]["is_aligned"]
     for x in (aligned[:, :50], logits(2, 63, dtype=torch.float32)[:, :56]):
-        assert not launched(x, is_written=is_written)[2]["is_aligned"]
+        assert not launched(launch, x)[2]["is_aligned"]
 
 
 def test_few_rows_are_one_program_each(monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 16)
     monkeypatch.setattr(module, "FEW_ROWS", 4)
-    assert launched(logits(3, 40, dtype=torch.float32), is_written=False)[0] == (3, 3)
-    assert launched(logits(4, 40, dtype=torch.float32), is_written=False)[0] == (4, 1)
+    assert launched(statistics, logits(3, 40, dtype=torch.float32))[0] == (3, 3)
+    assert launched(statistics, logits(4, 40, dtype=torch.float32))[0] == (4, 1)
 
 
-def test_a_row_that_is_held_does_not_fit_in_its_tile():
-    for columns in (1, 200, 4096, 5000, module.HELD):
-        _, _, constants = launched(logits(1, columns, dtype=torch.float32), is_written=True)
-        assert constants["is_held"]
-        assert constants["depth"] * constants["lanes"] >= columns
-    x = logits(1, module.HELD + 1, dtype=torch.float32)
-    assert not launched(x, is_written=True)[2]["is_held"]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [1, 200, 4096, 5000, 8193, 20000, module.HELD])
+def test_a_row_that_is_held_fits_no_tile_or_rows_on_their_way_no_multiprocessor(columns, dtype):
+    (programs,), _, constants = launched(held, logits(1, columns, dtype=dtype))
+    tile = constants["depth"] * constants["lanes"]
+    assert tile >= columns
+    assert constants["lanes"] >= constants["num_warps"] * 32 * 8
+    ahead = (constants["stages"] - 1) * tile * dtype.itemsize
+    assert ahead * programs / 132 <= 227 * 1024 - 32 * 1024  # less what joins lanes
+
+
+def test_a_plan_from_another_gpu_makes_another_tile():
+    x = logits(1, 5000, dtype=torch.float32)
+    for lanes in (256, 8192):
+        kernel, how = Nothing(), module.HeldPlan(16, lanes, 1, 1)
+        module.launch_held(kernel, x, 1.0, x.dtype, False, how)  # noqa: FBT003 (likewise)
+        ((grid, _, constants),) = kernel.launches
+        assert grid == (16,)
+        assert constants["depth"] * constants["lanes"] == 8192
+
+
+def test_a_search_compares_with_something_else_or_launches_otherwise(monkeypatch):
+    asked = []
+
+    def noted(plan, launch):
+        asked.append(launch)
+        return plan
+
+    monkeypatch.setattr(module, "plan_here", noted)
+    x = logits(2, 5000, dtype=torch.float32)
+    first = launched(held, x)
+    (this,) = asked
+    torch.testing.assert_close(this.reference(*this.given), torch.softmax(x, -1))
+    kernel = Nothing()
+    this.run(kernel, *this.given, module.held_plan(5000, 4))
+    ((grid, _, constants),) = kernel.launches
+    assert (grid, constants) == (first[0], first[2])
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -205,13 +247,14 @@ INTERPRETED = """
     module.CHUNK = 64
     shapes = ((5, 200, 0), (9, 203, 0), (3, 7, 0), (3, 1, 0), (4, 64, 8), (9, 129, 3), (1, 999, 0))
     how = {"equal_nan": True, "rtol": 2e-5, "atol": 2e-6}
-    for dtype, (rows, columns, pad), (few, held) in (
-        (dtype, shape, way)
+    plan = module.HeldPlan(2, 1024, 4, 3)
+    for dtype, (rows, columns, pad), few in (
+        (dtype, shape, few)
         for dtype in (torch.float32, torch.bfloat16)
         for shape in shapes
-        for way in ((0, 32768), (1000, 0))
+        for few in (0, 1000)
     ):
-        module.FEW_ROWS, module.HELD = few, held
+        module.FEW_ROWS = few
         x = (torch.randn(rows, columns + pad) * 5).to(dtype)[:, :columns]
         if rows > 4:
             x[0] = -inf
@@ -226,10 +269,11 @@ INTERPRETED = """
             wanted = function(x.double() * 1.5, -1)
             got = module._normalised(x, m, s, 1.5, is_log=is_log)
             assert_close(got, wanted.float(), **how)
-            got = module.launch(device.softmax_kernel, x, 1.5, torch.float32, is_log=is_log)
-            assert_close(got, wanted.float(), **how)
-            got = module.launch(device.softmax_kernel, x, 1.5, dtype, is_log=is_log)
-            assert_close(got, wanted.to(dtype), equal_nan=True)
+            for out, near in ((torch.float32, how), (dtype, {"equal_nan": True})):
+                got = module.launch(device.softmax_kernel, x, 1.5, out, is_log=is_log)
+                assert_close(got, wanted.to(out), **near)
+                got = module.launch_held(device.softmax_held_kernel, x, 1.5, out, is_log, plan)
+                assert_close(got, wanted.to(out), **near)
     print("right")
 """
 

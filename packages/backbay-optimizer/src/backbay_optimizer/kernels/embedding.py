@@ -14,7 +14,7 @@ the same each time, as with atomics, so that results may differ in their last bi
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,9 +36,6 @@ H100, with 256 rows at once. With one word each it took 1.3 times as long, with 
 long."""
 _NARROW = 16
 """How many columns of a word that comes often a program adds."""
-AT_ONCE = 64
-"""How many rows of such a word are read at once: the fastest of four on an H200, 2026-11-28. With
-256 the kernel needs 72 registers a thread, not 40, which slows the other words, too."""
 _PROGRAMS = 1056
 """Programs for words that come often: eight for each of 132 multiprocessors."""
 _WORDS = 1024
@@ -46,6 +43,22 @@ _WORDS = 1024
 _SIXTEEN = 16
 """Elements that a row's length is a multiple of where it was measured."""
 _INT32 = 2**31
+
+
+class Reading(NamedTuple):
+    """How the rows of a word are read that comes often."""
+
+    at_once: int
+    """Rows that are read at once."""
+    stages: int
+    """Such reads that are on their way, through shared memory."""
+    staged_from: int
+    """Tokens from which they are; of fewer, one is."""
+
+
+READING = Reading(64, 4, 512)
+"""By search on an H200, 2026-11-28. With 256 rows at once the kernel needs 72 registers a thread,
+not 40, and with 128 more on their way, which slows the other words, too."""
 
 
 # 1. The reference
@@ -77,7 +90,7 @@ def launch(
     words: int,
     ignored: int,
     *,
-    at_once: int = AT_ONCE,
+    reading: Reading = READING,
 ) -> Tensor:
     """Run the kernels, without a dispatcher or a check; as :func:`reference_backward`.
 
@@ -109,8 +122,8 @@ def launch(
         order[grid](at, begins, ranks, ordered, tokens, words, ignored, block=256, num_warps=4)
         add[(_PROGRAMS + programs,)](
             rows, ordered, counts, begins, often, table, words, width, programs=_PROGRAMS,
-            often_from=OFTEN, together=_TOGETHER, block=block, narrow=_NARROW, at_once=at_once,
-            num_warps=max(1, block // 256),
+            often_from=OFTEN, together=_TOGETHER, block=block, narrow=_NARROW,
+            num_warps=max(1, block // 256), **reading._asdict(),
         )  # fmt: skip
     return table
 

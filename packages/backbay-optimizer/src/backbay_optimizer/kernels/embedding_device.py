@@ -62,7 +62,7 @@ def embedding_order_kernel(
 def embedding_add_kernel(
     row_ptr, ordered_ptr, count_ptr, begin_ptr, often_ptr, table_ptr, words, width,
     programs: tl.constexpr, often_from: tl.constexpr, together: tl.constexpr, block: tl.constexpr,
-    narrow: tl.constexpr, at_once: tl.constexpr,
+    narrow: tl.constexpr, at_once: tl.constexpr, staged_from: tl.constexpr, stages: tl.constexpr,
 ):
     """Write rows of the table's gradient: sums of their tokens' gradients, in float32."""
     program = tl.program_id(0)
@@ -70,10 +70,14 @@ def embedding_add_kernel(
         each = tl.cdiv(width, narrow)
         for unit in range(program, tl.load(count_ptr + words + 1) * each, programs):
             word = tl.load(often_ptr + unit // each)
-            _add_often(
-                row_ptr, ordered_ptr + tl.load(begin_ptr + word), tl.load(count_ptr + word),
-                table_ptr + word.to(tl.int64) * width, width, unit % each * narrow, narrow, at_once,
-            )
+            count = tl.load(count_ptr + word)
+            from_ptr = ordered_ptr + tl.load(begin_ptr + word)
+            to_ptr = table_ptr + word.to(tl.int64) * width
+            first = unit % each * narrow
+            if count < staged_from:  # a few loads are over before those behind them have begun
+                _add_often(row_ptr, from_ptr, count, to_ptr, width, first, narrow, at_once, 1)
+            else:
+                _add_often(row_ptr, from_ptr, count, to_ptr, width, first, narrow, at_once, stages)
     else:
         each = tl.cdiv(width, block)
         first = (program - programs) // each * together
@@ -105,13 +109,14 @@ def _add_few(row_ptr, ordered_ptr, count, to_ptr, width, first, block: tl.conste
 
 @jit
 def _add_often(
-    row_ptr, ordered_ptr, count, to_ptr, width, first, block: tl.constexpr, at_once: tl.constexpr
+    row_ptr, ordered_ptr, count, to_ptr, width, first,
+    block: tl.constexpr, at_once: tl.constexpr, stages: tl.constexpr,
 ):
-    """Add a few columns of a word's rows, many rows at once."""
+    """Add a few columns of a word's rows, many rows at once, while the next are on their way."""
     col = first + tl.arange(0, block)
     row = tl.arange(0, at_once)
     total = tl.zeros([at_once, block], tl.float32)
-    for at in range(0, count, at_once):
+    for at in tl.range(0, count, at_once, num_stages=stages):
         real = at + row < count
         token = tl.load(ordered_ptr + at + row, mask=real, other=0).to(tl.int64)
         total += tl.load(

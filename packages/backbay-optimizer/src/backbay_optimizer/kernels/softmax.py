@@ -13,14 +13,14 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
 from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
-from backbay_optimizer.kernels.elsewhere import unmeasured
+from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 FEWEST_COLUMNS = 4096
 """Below, Inductor holds a row in registers."""
@@ -28,9 +28,6 @@ FEWEST_COLUMNS = 4096
 FEWEST_ELEMENTS = 2**26
 """From which it is used: two and a half times what the L2 cache holds, where to read twice costs
 twice. It was measured with 262 million and more (``benchmarks/patterns.py``)."""
-
-HELD = 32768
-"""Columns up to which a row is held in registers while its softmax is written."""
 
 FEW_ROWS = 264
 """Rows that are not enough programs for an H100, which has 132 multiprocessors."""
@@ -44,7 +41,7 @@ _BITS = math.log2(math.e)
 
 @dataclass(frozen=True)
 class Plan:
-    """How a kernel is launched: by search on an H100."""
+    """How a kernel is launched."""
 
     depth: int
     """Elements of a lane that are read at once."""
@@ -53,9 +50,58 @@ class Plan:
 
 
 STATISTICS = Plan(4, 1024, 4)
-"""By search on 2026-11-27 (``softmax_plans.json``), for 4096 to 262144 columns."""
+"""By search on an H100 on 2026-11-27 (``softmax_plans.json``), for 4096 to 262144 columns."""
 WRITTEN = Plan(4, 8192, 32)
 """Of rows that are not held: likewise, for 128256 columns and more."""
+
+
+class HeldPlan(NamedTuple):
+    """How rows that are held are shared out."""
+
+    programs: int
+    lanes: int
+    """As those of `Plan`: with ``depth`` rows of them a tile is a row."""
+    warps: int
+    stages: int
+    """Rows that are on their way, through shared memory; 1 loads into registers."""
+
+
+HELD_PLANS = {
+    4096: HeldPlan(264, 1024, 4, 4),
+    8192: HeldPlan(264, 2048, 4, 4),
+    16384: HeldPlan(132, 4096, 8, 4),
+    32768: HeldPlan(132, 8192, 32, 3),
+}
+"""Of rows of 16 bits, by the columns of their tile: by search on an H200 on 2026-11-28
+(``softmax_held_plans.txt``)."""
+
+HELD = max(HELD_PLANS)
+"""Columns up to which a row is held in registers while its softmax is written. Longer ones are read
+twice."""
+
+LOOSE, FILLED = HeldPlan(528, 2048, 8, 1), 0.75
+"""The plan of rows that fill less of their tile than that, unless it is the largest: with rows on
+their way 12000 columns took 1.10 times as long (``conditions_softmaxes.md``)."""
+
+LIMITS = {"programs": (16, 4096), "lanes": (256, 8192), "warps": (1, 32), "stages": (1, 4)}
+"""Of such plans, where another GPU's is searched."""
+
+_SHARED = 200_000
+"""Bytes of shared memory of a multiprocessor, of 227 KiB, that rows on their way may take."""
+
+
+def held_plan(columns: int, element_size: int) -> HeldPlan:
+    """Return how to share rows out, of elements of so many bytes."""
+    tile = tile_of(columns)
+    if columns < FILLED * tile and tile < HELD:
+        return LOOSE
+    plan = HELD_PLANS[tile]
+    return plan._replace(stages=min(plan.stages, 1 + _SHARED // (tile * element_size)))
+
+
+def tile_of(columns: int) -> int:
+    """Return the columns of a tile that a row fits into."""
+    return min(x for x in HELD_PLANS if columns <= x)
 
 
 # 1. The reference
@@ -140,12 +186,10 @@ def launch_statistics(
 
 
 def launch(kernel: Any, x: Tensor, scale: float, dtype: torch.dtype, *, is_log: bool) -> Tensor:
-    """Run the kernel that writes softmax, likewise; as `reference`."""
+    """Run the kernel that writes softmax of rows of any length, likewise; as `reference`."""
     rows, columns = _rows(x), x.shape[-1]
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
-    is_held = columns <= HELD
-    plan = _held(columns) if is_held else WRITTEN
-    constants = {"is_held": is_held, "is_aligned": _is_aligned(rows), **_constants(plan)}
+    constants = {"is_aligned": _is_aligned(rows), **_constants(WRITTEN)}
     with torch.cuda.device(x.get_device()):
         kernel[(rows.shape[0],)](
             *(rows, y, columns, rows.stride(0), scale * _BITS, scale), is_log=is_log, **constants
@@ -153,10 +197,44 @@ def launch(kernel: Any, x: Tensor, scale: float, dtype: torch.dtype, *, is_log: 
     return y
 
 
-def _held(columns: int) -> Plan:
-    size = max(256, 1 << (columns - 1).bit_length())
-    lanes = min(max(size // 4, 256), 4096)
-    return Plan(size // lanes, lanes, max(1, lanes // 256))
+def launch_held(
+    kernel: Any,
+    x: Tensor,
+    scale: float,
+    dtype: torch.dtype,
+    is_log: bool,
+    chosen: HeldPlan | None = None,
+) -> Tensor:
+    """Run the kernel that writes softmax of rows that fit into registers, likewise.
+
+    ``chosen`` is how to share rows out, by default `held_plan`.
+    """
+    rows, columns = _rows(x), x.shape[-1]
+    this = Launch(
+        run=launch_held,
+        kernels=[kernel],
+        given=(x, scale, dtype, is_log),
+        reference=_same_held,
+        limits=LIMITS,
+    )
+    how = chosen or plan_here(held_plan(columns, x.element_size()), this)
+    y = torch.empty(x.shape, dtype=dtype, device=x.device)
+    with torch.cuda.device(x.get_device()):
+        kernel[(how.programs,)](
+            *(rows, y, rows.shape[0], columns, rows.stride(0), scale * _BITS, scale),
+            is_log=is_log,
+            is_aligned=_is_aligned(rows),
+            depth=max(1, tile_of(columns) // how.lanes),
+            lanes=how.lanes,
+            stages=how.stages,
+            num_warps=how.warps,
+        )
+    return y
+
+
+def _same_held(x: Tensor, scale: float, dtype: torch.dtype, is_log: bool) -> Tensor:
+    """Return what `launch_held` does, by the reference."""
+    return reference(x, scale, dtype, is_log=is_log)
 
 
 def _constants(plan: Plan) -> dict[str, int]:
@@ -230,6 +308,7 @@ def _operators() -> tuple[Any, Any, Any]:
         from backbay_optimizer.kernels import softmax_device as device  # noqa: PLC0415
 
         statistics_kernel: Any = device.softmax_statistics_kernel
+        held_kernel: Any = device.softmax_held_kernel
         kernel: Any = device.softmax_kernel
     # Compilers see through a triton_op, to the kernel and to the reference; a custom_op is opaque
     # to them, and asks for no Triton.
@@ -245,6 +324,8 @@ def _operators() -> tuple[Any, Any, Any]:
         x: Tensor, scale: float, dtype: torch.dtype, is_log: bool, is_written: bool
     ) -> Tensor:
         if refusal(x) is None and is_written and x[..., 0].numel() >= FEW_ROWS:
+            if x.shape[-1] <= HELD:
+                return launch_held(wrap_triton(held_kernel), x, scale, dtype, is_log)
             return launch(wrap_triton(kernel), x, scale, dtype, is_log=is_log)
         return _normalised(x, *statistics(x, scale), scale, is_log=is_log).to(dtype)
 

@@ -108,47 +108,61 @@ def softmax_statistics_kernel(
 
 
 @jit
+def softmax_held_kernel(
+    x_ptr, y_ptr, rows, columns, stride, factor, scale,
+    is_log: tl.constexpr, is_aligned: tl.constexpr,
+    depth: tl.constexpr, lanes: tl.constexpr, stages: tl.constexpr,
+):
+    """The softmax of each row, or its logarithm, where a row is one tile and stays in registers.
+
+    The rows that a program takes next are on their way, in shared memory.
+    """
+    multiple: tl.constexpr = 8 if is_aligned else 1
+    factor = tl.cast(factor, tl.float32)  # compiled graphs pass numbers of 64 bits
+    scale = tl.cast(scale, tl.float32)
+    at = _columns(depth, lanes)
+    there = at // multiple * multiple < columns
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=stages):
+        row_ptr = x_ptr + tl.multiple_of(tl.cast(row, tl.int64) * stride, multiple)
+        to_ptr = y_ptr + tl.multiple_of(tl.cast(row, tl.int64) * columns, multiple)
+        x = tl.load(row_ptr + at, mask=there, other=float("-inf")).to(tl.float32)
+        x -= tl.max(tl.max(x, 0), 0)
+        terms = tl.exp2(x * factor)
+        total = tl.sum(tl.sum(terms, 0), 0)
+        y = x * scale - tl.log(total) if is_log else terms * (1 / total)
+        tl.store(to_ptr + at, y.to(y_ptr.dtype.element_ty), mask=there)
+
+
+@jit
 def softmax_kernel(
     x_ptr, y_ptr, columns, stride, factor, scale,
-    is_log: tl.constexpr, is_held: tl.constexpr, is_aligned: tl.constexpr,
-    depth: tl.constexpr, lanes: tl.constexpr,
+    is_log: tl.constexpr, is_aligned: tl.constexpr, depth: tl.constexpr, lanes: tl.constexpr,
 ):
-    """The softmax of each row, or its logarithm.
+    """The softmax of each row, or its logarithm, where a row is many tiles.
 
-    A row that is one tile is held in registers. Others are read again, what was read last first:
-    the cache still has that.
+    It is read again, what was read last first: the cache still has that.
     """
     tile: tl.constexpr = depth * lanes
     multiple: tl.constexpr = 8 if is_aligned else 1
     factor = tl.cast(factor, tl.float32)  # compiled graphs pass numbers of 64 bits
     scale = tl.cast(scale, tl.float32)
     at = _columns(depth, lanes)
-    first = tl.multiple_of(tl.program_id(0).to(tl.int64) * columns, multiple)
-    if is_held:
-        row_ptr = x_ptr + tl.multiple_of(tl.program_id(0).to(tl.int64) * stride, multiple)
-        there = at // multiple * multiple < columns
-        x = tl.load(row_ptr + at, mask=there, other=float("-inf")).to(tl.float32)
-        x -= tl.max(tl.max(x, 0), 0)
-        terms = tl.exp2(x * factor)
-        total = tl.sum(tl.sum(terms, 0), 0)
-        y = x * scale - tl.log(total) if is_log else terms * (1 / total)
-        tl.store(y_ptr + first + at, y.to(y_ptr.dtype.element_ty), mask=there)
-    else:
-        row_ptr, head = _row(x_ptr, stride, columns, is_aligned)
-        end = (columns - head) // 8 * 8
-        m, total = _statistics(
-            row_ptr, 0, end, columns, head, columns > 0, factor, is_aligned, depth, lanes
-        )
-        less = tl.log(total)
-        part = 1 / total
-        last = (columns + tile - 1) // tile - 1
-        row_ptr -= head
-        for k in range(last + 1):
-            start = (last - k) * tile
-            there = at // multiple * multiple < columns - start
-            x = tl.load(row_ptr + start + at, mask=there, other=0.0).to(tl.float32) - m
-            y = x * scale - less if is_log else tl.exp2(x * factor) * part
-            tl.store(y_ptr + first + start + at, y.to(y_ptr.dtype.element_ty), mask=there)
+    row_ptr, head = _row(x_ptr, stride, columns, is_aligned)
+    end = (columns - head) // 8 * 8
+    m, total = _statistics(
+        row_ptr, 0, end, columns, head, columns > 0, factor, is_aligned, depth, lanes
+    )
+    less = tl.log(total)
+    part = 1 / total
+    last = (columns + tile - 1) // tile - 1
+    row_ptr -= head
+    to_ptr = y_ptr + tl.multiple_of(tl.program_id(0).to(tl.int64) * columns, multiple)
+    for k in range(last + 1):
+        start = (last - k) * tile
+        there = at // multiple * multiple < columns - start
+        x = tl.load(row_ptr + start + at, mask=there, other=0.0).to(tl.float32) - m
+        y = x * scale - less if is_log else tl.exp2(x * factor) * part
+        tl.store(to_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=there)
 
 
 @jit
