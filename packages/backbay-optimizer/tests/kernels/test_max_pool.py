@@ -110,7 +110,10 @@ INTERPRETED = """
     from backbay_optimizer.kernels import max_pool_device as device
 
     torch.manual_seed(0)
-    windows = [([3, 3], [2, 2], [1, 1]), ([2, 3], [1, 2], [0, 1]), ([3, 3], [3, 1], [1, 0])]
+    windows = [
+        *[([3, 3], [2, 2], [1, 1]), ([2, 3], [1, 2], [0, 1]), ([3, 3], [3, 1], [1, 0])],
+        *[([1, 2], [2, 3], [0, 1]), ([5, 4], [2, 2], [2, 1])],
+    ]
     for dtype in (torch.float32, torch.bfloat16):
         for shape in ((2, 8, 7, 9), (1, 64, 8, 8), (1, 5, 3, 4), (3, 13, 6, 5)):
             for window in windows:
