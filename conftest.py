@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import importlib
 import logging
 import os
@@ -33,6 +34,10 @@ from backbay.registry import Environment, Registry
 from backbay.registry.distributions import scan
 from backbay.session import LocalClient, Service
 
+# Compilers make many objects that stay: to look for garbage among them is a fifteenth of the time.
+RARELY = 50_000, 20, 20
+gc.set_threshold(*RARELY)
+
 # One commit, one verdict: what is drawn depends on the test alone, unless pytest is told otherwise:
 # `--hypothesis-profile=anew`.
 hypothesis.settings.register_profile("same", derandomize=True)
@@ -40,6 +45,15 @@ hypothesis.settings.register_profile("anew", derandomize=False)
 hypothesis.settings.load_profile("same")
 
 Install = Callable[..., Path]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long, or a worker has one left when the others are done."""
+    weights: Counter[Path] = Counter()
+    for item in items:
+        weights[item.path] += 20 if item.get_closest_marker("slow") else 1
+    items.sort(key=lambda item: -weights[item.path])
 
 
 def pytest_collection_finish() -> None:
@@ -120,12 +134,13 @@ def reports() -> Iterator[list[Any]]:
         yield found
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a program in a fresh Python process."""
 
     def run(program: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", textwrap.dedent(program)]
+        rarely = f"import gc; gc.set_threshold{RARELY}\n"
+        command = [sys.executable, "-c", rarely + textwrap.dedent(program)]
         return subprocess.run(command, capture_output=True, text=True, check=check)
 
     return run
@@ -147,8 +162,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def started(
         service: Service[Any, Any], environment: Mapping[str, str], _path: object = None
     ) -> LocalClient[Any, Any]:
-        module, _, attribute = service.handler.partition(":")
-        handler = getattr(importlib.import_module(module), attribute)()
+        handler = _handler_of(service)
         answer = handler.answer
 
         def locked(request: Any) -> Any:
@@ -163,6 +177,29 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with torch.random.fork_rng():
         yield
     torch.compiler.reset()
+
+
+@pytest.fixture
+def judged_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no child processes that judge, for backends that don't turn on their judge."""
+    from backbay.judge.requests import SERVICE as RACE
+    from backbay.verify.weighing_requests import SERVICE as VERIFICATION
+
+    start = Service.start
+
+    def started(
+        service: Service[Any, Any], environment: Mapping[str, str], path: Path | None = None
+    ) -> Any:
+        if service is not RACE and service is not VERIFICATION:
+            return start(service, environment, path)
+        return LocalClient(service, _handler_of(service), environment)
+
+    monkeypatch.setattr(Service, "start", started)
+
+
+def _handler_of(service: Service[Any, Any]) -> Any:
+    module, _, attribute = service.handler.partition(":")
+    return getattr(importlib.import_module(module), attribute)()
 
 
 @dataclass

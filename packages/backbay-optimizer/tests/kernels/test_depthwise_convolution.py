@@ -144,15 +144,6 @@ def test_a_compiled_program_breaks_or_differs(dynamic):
         torch.testing.assert_close(*gradients)
 
 
-def test_importing_the_module_imports_triton(run_python):
-    done = run_python("""
-        import sys
-        import backbay_optimizer.kernels.depthwise_convolution
-        print("triton" in sys.modules)
-    """)
-    assert done.stdout.split() == ["False"]
-
-
 INTERPRETED = """
     import torch
     from hypothesis import given, settings, strategies as st

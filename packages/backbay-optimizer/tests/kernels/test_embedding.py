@@ -102,15 +102,6 @@ def test_a_name_that_is_no_operator_is_found():
         module.nothing  # noqa: B018 (it raises)
 
 
-def test_importing_the_module_imports_triton(run_python):
-    done = run_python("""
-        import sys
-        import backbay_optimizer.kernels.embedding
-        print("triton" in sys.modules)
-    """)
-    assert done.stdout.split() == ["False"]
-
-
 @pytest.mark.parametrize(
     ("words", "width", "shape", "reason"),
     [

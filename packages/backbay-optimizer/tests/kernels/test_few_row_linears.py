@@ -89,15 +89,6 @@ def test_a_compiled_program_breaks_or_differs(dynamic):
         assert [y.stride() for y in found] == [y.stride() for y in wanted]
 
 
-def test_importing_the_module_imports_triton(run_python):
-    done = run_python("""
-        import sys
-        import backbay_optimizer.kernels.few_row_linears
-        print("triton" in sys.modules)
-    """)
-    assert done.stdout.split() == ["False"]
-
-
 INTERPRETED = """
     import torch
     from hypothesis import given, settings, strategies as st

@@ -127,15 +127,6 @@ def test_numbers_of_rows_that_are_symbols_cannot_be_launched():
     assert len(kernel.launches) == 1
 
 
-def test_importing_the_module_imports_triton(run_python):
-    done = run_python("""
-        import sys
-        import backbay_optimizer.kernels.float8_rows
-        print("triton" in sys.modules)
-    """)
-    assert done.stdout.split() == ["False"]
-
-
 INTERPRETED = """
     import itertools
     import torch

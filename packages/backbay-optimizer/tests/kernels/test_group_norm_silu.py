@@ -173,15 +173,6 @@ def test_a_norm_alone_is_not_where_it_was_measured(shape, last, trains, pays, mo
         assert (module.pays_alone(x, 32, trains=trains) is None) == pays
 
 
-def test_importing_the_module_imports_triton(run_python):
-    done = run_python("""
-        import sys
-        import backbay_optimizer.kernels.group_norm_silu
-        print("triton" in sys.modules)
-    """)
-    assert done.stdout.split() == ["False"]
-
-
 @pytest.mark.parametrize("last", [None, False, True])
 @pytest.mark.parametrize("tensors", [1, 2])
 def test_a_plan_cuts_groups_or_overflows_a_block(last, tensors):

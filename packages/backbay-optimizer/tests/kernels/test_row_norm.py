@@ -242,15 +242,6 @@ def test_a_compiler_keeps_the_copies():
     assert "clone" not in "".join(codes)
 
 
-def test_importing_the_module_imports_triton(run_python):
-    done = run_python("""
-        import sys
-        import backbay_optimizer.kernels.row_norm
-        print("triton" in sys.modules)
-    """)
-    assert done.stdout.split() == ["False"]
-
-
 INTERPRETED = """
     import torch
     from torch.testing import assert_close

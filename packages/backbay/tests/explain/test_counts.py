@@ -142,7 +142,7 @@ def test_a_break_that_torch_logs_and_has_in_its_metrics_is_one(monkeypatch):
     assert [x.reason for x in counter.breaks()] == ["odd"]
 
 
-def test_a_race_and_a_verification_say_the_number_that_an_explanation_has():
+def test_a_race_and_a_verification_say_the_number_that_an_explanation_has(judged_here):
     assert explained(three) == 3
     report = race.run(Workload(three, X), arms=["aot_eager"], limits=race.Limits(timing_s=0.1))
     (row,) = [x for x in report.results if x.backend == "aot_eager"]

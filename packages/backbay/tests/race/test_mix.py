@@ -63,7 +63,7 @@ def test_one_call_is_all_calls_in_turn():
     assert mixed(row) is row
 
 
-def test_what_is_wrong_at_one_size_alone_is_wrong():
+def test_what_is_wrong_at_one_size_alone_is_wrong(judged_here):
     def fixed(graph_module, example_inputs):
         def call(*arguments):
             (result,) = graph_module(*arguments)
@@ -79,7 +79,7 @@ def test_what_is_wrong_at_one_size_alone_is_wrong():
     assert "output[1]" in both["tried"].reason
 
 
-def test_each_call_is_timed_by_itself():
+def test_each_call_is_timed_by_itself(judged_here):
     def uneven(graph_module, example_inputs):
         def call(*arguments):
             time.sleep(0.03 * (rows_of(arguments) == 8))
@@ -98,7 +98,7 @@ def test_each_call_is_timed_by_itself():
     assert found["tried"].notes[-1].startswith("batch 1: ")
 
 
-def test_who_is_wrong_while_timed_has_no_times_of_its_calls():
+def test_who_is_wrong_while_timed_has_no_times_of_its_calls(judged_here):
     calls = []
 
     def tires(graph_module, example_inputs):
@@ -133,7 +133,7 @@ def test_a_decision_says_for_which_calls_it_does_not_hold():
     assert with_exceptions(unclear, parts) == unclear
 
 
-def test_one_call_has_no_parts():
+def test_one_call_has_no_parts(judged_here):
     report, found = raced(of_batches(torch.nn.Linear(8, 8), 4), lambda graph, _: graph.forward)
     assert all(x.parts == () for x in found.values())
     assert report.decision[0].elsewhere == {}
@@ -199,7 +199,7 @@ class Slow(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_is_timed_and_changes_nothing():
+def test_an_optimizer_is_timed_and_changes_nothing(judged_here):
     model = torch.nn.Linear(8, 8)
     before = model.weight.detach().clone()
     workload = Workload(

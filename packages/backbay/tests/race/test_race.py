@@ -194,7 +194,7 @@ def test_a_model_object_is_raced_in_this_process_and_the_report_says_so():
     assert report.settings.device == "cpu"
 
 
-def test_a_registry_of_ones_own_is_asked_for_names_in_this_process():
+def test_a_registry_of_ones_own_is_asked_for_names_in_this_process(judged_here):
     registry = Registry()
     registry.register_backend(lambda graph_module, example_inputs: graph_module.forward, "own")
     workload = Workload(torch.nn.Linear(8, 8).eval(), (torch.randn(4, 8),))
@@ -234,7 +234,7 @@ def test_one_backend_that_is_not_ready_ends_the_race_of_the_others(here):
     assert "did you mean 'inductor'" in rows["indcutor"].reason
 
 
-def test_what_is_known_of_a_fault_is_not_said_where_a_user_meets_it():
+def test_what_is_known_of_a_fault_is_not_said_where_a_user_meets_it(judged_here):
     def raising(graph_module, example_inputs):
         raise IndexError("list index out of range")
 
@@ -257,7 +257,7 @@ def test_what_is_known_of_a_fault_is_not_said_where_a_user_meets_it():
     assert known == {"eager": [], "raising": [], "wrong": said}
 
 
-def test_an_engine_behind_a_backend_has_no_version_in_the_report():
+def test_an_engine_behind_a_backend_has_no_version_in_the_report(judged_here):
     registry = Registry()
     needs = Requirements(distributions=("msgspec>=0.1",))
     registry.register_backend(lambda graph, _: graph.forward, "own", requires=needs)
@@ -297,7 +297,10 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(here, arguments, said):
     assert "backbay/race" not in done.stderr
 
 
-def test_where_truth_does_not_fit_the_proof_is_smaller_and_the_report_says_so(monkeypatch):
+def test_where_truth_does_not_fit_the_proof_is_smaller_and_the_report_says_so(
+    monkeypatch,
+    judged_here,
+):
     def scaled(graph_module, example_inputs):
         return lambda *args: tuple(1.001 * output for output in graph_module(*args))
 
@@ -319,7 +322,7 @@ class Writing(torch.nn.Module):
         return x + cache
 
 
-def test_an_input_that_the_model_writes_is_left_changed_and_spoils_the_race():
+def test_an_input_that_the_model_writes_is_left_changed_and_spoils_the_race(judged_here):
     cache = torch.zeros(64)
     workload = Workload(Writing(), (torch.randn(64, 64), cache))
     report = run(workload, backends=["aot_eager"], limits=QUICK)
@@ -327,7 +330,7 @@ def test_an_input_that_the_model_writes_is_left_changed_and_spoils_the_race():
     assert cache.tolist() == [0.0] * 64
 
 
-def test_a_workload_with_an_expanded_input_is_not_raced():
+def test_a_workload_with_an_expanded_input_is_not_raced(judged_here):
     inputs = (torch.randn(8, 1).expand(8, 16),)
     report = run(
         Workload(torch.nn.Linear(16, 16).eval(), inputs), backends=["aot_eager"], limits=QUICK
@@ -368,7 +371,7 @@ def test_a_graph_break_is_passed_over_where_the_whole_graph_was_asked_for(here):
     assert rows["aot_eager"].status == "failed"
 
 
-def test_a_model_object_is_raced_with_arms_of_compiler_functions():
+def test_a_model_object_is_raced_with_arms_of_compiler_functions(judged_here):
     def told(graph_module, example_inputs, *, options=None):
         factor = (options or {}).get("factor", 1.0)
         return lambda *args: tuple(factor * output for output in graph_module(*args))

@@ -85,7 +85,7 @@ def test_crashes_are_contained_where_the_object_can_be_rebuilt():
 
 
 @pytest.mark.slow
-def test_an_object_that_was_changed_is_raced_here_and_the_note_says_why():
+def test_an_object_that_was_changed_is_raced_here_and_the_note_says_why(judged_here):
     workload = built()
     with torch.no_grad():
         workload.model.first.weight.add_(0.1)

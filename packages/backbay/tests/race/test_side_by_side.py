@@ -42,7 +42,7 @@ def test_a_trial_takes_the_files_or_the_verdict_of_another():
     assert report.results[1].median_ms is not None
 
 
-def test_where_compile_times_decide_they_are_those_of_a_machine_that_does_other_things():
+def test_where_compile_times_decide_they_are_those_of_a_machine_that_does_other_things(here):
     report = raced("honest", "raises", objective=Objective(kind="total", calls=3))
     assert {x.compiled_beside for x in report.results} == {0}
     assert report.decision[0].sentence.startswith("with 3 calls and a cold compilation, ")

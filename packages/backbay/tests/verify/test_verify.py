@@ -26,6 +26,20 @@ UNBLAMED = Limits(blame_s=0)
 raced = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "race" / "faulty.py")))
 
 
+JUDGED_APART = {
+    "test_an_honest_backend_is_called_wrong",
+    "test_a_process_that_a_backend_leaves_otherwise_goes_unsaid",
+    "test_a_process_that_is_left_to_flush_subnormals_is_right",
+}
+"""Tests with a process that judges, as there is one for users: it imports torch for 4 s."""
+
+
+@pytest.fixture(autouse=True)
+def _judged_here(request):
+    if request.function.__name__ not in JUDGED_APART:
+        request.getfixturevalue("judged_here")
+
+
 def verify(name: str, *, loss=faulty.mean_square, **options):
     """Verify one backend of faulty.py in this process, on its model, which must stay as it was."""
     model, args = faulty.model()
@@ -353,7 +367,7 @@ def test_a_model_that_writes_its_inputs_is_refused_in_training_without_a_remedy(
     assert run(workload, backends=["eager"], train=True, batches=[]).passed
 
 
-def test_inputs_that_training_writes_are_left_for_later_checks():
+def test_inputs_that_training_writes_are_left_for_later_checks(here):
     report = run(f"{FAULTY}:counting_inputs", backends=["eager"], device="cpu", train=True)
     assert report.passed, report.sentence
     report = run(
@@ -413,7 +427,7 @@ def test_a_subclass_of_tensor_is_refused_in_the_words_of_a_file_format():
         assert "is a Marked, a subclass of torch.Tensor that no other process knows" in check.reason
 
 
-def test_a_seed_that_is_left_while_compiling_is_called_right():
+def test_a_seed_that_is_left_while_compiling_is_called_right(here):
     report = run(
         f"{FAULTY}:model",
         backends=[f"{FAULTY}:seeds_when_backward_is_compiled"],
