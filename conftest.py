@@ -6,6 +6,7 @@ import gc
 import importlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -35,6 +36,7 @@ from backbay.registry.distributions import scan
 from backbay.session import LocalClient, Service
 
 # Compilers make many objects that stay: to look for garbage among them is a fifteenth of the time.
+# What a cycle of objects says when it is collected is so said later, perhaps in another test.
 RARELY = 50_000, 20, 20
 gc.set_threshold(*RARELY)
 
@@ -45,15 +47,6 @@ hypothesis.settings.register_profile("anew", derandomize=False)
 hypothesis.settings.load_profile("same")
 
 Install = Callable[..., Path]
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take long, or a worker has one left when the others are done."""
-    weights: Counter[Path] = Counter()
-    for item in items:
-        weights[item.path] += 20 if item.get_closest_marker("slow") else 1
-    items.sort(key=lambda item: -weights[item.path])
 
 
 def pytest_collection_finish() -> None:
@@ -144,6 +137,14 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(command, capture_output=True, text=True, check=check)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def sigterm_as_before() -> Iterator[None]:
+    """Put back who handles SIGTERM: Ray does from its start on, and leaves it so."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture

@@ -45,11 +45,11 @@ embeddings
     and how long it takes to read tokens' rows and write the table's.
 embedding_plans
     The same gradient by the kernels, beside how long it takes to fill the table with zeros: how
-    many rows of a word are read at once; how many such reads are on their way, from how many tokens
-    of the word on.
+    many rows of a word are read at once; in how many stages, from how many of its tokens on.
 softmaxes
     Softmax of rows that fit into registers, as Inductor compiles it, beside ``softmaxes``' kernel
-    without and with the next rows on their way, and how long it takes to move the bytes.
+    without and with the next rows on their way, of which widths choose one, and how long it takes
+    to move the bytes.
 batch_norms, max_pools
     Batch norms of training, and maxima over windows, with channels last and their gradients, as
     Inductor compiles them, beside ``batch_norms``' and ``max_pools``' kernels, and how long it

@@ -19,7 +19,7 @@ SHAPES = (
 DRAWN = {"uniform": 0.0, "Zipf's": -1.0, "one word": -50.0}
 """Exponents of ranks, by how tokens are drawn; the last draws the first word each time."""
 
-READINGS = (  # rows at once, how many such reads are on their way, and from how many tokens on
+READINGS = (  # rows at once, stages, and from how many tokens on
     *(kernel.Reading(64, 1, 0), kernel.Reading(64, 4, 0), kernel.Reading(64, 4, 256)),
     *(kernel.Reading(64, 4, 512), kernel.Reading(64, 4, 1024), kernel.Reading(128, 4, 512)),
 )
@@ -44,7 +44,7 @@ def embeddings() -> Iterator[str]:
 
 def embedding_plans() -> Iterator[str]:
     """Compare how the rows of a word are read that comes often."""
-    names = (f"{x.at_once}; {x.stages} from {x.staged_from}" for x in READINGS)
+    names = (f"{x.at_once} at once; {x.stages} stages from {x.staged_from}" for x in READINGS)
     yield row("words, columns, tokens", "tokens are", "fill", *names)
     yield f"|{'---|' * (3 + len(READINGS))}"
     kernels = (

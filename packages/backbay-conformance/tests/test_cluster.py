@@ -1,11 +1,14 @@
 """The suite on a Ray of two workers: every case has one result, whoever is lost."""
 
 import os
+import signal
 import sys
 from collections import Counter
 
 import pytest
 
+from backbay.cli.interrupts import terminable
+from backbay.cluster import connect, leave
 from backbay.errors import InputError
 from backbay.registry import Traits
 from backbay_conformance import cluster, conform, pool
@@ -15,7 +18,7 @@ from backbay_conformance.requests import Ready, SuiteSetup
 ray = pytest.importorskip("ray")
 from ray.exceptions import OutOfMemoryError  # noqa: E402 (only where there is Ray)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sigterm_as_before")]
 
 SETUP = SuiteSetup(backend="tried", device="cpu", seed=0, levels=(1,), profile="full")
 CASES = tuple((f"contract/{x}", 5.0) for x in ("a", "dies", "b", "dies_once", "c", "d"))
@@ -132,3 +135,13 @@ def test_a_backend_that_is_not_there_is_told(address):
         conform(lambda graph_module, _: graph_module, device="cpu", ray=address)
     with pytest.raises(InputError, match="each core or GPU has a worker"):
         conform("aot_eager", device="cpu", ray=address, workers=2)
+
+
+def test_who_handles_an_end_is_asked_no_more_with_a_cluster(address):
+    with terminable():
+        handler = signal.getsignal(signal.SIGTERM)
+        connect(address, "a test")
+        try:
+            assert signal.getsignal(signal.SIGTERM) is handler
+        finally:
+            leave(())

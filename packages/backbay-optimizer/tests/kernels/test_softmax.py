@@ -183,6 +183,16 @@ def test_a_row_that_is_held_fits_no_tile_or_rows_on_their_way_no_multiprocessor(
     assert ahead * programs / 132 <= 227 * 1024 - 32 * 1024  # less what joins lanes
 
 
+def test_rows_of_other_widths_get_another_plan():
+    for columns in (4097, 6143, 12000, 12287):
+        assert module.held_plan(columns, 2) == module.LOOSE
+    for columns, tile in ((4096, 4096), (6144, 8192), (12288, 16384), (16385, 32768)):
+        assert module.held_plan(columns, 2) == module.HELD_PLANS[tile]
+    assert module.held_plan(module.HELD, 4).stages == 2
+    with pytest.raises(ValueError, match="empty"):
+        module.tile_of(module.HELD + 1)
+
+
 def test_a_plan_from_another_gpu_makes_another_tile():
     x = logits(1, 5000, dtype=torch.float32)
     for lanes in (256, 8192):

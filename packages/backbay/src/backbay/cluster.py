@@ -5,8 +5,10 @@ an extra, and takes a second to import.
 """
 
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,6 +92,7 @@ def connect(address: str, what: str) -> None:
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     variables = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         _check_reachable(address)
         ray.init(
@@ -102,6 +105,9 @@ def connect(address: str, what: str) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         where = address or "this machine"
         raise InputError(f"no Ray cluster at {where}: {one_line(error)}") from error
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and handler not in (signal.SIG_DFL, None):
+        signal.signal(signal.SIGTERM, handler)  # Ray took its place, and would end the process
 
 
 def leave(actors: Iterable[Any]) -> None:

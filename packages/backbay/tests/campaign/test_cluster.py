@@ -24,7 +24,7 @@ from backbay.race.reading import read
 ray = pytest.importorskip("ray")
 from ray.exceptions import OutOfMemoryError  # noqa: E402 (only where there is Ray)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sigterm_as_before")]
 
 MODELS = """
 import torch

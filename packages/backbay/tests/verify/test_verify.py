@@ -26,17 +26,9 @@ UNBLAMED = Limits(blame_s=0)
 raced = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "race" / "faulty.py")))
 
 
-JUDGED_APART = {
-    "test_an_honest_backend_is_called_wrong",
-    "test_a_process_that_a_backend_leaves_otherwise_goes_unsaid",
-    "test_a_process_that_is_left_to_flush_subnormals_is_right",
-}
-"""Tests with a process that judges, as there is one for users: it imports torch for 4 s."""
-
-
 @pytest.fixture(autouse=True)
 def _judged_here(request):
-    if request.function.__name__ not in JUDGED_APART:
+    if request.node.get_closest_marker("judged_apart") is None:
         request.getfixturevalue("judged_here")
 
 
@@ -69,6 +61,7 @@ def failed(checks):
     return {key for key, check in checks.items() if check.status != "right"}
 
 
+@pytest.mark.judged_apart
 def test_an_honest_backend_is_called_wrong():
     report, result, checks = verify("honest")
     assert report.passed, report.sentence
@@ -145,6 +138,7 @@ def test_gradients_in_memory_that_is_written_anew_are_right():
     assert "gradient of head.bias of call 3 changed when it was called again" in result.sentence
 
 
+@pytest.mark.judged_apart
 def test_a_process_that_a_backend_leaves_otherwise_goes_unsaid(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # and back afterwards
     monkeypatch.setenv("SOMEBODYS", "1")
@@ -165,6 +159,7 @@ def test_a_process_that_a_backend_leaves_otherwise_goes_unsaid(tmp_path, monkeyp
     assert quiet.notes == ()
 
 
+@pytest.mark.judged_apart
 def test_a_process_that_is_left_to_flush_subnormals_is_right():
     def flushes(graph_module, example_inputs):
         def call(*args):

@@ -51,14 +51,14 @@ class Reading(NamedTuple):
     at_once: int
     """Rows that are read at once."""
     stages: int
-    """Such reads that are on their way, through shared memory."""
+    """Of the loop: all but one are on their way, through shared memory."""
     staged_from: int
-    """Tokens from which they are; of fewer, one is."""
+    """Tokens from which there are so many; of fewer, there is one."""
 
 
 READING = Reading(64, 4, 512)
-"""By search on an H200, 2026-11-28. With 256 rows at once the kernel needs 72 registers a thread,
-not 40, and with 128 more on their way, which slows the other words, too."""
+"""By search on an H200, 2026-11-28 (``conditions_embedding_plans.md``). With 256 rows at once the
+kernel needs 72 registers a thread, not 40, which slows the other words, too."""
 
 
 # 1. The reference

@@ -104,12 +104,9 @@ def launch_backward(
     """Return the gradient, likewise; as `reference_backward`."""
     images, channels, down, right = dy.shape
     dx = dy.new_empty(images * height * width * channels)
-    rows, columns = (
-        -(-(n + p) // s) for n, s, p in zip((height, width), stride, padding, strict=True)
-    )
-    shape = (images * rows * columns, height, width, down, right)
+    shape = (images * height * width, height, width, down, right)
     tensors = (_flattened(dy), _flattened(offsets), dx)
-    _run(kernel, tensors, shape, channels, (size, stride, padding), stride[0] * stride[1])
+    _run(kernel, tensors, shape, channels, (size, stride, padding))
     return _shaped(dx, images, height, width, channels)
 
 
@@ -128,9 +125,7 @@ def _run(
     shape: tuple[int, ...],
     channels: int,
     window: tuple[Sequence[int], Sequence[int], Sequence[int]],
-    times: int = 1,
 ) -> None:
-    """Launch a program for each block of pixels or cells, so many times."""
     size, stride, padding = window
     multiple = _EIGHTS if channels % _EIGHTS == 0 else 1
     block_c = next((x for x in (64, 32, 16, 8) if channels % x == 0), 64)
@@ -150,7 +145,7 @@ def _run(
         "block_c": block_c,
         "num_warps": 4,
     }
-    grid = (-(-pixels // (_BLOCK // block_c)) * times, -(-channels // block_c))
+    grid = (-(-pixels // (_BLOCK // block_c)), -(-channels // block_c))
     with torch.cuda.device(tensors[-1].get_device()):  # Triton launches on the current one
         kernel[grid](*tensors, pixels, channels // multiple, **constants)
 

@@ -63,7 +63,7 @@ class HeldPlan(NamedTuple):
     """As those of `Plan`: with ``depth`` rows of them a tile is a row."""
     warps: int
     stages: int
-    """Rows that are on their way, through shared memory; 1 loads into registers."""
+    """Of the loop over rows: all but one are on their way, through shared memory."""
 
 
 HELD_PLANS = {
@@ -73,21 +73,26 @@ HELD_PLANS = {
     32768: HeldPlan(132, 8192, 32, 3),
 }
 """Of rows of 16 bits, by the columns of their tile: by search on an H200 on 2026-11-28
-(``softmax_held_plans.txt``)."""
+(``softmax_held_plans.txt``), of those within 1 % of the fastest the one with fewest warps."""
 
 HELD = max(HELD_PLANS)
 """Columns up to which a row is held in registers while its softmax is written. Longer ones are read
 twice."""
 
-LOOSE, FILLED = HeldPlan(528, 2048, 8, 1), 0.75
-"""The plan of rows that fill less of their tile than that, unless it is the largest: with rows on
-their way 12000 columns took 1.10 times as long (``conditions_softmaxes.md``)."""
+LOOSE = HeldPlan(528, 2048, 8, 1)
+"""Of rows that leave much of their tile empty, unless it is the largest: with rows on their way
+12000 columns took 1.10 times as long (``conditions_softmaxes.md``), and 20000 columns 0.91."""
+
+FILLED = 0.75
+"""Of a tile, below which that is much. Of tiles that are partly filled only these two were
+measured."""
 
 LIMITS = {"programs": (16, 4096), "lanes": (256, 8192), "warps": (1, 32), "stages": (1, 4)}
 """Of such plans, where another GPU's is searched."""
 
 _SHARED = 200_000
-"""Bytes of shared memory of a multiprocessor, of 227 KiB, that rows on their way may take."""
+"""Bytes of shared memory, of a block's 227 KiB, that rows on their way may take. Two blocks of a
+multiprocessor share them where tiles are small."""
 
 
 def held_plan(columns: int, element_size: int) -> HeldPlan:
