@@ -193,6 +193,22 @@ def test_rows_of_other_widths_get_another_plan():
         module.tile_of(module.HELD + 1)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_a_row_is_written_by_the_kernel_for_another_length(monkeypatch):
+    taken = []
+
+    def noting(name):
+        return lambda _, x, *__, **___: taken.append(name) or torch.empty_like(x)
+
+    monkeypatch.setattr(module, "refusal", lambda _: None)
+    monkeypatch.setattr(module, "launch", noting("read again"))
+    monkeypatch.setattr(module, "launch_held", noting("held"))
+    for columns in (4096, module.HELD, module.HELD + 8):
+        x = torch.empty(module.FEW_ROWS, columns, dtype=torch.bfloat16)
+        module.softmax(x, 1.0, torch.bfloat16, False, True)  # noqa: FBT003 (an operator's)
+    assert taken == ["held", "held", "read again"]
+
+
 def test_a_plan_from_another_gpu_makes_another_tile():
     x = logits(1, 5000, dtype=torch.float32)
     for lanes in (256, 8192):

@@ -298,8 +298,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(here, arguments, said):
 
 
 def test_where_truth_does_not_fit_the_proof_is_smaller_and_the_report_says_so(
-    monkeypatch,
-    judged_here,
+    monkeypatch, judged_here
 ):
     def scaled(graph_module, example_inputs):
         return lambda *args: tuple(1.001 * output for output in graph_module(*args))
