@@ -1,5 +1,6 @@
 """Batch norms and maxima over windows in training, as Inductor has them, beside Backbay's."""
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,17 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay_optimizer.backend import backbay
 from backbay_optimizer.kernels import batch_norm as kernel
 from backbay_optimizer.kernels import max_pool as pool
-from speed.condition_tables.timing import Call, compared, inductors, micros, normal, row, trained
+from backbay_optimizer.passes import max_pools as pools
+from speed.condition_tables.timing import (
+    Call,
+    at_least,
+    compared,
+    inductors,
+    micros,
+    normal,
+    row,
+    trained,
+)
 
 SHAPES = (
     *((64, 112, "relu"), (64, 56, "relu"), (256, 56, "none"), (128, 28, "relu")),
@@ -24,9 +35,14 @@ SHAPES = (
 SMALL = ((256, 14, 2), (64, 56, 4), (512, 7, 8), (24, 56, 16))
 """Channels, side and images of smaller ones."""
 
+POOLED = (
+    *((128, 64, 112), (32, 64, 112), (8, 64, 112), (2, 64, 112), (1, 64, 112), (1, 64, 56)),
+    *((128, 192, 56), (32, 192, 56), (128, 480, 28), (32, 480, 28), (4, 480, 28)),
+    *((128, 832, 14), (16, 832, 14)),
+)
+"""Images, channels and side of what is pooled: ResNet's, and GoogLeNet's."""
+
 IMAGES = 128
-MOVED = 3e6
-"""Bytes that an H100 moves in a microsecond, about."""
 _EPS = 1e-5
 
 
@@ -41,28 +57,43 @@ def batch_norms() -> Iterator[str]:
         x = _image(images, channels, side)
         cells: list[str] = []
         for tensors, pair in zip((1, 2, 8), _ways(x, activation), strict=True):
-            cells += [f"{tensors * x.numel() * 2 / MOVED:.1f}"]
+            cells += [at_least(tensors * x.numel() * 2)]
             cells += compared([micros(way) for way in pair])
         yield row(f"{images}x{channels}x{side}x{side}, {activation}", *cells)
 
 
 def max_pools() -> Iterator[str]:
-    """Compare maxima over windows of 3 by 3 with a stride of 2, with their gradients."""
-    yield row("images", "limit", "Inductor's", "ours", "ratio")
+    """Compare maxima over windows with their gradients; 3/2/1: of 3 by 3, stride 2, padding 1."""
+    yield row("images, window", "limit", "Inductor's", "ours", "ratio")
     yield f"|{'---|' * 5}"
-    for images, channels, side in (
-        *((128, 64, 112), (32, 64, 112), (8, 64, 112), (128, 192, 56), (32, 192, 56)),
-        *((128, 480, 28), (32, 480, 28), (128, 832, 14)),
+    shapes = [(*shape, (3, 2, 1), torch.bfloat16) for shape in POOLED]
+    shapes += [(32, 192, 56, x, torch.bfloat16) for x in ((3, 2, 0), (2, 2, 0), (3, 1, 1))]
+    shapes += [(32, 192, 56, (3, 2, 1), x) for x in (torch.float16, torch.float32)]
+    for images, channels, side, window, dtype in shapes:
+        x = _image(images, channels, side).to(dtype).requires_grad_()
+        y = F.max_pool2d(x.detach(), *window)  # a graph would tie x to this stream
+        # The product's input, result and gradients, and what is pooled, with offsets of a byte.
+        moved = (6 * x.numel() + 2 * y.numel()) * dtype.itemsize + 2 * y.numel()
+        way = functools.partial(_pooled, window=window)
+        with _let_loose(window):  # when it should be is what this table is for
+            times = [micros(trained(way, [x], how)) for how in ("inductor", backbay)]
+        name = f"{images}x{channels}x{side}x{side}, {'/'.join(map(str, window))}"
+        name += "" if dtype == torch.bfloat16 else f", {str(dtype).removeprefix('torch.')}"
+        yield row(name, at_least(moved), *compared(times))
+
+
+@contextlib.contextmanager
+def _let_loose(window: tuple[int, int, int]) -> Iterator[None]:
+    with (
+        mock.patch.object(pool, "PAYS_FROM", 0),
+        mock.patch.object(pool, "FLOAT32_PAYS_FROM", 0),
+        mock.patch.object(pools, "WINDOWS", (window,)),
     ):
-        x = _image(images, channels, side).requires_grad_()
-        moved = x.numel() * (8 + 1 + 1 / 2)  # the product, too; results are a quarter as many
-        with mock.patch.object(pool, "PAYS_FROM", 0):  # which this table is for
-            times = [micros(trained(_pooled, [x], how)) for how in ("inductor", backbay)]
-        yield row(f"{images}x{channels}x{side}x{side}", f"{moved / MOVED:.1f}", *compared(times))
+        yield
 
 
-def _pooled(x: Tensor) -> Tensor:
-    return F.max_pool2d(x * 1, 3, 2, 1)
+def _pooled(x: Tensor, *, window: tuple[int, int, int]) -> Tensor:
+    return F.max_pool2d(x * 1, *window)
 
 
 def _image(images: int, channels: int, side: int) -> Tensor:

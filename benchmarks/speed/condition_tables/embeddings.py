@@ -8,7 +8,16 @@ from torch import Tensor
 
 from backbay_optimizer.kernels import embedding as kernel
 from backbay_optimizer.kernels import embedding_device as device
-from speed.condition_tables.timing import Call, compared, in_turns, inductors, micros, normal, row
+from speed.condition_tables.timing import (
+    Call,
+    at_least,
+    compared,
+    in_turns,
+    inductors,
+    micros,
+    normal,
+    row,
+)
 
 SHAPES = (
     *((50257, 768, 16384), (50257, 768, 50257), (30522, 768, 4096), (32000, 4096, 8192)),
@@ -24,9 +33,6 @@ READINGS = (  # rows at once, stages, and from how many tokens on
     *(kernel.Reading(64, 4, 512), kernel.Reading(64, 4, 1024), kernel.Reading(128, 4, 512)),
 )
 
-MOVED = 3e6
-"""Bytes that an H100 moves in a microsecond, about."""
-
 
 def embeddings() -> Iterator[str]:
     """Compare gradients by the table, of 16 bits."""
@@ -37,7 +43,7 @@ def embeddings() -> Iterator[str]:
         for name, exponent in DRAWN.items():
             index = _drawn(words, tokens, exponent)
             ways = [functools.partial(way, dy, index, words) for way in (_inductors, _ours)]
-            limit = f"{2 * width * (words + tokens) / MOVED:.1f}"
+            limit = at_least(2 * width * (words + tokens))
             cells = compared([micros(way) for way in inductors(ways)])
             yield row(f"{words}, {width}, {tokens}", name, limit, *cells)
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from backbay_optimizer.backend import backbay
 from backbay_optimizer.kernels import few_row_linears as kernel
-from speed.condition_tables.timing import Call, compared, micros, normal, row
+from speed.condition_tables.timing import Call, at_least, compared, micros, normal, row
 
 LAYERS = {
     "Llama 1B": (2048, (2048, 512, 512)),
@@ -45,9 +45,6 @@ STEPS = {"Llama 1B": (2048, 512, 8192), "Llama 8B": (4096, 1024, 14336)}
 """Columns, those of keys, and those within."""
 
 SEQUENCES = (16, 128, 256)
-
-MOVED = 3e6
-"""Bytes that an H100 moves in a microsecond, about."""
 
 
 def few_rows() -> Iterator[str]:
@@ -88,14 +85,14 @@ def few_row_steps() -> Iterator[str]:
         sizes += [(inner, width)] * 2 + [(width, inner)]
         caches = [normal(sequences, narrow // HEAD, CACHE, HEAD) for _ in range(2)]
         given = [normal(sequences, 1, width), *caches, *(_weight(*x) for x in sizes)]
-        limit = 2 * sum(y.numel() for y in given) / MOVED
+        limit = at_least(2 * sum(y.numel() for y in given))
         times = []
         for backend in backends:
             torch.compiler.reset()
             step = torch.compile(_layer, backend=backend, dynamic=False)
             with torch.no_grad():
                 times.append(micros(functools.partial(step, *given)))
-        yield row(f"{name}, {sequences}", f"{limit:.1f}", *compared(times))
+        yield row(f"{name}, {sequences}", limit, *compared(times))
 
 
 def _layer(x: Tensor, keys: Tensor, values: Tensor, *weights: Tensor) -> Tensor:
@@ -111,9 +108,9 @@ def _layer(x: Tensor, keys: Tensor, values: Tensor, *weights: Tensor) -> Tensor:
 
 
 def _line(name: str, rows: int, weights: Sequence[Tensor], calls: Sequence[Call]) -> str:
-    limit = 2 * sum(w.numel() for w in weights) / MOVED
+    limit = at_least(2 * sum(w.numel() for w in weights))
     with torch.no_grad():
-        return row(name, rows, f"{limit:.1f}", *compared([micros(y) for y in calls]))
+        return row(name, rows, limit, *compared([micros(y) for y in calls]))
 
 
 def _weight(columns: int, inner: int) -> Tensor:

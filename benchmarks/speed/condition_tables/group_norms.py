@@ -8,7 +8,16 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.kernels import group_norm_silu as kernel
-from speed.condition_tables.timing import Call, compared, inductors, micros, normal, row, trained
+from speed.condition_tables.timing import (
+    Call,
+    at_least,
+    compared,
+    inductors,
+    micros,
+    normal,
+    row,
+    trained,
+)
 
 SHAPES = (
     *((n, 320, 64) for n in (1, 2, 8, 16)),
@@ -29,8 +38,6 @@ ALONE = (
 )
 """Likewise, with nothing around the norm."""
 
-MOVED = 3e6
-"""Bytes that an H100 moves in a microsecond, about."""
 GROUPS = 32
 _EPS = 1e-5
 
@@ -45,7 +52,7 @@ def group_norms() -> Iterator[str]:
     for images, channels, side in SHAPES:
         x = normal(images, channels, side, side).to(memory_format=torch.channels_last)
         given = (x, *(normal(channels) for _ in range(3)))
-        cells = [f"{2 * 2 * x.numel() / MOVED:.1f}"]
+        cells = [at_least(2 * 2 * x.numel())]
         cells += compared([micros(way) for way in inductors(_ways(given))])
         wanted = [t.detach().requires_grad_() for t in given]
         cells += compared([micros(trained(way, wanted)) for way in (_torchs, _kernels)])
@@ -64,7 +71,7 @@ def group_norms_alone() -> Iterator[str]:
         for name, form in (("first", torch.contiguous_format), ("last", torch.channels_last)):
             x = normal(images, channels, side, side).contiguous(memory_format=form)
             given = (x, normal(channels), normal(channels))
-            cells = [name, f"{2 * 2 * x.numel() / MOVED:.1f}"]
+            cells = [name, at_least(2 * 2 * x.numel())]
             alone = [functools.partial(x, *given) for x in (_torchs_alone, _kernels_alone)]
             cells += compared([micros(way) for way in inductors(alone)])
             wanted = [t.detach().requires_grad_() for t in given]

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.backend import backbay
 from speed.condition_tables.row_norms import rms_norm
-from speed.condition_tables.timing import compared, compiled, in_turns, normal, row
+from speed.condition_tables.timing import at_least, compared, compiled, in_turns, normal, row
 
 SHAPES = (
     *((t, 32, 8, 128) for t in (1, 64, 512, 2048, 8192, 32768)),
@@ -34,8 +34,6 @@ LAYERS = (
 )
 """Tokens, columns, and as above."""
 
-MOVED = 3e6
-"""Bytes that an H100 moves in a microsecond, about."""
 _WITH = {"cuda_graphs": False}
 _WITHOUT = {**_WITH, "rotated_heads": False}
 
@@ -55,7 +53,7 @@ def rotated_heads() -> Iterator[str]:
     for tokens, heads, shared, width in SHAPES:
         given = _inputs(tokens, heads, shared, width)
         moved = 2 * (2 * tokens * (heads + shared) + 2 * tokens) * width
-        cells = [f"{moved / MOVED:.1f}"]
+        cells = [at_least(moved)]
         with torch.no_grad():
             cells += compared(in_turns(compiled(both, given, x) for x in backends))
             alone = [given[0], given[2], *given[4:]]

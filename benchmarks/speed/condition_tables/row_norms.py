@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.backend import backbay
-from speed.condition_tables.timing import compared, micros, normal, row, trained
+from speed.condition_tables.timing import at_least, compared, micros, normal, row, trained
 
 SHAPES = (
     *((4096, 4096), (2048, 8192), (8192, 4096), (16384, 2048), (4096, 2048)),
@@ -24,8 +24,6 @@ GPTS = ((4, 1024, 4096, 16384), (8, 1024, 768, 3072))
 BERTS = ((16, 512, 768, 3072),)
 """Likewise."""
 
-MOVED = 3e6
-"""Bytes that an H100 moves in a microsecond, about."""
 _EPS = 1e-6
 _HEAD = 64
 
@@ -36,7 +34,7 @@ def row_norms() -> Iterator[str]:
     yield f"|{'---|' * 8}"
     for rows, columns in SHAPES:
         given = [normal(*x).requires_grad_() for x in ((rows, columns), (columns,), (columns,))]
-        cells = [f"{5 * rows * columns * 2 / MOVED:.1f}"]
+        cells = [at_least(5 * rows * columns * 2)]
         for norm, inputs in ((layer_norm, given), (rms_norm, given[:2])):
             cells += compared([micros(trained(norm, inputs, x)) for x in ("inductor", backbay)])
         yield row(f"{rows}x{columns}", *cells)

@@ -1,5 +1,6 @@
 """What tables of conditions share: how a way of computing is timed and compared."""
 
+import functools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speed.device import Flushed, replayed
+from speed.device import Flushed, limits, replayed
 
 CALLS = 40
 TURNS = 5
@@ -30,6 +31,16 @@ def in_turns(calls: Iterable[Call]) -> list[float]:
     each = CALLS // TURNS
     found = [[flushed.seconds(x, each, replayed=True) / each for x in graphs] for _ in range(TURNS)]
     return [1e6 * statistics.median(times) for times in zip(*found, strict=True)]
+
+
+def at_least(moved: float) -> str:
+    """Return the microseconds that a copy takes to read and write so many bytes, as a cell."""
+    return f"{1e6 * moved / _copied_in_a_second():.1f}"
+
+
+@functools.cache
+def _copied_in_a_second() -> float:
+    return limits("cuda").copy_bytes_s
 
 
 def normal(*shape: int) -> Tensor:

@@ -103,7 +103,8 @@ INTERPRETED = """
     torch.manual_seed(0)
     windows = [
         *[([3, 3], [2, 2], [1, 1]), ([2, 3], [1, 2], [0, 1]), ([3, 3], [3, 1], [1, 0])],
-        *[([1, 2], [2, 3], [0, 1]), ([5, 4], [2, 2], [2, 1])],
+        *[([1, 2], [2, 3], [0, 1]), ([5, 4], [2, 2], [2, 1]), ([3, 3], [2, 2], [0, 0])],
+        *[([2, 2], [2, 2], [0, 0]), ([3, 3], [1, 1], [1, 1])],
     ]
     for dtype in (torch.float32, torch.bfloat16):
         for shape in ((2, 8, 7, 9), (1, 64, 8, 8), (1, 5, 3, 4), (3, 13, 6, 5)):
@@ -122,6 +123,9 @@ INTERPRETED = """
                 dx = module.launch_backward(device.max_pool_backward_kernel, *given)
                 assert_close(dx, module.reference_backward(*given))
                 module._INT32 = -module._INT32  # as if offsets needed 64 bits
+                again = module.launch(device.max_pool_kernel, x, *window)
+                assert torch.equal(y.nan_to_num(), again[0].nan_to_num())
+                assert torch.equal(offsets, again[1])
                 again = module.launch_backward(device.max_pool_backward_kernel, *given)
                 assert torch.equal(dx, again)
                 module._INT32 = -module._INT32

@@ -29,6 +29,9 @@ SPELLINGS = {
     "a module": nn.MaxPool2d(3, 2, 1),
     "a function": lambda x: F.max_pool2d(x, (3, 3), stride=[2, 2], padding=1),
     "torch's": lambda x: torch.max_pool2d(x, 3, 2, 1),
+    "with sizes that need no rounding up": lambda x: F.max_pool2d(
+        F.pad(x, (0, 1)).contiguous(memory_format=torch.channels_last), 3, 2, 1, ceil_mode=True
+    ),
 }
 
 
@@ -54,9 +57,11 @@ def test_the_rewritten_model_is_further_from_the_truth(prove, image, anywhere, d
 LEFT = {
     "without gradients": (lambda x: F.max_pool2d(x.detach(), 3, 2, 1), "no gradient"),
     "channels first": (lambda x: F.max_pool2d(x.contiguous(), 3, 2, 1), "channels are not last"),
-    "another window": (lambda x: F.max_pool2d(x, 2, 2), "not of 3 by 3"),
-    "without a stride": (lambda x: F.max_pool2d(x, 3, padding=1), "not of 3 by 3"),
-    "dilated": (lambda x: F.max_pool2d(x, 3, 2, 1, 2), "not of 3 by 3"),
+    "another window": (lambda x: F.max_pool2d(x, 2, 2), "such a window"),
+    "one that is not square": (lambda x: F.max_pool2d(x, (3, 2), 2, 1), "such a window"),
+    "without a padding": (lambda x: F.max_pool2d(x, 3, 2), "such a window"),
+    "as far apart as it is large": (lambda x: F.max_pool2d(x, 3, padding=1), "such a window"),
+    "dilated": (lambda x: F.max_pool2d(x, 3, 2, 1, 2), "has gaps"),
     "rounded up": (lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True), "rounds sizes up"),
     "with indices": (lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True)[0], ""),
     "of one image": (lambda x: F.max_pool2d(x[0], 3, 2, 1), "no batch"),
@@ -90,7 +95,10 @@ def test_what_was_not_measured_is_replaced():
         m.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         assert kernel.pays(image()) is None
         assert "multiple of 8" in kernel.pays(image(channels=60))
-        assert "elements" in kernel.pays(image(images=64))
+        assert kernel.pays(image(images=1)) is None
+        assert "elements" in kernel.pays(image(images=1, channels=56))
+        assert kernel.pays(image(images=25, dtype=torch.float32)) is None
+        assert "elements" in kernel.pays(image(images=20, dtype=torch.float32))
         assert "no kernel for torch.float64" in kernel.pays(image(dtype=torch.float64))
         assert "it is empty" in kernel.pays(image(images=0))
         assert "too many pixels" in kernel.pays(image(images=2**18, channels=8))

@@ -6,8 +6,7 @@
     after:   torch.ops.backbay.max_pool(x, [3, 3], [2, 2], [1, 1])[0]
 
 Inductor's gradient computes the index of each maximum in the image anew, with 64-bit divisions, for
-every pixel that asks. Only for training, and for windows of 3 by 3 with a stride of 2, as residual
-networks begin with: others were not measured.
+every pixel that asks. Only for training, and for the windows of ``WINDOWS``.
 """
 
 import operator
@@ -25,20 +24,22 @@ from backbay_optimizer.kernels import conditions
 from backbay_optimizer.kernels import max_pool as kernel
 
 _IMAGE = 4
-_MEASURED = ([3, 3], [2, 2], [1, 1])
+WINDOWS = ((3, 2, 1),)
+"""Sizes, strides and paddings, each alike down and right: that of residual networks. Others were
+timed (``conditions.py max_pools``), and their results not yet compared on a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaxPools(Rewrite[Call]):
     """Take maxima over windows, and their gradient, in Triton where channels are last."""
 
-    summary = "on CUDA, 3x3 max pooling of training with channels last is a kernel each way"
+    summary = "on CUDA, max pooling of training with channels last is a kernel each way"
     requires = Requires(
         devices=("cuda",),
         because="the kernel is Triton's",
         rocm=False,
-        dtypes=(torch.bfloat16, torch.float16),
-        dtypes_because="it was measured in 16 bits",
+        dtypes=(torch.bfloat16, torch.float16, torch.float32),
+        dtypes_because="others were not measured",
     )
     targets = (F.max_pool2d, torch.max_pool2d)
     parameters = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
@@ -52,11 +53,18 @@ class MaxPools(Rewrite[Call]):
             raise NotApplicable("no gradient is wanted")
         if not is_ordinary(x) or x.dim() != _IMAGE or not are_numbers(x.shape):
             raise NotApplicable("it is no batch of images, or its size is a symbol")
-        window = [_pair(given.get(y)) for y in ("kernel_size", "stride", "padding")]
-        if tuple(window) != _MEASURED or _pair(given.get("dilation", 1)) != [1, 1]:
-            raise NotApplicable("its window is not of 3 by 3 with a stride of 2 and a padding of 1")
-        if given.get("ceil_mode") or given.get("return_indices"):
-            raise NotApplicable("it rounds sizes up, or returns indices")
+        size = _pair(given["kernel_size"])
+        stride = _pair(given["stride"]) if given.get("stride") else size
+        window = [size, stride, _pair(given.get("padding", 0))]
+        if window not in [[[n, n] for n in x] for x in WINDOWS]:
+            raise NotApplicable("it was not measured with such a window")
+        if _pair(given.get("dilation", 1)) != [1, 1]:
+            raise NotApplicable("its window has gaps")
+        if given.get("return_indices"):
+            raise NotApplicable("it returns indices")
+        rests = [(n + 2 * p - k) % s for n, k, s, p in zip(x.shape[2:], *window, strict=True)]
+        if given.get("ceil_mode") and any(rests):
+            raise NotApplicable("it rounds sizes up")
         if not x.is_contiguous(memory_format=torch.channels_last):
             raise NotApplicable("its channels are not last")
         if reason := kernel.pays(x):
