@@ -14,8 +14,9 @@ rewrites are ``batch_norms``, ``fused_counters``, ``pooled_convolutions`` and at
 What a call runs on the GPU is not known: cuDNN's convolutions are often several kernels. Each of
 them waits for the one before it, even if a CUDA graph launches it. Next to them is how often torch
 compiled a Triton kernel to see what it writes, and how long all that is before Triton took, with
-that kept by ``backbay_optimizer.kernel_analysis`` in the last row: the median of repetitions that
-take turns, the fastest and the slowest. Before them everything runs once, and counts for nothing.
+that kept (``backbay_optimizer.inductor.kernel_analysis``) in the last row: the median of
+repetitions that take turns, the fastest and the slowest. Before them everything runs once, and
+counts for nothing.
 With ``--ends`` there are only the first row and the last, and how long Triton takes for all their
 kernels, one after another, and for the one that takes longest.
 """
@@ -39,7 +40,7 @@ from torch.fx import GraphModule
 from backbay.kit.passes import Pass, PassContext
 from backbay.proof import Workload
 from backbay.workloads import load
-from backbay_optimizer.kernel_analysis import analyses_kept, forget
+from backbay_optimizer.inductor.kernel_analysis import analyses_kept, forget
 from backbay_optimizer.kernels import batch_norm, depthwise_convolution
 from backbay_optimizer.passes import folded_norms
 from backbay_optimizer.passes.batch_norms import batch_norms

@@ -28,7 +28,7 @@ from backbay.kit.backend import Backend, Compilation
 from backbay.kit.codegen import Codegen, Compiled, nested_tracing
 from backbay.kit.observing import unobserved
 from backbay.registry import Option
-from backbay_optimizer.kernel_analysis import analysed_once
+from backbay_optimizer.inductor.compiling import InductorCodegen
 from backbay_optimizer.kernels.elsewhere import Elsewhere, Launch, is_elsewhere, used_elsewhere
 from backbay_optimizer.passes.batch_norms import batch_norms
 from backbay_optimizer.passes.depthwise_convolutions import depthwise_convolutions
@@ -177,12 +177,7 @@ class Optimizing(Backend):
     def _inductor(
         self, mode: str | None, options: dict[str, Any], own: Mapping[str, Any]
     ) -> Codegen:
-        return analysed_once(self._replaying(mode, options, own))
-
-    def _replaying(
-        self, mode: str | None, options: dict[str, Any], own: Mapping[str, Any]
-    ) -> Codegen:
-        plain = super()._inductor(mode, options, own)
+        plain = InductorCodegen(mode, options, super()._inductor(mode, options, own))
         if own["cuda_graphs"] is False or not torch.cuda.is_available():
             return plain
         from backbay_optimizer.cuda_graphs import codegen  # noqa: PLC0415 (it is asked for)

@@ -1,6 +1,5 @@
 """What of Inductor's code is handed over to be replayed, and what is not."""
 
-import contextlib
 import threading
 
 import pytest
@@ -55,7 +54,7 @@ def replaying(monkeypatch):
         plain.append(graph_module)
         return compile_fx.compile_fx(graph_module, example_inputs)
 
-    monkeypatch.setattr(codegen, "_on_cuda", lambda *_: True)
+    monkeypatch.setattr(codegen, "on_cuda", lambda *_: True)
 
     def take_over(code, _):
         taken.append(code)
@@ -87,24 +86,6 @@ def test_a_backward_is_not_taken_over(replaying, dynamic, tmp_path, monkeypatch)
         saved = len(backward.fx_kwargs["static_input_idxs"])
         assert 0 < saved < len(forward.output_strides)
     assert not plain
-
-
-def test_kernels_of_a_backward_are_analysed_at_every_call(replaying, tmp_path, monkeypatch):
-    made, *_ = replaying
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    inside = []
-
-    @contextlib.contextmanager
-    def noted():
-        inside.append("kept")
-        yield
-
-    monkeypatch.setattr(codegen, "analyses_kept", noted)
-    torch.compiler.reset()
-    result = torch.compile(nn.Linear(8, 4), backend=made())(torch.randn(3, 8))
-    assert inside == ["kept"]
-    result.sum().backward()
-    assert inside == ["kept"] * 2
 
 
 def test_a_graph_of_no_device_is_taken_over(replaying, monkeypatch):

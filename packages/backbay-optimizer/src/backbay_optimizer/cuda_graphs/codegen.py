@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from unittest import mock
 
-import torch
 from torch.fx import GraphModule
 
 from backbay.kit.codegen import Codegen, Compiled
@@ -20,7 +19,12 @@ from backbay_optimizer.cuda_graphs.replayable import Inputs, Replayable
 from backbay_optimizer.cuda_graphs.replaying import Replayed
 from backbay_optimizer.cuda_graphs.safety import refusal
 from backbay_optimizer.cuda_graphs.training import Backward, Forward
-from backbay_optimizer.kernel_analysis import analyses_kept
+from backbay_optimizer.inductor.compiling import (
+    compile_graph,
+    explained,
+    inductor_settings,
+    on_cuda,
+)
 
 
 class Decision(Protocol):
@@ -58,38 +62,30 @@ def replaying(
         share: the part of a device's memory that all recordings together may hold.
         decide: whether recordings are used. Default: always.
     """
-    configured = torch._TorchCompileInductorWrapper(mode, dict(options), None)  # type: ignore[no-untyped-call] # noqa: SLF001 (torch.compile's own way)
-    patches = {**configured.config, "triton.cudagraphs": False}
-    if decide is not None and configured.config.get("triton.cudagraphs", _asked_for_everywhere()):
+    configured = inductor_settings(mode, options)
+    patches = {**configured, "triton.cudagraphs": False}
+    if decide is not None and configured.get("triton.cudagraphs", _asked_for_everywhere()):
         return plain  # torch's own are asked for
 
     def generate(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        if not _on_cuda(graph_module, example_inputs):
+        if not on_cuda(graph_module, example_inputs):
             return plain(graph_module, example_inputs)
         recordings = Recordings(name=name, share=share)
         decision = None
         if decide is not None:
-            settings = sorted((key, known_by(x)) for key, x in patches.items())
-            decision = decide(graph_module, example_inputs, settings, recordings)
+            known = sorted((key, known_by(x)) for key, x in patches.items())
+            decision = decide(graph_module, example_inputs, known, recordings)
         if decision is not None and decision.known is False:
             return plain(graph_module, example_inputs)
-        from torch._inductor import compile_fx  # noqa: PLC0415 (as late as Inductor)
-
-        def inner(*given: Any, **more: Any) -> Any:
-            with analyses_kept():  # a backward, too, which is compiled when it first runs
-                code = compile_fx.compile_fx_inner(*given, **more)
-            take_over(code, recordings)
-            return code
-
         # A backward may be compiled when it first runs, by the inner compiler: it comes from no
         # cache then. What a cache has is finished meanwhile.
-        with taking_over(recordings):
-            compiled: Any = compile_fx.compile_fx(
-                graph_module, example_inputs, inner_compile=inner, config_patches=patches
+        with explained(plain), taking_over(recordings):
+            code = compile_graph(
+                graph_module, example_inputs, patches, lambda x: take_over(x, recordings)
             )
         if decision is None or decision.known:
-            return compiled  # type: ignore[no-any-return]
-        return decision.found_by(compiled)
+            return code
+        return decision.found_by(code)
 
     return generate
 
@@ -98,11 +94,6 @@ def _asked_for_everywhere() -> bool:
     from torch._inductor import config  # noqa: PLC0415 (as late as Inductor)
 
     return bool(config.triton.cudagraphs)
-
-
-def _on_cuda(graph_module: GraphModule, example_inputs: Sequence[Any]) -> bool:
-    held = (*graph_module.parameters(), *graph_module.buffers(), *example_inputs)
-    return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in held)
 
 
 def known_by(setting: Any) -> str:

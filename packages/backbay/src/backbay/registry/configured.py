@@ -4,9 +4,10 @@ Dynamo guards on the backend's identity: a new object for every call to torch.co
 compilation each, and after eight of them eager.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from backbay.causes import one_line
@@ -87,17 +88,26 @@ class ConfiguredBackend:
 
     def __call__(self, graph_module: Any, example_inputs: Any, **given: Any) -> Any:
         """Compile a graph with the backend, as torch.compile would with this mode and options."""
-        try:
-            with self._registry.in_use():
-                compiled = self._calling()(graph_module, example_inputs, **given)
-        except Exception as error:
-            if _is_dynamos(error):
-                raise
-            raise CompilationFailed(self._worded(error)) from error
+        with self.explained(), self._registry.in_use():
+            compiled = self._calling()(graph_module, example_inputs, **given)
         # Torch's own return tuples, and backends of the kit check what they made themselves.
         if self.spec.origin.kind == "torch" or hasattr(self._compiler_fn, "__backbay_details__"):
             return compiled
         return checked(compiled, self.spec.name)
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Have errors name the backend, and what to do where the fault is a known one.
+
+        Raises:
+            CompilationFailed: something was raised in the context that Dynamo does not act on.
+        """
+        try:
+            yield
+        except Exception as error:
+            if _is_dynamos(error):
+                raise
+            raise CompilationFailed(self._worded(error)) from error
 
     @property
     def __wrapped__(self) -> CompilerFn:

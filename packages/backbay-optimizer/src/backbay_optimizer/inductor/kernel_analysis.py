@@ -7,16 +7,14 @@ constants and the dtypes of its tensors, so layers that are alike have the same 
 """
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import GraphModule
 
-from backbay.kit.codegen import Codegen, Compiled
+from backbay_optimizer.inductor.patches import Patch
 
 _NAMES = ("identify_accessed_tensors", "identify_mutated_tensors")
 """Torch's analysis in 2.13, and in 2.11."""
@@ -33,16 +31,6 @@ def forget() -> None:
     _found.clear()
 
 
-def analysed_once(generate: Codegen) -> Codegen:
-    """Return a code generator that looks at each Triton kernel once."""
-
-    def run(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-        with analyses_kept():
-            return generate(graph_module, example_inputs)
-
-    return run
-
-
 @contextlib.contextmanager
 def analyses_kept() -> Iterator[None]:
     """Keep what torch finds out of Triton kernels until this ends, and use what was kept before."""
@@ -54,33 +42,6 @@ def analyses_kept() -> Iterator[None]:
         return
     with _patch.held(triton_kernel_wrap, name):
         yield
-
-
-class _Patch:
-    """The one function of torch's that is another while somebody is inside."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._own: Any = None
-
-    @contextlib.contextmanager
-    def held(self, module: Any, name: str) -> Iterator[None]:
-        with self._lock:  # not longer: a backward is compiled in another thread, and waited for
-            self._inside += 1
-            if self._inside == 1:
-                self._own = getattr(module, name)
-                setattr(module, name, _Kept(self._own))
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
-                if not self._inside:
-                    setattr(module, name, self._own)
-
-
-_patch = _Patch()
 
 
 class _Kept:
@@ -99,6 +60,9 @@ class _Kept:
             answers[kinds] = self._analyse(kernel, kwargs, tma_descriptor_metadata)
         found = answers[kinds]
         return list(found) if isinstance(found, list) else found  # 2.11's is the caller's
+
+
+_patch = Patch(_Kept)
 
 
 def _key(kernel: Any, arguments: Mapping[str, Any]) -> tuple[Any, frozenset[Any]] | None:
