@@ -53,7 +53,8 @@ softmaxes
 batch_norms, max_pools
     Batch norms of training, and maxima over windows, with channels last and their gradients, as
     Inductor compiles them, beside ``batch_norms``' and ``max_pools``' kernels, and how long it
-    takes to move the bytes. *All* is forward and backward.
+    takes to move the bytes. *All* is forward and backward. Maxima are taken in kernels of all
+    sizes and windows here, used or not; 3/2/1 is 3 by 3, with a stride of 2 and a padding of 1.
 row_norms, row_norm_blocks
     LayerNorm and RMSNorm in training, alone and in blocks of transformers, forward and backward, as
     Inductor compiles them, beside ``row_norms``' kernel, and how long it takes to move the bytes.
@@ -91,7 +92,7 @@ import torch
 
 from backbay.timing.device import device_name
 from speed.command import print_tables
-from speed.condition_tables.batch_norms import batch_norms, max_pools
+from speed.condition_tables.batch_norms import batch_norms
 from speed.condition_tables.biases import biases
 from speed.condition_tables.caches import one_token
 from speed.condition_tables.convolutions import pointwise
@@ -102,6 +103,7 @@ from speed.condition_tables.epilogues import epilogues
 from speed.condition_tables.few_rows import few_row_steps, few_rows
 from speed.condition_tables.float8_rows import float8_layers, float8_rows
 from speed.condition_tables.group_norms import group_norms, group_norms_alone
+from speed.condition_tables.max_pools import max_pools
 from speed.condition_tables.merging import merging
 from speed.condition_tables.rotated_heads import rotated_heads, rotated_heads_layers
 from speed.condition_tables.row_norms import row_norm_blocks, row_norms

@@ -1,10 +1,8 @@
-"""Batch norms and maxima over windows in training, as Inductor has them, beside Backbay's."""
+"""Batch norms in training, as Inductor has them, beside Backbay's."""
 
-import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -12,8 +10,6 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.backend import backbay
 from backbay_optimizer.kernels import batch_norm as kernel
-from backbay_optimizer.kernels import max_pool as pool
-from backbay_optimizer.passes import max_pools as pools
 from speed.condition_tables.timing import (
     Call,
     at_least,
@@ -35,13 +31,6 @@ SHAPES = (
 SMALL = ((256, 14, 2), (64, 56, 4), (512, 7, 8), (24, 56, 16))
 """Channels, side and images of smaller ones."""
 
-POOLED = (
-    *((128, 64, 112), (32, 64, 112), (8, 64, 112), (2, 64, 112), (1, 64, 112), (1, 64, 56)),
-    *((128, 192, 56), (32, 192, 56), (128, 480, 28), (32, 480, 28), (4, 480, 28)),
-    *((128, 832, 14), (16, 832, 14)),
-)
-"""Images, channels and side of what is pooled: ResNet's, and GoogLeNet's."""
-
 IMAGES = 128
 _EPS = 1e-5
 
@@ -60,40 +49,6 @@ def batch_norms() -> Iterator[str]:
             cells += [at_least(tensors * x.numel() * 2)]
             cells += compared([micros(way) for way in pair])
         yield row(f"{images}x{channels}x{side}x{side}, {activation}", *cells)
-
-
-def max_pools() -> Iterator[str]:
-    """Compare maxima over windows with their gradients; 3/2/1: of 3 by 3, stride 2, padding 1."""
-    yield row("images, window", "limit", "Inductor's", "ours", "ratio")
-    yield f"|{'---|' * 5}"
-    shapes = [(*shape, (3, 2, 1), torch.bfloat16) for shape in POOLED]
-    shapes += [(32, 192, 56, x, torch.bfloat16) for x in ((3, 2, 0), (2, 2, 0), (3, 1, 1))]
-    shapes += [(32, 192, 56, (3, 2, 1), x) for x in (torch.float16, torch.float32)]
-    for images, channels, side, window, dtype in shapes:
-        x = _image(images, channels, side).to(dtype).requires_grad_()
-        y = F.max_pool2d(x.detach(), *window)  # a graph would tie x to this stream
-        # The product's input, result and gradients, and what is pooled, with offsets of a byte.
-        moved = (6 * x.numel() + 2 * y.numel()) * dtype.itemsize + 2 * y.numel()
-        way = functools.partial(_pooled, window=window)
-        with _let_loose(window):  # when it should be is what this table is for
-            times = [micros(trained(way, [x], how)) for how in ("inductor", backbay)]
-        name = f"{images}x{channels}x{side}x{side}, {'/'.join(map(str, window))}"
-        name += "" if dtype == torch.bfloat16 else f", {str(dtype).removeprefix('torch.')}"
-        yield row(name, at_least(moved), *compared(times))
-
-
-@contextlib.contextmanager
-def _let_loose(window: tuple[int, int, int]) -> Iterator[None]:
-    with (
-        mock.patch.object(pool, "PAYS_FROM", 0),
-        mock.patch.object(pool, "FLOAT32_PAYS_FROM", 0),
-        mock.patch.object(pools, "WINDOWS", (window,)),
-    ):
-        yield
-
-
-def _pooled(x: Tensor, *, window: tuple[int, int, int]) -> Tensor:
-    return F.max_pool2d(x * 1, *window)
 
 
 def _image(images: int, channels: int, side: int) -> Tensor:
