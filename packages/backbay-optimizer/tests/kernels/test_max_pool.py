@@ -94,6 +94,62 @@ def test_a_compiled_program_breaks_or_differs(dynamic):
         torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in (found, wanted)))
 
 
+@pytest.fixture
+def launched(monkeypatch):
+    """What is given to a kernel, of which the reference computes the results."""
+    names = []
+
+    def noting(name, reference):
+        def launch(_, *given):
+            names.append(name)
+            results = reference(*given)
+            return tuple(map(laid_out, results)) if name == "forward" else laid_out(results)
+
+        return launch
+
+    laid_out = module._laid_out
+    monkeypatch.setattr(module, "unfit", lambda _: None)
+    monkeypatch.setattr(module, "launch", noting("forward", module.reference))
+    monkeypatch.setattr(module, "launch_backward", noting("backward", module.reference_backward))
+    return names
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (WINDOWS[0], ["forward", "backward"]),
+        (([4, 4], [1, 1], [0, 0]), ["forward", "backward"]),
+        (([5, 5], [1, 1], [2, 2]), ["forward"]),
+        (([2, 2], [5, 5], [0, 0]), ["forward"]),
+    ],
+    ids=str,
+)
+def test_a_program_holds_more_than_it_should(launched, window, expected):
+    x = torch.randn(1, 8, 12, 11).requires_grad_()
+    y = module.max_pool(x, *window)[0]
+    found, other = (torch.autograd.grad(z.sum(), x)[0] for z in (y, F.max_pool2d(x, *window)))
+    assert launched == expected
+    torch.testing.assert_close(found, other)
+
+
+@pytest.mark.parametrize(
+    ("height", "window", "expected"),
+    [
+        (20, ([2, 2], [1, 1], [1, 1]), ["forward", "backward"]),
+        (22, ([2, 2], [1, 1], [1, 1]), []),  # 924 pixels, and 1012 windows
+        (22, WINDOWS[0], ["forward"]),  # 1012 pixels with the padding
+    ],
+    ids=str,
+)
+def test_more_than_numbers_have_bits_for_are_counted(
+    launched, monkeypatch, height, window, expected
+):
+    monkeypatch.setattr(module, "_INT32", 2000)
+    x = torch.randn(2, 8, height, 21).requires_grad_()
+    module.max_pool(x, *window)[0].sum().backward()
+    assert launched == expected
+
+
 INTERPRETED = """
     import torch
     from torch.testing import assert_close
