@@ -20,6 +20,12 @@ SHAPES = (
     *((128, 832, 14), (16, 832, 14)),
 )
 """Images, channels and side of what is pooled: ResNet's, and GoogLeNet's."""
+OTHERS = ((3, 2, 0), (2, 2, 0), (3, 1, 1))
+OTHERS_SHAPES = (
+    *((1, 64, 56), (1, 64, 112), (2, 64, 112), (8, 64, 112), (128, 64, 112)),
+    *((32, 192, 56), (128, 480, 14)),
+)
+"""Windows of AlexNet, VGG and Inception, and what they are compared with."""
 
 
 def max_pools() -> Iterator[str]:
@@ -27,8 +33,9 @@ def max_pools() -> Iterator[str]:
     yield row("images, window", "limit", "Inductor's", "ours", "ratio")
     yield f"|{'---|' * 5}"
     shapes = [(*shape, (3, 2, 1), torch.bfloat16) for shape in SHAPES]
-    shapes += [(32, 192, 56, x, torch.bfloat16) for x in ((3, 2, 0), (2, 2, 0), (3, 1, 1))]
-    shapes += [(32, 192, 56, (3, 2, 1), x) for x in (torch.float16, torch.float32)]
+    shapes += [(*x, window, torch.bfloat16) for window in OTHERS for x in OTHERS_SHAPES]
+    shapes += [(32, 192, 56, (3, 2, 1), torch.float16)]
+    shapes += [(32, 192, 56, x, torch.float32) for x in ((3, 2, 1), *OTHERS)]
     for images, channels, side, window, dtype in shapes:
         x = normal(images, channels, side, side).to(memory_format=torch.channels_last)
         x = x.to(dtype).requires_grad_()
@@ -49,6 +56,7 @@ def _let_loose(window: tuple[int, int, int]) -> Iterator[None]:
         mock.patch.object(kernel, "PAYS_FROM", 0),
         mock.patch.object(kernel, "FLOAT32_PAYS_FROM", 0),
         mock.patch.object(max_pools_pass, "WINDOWS", (window,)),
+        mock.patch.object(max_pools_pass, "SLOWER_IN_FLOAT32", ()),
     ):
         yield
 

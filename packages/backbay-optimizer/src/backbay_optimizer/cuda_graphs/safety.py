@@ -1,6 +1,5 @@
 """Which of Inductor's code can be captured: what of it does nothing but hand work to one device."""
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -33,6 +32,20 @@ SAFE: Mapping[str, re.Pattern[str]] = {
 }
 """By namespace, operators that were read or seen to do nothing but hand over work."""
 
+_OPERATORS = "torch.ops."
+_QUOTED = "(?:{})".format(
+    "|".join(
+        rf"{q}{{3}}(?:[^{q}\\]+|\\.|{q}(?!{q}{q}))*{q}{{3}}|{q}(?:[^{q}\\\n]+|\\.)*{q}"
+        for q in "'\""
+    )
+)
+_TEXT = re.compile(rf"((?:f|fr|rf){_QUOTED})|{_QUOTED}|#[^\n]*", re.DOTALL | re.IGNORECASE)
+"""Comments and texts, as kernels are: what they name is not called. As a group texts that are
+formatted, in which something may be."""
+_PATH = re.compile(r"(?:\b\w+)?(?:\s*\.\s*[^\W\d]\w*)+")
+_ALIAS = re.compile(r"^\s*([\w.]+)\s*=\s*torch\.ops\.(\w+)\s*$", re.MULTILINE)
+"""What the code calls a namespace of operators, and the namespace."""
+
 
 def refusal(code: Any) -> str | None:
     """Return why Inductor's code is not captured; None if it may be."""
@@ -55,27 +68,22 @@ def _reasons(code: Any) -> Iterator[str]:
 
 
 def _unsafe(source: str) -> Iterator[str]:
-    # Comments and the sources of kernels, which are text, name operators that are not called.
-    tree = ast.parse(source)
-    spaces = {"extern_kernels": "aten", **dict(_aliases(tree))}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Attribute):
-            continue
-        *owners, name = ast.unparse(node).split(".")
+    # By its text: to parse the code takes as long as all that a cache does to load it.
+    bare = _TEXT.sub(r"\1", source)
+    spaces = {"extern_kernels": "aten", **dict(_ALIAS.findall(bare))}
+    paths = {"".join(x.split()): None for x in _PATH.findall(bare)}
+    for owner, name in dict.fromkeys(x for path in paths for x in _split(path)):
         if name in WAITS:
             yield f"it waits for the device: {name}"
-        if owners[:2] == ["torch", "ops"]:
-            space = owners[2] if len(owners) == 3 else None  # noqa: PLR2004 (torch.ops.SPACE)
-        else:
-            space = spaces.get(".".join(owners))
+        space = spaces.get(owner)
+        if owner.startswith(_OPERATORS) and owner.count(".") == _OPERATORS.count("."):
+            space = owner.removeprefix(_OPERATORS)
         if space is not None and not (space in SAFE and SAFE[space].fullmatch(name)):
             yield f"{space}.{name} is not known to be safe in a CUDA graph"
 
 
-def _aliases(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield what the code calls a namespace of operators, and the namespace."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
-            *owners, name = ast.unparse(node.value).split(".")
-            if owners == ["torch", "ops"]:
-                yield ast.unparse(node.targets[0]), name
+def _split(path: str) -> Iterator[tuple[str, str]]:
+    """Yield each name that is asked for, and of what: of ``a.b.c`` these are b of a, c of a.b."""
+    names = path.split(".")
+    for end in range(1, len(names)):
+        yield ".".join(names[:end]), names[end]

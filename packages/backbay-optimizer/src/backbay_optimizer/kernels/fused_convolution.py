@@ -79,6 +79,14 @@ def _by_cudnn(
     return fused
 
 
+def _laid_out(
+    x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, *how: Any
+) -> Tensor:
+    """Return the fake result: as the convolution's, whatever is done to that in place."""
+    del other
+    return convolved(x, weight, bias, *how)
+
+
 def _refuse_gradient(*given: Tensor | None) -> None:
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
         raise NotImplementedError(
@@ -103,7 +111,7 @@ def _kind(x: Tensor) -> tuple[Any, ...]:
 _library.impl("convolution_relu", _in_steps, "CompositeExplicitAutograd")
 if torch.version.hip is None:
     _library.impl("convolution_relu", _by_cudnn, "CUDA")
-register_fake(_NAME, reference, lib=_library)
+register_fake(_NAME, _laid_out, lib=_library)
 
 
 # Convolution by itself

@@ -16,6 +16,8 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from backbay.graph.alike import called
+
 CARRIED = ("stack_trace", "source_fn_stack", "nn_module_stack", "original_aten", "from_node")
 """Metadata that says where a node comes from: a replacement has it of what it replaces."""
 
@@ -158,7 +160,7 @@ def _evaluated(node: Node, known: Mapping[Node, Any]) -> Any:
     arguments = torch.fx.map_arg(
         (node.args, node.kwargs), lambda x: known[x] if x in known else value_of(x)
     )
-    return computed(call, node, *arguments)
+    return computed(call_alike, node, *arguments)
 
 
 def computed(
@@ -218,6 +220,14 @@ def call(node: Node, arguments: Any, keywords: Any) -> Any:
     if node.op == "call_method":
         return getattr(arguments[0], str(node.target))(*arguments[1:], **keywords)
     return node.target(*arguments, **keywords)  # type: ignore[operator] # of a call_function
+
+
+def call_alike(node: Node, arguments: Any, keywords: Any) -> Any:
+    """Return what a call gives of fake values; of calls alike, one is computed."""
+    mode = fake_mode(pytree.tree_leaves((arguments, keywords)))
+    if mode is None or node.op == "call_method":
+        return call(node, arguments, keywords)
+    return called(node.target, arguments, keywords, mode)  # type: ignore[arg-type] # as in `call`
 
 
 def is_symbolic(value: Any) -> bool:
