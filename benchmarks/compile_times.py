@@ -1,7 +1,7 @@
 """How long a model's first call takes: ``backend="backbay"`` beside Inductor, cold and warm.
 
     python benchmarks/compile_times.py --state FILE [NAME ...] [--device cuda] [--size full]
-        [--rounds 5] [--warm 3] [--until SECONDS] [--out FILE]
+        [--rounds 5] [--warm 3] [--until SECONDS] [--out FILE] [--stacks FOLDER]
 
 Each sample is a fresh process, which builds a model of ``speed/model_cases``, loads the device's
 libraries, compiles a small function so that toolchain and imports are paid for, and then times the
@@ -20,6 +20,9 @@ A row of the table, which is of all in the file, has the medians, the ratio with
 whether every warm process found every graph in the caches of AOTAutograd and of Inductor, how many
 kernels a process timed in several configurations, which a warm one should have found, too, and how
 long the second call took, in which is found out whether CUDA graphs pay.
+
+``--stacks`` writes where the time goes that Dynamo gives the backend, a file for each sample, and
+makes all take longer: such samples belong in a state file of their own.
 """
 
 import argparse
@@ -41,10 +44,13 @@ import msgspec
 
 from backbay.timing import stats
 from speed import arms
+from speed.stacks import sampled
 from speed.surroundings import device_of, versions
 
 NAMES = ("llama_1b_4l.prefill_4x2k", "bert.infer", "gpt2.train", "resnet50.infer")
 ARMS = (arms.INDUCTOR, arms.OURS)
+COMPILER = "call_user_compiler"
+"""Where Dynamo calls a backend."""
 BARS = {"cold": 1.3, "warm": 1.05}
 COLD, WARM = BARS
 
@@ -77,7 +83,7 @@ def main() -> int:
     given = parsed()
     if given.child:
         arm, when = given.child
-        said = first_call(given.names[0], arm, when, given.device, given.size)
+        said = first_call(given.names[0], arm, when, given)
         print(msgspec.json.encode(said).decode())
         return 0
     measured(given)
@@ -103,6 +109,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", type=int, default=3, help="warm samples for each cold one")
     parser.add_argument("--until", type=float, default=float("inf"), help="begin none later, in s")
+    parser.add_argument("--stacks", type=Path, help="folder for samples of stacks")
     parser.add_argument("--child", nargs=2, metavar=("ARM", "WHEN"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -141,6 +148,8 @@ def in_child(name: str, arm: str, when: str, folder: str, given: argparse.Namesp
     """Time one first call in a process of its own."""
     command = [sys.executable, __file__, name, "--child", arm, when, "--state", str(given.state)]
     command += ["--device", given.device, "--size", given.size]
+    if given.stacks:
+        command += ["--stacks", str(given.stacks)]
     caches = {
         "TORCHINDUCTOR_CACHE_DIR": folder,
         "TRITON_CACHE_DIR": str(Path(folder) / "triton"),
@@ -152,7 +161,7 @@ def in_child(name: str, arm: str, when: str, folder: str, given: argparse.Namesp
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Sample)
 
 
-def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample:
+def first_call(name: str, arm: str, when: str, given: argparse.Namespace) -> Sample:
     """Be the child: build, warm the toolchain up, and time the first step."""
     import torch  # noqa: PLC0415 (the parent needs none)
     from torch._dynamo.utils import calculate_time_spent, counters  # noqa: PLC0415
@@ -161,18 +170,19 @@ def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample
     from backbay.timing.device import synchronize  # noqa: PLC0415
     from speed.model_cases import built, case  # noqa: PLC0415
 
-    model, place = case(name), torch.device(device)
-    workload = built(model, size, device=place, seed=0)
+    model, place = case(name), torch.device(given.device)
+    workload = built(model, given.size, device=place, seed=0)
     step = Step(workload, train=model.train, seed=0)
     load_libraries(place)
-    arms.warm_up(arm, device, train=model.train)
+    arms.warm_up(arm, given.device, train=model.train)
     counters.clear()
     call = arms.compiled(workload.model, arm)
     step.clear_gradients()
     gc.collect()  # 0.3 s, which would fall into the step of one arm and not of the other
     synchronize(place)
     compiled_before = calculate_time_spent()["total_wall_time"]
-    with tunings() as tuned:
+    file = given.stacks and new_file(given.stacks, f"{name}-{arm}-{when}")
+    with tunings() as tuned, written(file):
         start = time.perf_counter()
         step(call)
         synchronize(place)
@@ -181,9 +191,9 @@ def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample
     step(call)
     synchronize(place)
     second = time.perf_counter() - start
-    found, aot = counters["inductor"], counters["aot_autograd"]
+    graphs, aot = counters["inductor"], counters["aot_autograd"]
     missed = [aot["autograd_cache_miss"], aot["autograd_cache_bypass"]]
-    missed += [found["fxgraph_cache_miss"], found["fxgraph_cache_bypass"]]
+    missed += [graphs["fxgraph_cache_miss"], graphs["fxgraph_cache_bypass"]]
     return Sample(
         name=name,
         arm=arm,
@@ -194,8 +204,25 @@ def first_call(name: str, arm: str, when: str, device: str, size: str) -> Sample
         misses=sum(missed),
         tuned=len(tuned),
         second=second,
-        where=surroundings(device, size),
+        where=surroundings(given.device, given.size),
     )
+
+
+def new_file(folder: Path, name: str) -> Path:
+    """Return a file that is not there yet, in a folder that is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}-{len([*folder.glob(f'{name}-*')])}.txt"
+
+
+@contextlib.contextmanager
+def written(file: Path | None) -> Iterator[None]:
+    """Write where the time of a block goes into a file, if one is given."""
+    if file is None:
+        yield
+        return
+    with sampled(COMPILER) as stacks:
+        yield
+    file.write_text(stacks.text(), encoding="utf-8")
 
 
 @contextlib.contextmanager

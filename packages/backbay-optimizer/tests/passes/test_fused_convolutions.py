@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph import layouts
@@ -418,6 +419,11 @@ def test_the_operator_has_another_fake_than_its_kernel():
     x, w, z, b, *_ = tensors(torch.float64)
     torch.library.opcheck(OPERATOR, (*(y.double() for y in (x, w, b, z)), *HOW))
     torch.library.opcheck(OPERATOR, (x.contiguous(), w.contiguous(), None, None, *HOW))
+    with FakeTensorMode() as mode:
+        x, w, z = map(mode.from_tensor, (x, w, z))
+        for other in (z.half(), z[:, :, 1:]):
+            with pytest.raises(RuntimeError, match="adds what is alike"):
+                OPERATOR(x, w, None, other, *HOW)
 
 
 @pytest.mark.parametrize("wanted", range(4))

@@ -29,8 +29,8 @@ SPELLINGS = {
     "a module": nn.MaxPool2d(3, 2, 1),
     "a function": lambda x: F.max_pool2d(x, (3, 3), stride=[2, 2], padding=1),
     "without a padding": lambda x: F.max_pool2d(x, 3, 2),
-    "a pixel apart": lambda x: F.max_pool2d(x, 3, 1, 1),
-    "apart as it is large": lambda x: F.max_pool2d(x.bfloat16(), 2).float(),
+    "with a stride of 1": lambda x: F.max_pool2d(x, 3, 1, 1),
+    "with a stride that defaults to its size": lambda x: F.max_pool2d(x.bfloat16(), 2).float(),
     "torch's": lambda x: torch.max_pool2d(x, 3, 2, 1),
     "with sizes that need no rounding up": lambda x: F.max_pool2d(
         F.pad(x, (0, 1)).contiguous(memory_format=torch.channels_last), 3, 2, 1, ceil_mode=True
@@ -63,7 +63,7 @@ LEFT = {
     "another window": (lambda x: F.max_pool2d(x, 5, 2), "such a window"),
     "two by two, in float32": (lambda x: F.max_pool2d(x, 2), "in float32 it was slower"),
     "one that is not square": (lambda x: F.max_pool2d(x, (3, 2), 2, 1), "such a window"),
-    "as far apart as it is large": (lambda x: F.max_pool2d(x, 3, padding=1), "such a window"),
+    "with a stride of 3": (lambda x: F.max_pool2d(x, 3, padding=1), "such a window"),
     "dilated": (lambda x: F.max_pool2d(x, 3, 2, 1, 2), "has gaps"),
     "rounded up": (lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True), "rounds sizes up"),
     "with indices": (lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True)[0], ""),

@@ -1,5 +1,6 @@
 """Which of Inductor's code can be captured: what of it does nothing but hand work to one device."""
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -32,20 +33,6 @@ SAFE: Mapping[str, re.Pattern[str]] = {
 }
 """By namespace, operators that were read or seen to do nothing but hand over work."""
 
-_OPERATORS = "torch.ops."
-_QUOTED = "(?:{})".format(
-    "|".join(
-        rf"{q}{{3}}(?:[^{q}\\]+|\\.|{q}(?!{q}{q}))*{q}{{3}}|{q}(?:[^{q}\\\n]+|\\.)*{q}"
-        for q in "'\""
-    )
-)
-_TEXT = re.compile(rf"((?:f|fr|rf){_QUOTED})|{_QUOTED}|#[^\n]*", re.DOTALL | re.IGNORECASE)
-"""Comments and texts, as kernels are: what they name is not called. As a group texts that are
-formatted, in which something may be."""
-_PATH = re.compile(r"(?:\b\w+)?(?:\s*\.\s*[^\W\d]\w*)+")
-_ALIAS = re.compile(r"^\s*([\w.]+)\s*=\s*torch\.ops\.(\w+)\s*$", re.MULTILINE)
-"""What the code calls a namespace of operators, and the namespace."""
-
 
 def refusal(code: Any) -> str | None:
     """Return why Inductor's code is not captured; None if it may be."""
@@ -68,22 +55,62 @@ def _reasons(code: Any) -> Iterator[str]:
 
 
 def _unsafe(source: str) -> Iterator[str]:
-    # By its text: to parse the code takes as long as all that a cache does to load it.
-    bare = _TEXT.sub(r"\1", source)
-    spaces = {"extern_kernels": "aten", **dict(_ALIAS.findall(bare))}
-    paths = {"".join(x.split()): None for x in _PATH.findall(bare)}
-    for owner, name in dict.fromkeys(x for path in paths for x in _split(path)):
-        if name in WAITS:
-            yield f"it waits for the device: {name}"
-        space = spaces.get(owner)
-        if owner.startswith(_OPERATORS) and owner.count(".") == _OPERATORS.count("."):
-            space = owner.removeprefix(_OPERATORS)
-        if space is not None and not (space in SAFE and SAFE[space].fullmatch(name)):
-            yield f"{space}.{name} is not known to be safe in a CUDA graph"
+    # Comments and the sources of kernels, which are text, name operators that are not called.
+    paths, aliases = _named(ast.parse(source))
+    spaces = {"extern_kernels": "aten", **aliases}
+    for path in paths:
+        for owner, name in _steps(path):
+            if name in WAITS:
+                yield f"it waits for the device: {name}"
+            space = _space(owner) or spaces.get(owner)
+            if space is not None and not (space in SAFE and SAFE[space].fullmatch(name)):
+                yield f"{space}.{name} is not known to be safe in a CUDA graph"
 
 
-def _split(path: str) -> Iterator[tuple[str, str]]:
-    """Yield each name that is asked for, and of what: of ``a.b.c`` these are b of a, c of a.b."""
+def _named(tree: ast.AST) -> tuple[list[str], dict[str, str]]:
+    """Return the dotted names of code, and what it calls namespaces of operators by.
+
+    In one walk, which unlike ``ast.walk`` makes no generator for each node: code of a large network
+    has 20,000, and all of a warm start waits for this.
+    """
+    paths, aliases, nodes = dict[str, None](), dict[str, str](), [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Attribute):
+            path, start = _path(node)
+            paths[path] = None
+            nodes.append(start)
+            continue
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            space = _space(_path(node.value)[0])
+            aliases |= {ast.unparse(x): space for x in node.targets if space}
+        for name in node._fields:
+            below = getattr(node, name, None)
+            if isinstance(below, list):
+                nodes += [x for x in below if isinstance(x, ast.AST)]
+            elif isinstance(below, ast.AST):
+                nodes.append(below)
+    return [*paths], aliases
+
+
+def _path(node: ast.expr) -> tuple[str, ast.expr]:
+    """Return a dotted name, and what it begins with: ``.c`` of ``f(x).c``, and ``f(x)``."""
+    names = list[str]()
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    first = node.id if isinstance(node, ast.Name) else ""
+    return ".".join((first, *reversed(names))), node
+
+
+def _steps(path: str) -> Iterator[tuple[str, str]]:
+    """Yield each name of a path, and of what it is: of ``a.b.c`` these are b of a, c of a.b."""
     names = path.split(".")
     for end in range(1, len(names)):
         yield ".".join(names[:end]), names[end]
+
+
+def _space(path: str) -> str | None:
+    """Return the namespace of operators that a dotted name is; None if it is none."""
+    torch, _, space = path.partition(".ops.")
+    return space if torch == "torch" and space.isidentifier() else None

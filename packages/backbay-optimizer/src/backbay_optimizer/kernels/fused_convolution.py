@@ -79,12 +79,17 @@ def _by_cudnn(
     return fused
 
 
-def _laid_out(
+def _fake(
     x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, *how: Any
 ) -> Tensor:
     """Return the fake result: as the convolution's, whatever is done to that in place."""
-    del other
-    return convolved(x, weight, bias, *how)
+    result = convolved(x, weight, bias, *how)
+    if other is not None and (other.shape, other.dtype) != (result.shape, result.dtype):
+        raise RuntimeError(
+            f"other is {other.dtype} of shape {[*other.shape]}, the convolution's result "
+            f"{result.dtype} of {[*result.shape]}: {_NAME} adds what is alike"
+        )
+    return result
 
 
 def _refuse_gradient(*given: Tensor | None) -> None:
@@ -111,7 +116,7 @@ def _kind(x: Tensor) -> tuple[Any, ...]:
 _library.impl("convolution_relu", _in_steps, "CompositeExplicitAutograd")
 if torch.version.hip is None:
     _library.impl("convolution_relu", _by_cudnn, "CUDA")
-register_fake(_NAME, _laid_out, lib=_library)
+register_fake(_NAME, _fake, lib=_library)
 
 
 # Convolution by itself

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from backbay.errors import GraphBroken, ShapeAssumed, WrongDtype
 from backbay.graph.effects import changes_state, is_known, mutates
 from backbay.graph.values import (
-    call_alike,
+    call_fake,
     computed,
     fake_mode,
     is_ordinary,
@@ -173,7 +173,7 @@ def _value(node: Node, mode: FakeTensorMode, who: str) -> Any:
         return value_of(node.args[0]) if node.op == "call_method" else None
     given = torch.fx.map_arg((node.args, node.kwargs), value_of)
     function = (
-        _module(node, mode) if node.op == "call_module" else functools.partial(call_alike, node)
+        _module(node, mode) if node.op == "call_module" else functools.partial(call_fake, node)
     )
     with state_at(node), _assumptions(mode.shape_env) as assumed:
         try:

@@ -16,7 +16,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from backbay.graph.alike import called
+from backbay.graph.fake_cache import call_cached, is_cached
 
 CARRIED = ("stack_trace", "source_fn_stack", "nn_module_stack", "original_aten", "from_node")
 """Metadata that says where a node comes from: a replacement has it of what it replaces."""
@@ -160,7 +160,7 @@ def _evaluated(node: Node, known: Mapping[Node, Any]) -> Any:
     arguments = torch.fx.map_arg(
         (node.args, node.kwargs), lambda x: known[x] if x in known else value_of(x)
     )
-    return computed(call_alike, node, *arguments)
+    return computed(call_fake, node, *arguments)
 
 
 def computed(
@@ -222,12 +222,14 @@ def call(node: Node, arguments: Any, keywords: Any) -> Any:
     return node.target(*arguments, **keywords)  # type: ignore[operator] # of a call_function
 
 
-def call_alike(node: Node, arguments: Any, keywords: Any) -> Any:
-    """Return what a call gives of fake values; of calls alike, one is computed."""
-    mode = fake_mode(pytree.tree_leaves((arguments, keywords)))
-    if mode is None or node.op == "call_method":
+def call_fake(node: Node, arguments: Any, keywords: Any) -> Any:
+    """Return what a call gives of fake values; of calls that are alike, operators compute one."""
+    if not is_cached(node.target):
         return call(node, arguments, keywords)
-    return called(node.target, arguments, keywords, mode)  # type: ignore[arg-type] # as in `call`
+    mode = fake_mode(pytree.tree_leaves((arguments, keywords)))
+    if mode is None:
+        return call(node, arguments, keywords)
+    return call_cached(node.target, arguments, keywords, mode)  # type: ignore[arg-type] # it is one
 
 
 def is_symbolic(value: Any) -> bool:
