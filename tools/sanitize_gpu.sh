@@ -1,30 +1,40 @@
 #!/usr/bin/env bash
-# Runs the tests of our own GPU kernels under NVIDIA's compute-sanitizer.
+# Runs the tests of our own GPU kernels under NVIDIA's compute-sanitizer, a process for each kernel.
 #
-#     [TOOLS="memcheck racecheck"] [WORKERS=0] bash tools/sanitize_gpu.sh [PYTHON]
+#     [TOOLS="memcheck racecheck"] [WORKERS=1] [PYTHON=python3] bash tools/sanitize_gpu.sh [KERNEL ...]
 #
 # memcheck finds accesses out of bounds, with PyTorch's own pool of memory switched off, in which
-# they would hit a neighbour; racecheck finds races in shared memory. It ends with 9 if one is found.
+# they would hit a neighbour; racecheck finds races in shared memory. WORKERS processes run at once. A
+# line of each says which tests ran and what the tool found; it ends with another code than 0 if one failed.
 # racecheck counts as a race that two threads write the same value to the same place, as Triton has them
 # do where a table has fewer elements than a program has threads: so it finds one in group norm's gradient.
-set -euo pipefail
+set -uo pipefail
 cd "$(dirname "$0")/.."
-run() { # TOOL PYTHON TESTS WHICH
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$1" --error-exitcode 9 \
-    --target-processes all "$2" -m pytest -q -p no:cacheprovider -n "${WORKERS:-0}" "$3" -k "$4"
+every="silu group_norm_silu depthwise_convolution linear_epilogue batch_norm max_pool embedding row_norm
+  few_row_linears float8_rows linear_cross_entropy rotated_heads softmax"
+logs=$(mktemp -d)
+export logs
+
+tests() { # KERNEL: which of a kernel's tests run
+  case $1 in
+    silu) echo "not captured" ;; # a capture must not allocate, and without the pool everything allocates
+    group_norm_silu | depthwise_convolution | linear_epilogue) echo "stray or misread" ;;
+    # Not at the sizes of whole models, where a kernel takes a hundred times as long under a tool.
+    *) echo "(stray or misread or torchs or references) and not (128 or test_backbay)" ;;
+  esac
 }
-optimizer=packages/backbay-optimizer/tests/gpu
+
+run() { # TOOL KERNEL
+  local file=packages/backbay-optimizer/tests/gpu/test_$2_gpu.py log=$logs/$1-$2.txt said=ok
+  [[ $2 == silu ]] && file=packages/backbay/tests/gpu/test_silu_gpu.py
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$1" --error-exitcode 9 \
+    --target-processes all "${PYTHON:-python3}" -m pytest -q -p no:cacheprovider "$file" \
+    -k "$(tests "$2")" >"$log" 2>&1 || said="FAILED, exit code $?"
+  echo "$1, $2: $said; $(grep -E ' (passed|failed|skipped|error).* in |SUMMARY' "$log" | tail -n 2 | paste -sd ';')"
+  [[ $said == ok ]] || { tail -n 30 "$log" && return 1; }
+}
+
+export -f tests run
 for tool in ${TOOLS:-memcheck racecheck}; do
-  echo "== $tool"
-  # A capture must not allocate, and without the pool everything allocates.
-  run "$tool" "${1:-python3}" packages/backbay/tests/gpu/test_silu_gpu.py "not captured"
-  for kernel in group_norm_silu depthwise_convolution linear_epilogue; do
-    run "$tool" "${1:-python3}" $optimizer/test_${kernel}_gpu.py "stray or misread"
-  done
-  # Not at the sizes of whole models, where a kernel takes a hundred times as long under a tool.
-  for kernel in batch_norm max_pool embedding row_norm few_row_linears float8_rows \
-    linear_cross_entropy rotated_heads softmax; do
-    run "$tool" "${1:-python3}" $optimizer/test_${kernel}_gpu.py \
-      "(stray or misread or torchs or references) and not (128 or test_backbay)"
-  done
-done
+  printf "$tool %s\n" ${*:-$every}
+done | xargs -P "${WORKERS:-1}" -L 1 bash -c 'run "$@"' _

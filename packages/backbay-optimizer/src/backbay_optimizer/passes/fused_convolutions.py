@@ -29,7 +29,7 @@ from backbay.graph.aliases import disturbed
 from backbay.graph.layouts import Layouts, kind
 from backbay.graph.match import first_input, is_call
 from backbay.graph.rewrite import bound, call_before, cast_before, layout, put_before, replace_node
-from backbay.graph.values import are_numbers, is_ordinary, state_at, value_of
+from backbay.graph.values import are_numbers, computed, is_ordinary, state_at, value_of
 from backbay.kit.passes import EIGHTS, NotApplicable, Pass, PassContext, Requires
 from backbay_optimizer.kernels import folded_batch_norm
 from backbay_optimizer.kernels import fused_convolution as kernel
@@ -276,9 +276,10 @@ def _rewrite(regions: Sequence[_Region]) -> None:
 def _put(region: _Region, how: tuple[Node, Node | None]) -> Node:
     found, place = region.convolution, region.node
     x = cast_before(place, found.x, region.dtype)
-    given = (x, *how, region.other, *found.how)
-    # What it replaces has its layout, and memory that nothing else shares, once it is gone.
-    return put_before(place, value_of(place), kernel.OPERATOR, *given)
+    given, value = (x, *how, region.other, *found.how), value_of(place)
+    if are_numbers(value.shape):  # laid out so, as was found: the operator need not be asked
+        value = computed(torch.empty_like, value)
+    return put_before(place, value, kernel.OPERATOR, *given)
 
 
 def _as_they_are(region: _Region) -> tuple[Node, Node | None]:
