@@ -5,13 +5,17 @@
 #
 # memcheck finds accesses out of bounds, with PyTorch's own pool of memory switched off, in which
 # they would hit a neighbour; racecheck finds races in shared memory. WORKERS processes run at once. A
-# line of each says which tests ran and what the tool found; it ends with another code than 0 if one failed.
+# line of each says what ran and what the tool found, all is in a folder named at the end; it ends with
+# another code than 0 if one failed.
 # racecheck counts as a race that two threads write the same value to the same place, as Triton has them
 # do where a table has fewer elements than a program has threads: so it finds one in group norm's gradient.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 every="silu group_norm_silu depthwise_convolution linear_epilogue batch_norm max_pool embedding row_norm
   few_row_linears float8_rows linear_cross_entropy rotated_heads softmax"
+for kernel in "$@"; do
+  [[ " $(echo $every) " == *" $kernel "* ]] || { echo "no kernel is called $kernel; there are:" $every && exit 2; }
+done
 logs=$(mktemp -d)
 export logs
 
@@ -31,10 +35,13 @@ run() { # TOOL KERNEL
     --target-processes all "${PYTHON:-python3}" -m pytest -q -p no:cacheprovider "$file" \
     -k "$(tests "$2")" >"$log" 2>&1 || said="FAILED, exit code $?"
   echo "$1, $2: $said; $(grep -E ' (passed|failed|skipped|error).* in |SUMMARY' "$log" | tail -n 2 | paste -sd ';')"
-  [[ $said == ok ]] || { tail -n 30 "$log" && return 1; }
+  [[ $said == ok ]]
 }
 
 export -f tests run
 for tool in ${TOOLS:-memcheck racecheck}; do
   printf "$tool %s\n" ${*:-$every}
 done | xargs -P "${WORKERS:-1}" -L 1 bash -c 'run "$@"' _
+code=$?
+echo "logs: $logs"
+exit $code

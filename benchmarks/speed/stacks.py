@@ -1,18 +1,19 @@
 """Where the time of a block goes, by samples of this thread's stack.
 
 A profiler of calls makes code of many small calls look slower than it is, and on Python 3.12
-``cProfile`` has time at places that were not running. Samples slow the block down as well, by up to
-a half, but everywhere alike: compare them with each other, not with times.
+``cProfile`` has time at places that were not running. Samples slow the block down as well, and deep
+stacks more: compare them with each other, not with times.
 """
 
 import contextlib
+import functools
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 _PACKAGES = "site-packages/"
 
@@ -25,20 +26,24 @@ class Stacks:
     below: dict[str, "Stacks"] = field(default_factory=dict)
     """By function, file and line."""
 
-    def add(self, path: list[str], seconds: float) -> None:
+    def add(self, path: Sequence[str], seconds: float) -> None:
         """Add a sample."""
-        self.seconds += seconds
-        if path:
-            self.below.setdefault(path[0], Stacks()).add(path[1:], seconds)
+        stacks = self
+        stacks.seconds += seconds
+        for name in path:
+            stacks = stacks.below.setdefault(name, Stacks())
+            stacks.seconds += seconds
 
-    def text(self, least: float = 0.005, depth: int = 0) -> str:
+    def text(self, least: float = 0.005) -> str:
         """Return a line for each call of so many seconds or more, callers before callees."""
-        found = sorted(self.below.items(), key=lambda x: -x[1].seconds)
-        return "".join(
-            f"{stacks.seconds * 1e3:7.0f} {' ' * depth}{name}\n{stacks.text(least, depth + 1)}"
-            for name, stacks in found
-            if stacks.seconds >= least
-        )
+        lines, left = list[str](), [(-1, "", self)]
+        while left:  # not recursively: a stack may be deep
+            depth, name, stacks = left.pop()
+            if depth >= 0:
+                lines.append(f"{stacks.seconds * 1e3:7.0f} {' ' * depth}{name}\n")
+            below = [(depth + 1, *x) for x in stacks.below.items() if x[1].seconds >= least]
+            left += sorted(below, key=lambda x: x[2].seconds)
+        return "".join(lines)
 
 
 @contextlib.contextmanager
@@ -70,15 +75,18 @@ def sampled(root: str, interval: float = 0.001) -> Iterator[Stacks]:
 
 
 def _path(frame: FrameType | None, root: str) -> list[str]:
-    names = list[tuple[str, str]]()
+    codes = list[CodeType]()
     while frame is not None:
-        code = frame.f_code
-        file = code.co_filename
-        file = (
-            file.rpartition(_PACKAGES)[2] if _PACKAGES in file else "/".join(Path(file).parts[-2:])
-        )
-        names.append((code.co_name, f"{code.co_name} {file}:{code.co_firstlineno}"))
+        codes.append(frame.f_code)
         frame = frame.f_back
-    names.reverse()
-    first = next((n for n, (name, _) in enumerate(names) if name == root), None)
-    return ["elsewhere"] if first is None else [text for _, text in names[first:]]
+    codes.reverse()
+    first = next((n for n, code in enumerate(codes) if code.co_name == root), None)
+    return ["elsewhere"] if first is None else [_text(x) for x in codes[first:]]
+
+
+@functools.cache
+def _text(code: CodeType) -> str:
+    file = code.co_filename
+    short = "/".join(Path(file).parts[-2:])
+    file = file.rpartition(_PACKAGES)[2] if _PACKAGES in file else short
+    return f"{code.co_name} {file}:{code.co_firstlineno}"

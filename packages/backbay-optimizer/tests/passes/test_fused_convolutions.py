@@ -420,10 +420,11 @@ def test_the_operator_has_another_fake_than_its_kernel():
     torch.library.opcheck(OPERATOR, (*(y.double() for y in (x, w, b, z)), *HOW))
     torch.library.opcheck(OPERATOR, (x.contiguous(), w.contiguous(), None, None, *HOW))
     with FakeTensorMode() as mode:
-        x, w, z = map(mode.from_tensor, (x, w, z))
-        for other in (z.half(), z[:, :, 1:]):
+        fake = [mode.from_tensor(y) for y in (x, w, z)]
+    for images, filters, added in ((x, w, z), fake):
+        for other in (added.half(), added[:, :, 1:], added[:, :, :1, :1]):
             with pytest.raises(RuntimeError, match="adds what is alike"):
-                OPERATOR(x, w, None, other, *HOW)
+                OPERATOR(images, filters, None, other, *HOW)
 
 
 @pytest.mark.parametrize("wanted", range(4))

@@ -56,24 +56,24 @@ def _reasons(code: Any) -> Iterator[str]:
 
 def _unsafe(source: str) -> Iterator[str]:
     # Comments and the sources of kernels, which are text, name operators that are not called.
-    paths, aliases = _named(ast.parse(source))
-    spaces = {"extern_kernels": "aten", **aliases}
+    paths, spaces = _named(ast.parse(source))
     for path in paths:
         for owner, name in _steps(path):
             if name in WAITS:
                 yield f"it waits for the device: {name}"
-            space = _space(owner) or spaces.get(owner)
-            if space is not None and not (space in SAFE and SAFE[space].fullmatch(name)):
-                yield f"{space}.{name} is not known to be safe in a CUDA graph"
+            for space in sorted({_space(owner), *spaces.get(owner, ())} - {None}):
+                if not (space in SAFE and SAFE[space].fullmatch(name)):
+                    yield f"{space}.{name} is not known to be safe in a CUDA graph"
 
 
-def _named(tree: ast.AST) -> tuple[list[str], dict[str, str]]:
-    """Return the dotted names of code, and what it calls namespaces of operators by.
+def _named(tree: ast.AST) -> tuple[list[str], dict[str, set[str | None]]]:
+    """Return the dotted names of code, and which namespaces of operators such a name may be.
 
     In one walk, which unlike ``ast.walk`` makes no generator for each node: code of a large network
     has 20,000, and all of a warm start waits for this.
     """
-    paths, aliases, nodes = dict[str, None](), dict[str, str](), [tree]
+    paths, nodes = dict[str, None](), [tree]
+    spaces: dict[str, set[str | None]] = {"extern_kernels": {"aten"}}
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.Attribute):
@@ -82,19 +82,22 @@ def _named(tree: ast.AST) -> tuple[list[str], dict[str, str]]:
             nodes.append(start)
             continue
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
-            space = _space(_path(node.value)[0])
-            aliases |= {ast.unparse(x): space for x in node.targets if space}
+            for target in node.targets:
+                spaces.setdefault(_path(target)[0], set()).add(_space(_path(node.value)[0]))
         for name in node._fields:
             below = getattr(node, name, None)
             if isinstance(below, list):
                 nodes += [x for x in below if isinstance(x, ast.AST)]
             elif isinstance(below, ast.AST):
                 nodes.append(below)
-    return [*paths], aliases
+    return [*paths], spaces
 
 
 def _path(node: ast.expr) -> tuple[str, ast.expr]:
-    """Return a dotted name, and what it begins with: ``.c`` of ``f(x).c``, and ``f(x)``."""
+    """Return a dotted name, and what it begins with: ``.c`` of ``f(x).c``, and ``f(x)``.
+
+    Of what is no name, such as ``x[0]``, the name is empty.
+    """
     names = list[str]()
     while isinstance(node, ast.Attribute):
         names.append(node.attr)

@@ -48,8 +48,12 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tens
 def reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, *how: Any
 ) -> Tensor:
-    """Compute it in three steps, each rounded to the dtype."""
-    result = convolved(x, weight, bias, *how)
+    """Compute it in three steps, each rounded to the dtype.
+
+    Raises:
+        RuntimeError: ``other`` has another shape or dtype than the convolution's result.
+    """
+    result = _checked(convolved(x, weight, bias, *how), other)
     return (result if other is None else result.add_(other)).relu_()
 
 
@@ -83,7 +87,10 @@ def _fake(
     x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, *how: Any
 ) -> Tensor:
     """Return the fake result: as the convolution's, whatever is done to that in place."""
-    result = convolved(x, weight, bias, *how)
+    return _checked(convolved(x, weight, bias, *how), other)
+
+
+def _checked(result: Tensor, other: Tensor | None) -> Tensor:
     if other is not None and (other.shape, other.dtype) != (result.shape, result.dtype):
         raise RuntimeError(
             f"other is {other.dtype} of shape {[*other.shape]}, the convolution's result "

@@ -1,7 +1,7 @@
 """Fake values of operators, computed once for all calls of a graph that are alike.
 
 Networks repeat their blocks, and a pass puts the same operator into each. Its fake value is that of
-a reference of many steps, which takes up to 10 ms. Torch's own cache of fake values has its own
+a reference of many steps, which takes milliseconds. Torch's own cache of fake values has its own
 operators alone.
 """
 
@@ -36,7 +36,9 @@ class _Metadata(NamedTuple):
     @classmethod
     def of(cls, x: Any, mode: FakeTensorMode) -> "_Metadata | None":
         """Return a tensor's; None if there is more to it, such as a symbol for a size."""
-        if type(x) is not FakeTensor or x.fake_mode is not mode or x.constant is not None:
+        if type(x) is not FakeTensor or x.fake_mode is not mode:
+            return None
+        if x.constant is not None or x.real_tensor is not None:
             return None
         if x.layout != torch.strided or x._has_symbolic_sizes_strides:  # noqa: SLF001 (no other)
             return None
@@ -144,7 +146,8 @@ def _metadata(value: Any, given: Any, mode: FakeTensorMode) -> Any:
         if one.requires_grad and (x.is_leaf or not torch.is_grad_enabled()):
             return None
         # Views are no copies of what they view.
-        if _memory(x) in memory or x.untyped_storage().nbytes() != one.size:
+        held = x.untyped_storage().nbytes()
+        if _memory(x) in memory or not isinstance(held, int) or held != one.size:
             return None
         memory.add(_memory(x))
         found.append(one)
