@@ -1,6 +1,8 @@
 """Of calls alike one is computed; of others, each: what is laid out tells nothing else."""
 
+import gc
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -199,11 +201,14 @@ def test_arguments_that_have_more_to_them_are_taken_for_alike(mode):
         inferred = torch.empty(4, 4)
     for y in (torch.empty(size, 4), TwoTensor(x, x), torch._efficientzerotensor((4, 4)), inferred):
         assert fake_cache._key(PRODUCT, (y, x), {}, mode) is None
-    known = torch.empty(4, 4)
+    known, inside = torch.empty(4, 4), []
     known.real_tensor = x
     for given in ((x, x, size), (x, x, max), (x, known)):
         assert fake_cache._key(PRODUCT, given, {}, mode) is None
     assert fake_cache._key(PRODUCT, (x, x), {}, mode) is not None
+    for transform in (torch.vmap, lambda f: torch.func.grad(lambda y: f(y).sum())):
+        transform(lambda y: (inside.append(fake_cache._key(PRODUCT, (y, y), {}, mode)), y)[1])(x)
+    assert inside == [None, None]
     with torch.autograd.forward_ad.dual_level():
         assert fake_cache._key(PRODUCT, (x, x), {}, mode) is None
 
@@ -225,9 +230,6 @@ def test_a_node_is_computed_though_another_one_is_alike(mode):
 
 
 def test_what_was_traced_is_kept_alive():
-    import gc
-    import weakref
-
     with FakeTensorMode() as mode:
         called(mode, PRODUCT, torch.empty(4, 4), torch.empty(4, 4))
     assert fake_cache._known[mode]

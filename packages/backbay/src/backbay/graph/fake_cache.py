@@ -36,13 +36,14 @@ class _Metadata(NamedTuple):
     @classmethod
     def of(cls, x: Any, mode: FakeTensorMode) -> "_Metadata | None":
         """Return a tensor's; None if there is more to it, such as a symbol for a size."""
+        # What vmap or grad computes with is no FakeTensor, but one is within.
         if type(x) is not FakeTensor or x.fake_mode is not mode:
             return None
         if x.constant is not None or x.real_tensor is not None:
             return None
         if x.layout != torch.strided or x._has_symbolic_sizes_strides:  # noqa: SLF001 (no other)
             return None
-        if x.is_inference() or x._is_zerotensor() or _is_transformed(x):  # noqa: SLF001 (no other)
+        if x.is_inference() or x._is_zerotensor():  # noqa: SLF001 (no other)
             return None
         bits = x.is_conj(), x.is_neg()
         return cls(tuple(x.shape), x.stride(), x.dtype, x.device, x.requires_grad, *bits)
@@ -152,11 +153,6 @@ def _metadata(value: Any, given: Any, mode: FakeTensorMode) -> Any:
         memory.add(_memory(x))
         found.append(one)
     return pytree.tree_unflatten(found, structure)
-
-
-def _is_transformed(x: torch.Tensor) -> bool:
-    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(x)  # noqa: SLF001 (its only home)
-    return wrapped
 
 
 def _memory(x: torch.Tensor) -> Any:

@@ -224,9 +224,8 @@ def call(node: Node, arguments: Any, keywords: Any) -> Any:
 
 def call_fake(node: Node, arguments: Any, keywords: Any) -> Any:
     """Return what a call gives of fake values; of calls that are alike, operators compute one."""
-    if not is_cached(node.target):
-        return call(node, arguments, keywords)
-    mode = fake_mode(pytree.tree_leaves((arguments, keywords)))
+    leaves = pytree.tree_leaves((arguments, keywords)) if is_cached(node.target) else ()
+    mode = fake_mode(leaves)
     if mode is None:
         return call(node, arguments, keywords)
     return call_cached(node.target, arguments, keywords, mode)  # type: ignore[arg-type] # it is one
