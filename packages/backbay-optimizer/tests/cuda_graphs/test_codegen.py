@@ -269,6 +269,7 @@ def call(args):
         ("known['x'] = torch.ops.mylib; known['x'].thing(buf5)", "mylib.thing is not known"),
         ("known.x, y = torch.ops.mylib, 3", None),
         ("known = [torch.ops.aten, torch.ops.mylib]", None),
+        ("self.ops.thing.run(buf5)", None),
         ("aten.nonzero(arg0)", "it waits for the device"),
         ("buf6 = _quantized.wrapped_linear_prepack(buf5)", "_quantized.wrapped_linear_prepack is"),
         ("buf6 = extern_kernels.some_new_product(arg0)", "aten.some_new_product is not known"),

@@ -36,8 +36,11 @@ def operator(schema, fake):
 PRODUCT = operator("product(Tensor x, Tensor y, float n=1.0) -> Tensor", lambda x, y, *_: x @ y)
 PARTS = operator("parts(Tensor x) -> (Tensor, Tensor, int)", lambda x: (x.t() + 1, x.sum(), 3))
 STACKED = operator("stacked(Tensor[] xs) -> Tensor", lambda xs: torch.stack([*xs]))
+SUM = operator("sum(Tensor x, Tensor y) -> Tensor", lambda x, y: (x + y).sum())
+FIRST = operator("first(Tensor[] xs, Tensor[] ys) -> Tensor", lambda xs, _: torch.stack([*xs]))
 SAME = operator("same(Tensor(a) x) -> Tensor(a)", lambda x: x.t())
 HALVES = operator("halves(Tensor x) -> Tensor[]", lambda x: [*(x + 1).chunk(2)])
+TWINS = operator("twins(Tensor x) -> Tensor[]", lambda x: [y := x + 1, y.t()])
 GAPS = operator("gaps(Tensor x) -> Tensor", lambda x: torch.stack([x, x], -1)[..., 0])
 BEHIND = operator("behind(Tensor x) -> Tensor", lambda x: torch.cat([x, x])[1:])
 HELD = operator("held(Tensor x) -> Tensor", lambda x: x.nonzero().as_strided((2, 2), (2, 1)))
@@ -78,6 +81,7 @@ def told(value):
     [
         (PRODUCT, lambda: (torch.empty(3, 4), torch.empty(4, 5))),
         (PRODUCT, lambda: (torch.empty(0, 4), torch.empty(4, 5))),
+        (PRODUCT, lambda: (torch.empty(3, 4), torch.empty(4, 0))),
         (PRODUCT, lambda: (torch.empty(3, 4, requires_grad=True), torch.empty(4, 5))),
         (PARTS, lambda: (torch.empty(3, 4),)),
         (PARTS, lambda: (torch.empty(3, 4).double(),)),
@@ -128,7 +132,10 @@ def calls():
         "number": (PRODUCT, (x, x, 2.0)),
         "type of a number": (PRODUCT, (x, x, 2)),
         "flag": (PRODUCT, (x, x, True)),
-        "operator": (STACKED, ([x, x],)),
+        "operator": (SUM, (x, x)),
+        "another operator": (STACKED, ([x, x],)),
+        "lists": (FIRST, ([x], [x, x])),
+        "other lists": (FIRST, ([x, x], [x])),
         "length": (STACKED, ([x, x, x],)),
     }
 
@@ -182,7 +189,7 @@ def test_another_graph_is_traced_with_what_one_knows(mode):
         called(mode, PRODUCT, x, y)
 
 
-@pytest.mark.parametrize("target", [SAME, HALVES, GAPS, BEHIND, HELD, LEAF, SOME], ids=str)
+@pytest.mark.parametrize("target", [SAME, HALVES, TWINS, GAPS, BEHIND, HELD, LEAF, SOME], ids=str)
 def test_what_has_more_to_it_is_laid_out(mode, target):
     found = [called(mode, target, torch.empty(4, 4)) for _ in range(2)]
     assert [computed for _, computed in found] == [True, True]

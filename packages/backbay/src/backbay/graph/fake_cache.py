@@ -144,7 +144,7 @@ def _metadata(value: Any, given: Any, mode: FakeTensorMode) -> Any:
         one = _Metadata.of(x, mode)
         if one is None or one.is_conjugate or one.is_negative:
             return None
-        if one.requires_grad and (x.is_leaf or not torch.is_grad_enabled()):
+        if one.requires_grad and x.is_leaf:
             return None
         # Views are no copies of what they view.
         held = x.untyped_storage().nbytes()
