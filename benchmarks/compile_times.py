@@ -18,8 +18,8 @@ Python's garbage is collected before: how much there is depends on what was impo
 
 A row of the table, which is of all in the file, has the medians, the ratio with its 95 % interval,
 whether every warm process found every graph in the caches of AOTAutograd and of Inductor, how many
-kernels a process timed in several configurations, which a warm one should have found, too, and how
-long the second call took, in which is found out whether CUDA graphs pay.
+kernels a process timed in several configurations, which a warm one should have found, too, how long
+the second call took, in which is found out whether CUDA graphs pay, and the ratio of both calls.
 
 ``--stacks`` writes where the time goes that Dynamo gives the backend, a file for each sample, and
 makes all take longer: such samples belong in a state file of their own.
@@ -267,8 +267,9 @@ def header(samples: Sequence[Sample]) -> str:
         "Ratios are backbay's time over Inductor's.\n\n"
         "| model | caches | samples | compiled in, inductor s | backbay s | ratio "
         "| first call, inductor s | backbay s | ratio | all found "
-        "| kernels tuned, inductor, backbay | second call, inductor, backbay, s |\n"
-        "|---|---|---|---|---|---|---|---|---|---|---|---|"
+        "| kernels tuned, inductor, backbay | second call, inductor, backbay, s "
+        "| both calls, ratio |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
 
 
@@ -279,14 +280,14 @@ def row(name: str, when: str, samples: Sequence[Sample]) -> tuple[str, bool]:
     }
     count = min(map(len, by_arm.values()))
     if count == 0:
-        return f"| {name} | {when} | 0 | | | not run | | | | | | |", False
+        return f"| {name} | {when} | 0 | | | not run | | | | | | | |", False
     both = {arm: found[:count] for arm, found in by_arm.items()}
     compiling, low = _compared({arm: [x.compiling for x in both[arm]] for arm in ARMS})
     first_calls, _ = _compared({arm: [x.seconds for x in both[arm]] for arm in ARMS})
     not_found = [x for x in by_arm[arms.OURS] if when == WARM and (x.misses or not x.hits)]
     found_all = "" if when == COLD else f"no: {not_found[-1]}" if not_found else "yes"
     missed = low > BARS[when] or bool(not_found)
-    further = (found_all, _tuned(both), _second(both))
+    further = (found_all, _tuned(both), _second(both), _until_decided(both))
     columns = (name, when, str(count), *compiling, *first_calls, *further)
     return f"| {' | '.join(columns)} |", missed
 
@@ -301,6 +302,13 @@ def _second(both: Mapping[str, Sequence[Sample]]) -> str:
     """Return the medians of each arm's second calls."""
     taken = [[x.second for x in both[arm] if x.second is not None] for arm in ARMS]
     return ", ".join(f"{stats.median(x)[0]:.3f}" if x else "-" for x in taken)
+
+
+def _until_decided(both: Mapping[str, Sequence[Sample]]) -> str:
+    """Return the ratio of the time until CUDA graphs are decided on: of the first two calls."""
+    taken = {arm: [x.seconds + x.second for x in both[arm] if x.second is not None] for arm in ARMS}
+    known = min(map(len, taken.values()))
+    return _compared({arm: x[:known] for arm, x in taken.items()})[0][-1] if known else "-"
 
 
 def _compared(both: Mapping[str, Sequence[float]]) -> tuple[list[str], float]:

@@ -10,9 +10,14 @@ To autotune takes minutes a model, so few runs have it. --autotuned names runs t
 Inductor's default. The share of the default's time that it took in the newest of them, on whichever
 GPU, is taken for what it would take here. The table has these shares, says of how many workloads
 none is known, and how much autotuning would have to gain in these for the aim to be missed.
+
+Where ``reduce-overhead`` takes less than 0.95 of the default's time, a last table has the share of
+what it saves that Backbay saves, by the last run that timed all three. The ends of its interval are
+made of the two ratios' ends, so it is wide.
 """
 
 import argparse
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +48,11 @@ class Newest(NamedTuple):
 AUTOTUNED = f"{arms.INDUCTOR}:max-autotune-no-cudagraphs"
 AIM = 1.15
 """Of the mean over each model's fastest mode of Inductor, autotuning among them."""
+GRAPHS = f"{arms.INDUCTOR}:reduce-overhead"
+SAVES = 0.05
+"""Of the default's time, what `GRAPHS` has to save at least for a workload to be looked at."""
+SAVED = 0.85
+"""Aim: of what it saves."""
 
 
 class _Document(msgspec.Struct):
@@ -113,6 +123,7 @@ def table(runs: Sequence[Run], autotuned: Sequence[Run] = ()) -> str:
             "|---|---|---|---|---|---|",
             *(_row(name, x) for name, x in rows.items()),
             *(_share_table(shares) if shares else ()),
+            *_saved_table(runs),
             "",
         ]
     )
@@ -163,6 +174,34 @@ def _over_autotuned(entries: Sequence[Entry], shares: Mapping[str, _Share]) -> l
 def _share_table(shares: Mapping[str, _Share]) -> list[str]:
     rows = (f"| {name} | {x.over_default} | {x.where} |" for name, x in shares.items())
     return ["", "| model | autotuning / default | where |", "|---|---|---|", *rows]
+
+
+def _saved_table(runs: Sequence[Run]) -> list[str]:
+    """Return of each workload that `GRAPHS` makes faster how much of that is saved here."""
+    rows = {}
+    for run in runs:
+        for entry in run.entries:
+            theirs = ratio(entry, arms.INDUCTOR, GRAPHS)
+            ours = ratio(entry, arms.INDUCTOR, arms.OURS)
+            if theirs is not None and ours is not None and _saves(theirs.value) > SAVES:
+                rows[entry.name] = f"{run.name} | {theirs} | {ours} | {_part(ours, theirs)}"
+    if not rows:
+        return []
+    head = f"| model | run | inductor / {GRAPHS} | inductor / backbay | saved, aim {SAVED} |"
+    return ["", head, "|---|---|---|---|---|", *(f"| {n} | {x} |" for n, x in rows.items())]
+
+
+def _part(ours: Ratio, theirs: Ratio) -> Ratio:
+    """Return the part that ours saves of what theirs saves."""
+    least, most = (_saves(x) for x in (theirs.low, theirs.high))
+    high = _saves(ours.high) / least if least > 0 else math.inf
+    value = _saves(ours.value) / _saves(theirs.value)
+    return Ratio(value=value, low=_saves(ours.low) / most, high=high)
+
+
+def _saves(ratio: float) -> float:
+    """Return the part of a time that is saved, by how much faster it goes."""
+    return 1 - 1 / ratio
 
 
 def _row(name: str, newest: Newest) -> str:

@@ -5,7 +5,8 @@
 Launches that have a plan are compiled for each compute capability, which needs no GPU. A cell is
 how much shared memory the largest kernel takes with the committed plan, in KiB. Where a thread
 block can't have as much (CUDA C++ Programming Guide, technical specifications by compute
-capability), the plan follows that a search on such a GPU begins with, and what that takes.
+capability), the plan follows that a search on such a GPU begins with, and what that takes. Where
+Triton has no code for a kernel, that is said.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.compiler.errors import CompilationError
 
 from backbay_optimizer.kernels.elsewhere import Launch
 from backbay_optimizer.tuning.plan_search import smaller
@@ -32,7 +34,14 @@ from speed.surroundings import versions
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """Compute capabilities, times ten, to KiB of shared memory that a thread block can have."""
 
-_TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32"}
+_TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.int8: "*i8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
 _OPTIONS = ("num_warps", "num_stages")
 _DIVISOR = 16
 """Of sizes and addresses, which Triton tells kernels of."""
@@ -73,7 +82,10 @@ def _nothing(*shape: int) -> Tensor:
 def _fitted(plan: Any, launch: Launch, capability: int) -> str:
     said = []
     for how in smaller(plan, launch.limits):
-        taken = max(_taken(x, capability) for x in _launched(launch, how))
+        try:
+            taken = max(_taken(x, capability) for x in _launched(launch, how))
+        except CompilationError:  # of 8.0 and 8.6, which have no float8 of this kind
+            return "does not compile"
         fits = taken <= SHARED[capability] * 1024
         said.append(f"{taken / 1024:.0f}")
         if fits:

@@ -127,6 +127,52 @@ def test_autotuning_is_not_what_it_was_beside_the_default(speed, entry):
     assert "in other runs (1 of 1 workloads): **1.500**" in text  # its own, and not the older one
 
 
+def test_what_cuda_graphs_save_is_taken_from_another_run_or_counted_where_they_save_little(
+    speed, entry
+):
+    newest = speed("newest")
+    steady = {"inductor": [4.0] * 9, newest.GRAPHS: [2.0] * 9}
+    runs = [
+        newest.Run("old", (entry({**steady, "backbay": [4.0] * 9}, name="bert.infer"),)),
+        newest.Run(
+            "new",
+            (
+                entry({**steady, "backbay": [2.5] * 9}, name="bert.infer"),
+                entry(
+                    {**steady, newest.GRAPHS: [3.9] * 9, "backbay": [4.0] * 9}, name="gpt2.train"
+                ),
+            ),
+        ),
+        newest.Run("alone", (entry({"inductor": [4.0] * 9, "backbay": [1.0] * 9}),)),
+    ]
+    text = newest.table(runs).partition("saved, aim")[2]
+    assert "| bert.infer | new | 2.000 [2.000, 2.000] | 1.600 [1.600, 1.600] | 0.750 [0.750" in text
+    assert text.count("| new |") == 1
+    assert "alone" not in text
+
+
+def test_a_pattern_is_held_against_another_limit_than_memorys_or_the_wrong_aim(speed, entry):
+    limits = speed("limits")
+    device = speed("speed.requests").Limited(device_name="", copy_bytes_s=1e12, matmul_flops_s=1e14)
+
+    def row(name, ms, bytes_moved, flops=None):
+        timed = entry({"inductor": [2 * ms] * 9, "backbay": [ms] * 9}, name=name)
+        return msgspec.structs.replace(timed, bytes_moved=bytes_moved, flops=flops, limits=device)
+
+    rows = [
+        row("at_its_limit/1", 1.0, 850_000_000),
+        row("below/1", 1.0, 800_000_000),
+        row("far_below/1", 1.0, 100_000_000),
+        row("of_products/1", 1.0, 100_000_000, flops=20_000_000_000),
+        row("enough_train/1", 1.0, 760_000_000),
+    ]
+    text = limits.section(rows)
+    assert "forward, 85%: **1 of 3**" in text
+    assert "forward and backward, 75%: **1 of 1**" in text
+    listed = [x.split(" | ") for x in text.splitlines() if "/1" in x]
+    assert listed == [["| far_below/1", "0.10", "0.05 |"], ["| below/1", "0.80", "0.40 |"]]
+
+
 def test_a_first_call_is_compared_with_another_model_cache_or_arm(speed):
     times = speed("compile_times")
     samples = [
@@ -154,14 +200,15 @@ def test_a_first_call_is_compared_with_another_model_cache_or_arm(speed):
     text, missed = times.row("one", "warm", samples)
     assert text.startswith("| one | warm | 2 | 3.00 [2.00, 4.00] | 1.50 [1.50, 1.50] | 0.500 [")
     assert "| 6.00 [4.00, 8.00] | 3.00 [3.00, 3.00] | 0.500 [" in text
-    assert text.endswith("| yes | 0, 3 | 0.750, 0.375 |")
+    # Of 4.0 and 8.0 s, and 3.0 twice, each with an eighth for the second call.
+    assert text.endswith("| yes | 0, 3 | 0.750, 0.375 | 0.500 [0.375, 0.750] |")
     assert not missed
     text, missed = times.row("one", "cold", samples)
     assert "2.000 [2.000, 2.000]" in text
     assert missed
     text, missed = times.row("other", "warm", samples)
     assert "no: Sample" in text
-    assert text.endswith("| -, - | -, - |")
+    assert text.endswith("| -, - | -, - | - |")
     assert missed
     assert "not run" in times.row("third", "warm", samples)[0]
 

@@ -18,12 +18,20 @@ from backbay_optimizer.kernels import batch_norm as norms
 from backbay_optimizer.kernels import batch_norm_device as norms_device
 from backbay_optimizer.kernels import depthwise_convolution as depthwise
 from backbay_optimizer.kernels import depthwise_convolution_device as depthwise_device
+from backbay_optimizer.kernels import embedding as embeddings
+from backbay_optimizer.kernels import embedding_device as embeddings_device
 from backbay_optimizer.kernels import few_row_linears as few
 from backbay_optimizer.kernels import few_row_linears_device as few_device
+from backbay_optimizer.kernels import float8_rows as rounded
+from backbay_optimizer.kernels import float8_rows_device as rounded_device
 from backbay_optimizer.kernels import group_norm_silu as groups
 from backbay_optimizer.kernels import group_norm_silu_device as groups_device
 from backbay_optimizer.kernels import linear_epilogue as epilogue
 from backbay_optimizer.kernels import linear_epilogue_device as epilogue_device
+from backbay_optimizer.kernels import max_pool as pools
+from backbay_optimizer.kernels import max_pool_device as pools_device
+from backbay_optimizer.kernels import rotated_heads as heads
+from backbay_optimizer.kernels import rotated_heads_device as heads_device
 from backbay_optimizer.kernels import row_norm as rows
 from backbay_optimizer.kernels import row_norm_device as rows_device
 from backbay_optimizer.kernels import softmax as softmaxes
@@ -147,3 +155,44 @@ def launches(draw: Callable[..., Tensor]) -> Iterator[tuple[str, ModuleType, Cal
         kernel = softmaxes_device.softmax_held_kernel
         run = functools.partial(softmaxes.launch_held, kernel, x, 1.0, x.dtype, False)  # noqa: FBT003 (likewise)
         yield f"softmax, {x.shape[0]} x {columns}", softmaxes, run
+    x = draw(2**28 // 131072, 131072)
+    run = functools.partial(
+        softmaxes.launch, softmaxes_device.softmax_kernel, x, 1.0, x.dtype, is_log=False
+    )
+    yield "softmax, 2048 x 131072", softmaxes, run
+    kernel = softmaxes_device.softmax_statistics_kernel
+    for n in (256, 2048):
+        run = functools.partial(softmaxes.launch_statistics, kernel, x[:n], 1.0)
+        yield f"softmax's statistics, {n} x 131072", softmaxes, run
+    yield from _others(draw)
+
+
+def _others(
+    draw: Callable[..., Tensor],
+) -> Iterator[tuple[str, ModuleType, Callable[[], Any]]]:
+    dy = draw(8192, 1024)
+    index = dy.new_zeros(8192, dtype=torch.int64)
+    adding = (
+        *(embeddings_device.embedding_count_kernel, embeddings_device.embedding_place_kernel),
+        *(embeddings_device.embedding_order_kernel, embeddings_device.embedding_add_kernel),
+    )
+    run: Any = functools.partial(embeddings.launch, adding, dy, index, 65536, -1)
+    yield "embedding's gradient, 65536 x 1024, 8192 tokens", embeddings, run
+    x = draw(128, 64, 112, 112).to(memory_format=torch.channels_last)
+    window = ([3, 3], [2, 2], [1, 1])
+    run = functools.partial(pools.launch, pools_device.max_pool_kernel, x, *window)
+    yield "maxima over 3 by 3, 128 x 64 x 112 x 112", pools, run
+    dy = draw(128, 64, 56, 56).to(memory_format=torch.channels_last)
+    given = (pools_device.max_pool_backward_kernel, dy, dy.to(torch.int8), 112, 112, *window)
+    run = functools.partial(pools.launch_backward, *given)
+    yield "the same, gradient", pools, run
+    x, by = draw(8192, 4096), draw(4096)
+    recipe = rounded.Recipe("rms_norm", _EPS)
+    kernel: Any = rounded_device.float8_rows_kernel
+    run = functools.partial(rounded.launch, kernel, x, by, None, recipe)
+    yield "RMSNorm in float8, 8192 x 4096", rounded, run
+    both, weights = [draw(1, 8192, n, 128) for n in (32, 8)], [draw(128), draw(128)]
+    angles = draw(1, 8192, 128), draw(1, 8192, 128)
+    kernel = heads_device.rotated_heads_kernel
+    run = functools.partial(heads.launch, kernel, both, weights, *angles, heads.How())
+    yield "heads that are turned, 8192 tokens, 32 and 8 of 128", heads, run

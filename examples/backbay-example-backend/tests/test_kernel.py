@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from backbay_example_backend import kernel
 
@@ -110,16 +111,52 @@ def test_what_is_not_finite_comes_out_as_from_torch(dtype: torch.dtype) -> None:
     torch.testing.assert_close(dx, expected, equal_nan=True)
 
 
-def test_the_kernel_is_refused_with_a_reason() -> None:
+def test_the_kernel_takes_and_refuses_what_it_should() -> None:
     assert kernel.refusal(samples(torch.float32)) == "the tensor is on cpu, not on cuda"
+    with FakeTensorMode():  # tensors without values: no GPU is needed
+        x = torch.empty(6, 4, device="cuda")
+        for dtype in DTYPES:
+            assert kernel.refusal(x.to(dtype)) is None
+        assert kernel.refusal(torch.empty(0, 4, device="cuda")) is None
+        assert kernel.refusal(x.double()) == "no kernel for torch.float64"
+        assert kernel.refusal(x.t()) == "it is not contiguous"
+        assert kernel.refusal(x.narrow(1, 1, 2)) == "it is not contiguous"
+        assert kernel.refusal(torch.empty(kernel.LARGEST, device="cuda")) is None
+        large = torch.empty(kernel.LARGEST + 1, device="cuda")
+        assert kernel.refusal(large) == f"{large.numel()} elements: at most {kernel.LARGEST}"
+
+
+POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+
+
+@pytest.mark.parametrize("name", ["forward_kernel", "backward_kernel"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_kernels_compile_for_a_gpu_and_compute_nothing_in_float64(
+    name: str, dtype: torch.dtype
+) -> None:
+    try:
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+    except ImportError as error:
+        pytest.skip(f"nothing is compiled without a GPU: {error}")
+    bare = getattr(kernel, name)
+    # A parameter that is a Python float is "fp64": so Inductor hands it over.
+    kinds = {x: POINTERS[dtype] if x.endswith("_ptr") else "i32" for x in bare.arg_names}
+    kinds["block"] = "constexpr"
+    code = ASTSource(bare, kinds, {(bare.arg_names.index("block"),): kernel.BLOCK})
+    made = triton.compile(code, target=GPUTarget("cuda", 90, 32))
+    assert "f64" not in made.asm["ptx"]
 
 
 INTERPRETED = """
 import sys
 import torch
+from backbay.kit.guarded_memory import guard_memory
 from backbay_example_backend import kernel
 from torch.testing import assert_close
 
+guard_memory()  # a kernel that reads or writes beside its tensors is ended: a mask is missing
 dtype, tolerance = getattr(torch, sys.argv[1]), float(sys.argv[2])
 torch.manual_seed(0)
 for size in (0, 1, 1023, 1024, 1025, 5000):

@@ -86,10 +86,14 @@ def launch(kernel: Any, *inputs: Tensor) -> Tensor:
 # 4. When
 
 
-def refusal(x: Tensor) -> str | None:
-    """Return why the kernels can't take ``x``; ``None`` if they can. Then the reference runs."""
-    if x.device.type != "cuda":
-        return f"the tensor is on {x.device.type}, not on cuda"
+def refusal(x: Tensor, devices: tuple[str, ...] = ("cuda",)) -> str | None:
+    """Return why the kernels can't take ``x``, or ``None``.
+
+    The operator asks when it is called, and then runs its reference; the pass asks before it puts
+    the operator into a graph.
+    """
+    if x.device.type not in devices:
+        return f"the tensor is on {x.device.type}, not on {' or '.join(devices)}"
     if x.dtype not in DTYPES:
         return f"no kernel for {x.dtype}"
     if not x.is_contiguous():

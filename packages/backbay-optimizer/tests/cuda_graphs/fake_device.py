@@ -1,11 +1,17 @@
 """The CPU in a CUDA device's place: a graph runs its code again, on the same memory."""
 
 import ctypes
-import threading
+import itertools
 
 import torch
 
 from backbay_optimizer.cuda_graphs import recording, recordings, replaying, training
+from backbay_optimizer.cuda_graphs.capture import Pool
+
+CAPTURED = 1 << 20
+"""Bytes that each capture takes, as the allocator tells."""
+WHOLE = 1 << 30
+"""Bytes of the device."""
 
 
 def at_the_same_address(value):
@@ -51,12 +57,6 @@ class FakeGraph:
                 old.copy_(new)
 
 
-class FakePool:
-    def __init__(self, index, stream):
-        self.index, self.stream, self.bytes = index, stream, 1 << 20
-        self.lock = threading.Lock()
-
-
 def same_addresses(tensors, addresses, indices):
     return all(tensors[i].data_ptr() == addresses[i] for i in indices)
 
@@ -64,6 +64,7 @@ def same_addresses(tensors, addresses, indices):
 def install(monkeypatch):
     """Put it in a device's place, and return what tells how often something was recorded."""
     graphs, state = [], {"stream": 0, "capturing": False}
+    segments, numbers = [], itertools.count(1)
 
     def captured(pool, run):
         # The recording's closure has what it is called with.
@@ -71,20 +72,23 @@ def install(monkeypatch):
         code, boxed = (code, boxed) if callable(code) else (boxed, code)
         graphs.append(FakeGraph(code, boxed))
         boxed.clear()
+        segments.append({"segment_pool_id": pool.handle, "total_size": CAPTURED})
+        pool.measure()
         results, graphs[-1].captured = graphs[-1].captured, None
         return graphs[-1], results
 
     addresses = "_tensors_data_ptrs_at_indices_equal"  # of torch's builds for CUDA
     monkeypatch.setattr(torch._C, addresses, same_addresses, raising=False)
     monkeypatch.setattr(recording, "captured", captured)
-    monkeypatch.setattr(replaying, "pool_of", FakePool)
-    monkeypatch.setattr(training, "Pool", FakePool)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(numbers)))
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(replaying, "pool_of", Pool)
     monkeypatch.setattr(recordings, "pool_bytes", lambda _: state.get("bytes", 0))
     for module in (replaying, training):
         monkeypatch.setattr(module, "current_stream", lambda _: state["stream"])
         monkeypatch.setattr(module, "unusual", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capturing"])
-    properties = type("Properties", (), {"total_memory": 1 << 30})
+    properties = type("Properties", (), {"total_memory": WHOLE})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     state["graphs"] = graphs
     return state

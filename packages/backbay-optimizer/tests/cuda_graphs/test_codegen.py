@@ -159,6 +159,37 @@ def test_a_backward_that_autograds_thread_compiles_meanwhile_is_of_another_graph
     assert recordings.saved is None
 
 
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_step_that_writes_its_input_is_recorded(writes, device, tmp_path, monkeypatch):
+    def of_a_device(code, recordings):
+        code.device_types, code.device_idxs = {"cuda"}, {0}
+        take_over(code, recordings)
+
+    def function(x):
+        if writes:
+            x.add_(1)
+        return model(x)
+
+    take_over = codegen.take_over
+    monkeypatch.setattr(codegen, "take_over", of_a_device)
+    monkeypatch.setattr(codegen, "on_cuda", lambda *_: True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # for what is of no device
+    model = nn.Sequential(nn.Linear(8, 4), nn.Tanh())
+    backend = codegen.replaying(None, {}, plain=None, name="ours", share=0.5)
+    call = torch.compile(function, backend=backend)
+    for _ in range(4):
+        given = torch.randn(3, 8)
+        seen = []
+        for one in (function, call):
+            x = given.clone()
+            result = one(x)
+            seen.append((result, *torch.autograd.grad(result.sin().sum(), model.parameters()), x))
+        torch.testing.assert_close(*seen)
+    assert bool(device["graphs"]) != writes, reasons()
+    why = "forward graph has no CUDA graph: it writes 1 inputs that are neither parameters nor"
+    assert any(x.startswith(why) for x in reasons()) == writes, reasons()
+
+
 def code_of(source="", written=(), static=(), devices=("cuda",), inference=True, **given):
     code = CompiledFxGraph.__new__(CompiledFxGraph)
     code.device_types, code.device_idxs = set(devices), {0}
@@ -175,6 +206,7 @@ def code_of(source="", written=(), static=(), devices=("cuda",), inference=True,
         ({"written": (1,), "static": (1,)}, None),
         ({"written": (1,)}, "it writes 1 inputs"),
         ({"inference": False}, None),
+        ({"inference": False, "static": (0,), "written": (0, 1)}, "it writes 1 inputs"),
         ({"inference": False, "is_backward": True, "static": (0, 1)}, None),
         ({"inference": False, "is_backward": True, "static": (1,), "written": (1,)}, "it writes 1"),
         ({"devices": ("cpu", "cuda")}, "it runs on cpu, cuda"),

@@ -3,15 +3,19 @@
 The code is that of AOTAutograd's graphs, as they are; what autograd does with it is real.
 """
 
+import gc
+
 import pytest
 import torch
+from fake_device import CAPTURED, WHOLE
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import checkpoint
 from training_cases import CASES, DEVICE, assert_alike, gradients, net, rows
 
 from backbay import compile_log
-from backbay_optimizer.cuda_graphs.recordings import Recordings
+from backbay_optimizer.cuda_graphs.capture import pool_bytes
+from backbay_optimizer.cuda_graphs.recordings import ENOUGH, MOST_RECORDINGS, Recordings
 from backbay_optimizer.cuda_graphs.replayable import Inputs
 from backbay_optimizer.cuda_graphs.replaying import Replayed
 from backbay_optimizer.cuda_graphs.training import Backward, Forward
@@ -130,6 +134,71 @@ def test_a_backward_that_is_too_large_leaves_its_forward(device, monkeypatch):
     assert_alike(trained(way, model, steps=6)[1], wanted, rtol=1e-5, atol=1e-6)
     assert [x.replays for x in device["graphs"]] == [1, 0]
     assert not way.shared[0].held.number
+
+
+def by_size(way, *counts):
+    """Return the losses and gradients of steps with so many rows each."""
+    model, seen = net(), []
+    call = way(model, dynamic=True)
+    for step, count in enumerate(counts):
+        model.zero_grad()
+        loss = call(rows(count, seed=step)).square().mean()
+        loss.backward()
+        seen += [loss.detach(), *gradients(model)]
+    return seen
+
+
+def test_sizes_of_a_step_are_recorded_without_end(device):
+    sizes = [*range(3, 15)] * 3
+    wanted = by_size(Way(replays=False), *sizes)
+    torch.compiler.reset()
+    assert_alike(by_size(Way(replays=True), *sizes), wanted, rtol=1e-5, atol=1e-6)
+    graphs = device["graphs"]
+    assert len(graphs) == 2 * MOST_RECORDINGS
+    assert [x.replays for x in graphs] == [2] * len(graphs)
+    assert f"forward graph ran without its CUDA graph: {ENOUGH}" in reasons()
+
+
+@pytest.mark.usefixtures("device")
+def test_the_memory_of_a_pair_is_told_otherwise_than_it_is():
+    by_size(Way(replays=True), 3, 3, 3, 5, 5)
+    assert [x for x in reasons() if " MiB" in x] == [
+        "forward graph recorded as CUDA graph 1; its pool has 1 MiB",
+        "backward graph recorded with CUDA graph 1; their pool has 2 MiB",
+        "forward graph recorded as CUDA graph 2; its pool has 1 MiB",
+        "backward graph recorded with CUDA graph 2; their pool has 2 MiB",
+    ]
+
+
+def test_pairs_hold_more_memory_than_they_may(device, monkeypatch):
+    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", pool_bytes)
+    gc.collect()
+    before = pool_bytes(0)
+    sizes = (3, 3, 3, 5, 5, 7, 7, 3, 5, 7)
+    wanted = by_size(Way(replays=False), *sizes)
+    torch.compiler.reset()
+    way = Way(replays=True, share=(before + 3 * CAPTURED) / WHOLE)  # a pair, and a forward alone
+    assert_alike(by_size(way, *sizes), wanted, rtol=1e-5, atol=1e-6)
+    gc.collect()
+    assert pool_bytes(0) == before + 2 * CAPTURED
+    assert way.shared[-1].held.number == 1
+    assert len(device["graphs"]) == 4  # none of the third size
+    assert any(x.endswith("with another one") for x in reasons())
+
+
+@pytest.mark.usefixtures("device")
+def test_memory_of_a_pair_is_not_given_back():
+    gc.collect()
+    before = pool_bytes(0)
+    way = Way(replays=True)
+    by_size(way, 3, 3, 3)
+    way.shared.clear()
+    gc.collect()
+    # Dynamo keeps the code of a model that is deleted, for others of its class, and so recordings.
+    assert pool_bytes(0) == before + 2 * CAPTURED
+    torch.compiler.reset()
+    gc.collect()
+    assert pool_bytes(0) == before
 
 
 @pytest.mark.parametrize("what", ["forget", "stop", "switch off"])

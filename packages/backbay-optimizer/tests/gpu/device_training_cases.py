@@ -137,21 +137,21 @@ def parameters_whose_memory_is_freed(way):  # as FSDP does between calls
 
 
 @as_it_is
-def numbers_on_the_host(way):
-    model, seen = net(), []
+def numbers_on_the_host(way):  # whose gradients are kept, too, as those of random_numbers
+    model, kept = net(), []
     call = way(lambda x, y: model(x) * y)
     for step in range(5):
         model.zero_grad()
         call(rows(seed=step), torch.tensor(float(step))).square().mean().backward()
-        seen += gradients(model)
-    return seen
+        kept += [x.grad for x in model.parameters()]
+    return kept
 
 
 @case
 def random_numbers_that_are_drawn_again(way):  # in the backward, by a checkpoint inside
     from torch.utils.checkpoint import checkpoint
 
-    model, seen = net(), []
+    model, kept = net(), []  # as in random_numbers
 
     def part(x):
         return F.dropout(model(x), 0.5)
@@ -163,8 +163,8 @@ def random_numbers_that_are_drawn_again(way):  # in the backward, by a checkpoin
         first = call(rows(seed=step))
         second = call(rows(seed=step + 9)) if step % 2 else first
         (first + second).square().mean().backward()
-        seen += gradients(model)
-    return [*seen, torch.rand(3, device="cuda")]
+        kept += [x.grad for x in model.parameters()]
+    return [*kept, torch.rand(3, device="cuda")]
 
 
 @case

@@ -1,11 +1,13 @@
-"""Training on several devices, one process each: ``python several_gpus.py STORE SIZE RANK``.
+"""Training on several devices, one process each: ``python several_gpus.py STORE SIZE RANK [CASE]``.
 
 Prints, as JSON, what was replayed in each case; fails where a replayed step is told from the
-default mode. Without a CUDA device it runs on the CPU, and replays nothing.
+default mode. With a case, prints what tells torch's own ``reduce-overhead`` from the default mode
+there. Without a CUDA device it runs on the CPU, and replays nothing.
 """
 
 import contextlib
 import json
+import os
 import sys
 
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from training_cases import raised
 
 from backbay import compile_log
 from backbay_optimizer.backend import backbay
@@ -71,23 +74,31 @@ def sharded_by_layer(model, way):
 CASES = {
     "wrapped_then_compiled": (wrapped_then_compiled, Deep, rows),
     "compiled_then_wrapped": (compiled_then_wrapped, Deep, rows),
+    "accumulating": (compiled_then_wrapped, Deep, rows),
     "images_compiled_then_wrapped": (compiled_then_wrapped, Images, images),
     "sharded": (sharded, Deep, rows),
     "sharded_by_layer": (sharded_by_layer, Deep, rows),
 }
 
 
-def trained(case, *, accumulates, graphs):
+WAYS = {
+    "default": {"backend": backbay, "options": {"cuda_graphs": False}},
+    "ours": {"backend": backbay, "options": {"cuda_graphs": True}},
+    "torch's": {"mode": "reduce-overhead"},
+}
+
+
+def trained(case, way):
     """Return losses and, at the end, parameters of a few steps."""
     torch.compiler.reset()
     torch.manual_seed(0)
     wrap, make, inputs = CASES[case]
     model = make().to(KIND)
-    call = wrap(model, lambda x: torch.compile(x, backend=backbay, options={"cuda_graphs": graphs}))
+    call = wrap(model, lambda x: torch.compile(x, **WAYS[way]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     seen = []
     for step in range(STEPS):
-        first = accumulates and not step % 2
+        first = case == "accumulating" and not step % 2
         with call.no_sync() if first else contextlib.nullcontext():
             loss = call(inputs(step)).square().mean()
             loss.backward()
@@ -98,12 +109,16 @@ def trained(case, *, accumulates, graphs):
     return seen + [_whole(x.detach()) for x in model.parameters()]
 
 
-def compared(case, *, accumulates=False):
-    """Return how many graphs were recorded, and what else the compile log says of them."""
-    wanted = trained(case, accumulates=accumulates, graphs=False)
+def compare(case, way):
+    wanted = trained(case, "default")
     compile_log.clear()
-    got = trained(case, accumulates=accumulates, graphs=True)
+    got = trained(case, way)
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5, msg=lambda x: f"{case}: {x}")
+
+
+def compared(case):
+    """Return how many graphs were recorded, and what else the compile log says of them."""
+    compare(case, "ours")
     said = [x.why for x in compile_log.records()]
     return {
         "recorded": sum(" recorded " in x for x in said),
@@ -127,14 +142,17 @@ def _whole(value):
 
 
 if __name__ == "__main__":
-    _store, _size, _rank = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    _store, _size, _rank, _cases = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     if KIND == "cuda":
         torch.cuda.set_device(_rank)
     _kind = "nccl" if KIND == "cuda" else "gloo"
     dist.init_process_group(
         _kind, store=dist.FileStore(_store, _size), rank=_rank, world_size=_size
     )
-    _found = {x: compared(x) for x in CASES}
-    _found["accumulating"] = compared("compiled_then_wrapped", accumulates=True)
+    for _case in _cases:
+        compare(_case, "default")  # what is wrong there is wrong with the case
+        sys.stdout.write(json.dumps(raised(compare, _case, "torch's")))
+        sys.stdout.flush()
+        os._exit(0)  # where only this one failed, the other waits for it
+    sys.stdout.write(json.dumps({x: compared(x) for x in CASES}))
     dist.destroy_process_group()
-    sys.stdout.write(json.dumps(_found))

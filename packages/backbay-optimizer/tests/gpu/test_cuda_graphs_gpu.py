@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graph_cases import CASES, auto, both, ours, rows, torchs, waits  # noqa: E402
+from graph_cases import CASES, auto, both, default, ours, rows, torchs, waits  # noqa: E402
+from training_cases import raised  # noqa: E402
 
 from backbay import compile_log  # noqa: E402
 from backbay_optimizer.cuda_graphs import replaying  # noqa: E402
@@ -28,8 +29,6 @@ RUN_AS_THEY_ARE = {
 """Where nothing need have been replayed: something keeps it from that."""
 TORCH_PASSES = {"empty_inputs", "inputs_that_are_written", "views_and_shared_storage"}
 """Cases that ``reduce-overhead`` passes, too; in the others it fails, or gives something else."""
-VARY = {"threads"}
-"""Cases that ``reduce-overhead`` passes in one run and not in the next."""
 
 
 def reasons():
@@ -48,16 +47,13 @@ def test_what_is_timed_is_told_from_the_default_mode(name, monkeypatch):
     CASES[name](auto)
 
 
-@pytest.mark.parametrize("name", sorted(CASES.keys() - VARY))
-def test_torchs_own_mode_is_otherwise_than_written_down(name):
-    try:
-        CASES[name](torchs)
-        passed = True
-    except Exception:  # noqa: BLE001 (whatever it is, it is told from the default mode)
-        passed = False
-    finally:
-        torch.compiler.reset()
-    assert passed == (name in TORCH_PASSES)
+@pytest.mark.parametrize("name", CASES)
+def test_torchs_own_mode_is_otherwise_than_written_down(name, record_property):
+    CASES[name](default)  # what is wrong there is wrong with the case
+    fault = raised(CASES[name], torchs)
+    torch.compiler.reset()
+    record_property("fault", fault)
+    assert (fault == "nothing") == (name in TORCH_PASSES), fault
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """What recordings of CUDA graphs leave behind, hold and cost."""
 
 import gc
+import re
+from collections import Counter
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from graph_cases import net, ours, rows, same  # noqa: E402
+from graph_cases import default, net, ours, rows, same  # noqa: E402
 from torch import nn  # noqa: E402
 
 from backbay import compile_log  # noqa: E402
@@ -46,24 +48,80 @@ def test_a_capture_that_fails_leaves_something_behind():
     assert result.tolist() == [3.0] * 8
 
 
-@torch.no_grad()
-def test_memory_is_not_bounded(replays):
+def called(call, model, *counts, trains):
+    """Return the results of calls with so many rows, or the gradients of steps."""
+    seen = []
+    with torch.set_grad_enabled(trains):
+        for seed, count in enumerate(counts):
+            result = call(rows(count, seed))
+            if trains:
+                model.zero_grad()
+                result.square().mean().backward()
+            seen += [x.grad for x in model.parameters()] if trains else [result]
+    return seen
+
+
+def compiled(model, share):
+    options = {"cuda_graphs": True, "cuda_graphs_memory": share}
+    return torch.compile(model, backend=backbay, options=options, dynamic=True)
+
+
+def private():
+    """Return the bytes of each pool of recordings, as the allocator has them."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    found = Counter()
+    for segment in torch.cuda.memory_snapshot():
+        found[tuple(segment["segment_pool_id"])] += segment["total_size"]
+    return {x: size for x, size in found.items() if x != (0, 0)}
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_memory_is_not_bounded(trains, replays):
     def call_often(share):
-        options = {"cuda_graphs": True, "cuda_graphs_memory": share}
-        call = torch.compile(net(), backend=backbay, options=options)
-        return [call(rows(seed=x)) for x in range(4)]
+        torch.compiler.reset()
+        model = net()
+        return called(compiled(model, share), model, *[16] * 4, trains=trains)
 
     wanted = call_often(0.5)
     assert replays
-    torch.compiler.reset()
     replays.clear()
     same(call_often(1e-9), wanted)
     assert not replays
     assert any("recordings would hold" in x for x in reasons())
 
 
-@torch.no_grad()
-def test_memory_is_not_given_back():
+def test_a_pair_holds_other_memory_than_is_told_or_more_than_it_may(replays):
+    def train(way, *counts):
+        torch.compiler.reset()
+        model = net()
+        call = way(model)
+        return call, called(call, model, *counts, trains=True)
+
+    before = private()
+    call, _ = train(lambda x: compiled(x, 0.5), *[16] * 4, *[24] * 4)
+    made = sorted(size for pool, size in private().items() if pool not in before)
+    told = re.findall(r"their pool has (\d+) MiB", "\n".join(reasons()))
+    assert len(told) == 2, reasons()
+    assert made == sorted(int(x) << 20 for x in told)
+    replays.clear()
+    counts = [*[16] * 4, *[24] * 4, *[32] * 4]
+    call, wanted = train(lambda x: default(x, dynamic=True), *counts)
+    gc.collect()
+    index = torch.cuda.current_device()
+    limit = capture.pool_bytes(index) + 3 * made[-1] // 2  # a pair, and half of one
+    whole = torch.cuda.get_device_properties(index).total_memory
+    call, got = train(lambda x: compiled(x, limit / whole), *counts)
+    same(got, wanted)
+    assert replays
+    gc.collect()
+    assert capture.pool_bytes(index) <= limit
+    assert any(x.endswith("with another one") for x in reasons()), reasons()
+    del call
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_memory_is_not_given_back(trains):
     def used():
         torch.compiler.reset()
         gc.collect()
@@ -73,11 +131,13 @@ def test_memory_is_not_given_back():
 
     def replay(count):
         torch.compiler.reset()  # or a model whose memory is where the last one's was is replayed
-        call = ours(net())
-        for step in range(4):
-            call(rows(count, step))
+        model = net()
+        called(ours(model), model, *[count] * 4, trains=trains)
         assert any("recorded as CUDA graph" in x for x in reasons()), reasons()
+        assert any(x.startswith("backward graph recorded") for x in reasons()) == trains
         compile_log.clear()
+        # The model is deleted here, but not its recordings: Dynamo keeps the code for others of
+        # its class until it is reset.
 
     compile_log.clear()
     used()

@@ -142,10 +142,16 @@ def buffers_that_are_written(way):
 
 
 @case
-def random_numbers(way):
+def random_numbers(way):  # whose gradients are kept: reduce-overhead overwrites them each time
     torch.manual_seed(7)
-    found = steps(way, kind=Dropping)
-    return [*found, torch.rand(3, device=DEVICE)]
+    model, kept = net(Dropping), []
+    call = way(model)
+    for step in range(6):
+        model.zero_grad()
+        loss = call(rows(seed=step)).square().mean()
+        loss.backward()
+        kept += [loss.detach(), *(x.grad for x in model.parameters())]
+    return [*kept, torch.rand(3, device=DEVICE)]
 
 
 @case
@@ -459,6 +465,23 @@ def inputs_that_are_written_before_the_backward(way):
             with torch.no_grad():
                 model.up.weight.add_(1)
             seen += [raised(loss.backward), *gradients(model)]
+    return seen
+
+
+@as_it_is
+def inputs_that_are_written(way):
+    model, seen = net(), []
+
+    def written(x):
+        x.add_(1)
+        return model(x)
+
+    call = way(written)
+    for step in range(6):
+        model.zero_grad()
+        x = rows(seed=step)
+        call(x).square().mean().backward()
+        seen += [x, *gradients(model)]
     return seen
 
 

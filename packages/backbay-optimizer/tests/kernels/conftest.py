@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+GUARDED = "from backbay.kit.guarded_memory import guard_memory\nguard_memory()\n"
+
 
 @pytest.fixture
 def assert_right_in_interpreter(run_python, monkeypatch) -> Callable[[str], None]:
@@ -18,12 +20,11 @@ def assert_right_in_interpreter(run_python, monkeypatch) -> Callable[[str], None
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    path = (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
+    path = (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))  # for rounded_casts
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
 
     def run(program: str) -> None:
-        guarded = f"from guarded_memory import guard\nguard()\n{textwrap.dedent(program)}"
-        done = run_python(guarded, check=False)
+        done = run_python(GUARDED + textwrap.dedent(program), check=False)
         assert done.stdout.endswith("right\n"), done.stderr[-2000:]
 
     return run

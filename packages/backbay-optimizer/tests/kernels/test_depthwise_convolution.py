@@ -200,6 +200,61 @@ def test_the_kernels_are_wrong_in_tritons_interpreter(assert_right_in_interprete
     assert_right_in_interpreter(INTERPRETED)
 
 
+ACCURACY = """
+    import torch
+    from hypothesis import given, settings, strategies as st
+    from rounded_casts import round_casts
+    from backbay_optimizer.kernels import depthwise_convolution as module
+    from backbay_optimizer.kernels import depthwise_convolution_device as device
+
+    round_casts()
+    settings.register_profile("few", deadline=None, max_examples=2, derandomize=True)
+    settings.load_profile("few")
+
+    def check_errors(found, eager, exact):
+        for name, y, other, truth in zip(NAMES, found, eager, exact, strict=True):
+            assert y.shape == truth.shape and y.dtype == other.dtype, name
+            error, allowed = ((t.double() - truth).norm() for t in (y, other))
+            # A few units of float32: sums are of another order. In 16 bits both round once.
+            floor = 4 * 2**-24 * truth.norm()
+            assert error <= 1.1 * allowed + floor, (name, y.dtype, error, allowed, floor)
+
+    NAMES = ["y", "dx", "dweight", "dbias"]
+
+    def by_torch(x, weight, bias, dy, *how):
+        y = module.reference(x, weight, bias, *how)
+        dx = module.reference_input(dy, x, weight, *how)
+        return y, dx, *module.reference_weight(dy, x, weight, *how)
+
+    @given(st.data())
+    def check(dtype, data):
+        draw = data.draw
+        size = draw(st.sampled_from([(3, 3), (5, 3)]))
+        how = draw(st.sampled_from([(1, 1), (2, 2)])), tuple(n // 2 for n in size)
+        torch.manual_seed(draw(st.integers(0, 9)))
+        centre = draw(st.sampled_from([0.0, 3.0]))
+        x = (torch.randn(1, 8, 7, 6) + centre).to(dtype)
+        weight, bias = torch.randn(8, 1, *size).to(dtype), torch.randn(8).to(dtype)
+        plan = draw(st.sampled_from([module.Plan(4, 2, 8, 1, 1), module.Plan(8, 2, 8, 2, 2)]))
+        y = module.launch(device.depthwise_kernel, x, weight, bias, *how, plan)
+        dy = torch.randn(y.shape).to(dtype)
+        kernels = device.depthwise_kernel, device.depthwise_input_kernel
+        dx = module.launch_input(*kernels, dy, x, weight, *how, plan)
+        others = module.launch_weight(device.depthwise_weight_kernel, dy, x, weight, *how, plan)
+        given_ = x, weight, bias, dy
+        exact = by_torch(*(t.double() for t in given_), *how)
+        check_errors((y, dx, *others), by_torch(*given_, *how), exact)
+
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        check(dtype)
+    print("right")
+"""
+
+
+def test_the_kernels_are_less_accurate_than_eager(assert_right_in_interpreter):
+    assert_right_in_interpreter(ACCURACY)
+
+
 LAUNCHES = {
     "depthwise_kernel": lambda k, y, *given: module.launch(k, *given[:2], None, *given[2:]),
     "depthwise_input_kernel": lambda k, *given: module.launch_input(k, k, *given),

@@ -229,3 +229,57 @@ INTERPRETED = """
 
 def test_the_kernels_are_wrong_in_tritons_interpreter(assert_right_in_interpreter):
     assert_right_in_interpreter(INTERPRETED)
+
+
+DRAWN = """
+    import torch
+    from hypothesis import given, settings, strategies as st
+    from rounded_casts import round_casts
+    from torch.testing import assert_close
+    from backbay_optimizer.kernels import embedding as module
+    from backbay_optimizer.kernels import embedding_device as device
+
+    round_casts()
+    settings.register_profile("few", deadline=None, max_examples=18, derandomize=True)
+    settings.load_profile("few")
+    DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+    module._PROGRAMS = 5  # a program takes several pieces of words that come often
+    kernels = (
+        device.embedding_count_kernel,
+        device.embedding_place_kernel,
+        device.embedding_order_kernel,
+        device.embedding_add_kernel,
+    )
+
+    @given(st.data())
+    def check(data):
+        draw = data.draw
+        dtype = draw(st.sampled_from(DTYPES))
+        words, width = draw(st.integers(1, 70)), draw(st.sampled_from([1, 7, 16, 33, 48]))
+        leading = draw(st.sampled_from([(300,), (5, 14), (2, 3, 7), (1,)]))
+        torch.manual_seed(draw(st.integers(0, 9)))
+        asked = draw(st.sampled_from([1, 3, words]))  # of few words each comes often
+        index = torch.randint(min(asked, words), leading)
+        index = index.to(draw(st.sampled_from([torch.int32, torch.int64])))
+        ignored = draw(st.integers(-1, words - 1))
+        scale = draw(st.sampled_from([1.0, 2.0**-20, 2.0**9]))
+        dy = (scale * torch.randn(*leading, width)).to(dtype)
+        dy[index == ignored] = draw(st.sampled_from([1.0, float("inf"), float("nan")]))
+        if draw(st.booleans()):
+            dy = torch.cat((dy, dy), -1)[..., ::2]
+            index = torch.stack((index, index), -1)[..., 0]
+        reading = draw(st.sampled_from([module.READING, module.Reading(16, 3, 40)]))
+        found = module.launch(kernels, dy, index, words, ignored, reading=reading)
+        wanted = module.reference_backward(dy.double(), index, words, ignored)
+        sizes = module.reference_backward(dy.double().abs(), index, words, ignored)
+        assert found.dtype == dtype and found.shape == wanted.shape
+        close = {"rtol": torch.finfo(dtype).eps, "atol": 2**-21 * sizes.max().item()}
+        assert_close(found.double(), wanted.to(dtype).double(), **close)
+
+    check()
+    print("right")
+"""
+
+
+def test_the_gradient_of_drawn_tokens_strays_from_float64(assert_right_in_interpreter):
+    assert_right_in_interpreter(DRAWN)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
+from backbay_optimizer.kernels import conditions  # noqa: E402
 from backbay_optimizer.kernels import float8_rows as module  # noqa: E402
 
 RECIPE = module.Recipe("", 1e-5, 0.0, 1e-12)
@@ -198,3 +199,89 @@ def test_a_gpu_loses_nan_in_a_maximum(kind):
     text = triton.compile(code, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1}).asm
     assert "max.NaN.f32" in text["ptx"]
     assert "max.f32" not in text["ptx"]
+
+
+DRAWN = """
+    import torch
+    from hypothesis import given, settings, strategies as st
+    from rounded_casts import round_casts
+    from torch.testing import assert_close
+    from backbay_optimizer.kernels import float8_rows as module
+    from backbay_optimizer.kernels import float8_rows_device as device
+
+    round_casts()
+    settings.register_profile("few", deadline=None, max_examples=40, derandomize=True)
+    settings.load_profile("few")
+    DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+    # The interpreter loses carries where it rounds to float8: what is rounded is compared.
+    module.FLOAT8 = torch.float32
+    SPECIAL = [None, 0.0, float("inf"), float("-inf"), float("nan")]
+
+    @given(st.data())
+    def check(data):
+        draw = data.draw
+        dtype = draw(st.sampled_from(DTYPES))
+        columns = draw(st.sampled_from([1, 7, 8, 33, 64, 200]))
+        leading = draw(st.sampled_from([(), (1,), (5,), (2, 3)]))
+        torch.manual_seed(draw(st.integers(0, 9)))
+
+        def rows(scale):
+            x = (torch.randn(*leading, columns) * scale).to(dtype)
+            step = draw(st.sampled_from(["solid", "part", "spread"]))
+            x = torch.cat((x, x), -1)[..., ::2] if step == "spread" else x
+            return torch.cat((x, x), -1)[..., :columns] if step == "part" else x
+
+        x = rows(draw(st.sampled_from([1.0, 1e-3, 1e3])))
+        special = draw(st.sampled_from(SPECIAL))
+        if special is not None:
+            x[(0,) * len(leading)][columns // 2 :] = special
+        kind = draw(st.sampled_from(module.KINDS))
+        weight = torch.randn(2 * columns).to(dtype)[:: draw(st.integers(1, 2))][:columns]
+        by = {"": None, "rms_norm": weight, "silu": rows(1.0)}[kind]
+        residual = rows(1.0) if draw(st.booleans()) else None
+        offset = draw(st.sampled_from([0.0, 1.0])) if kind == "rms_norm" else 0.0
+        floor, most = draw(st.sampled_from([0.0, 1e-2])), draw(st.sampled_from([448.0, 440.0]))
+        recipe = module.Recipe(kind, 1e-5, offset, floor, most)
+        y, scale, total = module.launch(device.float8_rows_kernel, x, by, residual, recipe)
+        assert total.dtype == dtype and total.numel() == (x.numel() if residual is not None else 0)
+        if residual is not None:
+            x = x + residual
+            assert_close(total, x, rtol=0, atol=0, equal_nan=True)
+        by = None if by is None else by.double()
+        wanted, other, _ = module.reference(x.double(), by, None, recipe)
+        assert_close(scale, other, rtol=1e-5, atol=0, equal_nan=True)
+        assert_close(y, wanted, rtol=2e-5, atol=1e-5, equal_nan=True)
+
+    check()
+    print("right")
+"""
+
+
+def test_drawn_rows_stray_from_float64(assert_right_in_interpreter):
+    assert_right_in_interpreter(DRAWN)
+
+
+def test_a_gpu_gets_the_kernel_that_has_no_such_float8(monkeypatch):
+    monkeypatch.setattr(conditions, "has_triton", lambda: True)
+    with torch._subclasses.FakeTensorMode():
+        x = torch.empty(1, 5, device="cuda")
+        for capability, found in (((8, 6), True), ((8, 9), False), ((9, 0), False)):
+            monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+            assert ("8.9" in (module.refusal(x) or "")) == found
+
+
+def test_no_rows_are_given_to_the_kernel_or_get_numbers(monkeypatch):
+    monkeypatch.setattr(conditions, "has_triton", lambda: True)
+    with torch._subclasses.FakeTensorMode():
+        for shape in ((0, 5), (3, 0)):
+            assert module.refusal(torch.empty(shape, device="cuda")) == "it is empty"
+    for shape in ((0, 5), (2, 0, 5)):
+        x = torch.empty(shape)
+        for kind in module.KINDS:
+            for residual in (None, x):
+                by = by_of(kind, x)
+                y, scale, total = module.float8_rows(x, by, residual, *RECIPE._replace(kind=kind))
+                assert (y.dtype, y.shape, scale.shape) == (module.FLOAT8, shape, (*shape[:-1], 1))
+                assert total.shape == ((0,) if residual is None else shape)
+    with pytest.raises(IndexError, match="non-zero size"):  # as of eager's maximum
+        module.float8_rows(torch.empty(3, 0), None, None, *RECIPE)

@@ -337,3 +337,53 @@ INTERPRETED = """
 
 def test_the_kernel_is_wrong_in_tritons_interpreter(assert_right_in_interpreter):
     assert_right_in_interpreter(INTERPRETED)
+
+
+DRAWN = """
+    import torch
+    from hypothesis import given, settings, strategies as st
+    from rounded_casts import round_casts
+    from torch.testing import assert_close
+    from backbay_optimizer.kernels import linear_cross_entropy as module
+    from backbay_optimizer.kernels.softmax_device import cross_entropy_gradient_kernel as kernel
+
+    round_casts()
+    settings.register_profile("few", deadline=None, max_examples=30, derandomize=True)
+    settings.load_profile("few")
+    DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+    module._BLOCK = 128
+
+    @given(st.data())
+    def check(data):
+        draw = data.draw
+        dtype = draw(st.sampled_from(DTYPES))
+        rows = draw(st.integers(1, 4))
+        columns = draw(st.sampled_from([1, 15, 16, 63, 128, 129, 200]))
+        width = -(-columns // 16) * 16 + draw(st.sampled_from([0, 16, 48]))
+        scale = draw(st.sampled_from([1.0, 0.5, 3.0]))
+        torch.manual_seed(draw(st.integers(0, 9)))
+        size = draw(st.sampled_from([1.0, 10.0, 300.0]))
+        logits = (size * torch.randn(rows, width)).to(dtype)
+        if columns > 1:
+            logits[0, 0] = draw(st.sampled_from([0.0, float("-inf")]))
+        logits[-1, -1] = draw(st.sampled_from([0.0, float("inf"), float("nan")]))  # maybe padding
+        target = torch.randint(columns, (rows,))
+        given_ = torch.tensor([1.0, 0.0, -0.5, 2.0**15])[:rows]
+        total = (logits[:, :columns].double() * scale).logsumexp(1)
+        wanted = logits.double()
+        module._differentiate(wanted, given_.double(), target, total, columns, scale)
+        module.launch_gradient(kernel, logits, given_, target, total.float(), columns, scale)
+        assert not logits[:, columns:].any()
+        # Exponentials have the error of their logits, which is theirs times float32's.
+        error = 2**-21 * size * scale
+        for one, other, factor in zip(logits.double(), wanted, given_.abs().tolist(), strict=True):
+            close = {"rtol": torch.finfo(dtype).eps + error, "atol": (1e-6 + error) * factor}
+            assert_close(one, other.to(dtype).double(), equal_nan=True, **close)
+
+    check()
+    print("right")
+"""
+
+
+def test_the_gradient_of_drawn_logits_strays_from_float64(assert_right_in_interpreter):
+    assert_right_in_interpreter(DRAWN)

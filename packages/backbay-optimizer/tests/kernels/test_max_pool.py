@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
+from backbay_optimizer.kernels import conditions  # noqa: E402
 from backbay_optimizer.kernels import max_pool as module  # noqa: E402
 
 WINDOWS = [([3, 3], [2, 2], [1, 1]), ([2, 3], [1, 2], [0, 1]), ([3, 2], [3, 1], [1, 0])]
@@ -191,3 +192,74 @@ INTERPRETED = """
 
 def test_the_kernels_are_wrong_in_tritons_interpreter(assert_right_in_interpreter):
     assert_right_in_interpreter(INTERPRETED)
+
+
+DRAWN = """
+    import torch
+    from hypothesis import given, settings, strategies as st
+    from rounded_casts import round_casts
+    from torch.testing import assert_close
+    from backbay_optimizer.kernels import max_pool as module
+    from backbay_optimizer.kernels import max_pool_device as device
+
+    round_casts()
+    settings.register_profile("few", deadline=None, max_examples=28, derandomize=True)
+    settings.load_profile("few")
+    DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+    @given(st.data())
+    def check(data):
+        draw = data.draw
+        dtype = draw(st.sampled_from(DTYPES))
+        size = [draw(st.sampled_from([3, 2, 4, 1])) for _ in range(2)]
+        stride = [draw(st.integers(1, 3)) for _ in range(2)]
+        padding = [draw(st.integers(0, n // 2)) for n in size]
+        sides = [draw(st.integers(max(1, n - 2 * p), 7)) for n, p in zip(size, padding)]
+        shape = draw(st.integers(1, 2)), draw(st.sampled_from([5, 8, 24, 65])), *sides
+        torch.manual_seed(draw(st.integers(0, 9)))
+        # Of few values: most windows have their maximum several times.
+        x = torch.randint(-2, 3, shape) * draw(st.sampled_from([1.0, 3e4]))
+        for value in draw(st.sampled_from([[], ["-inf"], ["nan"], ["inf", "-inf", "nan"]])):
+            x[torch.rand(shape) < draw(st.sampled_from([0.9, 0.1]))] = float(value)
+        x[0, 1:2] = float("-inf")  # all of a channel, if there are two
+        x, dims = x.to(dtype), draw(st.sampled_from([None, (1, 3), (2, 3)]))
+        # Of other strides, as of channels that are last or pixels that are turned.
+        x = x if dims is None else x.transpose(*dims).contiguous().transpose(*dims)
+        window = (size, stride, padding)
+        y, offsets = module.launch(device.max_pool_kernel, x, *window)
+        wanted = module.reference(x.double(), *window)
+        assert_close(y.double(), wanted[0], equal_nan=True, rtol=0, atol=0)
+        assert torch.equal(offsets, wanted[1])
+        dy = (torch.randn(y.shape) * draw(st.sampled_from([1.0, 2.0**-16, 2.0**9]))).to(dtype)
+        given_ = dy, offsets, *sides, *window
+        dx = module.launch_backward(device.max_pool_backward_kernel, *given_)
+        wanted = module.reference_backward(dy.double(), *given_[1:])
+        assert dx.dtype == dtype
+        # Sums of float32 that are rounded once, of float16 to multiples of 2^-24 at the least.
+        atol = 2**-21 * dy.abs().max().item() + 2**-25
+        assert_close(dx.double(), wanted, rtol=torch.finfo(dtype).eps / 2, atol=atol)
+
+    check()
+    print("right")
+"""
+
+
+def test_maxima_of_drawn_windows_or_their_gradient_stray_from_float64(assert_right_in_interpreter):
+    assert_right_in_interpreter(DRAWN)
+
+
+def test_no_images_are_given_to_a_kernel_or_have_other_maxima(monkeypatch):
+    monkeypatch.setattr(conditions, "has_triton", lambda: True)
+    with torch._subclasses.FakeTensorMode():
+        assert module.refusal(torch.empty(0, 8, 7, 9, device="cuda")) == "it is empty"
+        assert module.refusal(torch.empty(1, 8, 7, 9, device="cuda")) is None
+    x = torch.empty(0, 4, 7, 9, requires_grad=True)
+    y, offsets = module.max_pool(x, *WINDOWS[0])
+    wanted = F.max_pool2d(x, *WINDOWS[0])
+    torch.testing.assert_close(y, wanted)
+    assert offsets.shape == wanted.shape
+    torch.testing.assert_close(*(torch.autograd.grad(z.sum(), x) for z in (y, wanted)))
+    for shape in ((2, 0, 7, 9), (2, 4, 0, 9)):
+        for pool in (module.max_pool, F.max_pool2d):
+            with pytest.raises(RuntimeError, match="optional 0 dim batch size"):
+                pool(torch.empty(shape), *WINDOWS[0])

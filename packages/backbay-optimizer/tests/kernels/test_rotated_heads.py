@@ -176,3 +176,55 @@ INTERPRETED = """
 
 def test_the_kernel_is_wrong_in_tritons_interpreter(assert_right_in_interpreter):
     assert_right_in_interpreter(INTERPRETED)
+
+
+DRAWN = """
+    import torch
+    from hypothesis import given, settings, strategies as st
+    from rounded_casts import round_casts
+    from torch.testing import assert_close
+    from backbay_optimizer.kernels import rotated_heads as module
+    from backbay_optimizer.kernels.rotated_heads_device import rotated_heads_kernel as kernel
+
+    round_casts()
+    settings.register_profile("few", deadline=None, max_examples=40, derandomize=True)
+    settings.load_profile("few")
+    DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+    @given(st.data())
+    def check(data):
+        draw = data.draw
+        dtype = draw(st.sampled_from(DTYPES))
+        batch, tokens = draw(st.integers(1, 2)), draw(st.integers(1, 4))
+        width = draw(st.sampled_from([*module.LAUNCHES]))
+        heads = draw(st.lists(st.sampled_from([1, 3, 4, 9]), min_size=1, max_size=2))
+        torch.manual_seed(draw(st.integers(0, 9)))
+        xs = []
+        for n in heads:
+            scale = draw(st.sampled_from([1.0, 1e-3, 1e4]))
+            x = (torch.randn(batch, tokens, n, width) * scale).to(dtype)
+            x[0, 0, 0, 3] = draw(st.sampled_from([0.0, float("inf"), float("nan")]))
+            x[-1, -1, -1] = draw(st.sampled_from([0.0, 1.0]))
+            how = draw(st.sampled_from(["solid", "part", "spread"]))
+            x = torch.cat((x, x), -1)[..., ::2] if how == "spread" else x
+            xs.append(torch.cat((x, x), 2)[:, :, :n] if how == "part" else x)
+        weights = [torch.randn(width).to(dtype) for _ in heads]
+        angles = 9 * torch.randn(draw(st.sampled_from([1, batch])), tokens, 2 * width)
+        part = draw(st.sampled_from([slice(width), slice(None, None, 2)]))
+        cos, sin = (t[..., part] for t in (angles.cos().to(dtype), angles.sin().to(dtype)))
+        how = module.How(draw(st.sampled_from([1e-6, 1e-2])), draw(st.sampled_from([0.0, 1.0])))
+        found = module.launch(kernel, xs, weights, cos, sin, how)
+        wide = [[t.double() for t in ts] for ts in (xs, weights)]
+        wanted = module.reference(*wide, cos.double(), sin.double(), how)
+        for y, other in zip(found, wanted, strict=True):
+            assert y.dtype == dtype and y.stride() == other.stride()
+            close = {"rtol": torch.finfo(dtype).eps, "atol": 1e-5, "equal_nan": True}
+            assert_close(y.double(), other.to(dtype).double(), **close)
+
+    check()
+    print("right")
+"""
+
+
+def test_drawn_heads_stray_from_float64(assert_right_in_interpreter):
+    assert_right_in_interpreter(DRAWN)

@@ -276,3 +276,72 @@ INTERPRETED = """
 
 def test_the_kernels_are_wrong_in_tritons_interpreter(assert_right_in_interpreter):
     assert_right_in_interpreter(INTERPRETED)
+
+
+DRAWN = """
+    import torch
+    from hypothesis import given, settings, strategies as st
+    from rounded_casts import round_casts
+    from torch.testing import assert_close
+    from backbay_optimizer.kernels import row_norm as module
+    from backbay_optimizer.kernels import row_norm_device as device
+
+    round_casts()
+    settings.register_profile("few", deadline=None, max_examples=40, derandomize=True)
+    settings.load_profile("few")
+    DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+    kernels = device.row_norm_backward_kernel, device.row_norm_totals_kernel
+    PLANS = [module.Plan(2, 2, 1), module.Plan(3, 1, 1), module.Plan(7, 4, 1)]
+
+    def wide(x):
+        return None if x is None else x.double()
+
+    @given(st.data())
+    def check(data):
+        draw = data.draw
+        dtype = draw(st.sampled_from(DTYPES))
+        rows, columns = draw(st.integers(1, 9)), draw(st.sampled_from([1, 8, 9, 16, 33, 64]))
+        torch.manual_seed(draw(st.integers(0, 9)))
+        spreads = [(0.0, 1.0), (200.0, 1.0), (0.0, 1e-3), (1.0, 1e4)]
+        centre, deviation = draw(st.sampled_from(spreads))
+        x = (torch.randn(rows, columns) * deviation + centre).to(dtype)
+        scale = draw(st.sampled_from([1.0, 2.0**-10, 2.0**8]))
+
+        def gradient():
+            dy = (torch.randn(rows, columns) * scale).to(dtype)
+            return draw(st.sampled_from([dy, dy.t().contiguous().t(), dy[:1].expand_as(dy)]))
+
+        dys = [gradient() for _ in range(draw(st.integers(1, module.COPIES)))]
+        extra = gradient() if draw(st.booleans()) else None
+        weight = torch.randn(columns).to(draw(st.sampled_from([torch.float32, dtype])))
+        is_centred, has_bias = draw(st.booleans()), draw(st.booleans())
+        offset, plan = draw(st.sampled_from([0.0, 1.0])), draw(st.sampled_from(PLANS))
+        _, mean, rstd = module.reference(x, weight, None, 1e-5, offset, is_centred=is_centred)
+        mean = mean if is_centred else None
+        found = module.launch_backward(
+            kernels, dys, x, weight, mean, rstd, offset, extra, has_bias, plan
+        )
+        given_ = (wide(x), wide(weight), wide(mean), wide(rstd), offset)
+        wanted = module.reference_backward([*map(wide, dys)], *given_, wide(extra))
+        # What is added up, by magnitude: it may cancel.
+        dy = sum(wide(t).abs() for t in dys)
+        n = ((wide(x) - (0 if mean is None else wide(mean))) * wide(rstd)).abs()
+        normal = 1 + n * n.mean(-1, keepdim=True)
+        of_rows = (dy * (wide(weight) + offset).abs()).amax(-1, keepdim=True) * normal * wide(rstd)
+        of_rows = of_rows if extra is None else of_rows + wide(extra).abs()
+        sizes = of_rows.max(), (dy * n).sum(0).max(), dy.sum(0).max()
+        kinds = dtype, weight.dtype, weight.dtype
+        if not has_bias:
+            assert found[2].numel() == 0
+        for one, other, size, kind in zip(found[: 2 + has_bias], wanted, sizes, kinds):
+            assert one.dtype == kind and one.shape == other.shape
+            close = {"rtol": torch.finfo(kind).eps, "atol": 2**-20 * size.item()}
+            assert_close(one.double(), other.to(kind).double(), **close)
+
+    check()
+    print("right")
+"""
+
+
+def test_gradients_of_drawn_rows_stray_from_float64(assert_right_in_interpreter):
+    assert_right_in_interpreter(DRAWN)

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import itertools
 import re
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
+from backbay_optimizer.kernels import conditions  # noqa: E402
 from backbay_optimizer.kernels import softmax as module  # noqa: E402
 
 IGNORED = -100
@@ -297,3 +299,112 @@ INTERPRETED = """
 
 def test_the_kernels_are_wrong_in_tritons_interpreter(assert_right_in_interpreter):
     assert_right_in_interpreter(INTERPRETED)
+
+
+DRAWN = """
+    import torch
+    from hypothesis import given, settings, strategies as st
+    from rounded_casts import round_casts
+    from torch.testing import assert_close
+    from torch.nn import functional as F
+    from backbay_optimizer.kernels import softmax as module
+    from backbay_optimizer.kernels import softmax_device as device
+
+    round_casts()
+    settings.register_profile("few", deadline=None, max_examples=24, derandomize=True)
+    settings.load_profile("few")
+    DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+    module.STATISTICS = module.WRITTEN = module.Plan(2, 32, 1)
+    module.CHUNK = 64
+    inf, nan = float("inf"), float("nan")
+    FIRST = ["nothing", "-inf", "inf", "nan", "large", "a first half of -inf"]
+
+    def put(x, what):
+        if what == "a first half of -inf":
+            x[: len(x) // 2] = -inf
+        elif what == "large":
+            x *= 1e3
+        elif what != "nothing":
+            x[(slice(None) if what == "-inf" else len(x) // 2)] = float(what)
+
+    @given(st.data())
+    def check(data):
+        draw = data.draw
+        dtype = draw(st.sampled_from(DTYPES))
+        rows, columns = draw(st.integers(1, 5)), draw(st.sampled_from([1, 7, 64, 129, 200, 203]))
+        pad = draw(st.sampled_from([0, 3, 8]))
+        scale = draw(st.sampled_from([1.0, 1.5, 0.25]))
+        module.FEW_ROWS = draw(st.sampled_from([0, 1000]))
+        torch.manual_seed(draw(st.integers(0, 9)))
+        whole = torch.randn(rows, columns + pad) * 4
+        for row in whole:
+            put(row, draw(st.sampled_from(FIRST)))
+        whole[:, columns:] = inf  # belongs to nobody
+        x = whole.to(dtype)[:, :columns]
+        x = x[None] if draw(st.booleans()) else x
+        target = torch.randint(columns, (rows,))
+        target[draw(st.integers(0, rows - 1))] = -100
+        close = {"rtol": 3e-5, "atol": 2e-6, "equal_nan": True}
+
+        m, s = module.launch_statistics(device.softmax_statistics_kernel, x, scale)
+        logs = module.launch_statistics(device.softmax_statistics_kernel, x, scale, is_log=True)
+        assert m.shape == s.shape == (*x.shape[:-1], 1)
+        flat = x.reshape(rows, columns)
+        two = (t.view(rows, 1) for t in logs)
+        losses = module.losses_of(flat, target, *two, scale, -100)
+        wanted = F.cross_entropy(flat.double() * scale, target, reduction="none")
+        assert_close(losses, wanted.float(), **close)
+        plan = module.HeldPlan(draw(st.sampled_from([2, 7])), 1024, 4, 3)
+        out = draw(st.sampled_from([torch.float32, dtype]))
+        is_log = draw(st.booleans())
+        wanted = (torch.log_softmax if is_log else torch.softmax)(x.double() * scale, -1)
+        given_ = x, scale, out
+        near = {**close, "rtol": max(close["rtol"], torch.finfo(out).eps)}
+        for y in (
+            module._normalised(x, m, s, scale, is_log=is_log).to(out),
+            module.launch(device.softmax_kernel, *given_, is_log=is_log),
+            module.launch_held(device.softmax_held_kernel, *given_, is_log, plan),
+        ):
+            assert_close(y, wanted.to(out), **near)
+
+    check()
+    print("right")
+"""
+
+
+def test_drawn_rows_that_are_held_or_their_statistics_stray_from_float64(
+    assert_right_in_interpreter,
+):
+    assert_right_in_interpreter(DRAWN)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0, 5)], ids=str)
+def test_no_rows_are_given_to_a_kernel_or_have_another_softmax(shape, monkeypatch):
+    monkeypatch.setattr(conditions, "has_triton", lambda: True)
+    with torch._subclasses.FakeTensorMode():
+        assert module.refusal(torch.empty(shape, device="cuda")) == "it is empty"
+        assert module.refusal(torch.empty(1, 5, device="cuda")) is None
+    x = torch.empty(shape)
+    for is_log, is_written in itertools.product((True, False), repeat=2):
+        y = module.softmax(x, 1.0, torch.bfloat16, is_log, is_written)
+        assert (y.shape, y.dtype) == (x.shape, torch.bfloat16)
+    x = torch.empty(0, 5, requires_grad=True)
+    none = torch.empty(0, dtype=torch.int64)
+    losses, *_ = module.cross_entropy(x, none, 1.0, IGNORED)
+    torch.testing.assert_close(losses, F.cross_entropy(x, none, reduction="none"))
+    assert torch.autograd.grad(losses.sum(), x)[0].shape == (0, 5)
+
+
+def test_rows_of_no_columns_are_given_to_a_kernel(monkeypatch):
+    monkeypatch.setattr(conditions, "has_triton", lambda: True)
+    with torch._subclasses.FakeTensorMode():
+        assert module.refusal(torch.empty(3, 0, device="cuda")) == "it is empty"
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+def test_rows_of_no_columns_have_another_softmax(is_log):
+    x = torch.empty(3, 0)
+    assert module.softmax(x, 1.0, torch.float32, is_log, is_written=True).shape == (3, 0)
+    m, s = module.reference_statistics(x, 1.0)
+    assert torch.equal(m, torch.full((3, 1), -torch.inf))
+    assert torch.equal(s, torch.zeros(3, 1))

@@ -1,11 +1,14 @@
 """Patterns are found where they hold, in Dynamo's graphs and in ATen graphs, and nowhere else."""
 
+import functools
+
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.errors import InputError
-from backbay.graph.match import Pattern, is_floating_point
+from backbay.graph.match import Match, Pattern, is_floating_point
+from backbay.graph.values import value_of
 from backbay.kit.backend import Backend
 from backbay.kit.observing import collected
 from backbay.kit.passes import rewrite_pass
@@ -130,6 +133,72 @@ def test_the_first_condition_that_fails_is_the_near_miss(level):
     _, reports = seen(pattern, lambda x: x * x.sigmoid(), torch.randn(5), level=level)
     assert reports[0].changes == 0
     assert {near.reason for near in reports[0].near} == {"too small"}
+
+
+def is_large(match):
+    return match.inputs[0] is not None
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("condition", "name"),
+    [(is_large, "is_large"), (functools.partial(is_large), "partial"), (lambda _: 0, "<lambda>")],
+)
+def test_a_condition_that_answers_yes_or_no_is_taken_for_a_reason(level, condition, name):
+    returned = condition(Match((1,), (), (), None))
+    with pytest.raises(Exception, match=f"condition {name} of pattern silu") as raised:
+        seen(
+            silu(name="silu", conditions=(condition,)),
+            lambda x: x * x.sigmoid(),
+            torch.randn(5),
+            level=level,
+        )
+    told = f"returned {returned!r}: return why the match is not used, or None"
+    assert told in str(raised.value)
+    assert InputError.__name__ in str(type(raised.value).__mro__) + str(raised.value)
+
+
+def test_a_condition_that_asks_for_a_size_nobody_knows_ends_the_compilation():
+    def is_small(match):
+        return "large" if value_of(match.inputs[0]).numel() > 5 else None
+
+    def function(x):
+        y = x[x > 0]
+        return y * y.sigmoid()
+
+    x = torch.linspace(-3, 3, 20)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        out, reports = seen(
+            silu(conditions=(is_small,)), function, x, level="torch", fullgraph=True
+        )
+    torch.testing.assert_close(out, function(x))
+    assert reports[0].changes == 0
+    told = {near.reason for near in reports[0].near}
+    assert told == {"it depends on a size that is known only when it runs"}
+
+
+def branches(x):
+    return x * 2 if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize("side", ["match", "replacement"])
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (branches, "symbolically traced variables cannot be used as inputs to control flow"),
+        (lambda x: torch.zeros(len(x)), "'len' is not supported"),
+        (lambda x: x + missing, "name 'missing' is not defined"),  # noqa: F821 (it is the fault)
+    ],
+    ids=["a branch", "a length", "a mistake"],
+)
+def test_a_pattern_that_can_not_be_traced_does_not_say_which_and_what_to_do(side, function, why):
+    both = {"match": lambda x: x * 2, "replacement": lambda x: x + x, side: function}
+    with pytest.raises(ValueError, match=f"pattern gate: its {side} can't be traced") as raised:
+        Pattern(**both, name="gate")
+    told = str(raised.value)
+    assert why in told
+    assert told.endswith("write straight-line code on tensors, and a pattern for each branch")
+    assert "\n" not in told
 
 
 @pytest.mark.parametrize("level", LEVELS)

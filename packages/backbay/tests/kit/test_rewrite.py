@@ -24,6 +24,7 @@ from backbay.kit.passes import (
     graph_pass,
     option,
     profitable_where,
+    rewrite_pass,
 )
 from backbay.kit.pipeline import run_passes
 from backbay.registry import Option
@@ -348,6 +349,28 @@ def test_an_option_changes_nothing_of_what_caches_know():
     assert cosine.uuid() != replace(cosine, minimum_rows=3).uuid()
     assert cosine.uuid() != cosine.at("aten").uuid()
     assert cosine.uuid() != replace(cosine, name="other").uuid()
+
+
+@pytest.mark.parametrize("kind", ["class", "function", "patterns"])
+def test_the_name_of_a_module_is_taken_for_its_text(kind):
+    def made(*sources):
+        if kind == "class":
+            named = type("FromKernel", (Pass,), {"sources": sources})
+            return dataclass(frozen=True, kw_only=True)(named)()
+        if kind == "function":
+            return graph_pass(name="from_kernel", sources=sources)(lambda graph_module: 0)
+        return rewrite_pass(name="from_kernel", sources=sources)
+
+    for name in ("backbay.kit.passes", "json"):
+        with pytest.raises(InputError) as raised:
+            made(passes, name)
+        assert str(raised.value) == (
+            f"pass from_kernel: its source {name!r} names a module, and only the name would count: "
+            "give the module itself, or its text"
+        )
+    texts = ("5.0", "", "x + 1\n", "backbay.absent", "absent.kernel", "json.decoder.absent")
+    known = {made(*given).uuid() for given in ((), (passes,), *((x,) for x in texts))}
+    assert len(known) == 2 + len(texts)
 
 
 def test_a_pass_does_not_know_that_a_later_one_hoists():

@@ -14,6 +14,7 @@ the same each time, as with atomics, so that results may differ in their last bi
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
-from backbay_optimizer.kernels.elsewhere import unmeasured
+from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 PAYS_FROM = 2**24
 """Elements of a table from which it was measured."""
@@ -61,6 +62,53 @@ READING = Reading(64, 4, 512)
 kernel needs 72 registers a thread, not 40, which slows the other words, too."""
 
 
+class Plan(NamedTuple):
+    """How the kernel that adds is launched."""
+
+    block: int
+    """Columns that a program writes at most, of words that few tokens ask for."""
+    together: int
+    """Such words that a program writes, one after the other."""
+    warps: int
+    programs: int
+    """For words that come often."""
+    narrow: int
+    """Columns of such a word that one of them adds."""
+    at_once: int
+    """As that of `Reading`, like the next two."""
+    stages: int
+    staged_from: int
+    often_from: int
+    """As `OFTEN`."""
+
+
+LIMITS = {
+    "block": (32, 4096),
+    "together": (1, 64),
+    "warps": (1, 16),
+    "at_once": (16, 256),
+    "stages": (1, 6),
+    "programs": (64, 8192),
+    "narrow": (8, 64),
+    "often_from": (4, 256),
+    "staged_from": (32, 8192),
+}
+"""Of plans, where another GPU's is searched. The kernels that put tokens into order are launched
+alike everywhere: they move a few numbers for each token and word, and no rows."""
+
+_MOST_SEARCHED = 2**27
+"""Elements of a table that a search has; of a larger one it takes a part of words and tokens. To
+compare results it holds the table several times, in float64."""
+
+
+def plan(width: int, reading: Reading = READING) -> Plan:
+    """Return how to add rows of a width."""
+    block = min(_BLOCK, max(32, _power_from(width)))
+    return Plan(
+        block, _TOGETHER, max(1, block // 256), _PROGRAMS, _NARROW, *reading, often_from=OFTEN
+    )
+
+
 # 1. The reference
 
 
@@ -91,13 +139,16 @@ def launch(
     ignored: int,
     *,
     reading: Reading = READING,
+    chosen: Plan | None = None,
 ) -> Tensor:
     """Run the kernels, without a dispatcher or a check; as :func:`reference_backward`.
 
-    Under ``TRITON_INTERPRET=1`` they run on the CPU. They count, place, order and add.
+    Under ``TRITON_INTERPRET=1`` they run on the CPU. They count, place, order and add. ``chosen``
+    is how they add, by default `plan`, with a ``reading``.
     """
     count, place, order, add = kernels
     width = dy.shape[-1]
+    how = chosen or plan_here(plan(width, reading), _searched(kernels, dy, index, words, ignored))
     rows = dy.reshape(-1, width).contiguous()
     at = index.reshape(-1).contiguous()
     tokens = at.shape[0]
@@ -106,10 +157,9 @@ def launch(
     counts = at.new_zeros(words + 2, dtype=torch.int32)
     ranks, ordered = (at.new_empty(tokens, dtype=torch.int32) for _ in range(2))
     begins = at.new_empty(words, dtype=torch.int32)
-    often = at.new_empty(tokens // (OFTEN + 1) + 1, dtype=torch.int32)
+    often = at.new_empty(tokens // (how.often_from + 1) + 1, dtype=torch.int32)
     table = dy.new_empty((words, width))
-    block = min(_BLOCK, max(32, _power_from(width)))
-    programs = -(-words // _TOGETHER) * -(-width // block)
+    programs = -(-words // how.together) * -(-width // how.block)
     with torch.cuda.device(dy.get_device()):  # Triton launches on the current one; -1 is none
         grid = (-(-tokens // 256),)
         # It is given the rows so that all depend on the gradient. Partitioners put what does not
@@ -117,15 +167,67 @@ def launch(
         # in another order: the tokens that were kept are then other words'.
         count[grid](rows, at, counts, ranks, tokens, words, ignored, block=256, num_warps=4)
         place[(-(-words // _WORDS),)](
-            counts, begins, often, words, often_from=OFTEN, block=_WORDS, num_warps=4
+            counts, begins, often, words, often_from=how.often_from, block=_WORDS, num_warps=4
         )
         order[grid](at, begins, ranks, ordered, tokens, words, ignored, block=256, num_warps=4)
-        add[(_PROGRAMS + programs,)](
-            rows, ordered, counts, begins, often, table, words, width, programs=_PROGRAMS,
-            often_from=OFTEN, together=_TOGETHER, block=block, narrow=_NARROW,
-            num_warps=max(1, block // 256), **reading._asdict(),
-        )  # fmt: skip
+        constants = how._asdict()
+        add[(how.programs + programs,)](
+            *(rows, ordered, counts, begins, often, table, words, width),
+            num_warps=constants.pop("warps"),
+            **constants,
+        )
     return table
+
+
+def _searched(
+    kernels: tuple[Any, Any, Any, Any], dy: Tensor, index: Tensor, words: int, ignored: int
+) -> Launch:
+    """Return what a plan is searched for: `launch`, with other tokens."""
+    cut = 1 + words * dy.shape[-1] // _MOST_SEARCHED
+    words = -(-words // cut)
+    tokens = Tokens(-(-index.numel() // cut), words, index.dtype, dy.device)
+    return Launch(
+        run=_launch_drawn,
+        kernels=[kernels],
+        given=(dy, tokens, words, ignored),
+        reference=_same_drawn,
+        limits=LIMITS,
+    )
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a search asks for in the place of tokens, whose numbers nobody knows yet."""
+
+    count: int
+    words: int
+    dtype: torch.dtype
+    device: torch.device = field(repr=False)
+    """Not a part of what plans are kept by: they are another's of the same name, too."""
+
+    @functools.cached_property
+    def index(self) -> Tensor:
+        """Which words they are: one comes the less often the later it is, by Zipf's law."""
+        at = torch.arange(self.count, dtype=torch.float64, device=self.device)
+        return (self.words ** (at * _GOLDEN % 1.0)).to(self.dtype) - 1
+
+
+_GOLDEN = 0.6180339887498949
+"""The golden ratio's: its multiples, modulo 1, are spread evenly, and not in order."""
+
+
+def _launch_drawn(
+    kernels: tuple[Any, Any, Any, Any], dy: Tensor, tokens: Tokens, *others: Any
+) -> Tensor:
+    *numbers, how = others
+    rows = dy.reshape(-1, dy.shape[-1])[: tokens.count]
+    return launch(kernels, rows, tokens.index, *numbers, chosen=how)
+
+
+def _same_drawn(dy: Tensor, tokens: Tokens, *numbers: int) -> Tensor:
+    """Return what `_launch_drawn` does, by the reference."""
+    rows = dy.reshape(-1, dy.shape[-1])[: tokens.count]
+    return reference_backward(rows, tokens.index, *numbers)
 
 
 def _power_from(n: int) -> int:

@@ -12,6 +12,9 @@ sum of squares, once for its maximum and once for the result, and computes norm 
 That is dynamic quantisation with a scale for each token, as in torchao and vLLM; norm and
 quantisation in one kernel are vLLM's ``rms_norm_dynamic_per_token_quant``. All is computed in
 float32: what PyTorch rounds to 16 bits in between is not rounded here.
+
+What must move, of 16 bits: 3 bytes an element, 2 that are read and 1 that is written. A gate reads
+2 more; a residual has 4 more, 2 that are read and 2 of the sum. A row's scale is 4 bytes.
 """
 
 import functools
@@ -25,10 +28,12 @@ from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
-from backbay_optimizer.kernels.elsewhere import unmeasured
+from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
+CAPABLE = (8, 9)
+"""Compute capability of the first GPUs that have it."""
 
 KINDS = ("", "rms_norm", "silu")
 """What is quantised: ``x`` itself, its RMSNorm, or the product of its SiLU with another."""
@@ -57,6 +62,24 @@ class Recipe(NamedTuple):
     """What the largest magnitude of a row counts as at least."""
     most: float = LARGEST
     """What that magnitude becomes."""
+
+
+class Plan(NamedTuple):
+    """How a row is shared out."""
+
+    warps: int
+
+
+LIMITS = {"warps": (1, 32)}
+"""Of plans, where another GPU's is searched."""
+
+
+def plan(width: int, kind: str, *, is_added: bool) -> Plan:
+    """Return how to share out a row of so many lanes, of a kind, perhaps with a residual."""
+    if kind == "rms_norm" and not is_added and width > _WIDTH_OF_EIGHT:
+        # Of 16 each needs so many registers that a multiprocessor holds one row, not two.
+        return Plan(8)
+    return Plan(max(1, min(width // 1024, 32)))
 
 
 # 1. The reference
@@ -92,28 +115,34 @@ def reference(
 # 2. Launching
 
 
-def launch(
+def launch(  # noqa: PLR0917 (a search gives them by position)
     kernel: Any,
     x: Tensor,
     by: Tensor | None,
     residual: Tensor | None,
     recipe: Recipe,
-    *,
-    warps: int | None = None,
+    chosen: Plan | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run the kernel, without a dispatcher or a check; as `reference`.
 
-    Under ``TRITON_INTERPRET=1`` it runs on the CPU. ``warps`` are those of a row, by default as
-    measured.
+    Under ``TRITON_INTERPRET=1`` it runs on the CPU. ``chosen`` is how, by default `plan`.
     """
     columns = x.shape[-1]
+    width = 1 << (columns - 1).bit_length()
+    this = Launch(
+        run=launch,
+        kernels=[kernel],
+        given=(x, by, residual, recipe),
+        reference=_same_of_signs,
+        limits=LIMITS,
+    )
+    how = chosen or plan_here(plan(width, recipe.kind, is_added=residual is not None), this)
     rows = _rows(x)
     added = None if residual is None else _rows(residual)
     gated = None if by is None else _rows(by) if recipe.kind == "silu" else by.contiguous()
     y = torch.empty(x.shape, dtype=FLOAT8, device=x.device)
     scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     total = torch.empty(0 if residual is None else x.shape, dtype=x.dtype, device=x.device)
-    width = 1 << (columns - 1).bit_length()
     tensors = (rows, gated, added, None if residual is None else total, y, scale)
     strides = [0 if t is None or t.dim() == 1 else t.stride(0) for t in tensors[:3]]
     kind, *numbers = recipe
@@ -122,16 +151,28 @@ def launch(
         kernel[(rows.shape[0],)](
             *(*tensors, *strides, *numbers),
             **constants,
-            num_warps=warps or _warps(width, recipe.kind, is_added=residual is not None),
+            num_warps=how.warps,
         )
     return y, scale, total
 
 
-def _warps(width: int, kind: str, *, is_added: bool) -> int:
-    if kind == "rms_norm" and not is_added and width > _WIDTH_OF_EIGHT:
-        # Of 16 each needs so many registers that a multiprocessor holds one row, not two.
-        return 8
-    return max(1, min(width // 1024, 32))
+def _same_of_signs(
+    x: Tensor, by: Tensor | None, residual: Tensor | None, recipe: Recipe
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Put the signs of a search's numbers in their place; return what `launch` does of them.
+
+    A search compares numbers of float8 exactly. Of any inputs some results lie so near the middle
+    between two that another order of sums rounds them to the other; of signs none does.
+    """
+    for given in (x, by, residual):
+        if given is not None:
+            _memory(given).sign_()
+    return reference(x, by, residual, recipe)
+
+
+def _memory(x: Tensor) -> Tensor:
+    """Return all of a tensor's memory, in which elements may be far apart, or one and the same."""
+    return x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -151,6 +192,8 @@ def refusal(x: Tensor, *others: Tensor | None) -> str | None:
         return "it is empty"
     if x.shape[-1] > COLUMNS[1]:
         return f"{x.shape[-1]} columns: a program holds up to {COLUMNS[1]}"
+    if torch.cuda.get_device_capability(x.device) < CAPABLE:
+        return f"Triton has {FLOAT8} from compute capability 8.9 on"
     return None
 
 

@@ -14,6 +14,12 @@ To compute a part of the columns at a time, twice, as Cut Cross Entropy does (ar
 needs no such sum. With cuBLAS it took 1.24 to 1.48 times as long as all logits at once, on an H200,
 where parts of rows take 0.81 to 1.06 times as long (``linear_losses_by_columns.txt`` and
 ``linear_losses.md`` of 2026-11-28).
+
+On other GPUs no plan is searched for the kernel of the gradient, nor for softmax's statistics here.
+Plans are searched while a graph is compiled, and these kernels are launched when it runs, by an
+operator that compilers don't look into. The gradient also overwrites its logits: each launch of a
+search would need a copy of them, which moves as many bytes as the kernel, where the operator is
+asked for to save memory.
 """
 
 import functools
@@ -39,6 +45,7 @@ _PARTS = 4
 _ALIGNED = 64
 """Columns are computed in multiples of it: products are slow where rows begin anywhere."""
 _BLOCK = 2048
+"""Columns of a program of the gradient's kernel, on any GPU."""
 _MOST_LEFT = 0.8
 """Of the memory that is held at once otherwise."""
 _LARGEST = 15

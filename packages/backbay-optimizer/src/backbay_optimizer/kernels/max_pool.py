@@ -4,11 +4,17 @@ Forward writes which of a window's places was the largest, in one byte, beside t
 gathers: each pixel of the gradient asks the windows that have it whether they took it. What must
 move is ``x``, ``y`` and the offsets forward, and ``dy``, the offsets and ``dx`` backward. Nothing
 is added with atomics, so results are the same bits each time.
+
+Both ideas are Inductor's: its prim ``_low_memory_max_pool_with_offsets`` keeps a byte for each
+window, and the gradient that it lowers to gathers. Here the byte is read as it is, where Inductor
+makes an index into the image of it for every pixel that asks.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +22,7 @@ from torch.library import custom_op, triton_op, wrap_triton
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
-from backbay_optimizer.kernels.elsewhere import unmeasured
+from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 PAYS_FROM = 800_000
 """Elements from which it is used in 16 bits: with windows of 3 by 3, 1x64x112x112 takes 0.70 to
@@ -80,20 +86,54 @@ def reference_backward(
 # 2. Launching
 
 
+class Plan(NamedTuple):
+    """What a program writes."""
+
+    block_p: int
+    """Pixels forward, and cells backward, whose windows it also reads; `_BLOCK` at most."""
+    block_c: int
+    """Channels of each."""
+    warps: int = 4
+
+
+LIMITS = {"block_p": (4, 256), "block_c": (8, 128), "warps": (1, 16)}
+"""Of plans, where another GPU's is searched."""
+
+
+def plan(channels: int, elements: int) -> Plan:
+    """Return what a program of so many elements writes."""
+    block_c = next((x for x in (64, 32, 16, 8) if channels % x == 0), 64)
+    return Plan(elements // block_c, block_c)
+
+
 def launch(
-    kernel: Any, x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    kernel: Any,
+    x: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    chosen: Plan | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the forward kernel, without a dispatcher, a gradient or a check; as `reference`.
 
-    Under ``TRITON_INTERPRET=1`` it runs on the CPU.
+    Under ``TRITON_INTERPRET=1`` it runs on the CPU. ``chosen`` is what a program writes, by default
+    `plan`.
     """
+    this = Launch(
+        run=launch,
+        kernels=[kernel],
+        given=(x, size, stride, padding),
+        reference=reference,
+        limits=LIMITS,
+    )
     images, channels, height, width = x.shape
     down, right = _sides(x, size, stride, padding)
     y = x.new_empty(images * down * right * channels)
     offsets = torch.empty_like(y, dtype=torch.int8)
     shape = (images * down * right, height, width, down, right)
-    block = _SMALL_BLOCK if x.numel() < _SMALL else _BLOCK
-    _run(kernel, (_flattened(x), y, offsets), shape, channels, (size, stride, padding), block)
+    elements = _SMALL_BLOCK if x.numel() < _SMALL else _BLOCK
+    how = chosen or plan_here(plan(channels, elements), this)
+    _run(kernel, (_flattened(x), y, offsets), shape, channels, (size, stride, padding), how)
     return _shaped(y, images, down, right, channels), _shaped(
         offsets, images, down, right, channels
     )
@@ -108,17 +148,60 @@ def launch_backward(
     size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
+    chosen: Plan | None = None,
 ) -> Tensor:
     """Return the gradient, likewise; as `reference_backward`."""
     images, channels, down, right = dy.shape
+    window = (size, stride, padding)
+    drawn = Offsets((images, channels, height, width), window, dy.dtype, dy.device)
+    this = Launch(
+        run=_launch_drawn_backward,
+        kernels=[kernel],
+        given=(dy, drawn, height, width, *window),
+        reference=_same_drawn_backward,
+        limits=LIMITS,
+    )
+    how = chosen or plan_here(plan(channels, _BLOCK), this)
     dx = dy.new_empty(images * height * width * channels)
     rows, columns = (
         -(-(n + p) // s) for n, s, p in zip((height, width), stride, padding, strict=True)
     )
     shape = (images * rows * columns, height, width, down, right)
     tensors = (_flattened(dy), _flattened(offsets), dx)
-    _run(kernel, tensors, shape, channels, (size, stride, padding), _BLOCK)
+    _run(kernel, tensors, shape, channels, window, how)
     return _shaped(dx, images, height, width, channels)
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """What a search asks for in the place of offsets, of which only some lie in the image."""
+
+    shape: tuple[int, ...]
+    """Of the images."""
+    window: tuple[Sequence[int], Sequence[int], Sequence[int]]
+    dtype: torch.dtype
+    device: torch.device = field(repr=False)
+    """Not a part of what plans are kept by: they are another's of the same name, too."""
+
+    @functools.cached_property
+    def places(self) -> Tensor:
+        """Those of the maxima of images that are any numbers."""
+        at = torch.arange(math.prod(self.shape), dtype=torch.int32, device=self.device)
+        images = (at * _FACTOR % _DIVISOR).to(self.dtype).view(self.shape)
+        return _laid_out(reference(images, *self.window)[1])
+
+
+_FACTOR, _DIVISOR = 7919, 251
+"""Multiples of the first, modulo the second, take each of its values, and not in order."""
+
+
+def _launch_drawn_backward(kernel: Any, dy: Tensor, drawn: Offsets, *others: Any) -> Tensor:
+    return launch_backward(kernel, dy, drawn.places, *others)
+
+
+def _same_drawn_backward(dy: Tensor, drawn: Offsets, *others: Any) -> Tensor:
+    """Return what `_launch_drawn_backward` does, by the reference."""
+    return reference_backward(dy, drawn.places, *others)
 
 
 def _sides(
@@ -147,12 +230,11 @@ def _run(
     shape: tuple[int, ...],
     channels: int,
     window: tuple[Sequence[int], Sequence[int], Sequence[int]],
-    block: int,
+    how: Plan,
 ) -> None:
     """Launch a program for each block of pixels or cells, of which ``shape`` has the number."""
     size, stride, padding = window
     multiple = _EIGHTS if channels % _EIGHTS == 0 else 1
-    block_c = next((x for x in (64, 32, 16, 8) if channels % x == 0), 64)
     pixels, *sides = shape
     largest = max(x.numel() for x in tensors)
     constants = {
@@ -165,11 +247,11 @@ def _run(
         "padding_y": padding[0],
         "padding_x": padding[1],
         "multiple": multiple,
-        "block_p": block // block_c,
-        "block_c": block_c,
-        "num_warps": 4,
+        "block_p": how.block_p,
+        "block_c": how.block_c,
+        "num_warps": how.warps,
     }
-    grid = (-(-pixels // (block // block_c)), -(-channels // block_c))
+    grid = (-(-pixels // how.block_p), -(-channels // how.block_c))
     with torch.cuda.device(tensors[-1].get_device()):  # Triton launches on the current one
         kernel[grid](*tensors, pixels, channels // multiple, **constants)
 

@@ -5,6 +5,10 @@ positions: each element is added to its partner, half a head away, which is norm
 number. Inductor reduces each head in one kernel and turns it in another, which reads it again. Here
 a program holds some heads of a token and reads the token's angles once, and queries and keys are
 the work of one launch. vLLM has a fused kernel of that kind (``fused_qk_norm_rope``).
+
+What must move: each element of a head is read once and written once, and the cosines and sines of a
+token are read once for all its heads. That is 4 bytes an element in 16 bits, and 4 for each column
+of a token's angles.
 """
 
 import functools
@@ -16,10 +20,29 @@ from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
 from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
-from backbay_optimizer.kernels.elsewhere import unmeasured
+from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
-LAUNCHES = {64: (8, 2), 128: (8, 4), 256: (4, 1)}
-"""By the width of heads: how many a program holds, and its warps; the fastest of 16 on an H200."""
+
+class Plan(NamedTuple):
+    """What a program is."""
+
+    block: int
+    """Heads that it holds."""
+    warps: int
+
+
+LAUNCHES = {64: Plan(8, 2), 128: Plan(8, 4), 256: Plan(4, 1)}
+"""By the width of heads; the fastest of 16 on an H200."""
+
+LIMITS = {"block": (1, 64), "warps": (1, 16)}
+"""Of plans, where another GPU's is searched."""
+
+
+def plan(heads: Sequence[int], width: int) -> Plan:
+    """Return how much a program holds of tensors of so many heads."""
+    found = LAUNCHES[width]
+    return found._replace(block=min(found.block, 1 << (max(heads) - 1).bit_length()))
+
 
 FEWEST = {64: 4, 128: 4, 256: 1}
 """By the width of heads: as many are computed so, at least. Two of 128, a quarter of what a program
@@ -72,21 +95,28 @@ def launch(  # noqa: PLR0917 (as the operator)
     cos: Tensor,
     sin: Tensor,
     how: How,
+    chosen: Plan | None = None,
 ) -> list[Tensor]:
     """Run the kernel, without a dispatcher or a check; as `reference`.
 
-    Under ``TRITON_INTERPRET=1`` it runs on the CPU.
+    Under ``TRITON_INTERPRET=1`` it runs on the CPU. ``chosen`` are its programs, by default `plan`.
     """
+    heads = [x.shape[2] for x in xs]
+    this = Launch(
+        run=launch,
+        kernels=[kernel],
+        given=(xs, weights, cos, sin, how),
+        reference=reference,
+        limits=LIMITS,
+    )
     batch, tokens, _, width = xs[0].shape
+    program = chosen or plan_here(plan(heads, width), this)
     angles = [t.reshape(-1, width) for t in (cos, sin)]
     angles = [t if t.stride(1) == 1 else t.contiguous() for t in angles]
     rows = [_rows(x) for x in xs]
     weights = [x.contiguous() for x in weights]
     ys = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in xs]
-    heads = [x.shape[2] for x in xs]
-    block, warps = LAUNCHES[width]
-    block = min(block, 1 << (max(heads) - 1).bit_length())
-    blocks = [-(-n // block) for n in heads]
+    blocks = [-(-n // program.block) for n in heads]
     # A result that is given twice would be copied by compilers, which take both for written.
     other = ys[1] if len(xs) > 1 else rows[0]
     with torch.cuda.device(xs[0].get_device()):  # Triton launches on the current one; -1 is none
@@ -96,10 +126,10 @@ def launch(  # noqa: PLR0917 (as the operator)
             *(x.stride(0) for x in (rows[0], rows[-1], *angles)),
             *how,
             half=width // 2,
-            block=block,
+            block=program.block,
             blocks=blocks[0],
             is_alone=len(xs) == 1,
-            num_warps=warps,
+            num_warps=program.warps,
         )
     return [_transposed(y) for y in ys]
 

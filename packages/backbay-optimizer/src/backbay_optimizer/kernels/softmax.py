@@ -5,6 +5,11 @@ as long as to read it. What a loss needs of a row is its maximum and its sum of 
 gradient is pointwise by them, and Inductor's. Few rows are cut into parts, whose results are
 joined by operators of PyTorch's.
 
+What must move: each element is read once, and a written softmax is written once; of losses 8 bytes
+a row are written, or a part of one. Rows of more than `HELD` columns are read twice where their
+softmax is written. An exponential takes as long as to read its element in 16 bits, so that their
+number counts, too: one an element each time it is read.
+
 Results are eager's, also where it gives NaN: rows of nothing but minus infinity, and rows with NaN
 or plus infinity.
 """
@@ -12,7 +17,6 @@ or plus infinity.
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -39,20 +43,24 @@ _EIGHTS = 8
 _BITS = math.log2(math.e)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How a kernel is launched."""
 
     depth: int
     """Elements of a lane that are read at once."""
     lanes: int
-    num_warps: int
+    warps: int
+    chunk: int = 0
+    """Columns of a part of a row; 0 for all of them. Nothing else is tried in its place."""
 
 
 STATISTICS = Plan(4, 1024, 4)
 """By search on an H100 on 2026-11-27 (``softmax_plans.json``), for 4096 to 262144 columns."""
 WRITTEN = Plan(4, 8192, 32)
 """Of rows that are not held: likewise, for 128256 columns and more."""
+
+TILE_LIMITS = {"depth": (1, 8), "lanes": (256, 8192), "warps": (1, 32), "chunk": (1024, 65536)}
+"""Of such plans, where another GPU's is searched."""
 
 
 class HeldPlan(NamedTuple):
@@ -118,6 +126,8 @@ def reference_statistics(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     Those are of differences to the maximum, times a scale. Both are float32 at least.
     """
     wide = widened(x)
+    if not x.shape[-1]:  # amax would refuse rows of nothing
+        return wide.new_full((*x.shape[:-1], 1), -math.inf), wide.new_zeros(*x.shape[:-1], 1)
     m = wide.amax(-1, keepdim=True)
     return m, ((wide - m) * scale).exp().sum(-1, keepdim=True)
 
@@ -164,19 +174,29 @@ def gradient_of(
 
 
 def launch_statistics(
-    kernel: Any, x: Tensor, scale: float, *, is_log: bool = False
+    kernel: Any, x: Tensor, scale: float, is_log: bool = False, chosen: Plan | None = None
 ) -> tuple[Tensor, Tensor]:
     """Run the kernel of statistics, without a dispatcher or a check; as `reference_statistics`.
 
     With ``is_log`` the second are the sums' logarithms: what a kernel wrote is kept for backward,
-    and not computed there again. Under ``TRITON_INTERPRET=1`` it runs on the CPU.
+    and not computed there again. Under ``TRITON_INTERPRET=1`` it runs on the CPU. ``chosen`` is how
+    it is launched, by default `STATISTICS`, of parts of `CHUNK` columns where there are few rows.
     """
     rows, columns = _rows(x), x.shape[-1]
     count = rows.shape[0]
-    parts = -(-columns // CHUNK) if count < FEW_ROWS else 1
+    this = Launch(
+        run=launch_statistics,
+        kernels=[kernel],
+        given=(x, scale, is_log),
+        reference=_same_statistics,
+        limits=TILE_LIMITS,
+    )
+    plan = STATISTICS._replace(chunk=CHUNK if count < FEW_ROWS else 0)
+    how = chosen or plan_here(plan, this)
+    parts = -(-columns // how.chunk) if how.chunk else 1
     m = x.new_empty((count, parts), dtype=torch.float32)
     s = torch.empty_like(m)
-    constants = {"chunk": CHUNK, "is_aligned": _is_aligned(rows), **_constants(STATISTICS)}
+    constants = {"chunk": how.chunk or CHUNK, "is_aligned": _is_aligned(rows), **_constants(how)}
     constants["is_log"] = is_log and parts == 1
     with torch.cuda.device(x.get_device()):  # Triton launches on the current one
         kernel[(count, parts)](
@@ -190,11 +210,35 @@ def launch_statistics(
     return m.view(shape), s.view(shape)
 
 
-def launch(kernel: Any, x: Tensor, scale: float, dtype: torch.dtype, *, is_log: bool) -> Tensor:
-    """Run the kernel that writes softmax of rows of any length, likewise; as `reference`."""
+def _same_statistics(x: Tensor, scale: float, is_log: bool) -> tuple[Tensor, Tensor]:
+    """Return what `launch_statistics` does, by the reference."""
+    m, s = reference_statistics(x, scale)
+    return m, s.log() if is_log else s
+
+
+def launch(
+    kernel: Any,
+    x: Tensor,
+    scale: float,
+    dtype: torch.dtype,
+    is_log: bool,
+    chosen: Plan | None = None,
+) -> Tensor:
+    """Run the kernel that writes softmax of rows of any length, likewise; as `reference`.
+
+    ``chosen`` is how it is launched, by default `WRITTEN`.
+    """
     rows, columns = _rows(x), x.shape[-1]
+    this = Launch(
+        run=launch,
+        kernels=[kernel],
+        given=(x, scale, dtype, is_log),
+        reference=_same_written,
+        limits=TILE_LIMITS,
+    )
+    how = chosen or plan_here(WRITTEN, this)
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
-    constants = {"is_aligned": _is_aligned(rows), **_constants(WRITTEN)}
+    constants = {"is_aligned": _is_aligned(rows), **_constants(how)}
     with torch.cuda.device(x.get_device()):
         kernel[(rows.shape[0],)](
             *(rows, y, columns, rows.stride(0), scale * _BITS, scale), is_log=is_log, **constants
@@ -219,7 +263,7 @@ def launch_held(
         run=launch_held,
         kernels=[kernel],
         given=(x, scale, dtype, is_log),
-        reference=_same_held,
+        reference=_same_written,
         limits=LIMITS,
     )
     how = chosen or plan_here(held_plan(columns, x.element_size()), this)
@@ -237,13 +281,13 @@ def launch_held(
     return y
 
 
-def _same_held(x: Tensor, scale: float, dtype: torch.dtype, is_log: bool) -> Tensor:
-    """Return what `launch_held` does, by the reference."""
+def _same_written(x: Tensor, scale: float, dtype: torch.dtype, is_log: bool) -> Tensor:
+    """Return what `launch` and `launch_held` do, by the reference."""
     return reference(x, scale, dtype, is_log=is_log)
 
 
 def _constants(plan: Plan) -> dict[str, int]:
-    return {"depth": plan.depth, "lanes": plan.lanes, "num_warps": plan.num_warps}
+    return {"depth": plan.depth, "lanes": plan.lanes, "num_warps": plan.warps}
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -321,8 +365,7 @@ def _operators() -> tuple[Any, Any, Any]:
 
     def statistics(x: Tensor, scale: float, *, is_log: bool = False) -> tuple[Tensor, Tensor]:
         if refusal(x):
-            m, s = reference_statistics(x, scale)
-            return m, s.log() if is_log else s
+            return _same_statistics(x, scale, is_log)
         return launch_statistics(wrap_triton(statistics_kernel), x, scale, is_log=is_log)
 
     def forward(

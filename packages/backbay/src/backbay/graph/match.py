@@ -17,8 +17,9 @@ import torch
 from torch.fx import Graph, Node, Tracer
 from torch.fx.passes.utils.matcher_utils import InternalMatch, SubgraphMatcher
 
+from backbay.errors import InputError, plain
 from backbay.graph.canonical import COMMUTATIVE, canonicalise, is_number
-from backbay.graph.values import value_of
+from backbay.graph.values import is_data_dependent, value_of
 
 MOST_ORDERS = 256
 """Orders of commutative operands that are tried of one pattern: eight commutative operators."""
@@ -28,7 +29,8 @@ Nearest = Callable[..., Iterable[tuple[Node, str]]]
 those import who look on."""
 
 Condition = Callable[["Match"], str | None]
-"""Returns why a match is not to be used; ``None`` where it is."""
+"""Returns why a match is not used, or ``None``. ``match.inputs`` are nodes, or constants, and
+`values.value_of` returns the fake tensor of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class Pattern:
     replacement: Callable[..., Any]
     """Of the same parameters; returns as many results."""
     conditions: tuple[Condition, ...] = ()
-    """All must hold; the first that does not is the near miss."""
+    """All must hold; the first that does not is the near miss. A pattern whose replacement is an
+    operator with a kernel asks here whether the kernel takes the inputs."""
     tolerance: float | None = None
     """How far, relatively, a number in the graph may be from the one in the pattern: people write
     0.7978845608 for ``math.sqrt(2 / math.pi)``, and 1.0 for 1. Without it numbers must be the same,
@@ -101,12 +104,28 @@ class Pattern:
         Raises:
             ValueError: they do not, or one can't be traced.
         """
-        sides = [_signature(x) for x in (self.match, self.replacement)]
+        sides = [
+            self._signature("match", self.match),
+            self._signature("replacement", self.replacement),
+        ]
         if sides[0] != sides[1]:
             raise ValueError(
                 f"pattern {self.title}: it takes {sides[0][0]} inputs and gives {sides[0][1]} "
                 f"results, its replacement takes {sides[1][0]} and gives {sides[1][1]}"
             )
+
+    def _signature(self, side: str, function: Callable[..., Any]) -> tuple[int, int]:
+        """Return how many inputs a function takes, and how many results it gives."""
+        try:
+            nodes = list(traced(function).nodes)
+        except Exception as error:  # torch's, or of the function's own code
+            raise ValueError(
+                f"pattern {self.title}: its {side} can't be traced ({plain(str(error))}): write "
+                "straight-line code on tensors, and a pattern for each branch"
+            ) from error
+        results = nodes[-1].args[0]
+        count = len(results) if isinstance(results, (tuple, list)) else 1
+        return sum(node.op == "placeholder" for node in nodes), count
 
     @property
     def title(self) -> str:
@@ -114,9 +133,27 @@ class Pattern:
         return self.name or getattr(self.match, "__name__", "pattern")
 
     def refusal(self, match: Match) -> str | None:
-        """Return why a match is not to be used: the first condition that does not hold."""
-        reasons = (condition(match) for condition in self.conditions)
-        return next((reason for reason in reasons if reason is not None), None)
+        """Return why a match is not to be used: the first condition that does not hold.
+
+        Raises:
+            InputError: a condition returns something else than a reason or None.
+        """
+        for condition in self.conditions:
+            try:
+                reason: object = condition(match)
+            except RuntimeError as error:
+                if not is_data_dependent(error):
+                    raise
+                return "it depends on a size that is known only when it runs"
+            if isinstance(reason, str):
+                return reason
+            if reason is not None:
+                name = getattr(condition, "__name__", type(condition).__name__)
+                raise InputError(
+                    f"condition {name} of pattern {self.title} returned {reason!r}: return why the "
+                    "match is not used, or None"
+                )
+        return None
 
 
 def is_floating_point(position: int = 0) -> Condition:
@@ -252,13 +289,6 @@ def traced(function: Callable[..., Any]) -> Graph:
     graph = Tracer().trace(function)
     canonicalise(graph)
     return graph
-
-
-def _signature(function: Callable[..., Any]) -> tuple[int, int]:
-    nodes = list(traced(function).nodes)
-    results = nodes[-1].args[0]
-    count = len(results) if isinstance(results, (tuple, list)) else 1
-    return sum(node.op == "placeholder" for node in nodes), count
 
 
 def _distinct(first: Graph, swappable: Sequence[int]) -> Iterator[Graph]:

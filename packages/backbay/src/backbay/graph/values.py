@@ -44,6 +44,14 @@ def are_numbers(sizes: Iterable[Any]) -> bool:
     return all(isinstance(x, int) for x in sizes)
 
 
+def is_data_dependent(error: Exception) -> bool:
+    """Whether an error says that a size was asked for which is known only when the graph runs."""
+    # Slow to import, and in use where it is raised.
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # noqa: PLC0415
+
+    return isinstance(error, GuardOnDataDependentSymNode)
+
+
 def is_submodule(node: Node) -> bool:
     """Return whether a node reads a module that its graph's module owns."""
     owner = node.graph.owning_module

@@ -25,6 +25,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -41,7 +42,7 @@ from backbay.graph.aten_rewrite import apply_aten
 from backbay.graph.checkpoints import with_bodies
 from backbay.graph.match import Nearest, NearMiss, Pattern, is_call
 from backbay.graph.rewrite import apply, bound, erase_dead, layout, replace_node, revocable
-from backbay.graph.values import is_ordinary, value_of
+from backbay.graph.values import is_data_dependent, is_ordinary, value_of
 
 Level = Literal[
     "torch",
@@ -226,12 +227,7 @@ class PassContext:
         except NotApplicable as error:
             self.note(node, f"{about}{error}")
         except RuntimeError as error:
-            # Slow to import, and in use where it is raised.
-            from torch.fx.experimental.symbolic_shapes import (  # noqa: PLC0415
-                GuardOnDataDependentSymNode,
-            )
-
-            if not isinstance(error, GuardOnDataDependentSymNode):
+            if not is_data_dependent(error):
                 raise
             self.note(node, f"{about}it depends on a size that is known only when it runs")
 
@@ -277,14 +273,25 @@ class Pass:
     """One line for users: what it does where it is on. Default: the docstring's first."""
     requires: ClassVar[Requires] = _ANYTHING
     sources: ClassVar[tuple[Any, ...]] = ()
-    """Further functions, modules or texts that decide what it does: kernels, tables."""
+    """Further functions, modules or texts that decide what it does: kernels, tables. A module's own
+    text is taken, not that of the modules that it imports: name each."""
     hoists: ClassVar[bool] = False
     """Whether it has what only parameters decide computed once, for all calls."""
 
     def __post_init__(self) -> None:
-        """Name the pass."""
+        """Name the pass.
+
+        Raises:
+            InputError: one of its sources is the name of a module.
+        """
         if not self.name:
             object.__setattr__(self, "name", snake_case(type(self).__name__))
+        named = next((x for x in self.decisive() if _names_module(x)), None)
+        if named is not None:
+            raise InputError(
+                f"pass {self.name}: its source {named!r} names a module, and only the name would "
+                "count: give the module itself, or its text"
+            )
 
     def run(self, graph_module: GraphModule, context: PassContext) -> int:
         """Change a graph module in place; return how many changes were made.
@@ -503,7 +510,8 @@ def graph_pass(
     Args:
         level: which graphs it gets.
         name: by default the function's.
-        sources: further functions, modules or texts that decide what it does.
+        sources: further functions, modules or texts that decide what it does; of a module its own
+            text, not that of the modules that it imports: name each.
     """
     if level not in LEVELS:
         raise InputError(f"there is no level {level!r}; levels: {', '.join(LEVELS)}")
@@ -538,7 +546,8 @@ def rewrite_pass(
         patterns: what to find, and what takes its place.
         name: of the pass.
         level: which graphs it gets.
-        sources: the modules of the operators that it puts in: they decide what comes out.
+        sources: the modules of the operators that it puts in: they decide what comes out. A
+            module's own text is taken, not that of the modules that it imports: name each.
         summary: one line for users.
     """
 
@@ -570,6 +579,16 @@ def snake_case(name: str) -> str:
 
 def _first_line(text: str | None) -> str:
     return next(iter((text or "").strip().splitlines()), "").rstrip(".")
+
+
+def _names_module(thing: Any) -> bool:
+    """Whether a source is the name of a module that can be imported."""
+    if not isinstance(thing, str) or not all(x.isidentifier() for x in thing.split(".")):
+        return False
+    try:
+        return importlib.util.find_spec(thing) is not None
+    except (ImportError, ValueError):  # what it is in is no package
+        return False
 
 
 def _source(thing: Any) -> str:
