@@ -306,9 +306,10 @@ def _second(both: Mapping[str, Sequence[Sample]]) -> str:
 
 def _until_decided(both: Mapping[str, Sequence[Sample]]) -> str:
     """Return the ratio of the time until CUDA graphs are decided on: of the first two calls."""
-    taken = {arm: [x.seconds + x.second for x in both[arm] if x.second is not None] for arm in ARMS}
-    known = min(map(len, taken.values()))
-    return _compared({arm: x[:known] for arm, x in taken.items()})[0][-1] if known else "-"
+    if any(x.second is None for arm in ARMS for x in both[arm]):
+        return "-"
+    taken = {arm: [x.seconds + (x.second or 0.0) for x in both[arm]] for arm in ARMS}
+    return _compared(taken)[0][-1]
 
 
 def _compared(both: Mapping[str, Sequence[float]]) -> tuple[list[str], float]:

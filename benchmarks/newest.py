@@ -193,10 +193,11 @@ def _saved_table(runs: Sequence[Run]) -> list[str]:
 
 def _part(ours: Ratio, theirs: Ratio) -> Ratio:
     """Return the part that ours saves of what theirs saves."""
-    least, most = (_saves(x) for x in (theirs.low, theirs.high))
-    high = _saves(ours.high) / least if least > 0 else math.inf
     value = _saves(ours.value) / _saves(theirs.value)
-    return Ratio(value=value, low=_saves(ours.low) / most, high=high)
+    if theirs.low <= 1:  # it may save nothing
+        return Ratio(value=value, low=-math.inf, high=math.inf)
+    ends = [_saves(x) / _saves(y) for x in (ours.low, ours.high) for y in (theirs.low, theirs.high)]
+    return Ratio(value=value, low=min(ends), high=max(ends))
 
 
 def _saves(ratio: float) -> float:

@@ -26,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.errors import CompilationError
 
+from backbay_optimizer.kernels import float8_rows
 from backbay_optimizer.kernels.elsewhere import Launch
 from backbay_optimizer.tuning.plan_search import smaller
 from speed.condition_tables.elsewhere import asked, launches, shown
@@ -84,8 +85,13 @@ def _fitted(plan: Any, launch: Launch, capability: int) -> str:
     for how in smaller(plan, launch.limits):
         try:
             taken = max(_taken(x, capability) for x in _launched(launch, how))
-        except CompilationError:  # of 8.0 and 8.6, which have no float8 of this kind
-            return "does not compile"
+        except CompilationError:
+            if (
+                launch.run is not float8_rows.launch
+                or divmod(capability, 10) >= float8_rows.CAPABLE
+            ):
+                raise
+            return "has no such float8"
         fits = taken <= SHARED[capability] * 1024
         said.append(f"{taken / 1024:.0f}")
         if fits:

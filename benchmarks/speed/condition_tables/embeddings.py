@@ -28,10 +28,14 @@ SHAPES = (
 DRAWN = {"uniform": 0.0, "Zipf's": -1.0, "one word": -50.0}
 """Exponents of ranks, by how tokens are drawn; the last draws the first word each time."""
 
-READINGS = (  # rows at once, stages, and from how many tokens on
-    *(kernel.Reading(64, 1, 0), kernel.Reading(64, 4, 0), kernel.Reading(64, 4, 256)),
-    *(kernel.Reading(64, 4, 512), kernel.Reading(64, 4, 1024), kernel.Reading(128, 4, 512)),
+READINGS = tuple(
+    {"at_once": at_once, "stages": stages, "staged_from": tokens}
+    for at_once, stages, tokens in (
+        *((64, 1, 0), (64, 4, 0), (64, 4, 256)),
+        *((64, 4, 512), (64, 4, 1024), (128, 4, 512)),
+    )
 )
+"""How a word is read that comes often."""
 
 
 def embeddings() -> Iterator[str]:
@@ -50,7 +54,7 @@ def embeddings() -> Iterator[str]:
 
 def embedding_plans() -> Iterator[str]:
     """Compare how the rows of a word are read that comes often."""
-    names = (f"{x.at_once} at once; {x.stages} stages from {x.staged_from}" for x in READINGS)
+    names = ("{at_once} at once; {stages} stages from {staged_from}".format(**x) for x in READINGS)
     yield row("words, columns, tokens", "tokens are", "fill", *names)
     yield f"|{'---|' * (3 + len(READINGS))}"
     kernels = (
@@ -64,7 +68,8 @@ def embedding_plans() -> Iterator[str]:
             index = _drawn(words, tokens, exponent)
             calls: list[Call] = [table.zero_]
             given = (kernels, dy, index, words, -1)
-            calls += [functools.partial(kernel.launch, *given, reading=x) for x in READINGS]
+            plans = [kernel.plan(width)._replace(**x) for x in READINGS]
+            calls += [functools.partial(kernel.launch, *given, chosen=x) for x in plans]
             cells = [f"{x:.1f}" for x in in_turns(calls)]
             yield row(f"{words}, {width}, {tokens}", name, *cells)
 

@@ -192,11 +192,9 @@ def test_memory_of_a_pair_is_not_given_back():
     before = pool_bytes(0)
     way = Way(replays=True)
     by_size(way, 3, 3, 3)
-    way.shared.clear()
-    gc.collect()
-    # Dynamo keeps the code of a model that is deleted, for others of its class, and so recordings.
     assert pool_bytes(0) == before + 2 * CAPTURED
-    torch.compiler.reset()
+    way.shared.clear()
+    torch.compiler.reset()  # Dynamo keeps the code of a deleted model, and so its recordings
     gc.collect()
     assert pool_bytes(0) == before
 

@@ -243,21 +243,3 @@ def test_what_a_search_draws_is_no_token_or_no_place():
     assert drawn.places.is_contiguous(memory_format=torch.channels_last)
     assert set(drawn.places.flatten().tolist()) == set(range(9))
     assert "cpu" not in repr((tokens, drawn))  # plans are kept by it
-
-
-def test_a_search_in_float8_is_of_numbers_that_are_rounded_up_or_down():
-    x, by = torch.randn(6, 80)[:, :40], torch.randn(1).expand(40)
-    recipe = float8_rows.Recipe("rms_norm", 1e-5)
-    y, *_ = float8_rows._same_of_signs(x, by, None, recipe)
-    assert set(x.flatten().tolist()) == {-1.0, 1.0}
-    assert set(y.float().abs().flatten().tolist()) == {448.0}
-    for kind in float8_rows.KINDS:
-        for residual in (None, torch.randn(6, 40)):
-            other = torch.randn(6, 40) if kind == "silu" else by.clone() if kind else None
-            recipe = float8_rows.Recipe(kind, 1e-5, 0.0, 1e-12)
-            y, *_ = float8_rows._same_of_signs(x, other, residual, recipe)
-            for off in (0.99, 1.01):
-                again, *_ = float8_rows.reference(
-                    x, other, residual, recipe._replace(most=448 * off)
-                )
-                assert torch.equal(y.float(), again.float())

@@ -212,8 +212,9 @@ INTERPRETED = """
             dy = torch.randn(*index.shape, width).to(dtype)
             given = (dy, index, words, ignored)
             wanted = module.reference_backward(*given)
-            for reading in (module.READING, module.Reading(16, 3, 40)):
-                found = module.launch(kernels, *given, reading=reading)
+            other = module.plan(width)._replace(at_once=16, stages=3, staged_from=40)
+            for how in (module.plan(width), other):
+                found = module.launch(kernels, *given, chosen=how)
                 assert found.dtype == wanted.dtype and found.shape == wanted.shape
                 assert_close(found, wanted)
     # One token more than from which a word comes often, and as many.
@@ -268,8 +269,10 @@ DRAWN = """
         if draw(st.booleans()):
             dy = torch.cat((dy, dy), -1)[..., ::2]
             index = torch.stack((index, index), -1)[..., 0]
-        reading = draw(st.sampled_from([module.READING, module.Reading(16, 3, 40)]))
-        found = module.launch(kernels, dy, index, words, ignored, reading=reading)
+        how = module.plan(width)
+        other = how._replace(at_once=16, stages=3, staged_from=40)
+        how = draw(st.sampled_from([how, other]))
+        found = module.launch(kernels, dy, index, words, ignored, chosen=how)
         wanted = module.reference_backward(dy.double(), index, words, ignored)
         sizes = module.reference_backward(dy.double().abs(), index, words, ignored)
         assert found.dtype == dtype and found.shape == wanted.shape

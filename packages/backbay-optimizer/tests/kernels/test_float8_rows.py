@@ -268,6 +268,8 @@ def test_a_gpu_gets_the_kernel_that_has_no_such_float8(monkeypatch):
         for capability, found in (((8, 6), True), ((8, 9), False), ((9, 0), False)):
             monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
             assert ("8.9" in (module.refusal(x) or "")) == found
+            large = torch.empty(8192, 4096, device="cuda", dtype=torch.bfloat16)
+            assert ("8.9" in (module.pays(large) or "")) == found
 
 
 def test_no_rows_are_given_to_the_kernel_or_get_numbers(monkeypatch):

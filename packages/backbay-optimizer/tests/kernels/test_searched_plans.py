@@ -134,10 +134,10 @@ launches = [
 forward, backward = device(max_pool, "max_pool_kernel", "max_pool_backward_kernel")
 window = [3, 3], [2, 2], [1, 1]
 launches += [
-    lambda: max_pool.launch(forward, drawn(2, 40, 7, 9, last=True), *window),
+    lambda: max_pool.launch(forward, drawn(1, 40, 7, 9, last=True), *window),
     lambda: max_pool.launch(forward, drawn(1, 13, 6, 5), [2, 2], [2, 2], [0, 0]),
     lambda: max_pool.launch_backward(
-        backward, drawn(2, 40, 4, 5, last=True), torch.empty(2, 40, 4, 5), 7, 9, *window
+        backward, drawn(1, 40, 4, 5, last=True), torch.empty(1, 40, 4, 5), 7, 9, *window
     ),
     lambda: max_pool.launch_backward(
         backward, drawn(1, 13, 4, 3), torch.empty(1, 13, 4, 3), 6, 5, [3, 3], [1, 1], [0, 0]
@@ -154,7 +154,7 @@ offset = float8_rows.Recipe("rms_norm", 1e-5, 1.0, 1e-12, 440.0)
 launches.append(lambda: float8_rows.launch(rounded, wide, drawn(1).expand(400), None, offset))
 (turned,) = device(rotated_heads, "rotated_heads_kernel")
 angles = drawn(1, 6, 64), drawn(1, 6, 64)
-for heads in ([20, 3], [5]):
+for heads in ([9, 3], [5]):
     given = [drawn(2, 6, n, 64) for n in heads], [drawn(64) for _ in heads], *angles
     how = rotated_heads.How(1e-3, 0.5)
     launches.append(lambda given=given: rotated_heads.launch(turned, *given, how))
@@ -240,15 +240,12 @@ for launch in launches:
 print("right")
 """
 
-LAUNCHES = {"products and norms": PRODUCTS_AND_NORMS, "rows and pixels": ROWS_AND_PIXELS}
+
+def test_a_plan_within_the_limits_is_wrong(assert_right_in_interpreter):
+    assert_right_in_interpreter(SETUP + PRODUCTS_AND_NORMS + SEARCHED)
 
 
-@pytest.mark.parametrize("launches", LAUNCHES.values(), ids=LAUNCHES)
-def test_a_plan_within_the_limits_is_wrong(assert_right_in_interpreter, launches):
-    assert_right_in_interpreter(SETUP + launches + SEARCHED)
-
-
-def test_plans_are_wrong_of_which_every_field_is_another(assert_right_in_interpreter):
+def test_a_plan_is_wrong_when_all_fields_change_at_once(assert_right_in_interpreter):
     assert_right_in_interpreter(SETUP + ROWS_AND_PIXELS + DRAWN)
 
 

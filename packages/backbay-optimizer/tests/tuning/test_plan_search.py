@@ -7,10 +7,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from backbay_optimizer.kernels import elsewhere  # noqa: E402
+from backbay_optimizer.kernels import elsewhere, float8_rows  # noqa: E402
 from backbay_optimizer.kernels.elsewhere import Launch, plan_here, used_elsewhere  # noqa: E402
 from backbay_optimizer.tuning import found_plans, plan_search  # noqa: E402
 from backbay_optimizer.tuning.plan_search import NoPlanError  # noqa: E402
+
+FLOAT8 = float8_rows.FLOAT8
 
 
 class Plan(NamedTuple):
@@ -319,7 +321,9 @@ def test_a_store_that_cannot_be_written_stops_the_model(search, monkeypatch, tmp
         *((torch.float32, off, abs(off) < 0.003) for off in (0.001, 0.004, -0.004)),
     ],
 )
-def test_what_is_wrong_is_right_or_the_other_way_round(dtype, found, agrees):
+@pytest.mark.parametrize("at_once", [1, 1 << 24])
+def test_what_is_wrong_is_right_or_the_other_way_round(dtype, found, agrees, at_once, monkeypatch):
+    monkeypatch.setattr(plan_search, "_COMPARED", at_once)
     wanted = torch.tensor([1.0, -2.0], dtype=dtype)
     off = wanted + torch.tensor([found, 0.0], dtype=dtype)
     assert plan_search._agree((off, None), (wanted, None)) is agrees
@@ -328,3 +332,15 @@ def test_what_is_wrong_is_right_or_the_other_way_round(dtype, found, agrees):
     both = torch.tensor([math.inf, 1.0])
     assert plan_search._agree([both], [both.clone()])
     assert not plan_search._agree([both], [torch.ones(2)])
+
+
+def test_a_float8_is_right_by_more_than_a_step_or_its_scale_by_a_part_of_a_row():
+    wanted, step, steps = (torch.tensor([x, 1.0]).to(FLOAT8) for x in (448.0, 416.0, 384.0))
+    assert plan_search._agree([step], [wanted])
+    assert not plan_search._agree([steps], [wanted])
+    x = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))
+    recipe = float8_rows.Recipe("", 1e-5, 0.0, 1e-12)
+    right = float8_rows.reference(x, None, None, recipe)
+    part = float8_rows.reference(x[:, :2048], None, None, recipe)
+    assert plan_search._agree(right, float8_rows.reference(x, None, None, recipe))
+    assert not plan_search._agree((right[0], part[1], right[2]), right)

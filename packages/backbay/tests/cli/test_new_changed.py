@@ -73,17 +73,17 @@ def test_a_second_pass_fails_the_tests_of_the_first(made):
     assert "8 passed" in done.stdout
 
 
-def test_a_second_kernel_is_not_typed(made):
+def test_mypy_refuses_a_second_kernel(made):
     package = made / "src" / "acme_fast"
     (package / "gates").mkdir()
     (package / "gates" / "__init__.py").write_text('"""Gates."""\n')
     copied = (package / "kernel.py").read_text().replace("::relu_squared", "::gates")
     (package / "gates" / "kernel.py").write_text(copied)
     done = run(made, "mypy", "--cache-dir", os.devnull)
-    assert done.stdout.startswith("Success: no issues found in 11 source files"), done.stdout
+    assert done.stdout.startswith("Success"), done.stdout
     assert done.stderr == ""
     (package / "gates" / "kernel.py").rename(package / "gates" / "gates.py")
-    assert "Found 6 errors in 1 file" in run(made, "mypy", "--cache-dir", os.devnull).stdout
+    assert "errors in 1 file" in run(made, "mypy", "--cache-dir", os.devnull).stdout
 
 
 INTERPRETED = ("test_kernel.py", "interpreter and float32", "elements outside of all tensors")

@@ -92,6 +92,8 @@ assert why(copy_described, *described) is None
 torch.testing.assert_close(y, x)
 wide = triton.reinterpret(torch.zeros(8), tl.int32)
 assert why(copy, wide, torch.zeros(8, dtype=torch.int32), block=8) is None
+array = memory[:64].numpy().copy()
+assert why(copy, torch.from_numpy(array), torch.from_numpy(array[8:16]), block=32) is None
 """
 
 OUTSIDE = """
@@ -125,6 +127,8 @@ try:
 except InputError as error:
     assert "has no attribute '_init_args_hst'" in str(error), error
     assert str(error).endswith("): test the kernels with one of those"), error
+else:
+    raise AssertionError("it guards in an interpreter that it does not know")
 """
 
 

@@ -46,20 +46,10 @@ _SIXTEEN = 16
 _INT32 = 2**31
 
 
-class Reading(NamedTuple):
-    """How the rows of a word are read that comes often."""
-
-    at_once: int
-    """Rows that are read at once."""
-    stages: int
-    """Of the loop: all but one are on their way, through shared memory."""
-    staged_from: int
-    """Tokens from which there are so many; of fewer, there is one."""
-
-
-READING = Reading(64, 4, 512)
-"""By search on an H200, 2026-11-28 (``conditions_embedding_plans.md``). With 256 rows at once the
-kernel needs 72 registers a thread, not 40, which slows the other words, too."""
+_AT_ONCE, _STAGES, _STAGED_FROM = 64, 4, 512
+"""How a word that comes often is read: by search on an H200, 2026-11-28
+(``conditions_embedding_plans.md``). With 256 rows at once the kernel needs 72 registers a thread,
+not 40, which slows the other words, too."""
 
 
 class Plan(NamedTuple):
@@ -75,9 +65,11 @@ class Plan(NamedTuple):
     narrow: int
     """Columns of such a word that one of them adds."""
     at_once: int
-    """As that of `Reading`, like the next two."""
+    """Rows of such a word that are read at once."""
     stages: int
+    """Of the loop: all but one are on their way, through shared memory."""
     staged_from: int
+    """Tokens from which there are so many; of fewer, there is one."""
     often_from: int
     """As `OFTEN`."""
 
@@ -101,11 +93,19 @@ _MOST_SEARCHED = 2**27
 compare results it holds the table several times, in float64."""
 
 
-def plan(width: int, reading: Reading = READING) -> Plan:
+def plan(width: int) -> Plan:
     """Return how to add rows of a width."""
     block = min(_BLOCK, max(32, _power_from(width)))
     return Plan(
-        block, _TOGETHER, max(1, block // 256), _PROGRAMS, _NARROW, *reading, often_from=OFTEN
+        block=block,
+        together=_TOGETHER,
+        warps=max(1, block // 256),
+        programs=_PROGRAMS,
+        narrow=_NARROW,
+        at_once=_AT_ONCE,
+        stages=_STAGES,
+        staged_from=_STAGED_FROM,
+        often_from=OFTEN,
     )
 
 
@@ -138,17 +138,16 @@ def launch(
     words: int,
     ignored: int,
     *,
-    reading: Reading = READING,
     chosen: Plan | None = None,
 ) -> Tensor:
     """Run the kernels, without a dispatcher or a check; as :func:`reference_backward`.
 
     Under ``TRITON_INTERPRET=1`` they run on the CPU. They count, place, order and add. ``chosen``
-    is how they add, by default `plan`, with a ``reading``.
+    is how they add, by default `plan`.
     """
     count, place, order, add = kernels
     width = dy.shape[-1]
-    how = chosen or plan_here(plan(width, reading), _searched(kernels, dy, index, words, ignored))
+    how = chosen or plan_here(plan(width), _searched(kernels, dy, index, words, ignored))
     rows = dy.reshape(-1, width).contiguous()
     at = index.reshape(-1).contiguous()
     tokens = at.shape[0]

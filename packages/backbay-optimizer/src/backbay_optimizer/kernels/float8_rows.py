@@ -133,7 +133,7 @@ def launch(  # noqa: PLR0917 (a search gives them by position)
         run=launch,
         kernels=[kernel],
         given=(x, by, residual, recipe),
-        reference=_same_of_signs,
+        reference=reference,
         limits=LIMITS,
     )
     how = chosen or plan_here(plan(width, recipe.kind, is_added=residual is not None), this)
@@ -154,25 +154,6 @@ def launch(  # noqa: PLR0917 (a search gives them by position)
             num_warps=how.warps,
         )
     return y, scale, total
-
-
-def _same_of_signs(
-    x: Tensor, by: Tensor | None, residual: Tensor | None, recipe: Recipe
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Put the signs of a search's numbers in their place; return what `launch` does of them.
-
-    A search compares numbers of float8 exactly. Of any inputs some results lie so near the middle
-    between two that another order of sums rounds them to the other; of signs none does.
-    """
-    for given in (x, by, residual):
-        if given is not None:
-            _memory(given).sign_()
-    return reference(x, by, residual, recipe)
-
-
-def _memory(x: Tensor) -> Tensor:
-    """Return all of a tensor's memory, in which elements may be far apart, or one and the same."""
-    return x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -199,8 +180,6 @@ def refusal(x: Tensor, *others: Tensor | None) -> str | None:
 
 def pays(x: Tensor, *others: Tensor | None) -> str | None:
     """Return why the operator should not take the place of what Inductor makes, or None."""
-    if reason := unfit(x, *(t for t in others if t is not None)):
-        return reason
     columns = x.shape[-1]
     if not COLUMNS[0] <= columns <= COLUMNS[1] or columns % _EIGHTS:
         return f"{columns} columns: it was measured from {COLUMNS[0]} to {COLUMNS[1]}, in eights"
@@ -212,7 +191,7 @@ def pays(x: Tensor, *others: Tensor | None) -> str | None:
         return "only a run tells the number of its rows"
     if math.prod(sizes) < FEWEST_ELEMENTS:
         return f"it has fewer than {FEWEST_ELEMENTS} elements: that was not measured"
-    return unmeasured(x)
+    return refusal(x, *others) or unmeasured(x)
 
 
 # 4. Registration

@@ -187,7 +187,7 @@ class Offsets:
     def places(self) -> Tensor:
         """Those of the maxima of images that are any numbers."""
         at = torch.arange(math.prod(self.shape), dtype=torch.int32, device=self.device)
-        images = (at * _FACTOR % _DIVISOR).to(self.dtype).view(self.shape)
+        images = (at % _DIVISOR * _FACTOR % _DIVISOR).to(self.dtype).view(self.shape)
         return _laid_out(reference(images, *self.window)[1])
 
 

@@ -126,7 +126,8 @@ def reference_statistics(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     Those are of differences to the maximum, times a scale. Both are float32 at least.
     """
     wide = widened(x)
-    if not x.shape[-1]:  # amax would refuse rows of nothing
+    columns = x.shape[-1]
+    if isinstance(columns, int) and not columns:  # amax would refuse rows of nothing
         return wide.new_full((*x.shape[:-1], 1), -math.inf), wide.new_zeros(*x.shape[:-1], 1)
     m = wide.amax(-1, keepdim=True)
     return m, ((wide - m) * scale).exp().sum(-1, keepdim=True)

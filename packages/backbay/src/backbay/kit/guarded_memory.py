@@ -93,7 +93,8 @@ class _Guarded:
                     memory, (start, end) = tensor.untyped_storage().data_ptr(), _span(tensor)
                     others = spans.get(memory, (start, end))
                     spans[memory] = min(start, others[0]), max(end, others[1])
-            self.starts, self.ends = np.array(sorted(spans.values()), np.int64).reshape(-1, 2).T
+            starts, ends = np.array(sorted(spans.values()), np.int64).reshape(-1, 2).T
+            self.starts, self.ends = starts, np.maximum.accumulate(ends)  # memories may overlap
             self.kernel = executor.fn.__name__
             self.modules.clear()
             return arguments

@@ -27,6 +27,7 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -585,9 +586,12 @@ def _names_module(thing: Any) -> bool:
     """Whether a source is the name of a module that can be imported."""
     if not isinstance(thing, str) or not all(x.isidentifier() for x in thing.split(".")):
         return False
+    package, dot, _ = thing.partition(".")
+    if not dot:  # a word may be text, such as "code"
+        return thing in sys.modules and thing not in sys.stdlib_module_names
     try:
-        return importlib.util.find_spec(thing) is not None
-    except (ImportError, ValueError):  # what it is in is no package
+        return importlib.util.find_spec(package) is not None  # of a package's parts it would run it
+    except ValueError:  # such as of __main__
         return False
 
 
