@@ -99,17 +99,25 @@ def asked(module: ModuleType, call: Callable[[], Any]) -> tuple[Any, Launch]:
     raise ValueError("it has no plan")
 
 
-def launches(draw: Callable[..., Tensor]) -> Iterator[tuple[str, ModuleType, Callable[[], Any]]]:
+_Draw = Callable[..., Tensor]
+_Launches = Iterator[tuple[str, ModuleType, Callable[[], Any]]]
+
+
+def launches(draw: _Draw) -> _Launches:
     """Yield launches that have a plan: what they are of, the kernel's module, and the call.
 
     Args:
         draw: returns a tensor of 16 bits, of a shape.
     """
+    yield from _of_images(draw)
+    yield from _of_products(draw)
+    yield from _of_norms(draw)
+    yield from _of_softmaxes(draw)
+    yield from _of_what_is_moved(draw)
 
-    def last(*shape: int) -> Tensor:
-        return draw(*shape).to(memory_format=torch.channels_last)
 
-    x, w = last(128, 384, 28, 28), draw(384, 1, 7, 7)
+def _of_images(draw: _Draw) -> _Launches:
+    x, w = _last(draw(128, 384, 28, 28)), draw(384, 1, 7, 7)
     how = ([1, 1], [3, 3])
     kernel: Any = depthwise_device.depthwise_kernel
     run: Any = functools.partial(depthwise.launch, kernel, x, w, None, *how)
@@ -118,7 +126,7 @@ def launches(draw: Callable[..., Tensor]) -> Iterator[tuple[str, ModuleType, Cal
         depthwise.launch_weight, depthwise_device.depthwise_weight_kernel, x, x, w, *how
     )
     yield "the same, gradient by filters", depthwise, run
-    x = last(128, 256, 56, 56)
+    x = _last(draw(128, 256, 56, 56))
     run = functools.partial(norms.launch_statistics, norms_device.batch_norm_statistics_kernel, x)
     yield "batch norm's statistics, 128 x 256 x 56 x 56", norms, run
     vectors = [draw(256).float().abs() + 0.5 for _ in range(4)]
@@ -126,9 +134,14 @@ def launches(draw: Callable[..., Tensor]) -> Iterator[tuple[str, ModuleType, Cal
     mean, rstd, weight, bias = vectors
     run = functools.partial(norms.launch_sums, kernel, x, x, mean, rstd, weight, bias, "relu")
     yield "the same, its gradient's sums", norms, run
+
+
+def _of_products(draw: _Draw) -> _Launches:
     for n in (16, 128, 512):
         x, weights = draw(n, 4096), [draw(4096, 4096), draw(1024, 4096)]
-        run = functools.partial(few.launch, few_device.linears_kernel, x, weights, [None, None])
+        run: Any = functools.partial(
+            few.launch, few_device.linears_kernel, x, weights, [None, None]
+        )
         yield f"layers of {n} rows, 4096 to 4096 and 1024", few, run
     x, gate, up = draw(16, 4096), draw(11008, 4096), draw(11008, 4096)
     run = functools.partial(few.launch_gated, few_device.gated_kernel, x, gate, up, None, None)
@@ -139,21 +152,28 @@ def launches(draw: Callable[..., Tensor]) -> Iterator[tuple[str, ModuleType, Cal
             epilogue.launch, epilogue_device.linear_kernel, x, weight, bias, "gelu"
         )
         yield f"linear and GELU, 50176 rows, {inner} to {columns}", epilogue, run
+
+
+def _of_norms(draw: _Draw) -> _Launches:
     kernels = (groups_device.group_norm_window_kernel, groups_device.group_norm_panel_kernel)
     for images, channels, side in ((8, 512, 64), (1, 128, 512)):
-        for name, drawn in (("first", draw), ("last", last)):
-            x, weight = drawn(images, channels, side, side), draw(channels)
-            run = functools.partial(groups.launch, kernels, x, weight, weight, 32, _EPS, True)  # noqa: FBT003 (of the operator)
+        for name in ("first", "last"):
+            x, weight = draw(images, channels, side, side), draw(channels)
+            x = _last(x) if name == "last" else x
+            run: Any = functools.partial(groups.launch, kernels, x, weight, weight, 32, _EPS, True)  # noqa: FBT003 (of the operator)
             yield f"group norm, {images} x {channels} x {side} x {side}, {name}", groups, run
     pair = (rows_device.row_norm_backward_kernel, rows_device.row_norm_totals_kernel)
     for columns in (1024, 4096):
         x, rstd = draw(16384, columns), draw(16384, 1).float().abs()
         run = functools.partial(rows.launch_backward, pair, [x], x, draw(columns), None, rstd, 0.0)
         yield f"RMSNorm's gradient, 16384 x {columns}", rows, run
+
+
+def _of_softmaxes(draw: _Draw) -> _Launches:
     for columns in (8192, 32768):
         x = draw(2**28 // columns, columns)
         kernel = softmaxes_device.softmax_held_kernel
-        run = functools.partial(softmaxes.launch_held, kernel, x, 1.0, x.dtype, False)  # noqa: FBT003 (likewise)
+        run: Any = functools.partial(softmaxes.launch_held, kernel, x, 1.0, x.dtype, False)  # noqa: FBT003 (likewise)
         yield f"softmax, {x.shape[0]} x {columns}", softmaxes, run
     x = draw(2**28 // 131072, 131072)
     run = functools.partial(
@@ -164,12 +184,9 @@ def launches(draw: Callable[..., Tensor]) -> Iterator[tuple[str, ModuleType, Cal
     for n in (256, 2048):
         run = functools.partial(softmaxes.launch_statistics, kernel, x[:n], 1.0)
         yield f"softmax's statistics, {n} x 131072", softmaxes, run
-    yield from _others(draw)
 
 
-def _others(
-    draw: Callable[..., Tensor],
-) -> Iterator[tuple[str, ModuleType, Callable[[], Any]]]:
+def _of_what_is_moved(draw: _Draw) -> _Launches:
     dy = draw(8192, 1024)
     index = dy.new_zeros(8192, dtype=torch.int64)
     adding = (
@@ -178,11 +195,11 @@ def _others(
     )
     run: Any = functools.partial(embeddings.launch, adding, dy, index, 65536, -1)
     yield "embedding's gradient, 65536 x 1024, 8192 tokens", embeddings, run
-    x = draw(128, 64, 112, 112).to(memory_format=torch.channels_last)
+    x = _last(draw(128, 64, 112, 112))
     window = ([3, 3], [2, 2], [1, 1])
     run = functools.partial(pools.launch, pools_device.max_pool_kernel, x, *window)
     yield "maxima over 3 by 3, 128 x 64 x 112 x 112", pools, run
-    dy = draw(128, 64, 56, 56).to(memory_format=torch.channels_last)
+    dy = _last(draw(128, 64, 56, 56))
     given = (pools_device.max_pool_backward_kernel, dy, dy.to(torch.int8), 112, 112, *window)
     run = functools.partial(pools.launch_backward, *given)
     yield "the same, gradient", pools, run
@@ -196,3 +213,7 @@ def _others(
     kernel = heads_device.rotated_heads_kernel
     run = functools.partial(heads.launch, kernel, both, weights, *angles, heads.How())
     yield "heads that are turned, 8192 tokens, 32 and 8 of 128", heads, run
+
+
+def _last(x: Tensor) -> Tensor:
+    return x.to(memory_format=torch.channels_last)

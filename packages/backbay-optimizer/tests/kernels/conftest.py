@@ -20,7 +20,7 @@ def assert_right_in_interpreter(run_python, monkeypatch) -> Callable[[str], None
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    path = (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))  # for rounded_casts
+    path = (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))  # for interpreted.py
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
 
     def run(program: str) -> None:

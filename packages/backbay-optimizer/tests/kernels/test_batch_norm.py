@@ -152,13 +152,13 @@ def test_a_compiled_program_breaks_or_differs(dynamic):
 
 INTERPRETED = """
     import torch
-    from hypothesis import given, settings, strategies as st
+    from hypothesis import given, strategies as st
+    from interpreted import few
     from torch.testing import assert_close
     from backbay_optimizer.kernels import batch_norm as module
     from backbay_optimizer.kernels import batch_norm_device as device
 
-    settings.register_profile("few", deadline=None, max_examples=25, derandomize=True)
-    settings.load_profile("few")
+    few(25)
 
     def strays(found, wanted):
         return (found.double() - wanted).norm() / wanted.norm().clamp(min=1e-3)
@@ -208,25 +208,14 @@ def test_the_kernels_are_wrong_in_tritons_interpreter(assert_right_in_interprete
 
 ACCURACY = """
     import torch
-    from hypothesis import given, settings, strategies as st
-    from rounded_casts import round_casts
+    from hypothesis import given, strategies as st
+    from interpreted import assert_as_near_as_eager, few, round_casts
     from torch.nn import functional as F
     from backbay_optimizer.kernels import batch_norm as module
     from backbay_optimizer.kernels import batch_norm_device as device
 
     round_casts()
-    settings.register_profile("few", deadline=None, max_examples=4, derandomize=True)
-    settings.load_profile("few")
-
-    def check_errors(found, eager, exact, far):
-        for name, y, other, truth in zip(NAMES, found, eager, exact, strict=True):
-            assert y.shape == truth.shape and y.dtype == other.dtype, name
-            error, allowed = ((t.double() - truth).norm() for t in (y, other))
-            # A few units of float32: torch's sums on the CPU are of another order, or of float64,
-            # and means of what is far from 0 are rounded by that much more. In 16 bits it also
-            # rounds between norm and activation.
-            floor = 4 * 2**-24 * (1 + far) * truth.norm()
-            assert error <= 1.1 * allowed + floor, (name, y.dtype, error, allowed, floor)
+    few(4)
 
     NAMES = ["y", "dweight", "dbias"]
     FUNCTIONS = {"none": lambda x: x, "relu": F.relu, "silu": F.silu, "hardswish": F.hardswish}
@@ -259,7 +248,7 @@ ACCURACY = """
             by_torch(activation, *ts) for ts in (given_, [t.double() for t in given_])
         )
         found = y, dweight.to(dtype), dbias.to(dtype)
-        check_errors(found, eager, exact, abs(centre) / deviation)
+        assert_as_near_as_eager(NAMES, found, eager, exact, abs(centre) / deviation)
 
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         check(dtype)

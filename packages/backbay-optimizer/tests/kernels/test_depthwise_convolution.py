@@ -146,13 +146,13 @@ def test_a_compiled_program_breaks_or_differs(dynamic):
 
 INTERPRETED = """
     import torch
-    from hypothesis import given, settings, strategies as st
+    from hypothesis import given, strategies as st
+    from interpreted import few
     from torch.testing import assert_close
     from backbay_optimizer.kernels import depthwise_convolution as module
     from backbay_optimizer.kernels import depthwise_convolution_device as device
 
-    settings.register_profile("few", deadline=None, max_examples=40, derandomize=True)
-    settings.load_profile("few")
+    few(40)
 
     @given(st.data())
     def check(data):
@@ -202,22 +202,13 @@ def test_the_kernels_are_wrong_in_tritons_interpreter(assert_right_in_interprete
 
 ACCURACY = """
     import torch
-    from hypothesis import given, settings, strategies as st
-    from rounded_casts import round_casts
+    from hypothesis import given, strategies as st
+    from interpreted import assert_as_near_as_eager, few, round_casts
     from backbay_optimizer.kernels import depthwise_convolution as module
     from backbay_optimizer.kernels import depthwise_convolution_device as device
 
     round_casts()
-    settings.register_profile("few", deadline=None, max_examples=2, derandomize=True)
-    settings.load_profile("few")
-
-    def check_errors(found, eager, exact):
-        for name, y, other, truth in zip(NAMES, found, eager, exact, strict=True):
-            assert y.shape == truth.shape and y.dtype == other.dtype, name
-            error, allowed = ((t.double() - truth).norm() for t in (y, other))
-            # A few units of float32: sums are of another order. In 16 bits both round once.
-            floor = 4 * 2**-24 * truth.norm()
-            assert error <= 1.1 * allowed + floor, (name, y.dtype, error, allowed, floor)
+    few(2)
 
     NAMES = ["y", "dx", "dweight", "dbias"]
 
@@ -243,7 +234,7 @@ ACCURACY = """
         others = module.launch_weight(device.depthwise_weight_kernel, dy, x, weight, *how, plan)
         given_ = x, weight, bias, dy
         exact = by_torch(*(t.double() for t in given_), *how)
-        check_errors((y, dx, *others), by_torch(*given_, *how), exact)
+        assert_as_near_as_eager(NAMES, (y, dx, *others), by_torch(*given_, *how), exact)
 
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         check(dtype)

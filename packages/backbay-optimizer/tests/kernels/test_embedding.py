@@ -234,15 +234,14 @@ def test_the_kernels_are_wrong_in_tritons_interpreter(assert_right_in_interprete
 
 DRAWN = """
     import torch
-    from hypothesis import given, settings, strategies as st
-    from rounded_casts import round_casts
+    from hypothesis import given, strategies as st
+    from interpreted import few, round_casts
     from torch.testing import assert_close
     from backbay_optimizer.kernels import embedding as module
     from backbay_optimizer.kernels import embedding_device as device
 
     round_casts()
-    settings.register_profile("few", deadline=None, max_examples=18, derandomize=True)
-    settings.load_profile("few")
+    few(18)
     DTYPES = [torch.float32, torch.float16, torch.bfloat16]
     module._PROGRAMS = 5  # a program takes several pieces of words that come often
     kernels = (

@@ -91,13 +91,13 @@ def test_a_compiled_program_breaks_or_differs(dynamic):
 
 INTERPRETED = """
     import torch
-    from hypothesis import given, settings, strategies as st
+    from hypothesis import given, strategies as st
+    from interpreted import few
     from torch.testing import assert_close
     from backbay_optimizer.kernels import few_row_linears as module
     from backbay_optimizer.kernels.few_row_linears_device import gated_kernel, linears_kernel
 
-    settings.register_profile("few", deadline=None, max_examples=60, derandomize=True)
-    settings.load_profile("few")
+    few(60)
     TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
     PLANS = [None, module.Plan(16, 16, 16), module.Plan(32, 16, 32), module.Plan(16, 32, 64)]
 

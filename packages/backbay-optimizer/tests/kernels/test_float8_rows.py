@@ -203,15 +203,14 @@ def test_a_gpu_loses_nan_in_a_maximum(kind):
 
 DRAWN = """
     import torch
-    from hypothesis import given, settings, strategies as st
-    from rounded_casts import round_casts
+    from hypothesis import given, strategies as st
+    from interpreted import few, round_casts
     from torch.testing import assert_close
     from backbay_optimizer.kernels import float8_rows as module
     from backbay_optimizer.kernels import float8_rows_device as device
 
     round_casts()
-    settings.register_profile("few", deadline=None, max_examples=40, derandomize=True)
-    settings.load_profile("few")
+    few(40)
     DTYPES = [torch.float32, torch.float16, torch.bfloat16]
     # The interpreter loses carries where it rounds to float8: what is rounded is compared.
     module.FLOAT8 = torch.float32

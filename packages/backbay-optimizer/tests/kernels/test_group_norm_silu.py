@@ -234,15 +234,15 @@ def test_a_large_image_with_channels_first_is_cut_into_longer_blocks_than_the_fa
 
 INTERPRETED = """
     import torch
-    from hypothesis import given, settings, strategies as st
+    from hypothesis import given, strategies as st
+    from interpreted import few
     from torch.testing import assert_close
     from backbay_optimizer.kernels import group_norm_silu as module
     from backbay_optimizer.kernels import group_norm_silu_device as device
 
     forward = device.group_norm_window_kernel, device.group_norm_panel_kernel
     backward = device.group_norm_backward_window_kernel, device.group_norm_backward_panel_kernel
-    settings.register_profile("few", deadline=None, max_examples=25, derandomize=True)
-    settings.load_profile("few")
+    few(25)
 
     def laid_out(x, last):
         return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
@@ -314,24 +314,14 @@ def test_the_kernels_are_wrong_in_tritons_interpreter(assert_right_in_interprete
 
 ACCURACY = """
     import torch
-    from hypothesis import given, settings, strategies as st
-    from rounded_casts import round_casts
+    from hypothesis import given, strategies as st
+    from interpreted import assert_as_near_as_eager, few, round_casts
     from torch.nn import functional as F
     from backbay_optimizer.kernels import group_norm_silu as module
     from backbay_optimizer.kernels import group_norm_silu_device as device
 
     round_casts()
-    settings.register_profile("few", deadline=None, max_examples=3, derandomize=True)
-    settings.load_profile("few")
-
-    def check_errors(found, eager, exact, far):
-        for name, y, other, truth in zip(NAMES, found, eager, exact, strict=True):
-            assert y.shape == truth.shape and y.dtype == other.dtype, name
-            error, allowed = ((t.double() - truth).norm() for t in (y, other))
-            # A few units of float32: sums are of another order, and means of what is far from 0
-            # are rounded by that much more. In 16 bits torch also rounds between norm and SiLU.
-            floor = 4 * 2**-24 * (1 + far) * truth.norm()
-            assert error <= 1.1 * allowed + floor, (name, y.dtype, error, allowed, floor)
+    few(3)
 
     NAMES = ["y", "dx", "dweight", "dbias"]
     forward = device.group_norm_window_kernel, device.group_norm_panel_kernel
@@ -367,7 +357,7 @@ ACCURACY = """
         given_ = x, residual, weight, bias, dy
         wide = [None if t is None else t.double() for t in given_]
         eager, exact = by_torch(silu, *given_), by_torch(silu, *wide)
-        check_errors(found, eager, exact, abs(centre) / deviation)
+        assert_as_near_as_eager(NAMES, found, eager, exact, abs(centre) / deviation)
 
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         check(dtype)

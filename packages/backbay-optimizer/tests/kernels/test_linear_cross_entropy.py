@@ -341,15 +341,14 @@ def test_the_kernel_is_wrong_in_tritons_interpreter(assert_right_in_interpreter)
 
 DRAWN = """
     import torch
-    from hypothesis import given, settings, strategies as st
-    from rounded_casts import round_casts
+    from hypothesis import given, strategies as st
+    from interpreted import few, round_casts
     from torch.testing import assert_close
     from backbay_optimizer.kernels import linear_cross_entropy as module
     from backbay_optimizer.kernels.softmax_device import cross_entropy_gradient_kernel as kernel
 
     round_casts()
-    settings.register_profile("few", deadline=None, max_examples=30, derandomize=True)
-    settings.load_profile("few")
+    few(30)
     DTYPES = [torch.float32, torch.float16, torch.bfloat16]
     module._BLOCK = 128
 

@@ -96,13 +96,13 @@ def test_a_product_of_no_columns_is_refused():
 
 INTERPRETED = """
     import torch
-    from hypothesis import given, settings, strategies as st
+    from hypothesis import given, strategies as st
+    from interpreted import few
     from torch.testing import assert_close
     from backbay_optimizer.kernels import linear_epilogue as module
     from backbay_optimizer.kernels.linear_epilogue_device import linear_kernel
 
-    settings.register_profile("few", deadline=None, max_examples=40, derandomize=True)
-    settings.load_profile("few")
+    few(40)
     TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 6e-2}
 
     @given(st.data())

@@ -180,15 +180,14 @@ def test_the_kernel_is_wrong_in_tritons_interpreter(assert_right_in_interpreter)
 
 DRAWN = """
     import torch
-    from hypothesis import given, settings, strategies as st
-    from rounded_casts import round_casts
+    from hypothesis import given, strategies as st
+    from interpreted import few, round_casts
     from torch.testing import assert_close
     from backbay_optimizer.kernels import rotated_heads as module
     from backbay_optimizer.kernels.rotated_heads_device import rotated_heads_kernel as kernel
 
     round_casts()
-    settings.register_profile("few", deadline=None, max_examples=40, derandomize=True)
-    settings.load_profile("few")
+    few(40)
     DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
     @given(st.data())

@@ -280,15 +280,14 @@ def test_the_kernels_are_wrong_in_tritons_interpreter(assert_right_in_interprete
 
 DRAWN = """
     import torch
-    from hypothesis import given, settings, strategies as st
-    from rounded_casts import round_casts
+    from hypothesis import given, strategies as st
+    from interpreted import few, round_casts
     from torch.testing import assert_close
     from backbay_optimizer.kernels import row_norm as module
     from backbay_optimizer.kernels import row_norm_device as device
 
     round_casts()
-    settings.register_profile("few", deadline=None, max_examples=40, derandomize=True)
-    settings.load_profile("few")
+    few(40)
     DTYPES = [torch.float32, torch.float16, torch.bfloat16]
     kernels = device.row_norm_backward_kernel, device.row_norm_totals_kernel
     PLANS = [module.Plan(2, 2, 1), module.Plan(3, 1, 1), module.Plan(7, 4, 1)]

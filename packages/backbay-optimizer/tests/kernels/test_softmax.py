@@ -303,16 +303,15 @@ def test_the_kernels_are_wrong_in_tritons_interpreter(assert_right_in_interprete
 
 DRAWN = """
     import torch
-    from hypothesis import given, settings, strategies as st
-    from rounded_casts import round_casts
+    from hypothesis import given, strategies as st
+    from interpreted import few, round_casts
     from torch.testing import assert_close
     from torch.nn import functional as F
     from backbay_optimizer.kernels import softmax as module
     from backbay_optimizer.kernels import softmax_device as device
 
     round_casts()
-    settings.register_profile("few", deadline=None, max_examples=24, derandomize=True)
-    settings.load_profile("few")
+    few(24)
     DTYPES = [torch.float32, torch.float16, torch.bfloat16]
     module.STATISTICS = module.WRITTEN = module.Plan(2, 32, 1)
     module.CHUNK = 64
