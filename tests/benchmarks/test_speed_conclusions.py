@@ -151,26 +151,43 @@ def test_what_cuda_graphs_save_is_taken_from_another_run_or_counted_where_they_s
     assert "alone" not in text
 
 
+def test_a_part_that_is_saved_lies_outside_of_its_interval(speed):
+    newest, of = speed("newest"), speed("speed.judging").Ratio
+    theirs = of(value=1.10, low=1.06, high=1.20)
+    for value, low, high in ((0.93, 0.90, 0.96), (1.02, 0.97, 1.05), (1.12, 1.11, 1.13)):
+        part = newest._part(of(value=value, low=low, high=high), theirs)
+        assert part.low < part.value < part.high
+    assert part.low == pytest.approx((1 - 1 / 1.11) / (1 - 1 / 1.20))
+    assert part.high == pytest.approx((1 - 1 / 1.13) / (1 - 1 / 1.06))
+    unsure = of(value=1.10, low=0.99, high=1.20)
+    assert newest._part(theirs, unsure).high == math.inf
+
+
 def test_a_pattern_is_held_against_another_limit_than_memorys_or_the_wrong_aim(speed, entry):
     limits = speed("limits")
     device = speed("speed.requests").Limited(device_name="", copy_bytes_s=1e12, matmul_flops_s=1e14)
 
-    def row(name, ms, bytes_moved, flops=None):
-        timed = entry({"inductor": [2 * ms] * 9, "backbay": [ms] * 9}, name=name)
+    def row(name, bytes_moved, flops=None, ours=None):
+        timed = entry({"inductor": [2.0] * 9, "backbay": ours or [1.0] * 9}, name=name)
         return msgspec.structs.replace(timed, bytes_moved=bytes_moved, flops=flops, limits=device)
 
     rows = [
-        row("at_its_limit/1", 1.0, 850_000_000),
-        row("below/1", 1.0, 800_000_000),
-        row("far_below/1", 1.0, 100_000_000),
-        row("of_products/1", 1.0, 100_000_000, flops=20_000_000_000),
-        row("enough_train/1", 1.0, 760_000_000),
+        row("at_its_limit/1", 850_000_000),
+        row("below/1", 800_000_000),
+        row("far_below/1", 100_000_000),
+        row("of_products/1", 100_000_000, flops=20_000_000_000),
+        row("enough_train/1", 760_000_000),
+        row("lost/1", 900_000_000, ours="crashed"),
     ]
     text = limits.section(rows)
-    assert "forward, 85%: **1 of 3**" in text
+    assert "forward, 85%: **1 of 4**" in text
     assert "forward and backward, 75%: **1 of 1**" in text
     listed = [x.split(" | ") for x in text.splitlines() if "/1" in x]
-    assert listed == [["| far_below/1", "0.10", "0.05 |"], ["| below/1", "0.80", "0.40 |"]]
+    assert listed == [
+        ["| lost/1", "not timed", "0.45 |"],
+        ["| far_below/1", "0.10", "0.05 |"],
+        ["| below/1", "0.80", "0.40 |"],
+    ]
 
 
 def test_a_first_call_is_compared_with_another_model_cache_or_arm(speed):
@@ -185,7 +202,7 @@ def test_a_first_call_is_compared_with_another_model_cache_or_arm(speed):
             hits=hits,
             misses=0,
             tuned=t,
-            second=None if t is None else n / 8,
+            second=None if t is None else n / (8 if arm == "inductor" else 2),
         )
         for t, name, when, arm, hits, ns in (
             (0, "one", "warm", "inductor", 1, [4.0, 8.0, 6.0]),
@@ -200,8 +217,8 @@ def test_a_first_call_is_compared_with_another_model_cache_or_arm(speed):
     text, missed = times.row("one", "warm", samples)
     assert text.startswith("| one | warm | 2 | 3.00 [2.00, 4.00] | 1.50 [1.50, 1.50] | 0.500 [")
     assert "| 6.00 [4.00, 8.00] | 3.00 [3.00, 3.00] | 0.500 [" in text
-    # Of 4.0 and 8.0 s, and 3.0 twice, each with an eighth for the second call.
-    assert text.endswith("| yes | 0, 3 | 0.750, 0.375 | 0.500 [0.375, 0.750] |")
+    # Both calls: 4.5 and 9.0 s, and 4.5 twice.
+    assert text.endswith("| yes | 0, 3 | 0.750, 1.500 | 0.667 [0.500, 1.000] |")
     assert not missed
     text, missed = times.row("one", "cold", samples)
     assert "2.000 [2.000, 2.000]" in text
