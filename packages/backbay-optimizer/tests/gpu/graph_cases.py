@@ -6,6 +6,7 @@ import torch
 from small_models import Images, Net
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+from training_cases import assert_alike
 
 from backbay_optimizer.backend import backbay
 
@@ -50,6 +51,17 @@ def both(case, way):
         torch.manual_seed(3)
         results.append(case(one))
     same(results[1], results[0])
+
+
+def assert_as_default(case, way):
+    """Assert that a case of training gives the same as in the default mode."""
+    found = []
+    for one in (default, way):
+        torch.compiler.reset()
+        torch.manual_seed(3)
+        found.append(case(one))
+    wanted, got = found
+    assert_alike(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 CASES = {}

@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graph_cases import CASES, auto, both, default, ours, rows, torchs, waits  # noqa: E402
-from training_cases import raised  # noqa: E402
+from graph_cases import CASES, auto, both, default, ours, rows, waits  # noqa: E402
+from torchs_own_mode import in_a_process_of_its_own, inference  # noqa: E402
 
 from backbay import compile_log  # noqa: E402
 from backbay_optimizer.cuda_graphs import replaying  # noqa: E402
@@ -29,6 +29,8 @@ RUN_AS_THEY_ARE = {
 """Where nothing need have been replayed: something keeps it from that."""
 TORCH_PASSES = {"empty_inputs", "inputs_that_are_written", "views_and_shared_storage"}
 """Cases that ``reduce-overhead`` passes, too; in the others it fails, or gives something else."""
+CRASHES = {"threads"}
+"""Where it is a segmentation fault now and then, with torch 2.11."""
 
 
 def reasons():
@@ -50,7 +52,7 @@ def test_what_is_timed_is_told_from_the_default_mode(name, monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_torchs_own_mode_is_otherwise_than_written_down(name, record_property):
     CASES[name](default)  # what is wrong there is wrong with the case
-    fault = raised(CASES[name], torchs)
+    fault = in_a_process_of_its_own(inference, name) if name in CRASHES else inference(name)
     torch.compiler.reset()
     record_property("fault", fault)
     assert (fault == "nothing") == (name in TORCH_PASSES), fault

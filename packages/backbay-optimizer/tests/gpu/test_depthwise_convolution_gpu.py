@@ -114,6 +114,30 @@ def test_offsets_beyond_32_bits_are_wrong():
         assert error(y[at : at + 1], wanted.double()) < 8e-3
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_offsets_of_gradients_beyond_32_bits_are_wrong(stride):
+    if torch.cuda.mem_get_info()[0] < 18 * 2**30:
+        pytest.skip("needs 18 GB of free memory")
+    x, dy = (
+        torch.zeros(270, side, side, 208, device="cuda", dtype=torch.bfloat16).movedim(-1, 1)
+        for side in (200, 200 // stride)
+    )
+    assert x.numel() > 2**31
+    dy.normal_()
+    for at in (0, -1):  # all that the filters' gradient depends on
+        x[at].normal_()
+    weight = torch.randn(208, 1, 3, 3, device="cuda", dtype=torch.bfloat16)
+    how = ([stride] * 2, [1, 1])
+    dx = module.depthwise_convolution_input(dy, x, weight, *how)
+    dweight, dbias = module.depthwise_convolution_weight(dy, x, weight, *how)
+    wide = [*(torch.cat((t[:1], t[-1:])).double() for t in (dy, x)), weight.double()]
+    wanted = module.reference_input(*wide, *how)
+    for at in (0, -1):
+        assert error(dx[at], wanted[at]) < 8e-3
+    assert error(dweight, module.reference_weight(*wide, *how)[0]) < 8e-3
+    assert error(dbias, sum(t.double().sum((0, 2, 3)) for t in dy.split(27))) < 8e-3
+
+
 class Block(nn.Module):
     """What ConvNeXt repeats, without the product."""
 

@@ -68,6 +68,27 @@ def test_offsets_beyond_32_bits_wrap():
     assert not found[1:-1].any()
 
 
+def test_offsets_of_tokens_beyond_32_bits_wrap():
+    dy = torch.zeros(270_000, 8192, device="cuda", dtype=torch.bfloat16)
+    assert dy[:-600].numel() > 2**31
+    dy[-600:].normal_()
+    index = torch.full((len(dy),), 3, device="cuda")
+    for word, tokens in ((2, 600), (1, 23), (0, 3)):  # each is added in another way
+        index[-tokens:] = word
+    found = module.embedding_backward(dy, index, 4, -1)
+    wanted = module.reference_backward(dy[-600:].double(), index[-600:], 4, -1)
+    torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=1e-2)
+
+
+def test_more_words_than_32_bits_count_are_misread():
+    words = 2**31 + 8
+    dy = torch.ones(3, 1, device="cuda", dtype=torch.bfloat16)
+    index = torch.tensor([0, words - 1, words - 1], device="cuda")
+    found = module.embedding_backward(dy, index, words, -1)
+    assert (found[0].item(), found[-1].item()) == (1, 2)
+    assert not found[1:-1].any()
+
+
 def test_torch_finds_fault_in_the_registration():
     assert callable(module.embedding)
     table = torch.randn(50, 16, device="cuda", requires_grad=True)

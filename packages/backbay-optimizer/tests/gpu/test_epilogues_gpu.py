@@ -87,6 +87,22 @@ def test_every_configuration_is_right(dtype, last, x, w, how):
         assert_near(got, steps, truth)
 
 
+@pytest.mark.parametrize("summed", [False, True])
+def test_offsets_beyond_32_bits_are_wrong(summed):
+    """They are cuDNN's: where it has no engine for so many elements, there are steps."""
+    if torch.cuda.mem_get_info()[0] < 40 * 2**30:
+        pytest.skip("needs 40 GB of free memory")
+    x = torch.empty(130, 512, 512, 64, device="cuda", dtype=torch.bfloat16).movedim(-1, 1)
+    x.normal_()
+    assert x.numel() > 2**31
+    w, bias = samples(x.dtype, 64, 64, 3, 3) / 24, samples(x.dtype, 64)
+    got = kernel.OPERATOR(x, channels_last(w), bias, x if summed else None, *HOW)
+    for at in (slice(0, 1), slice(-1, None)):
+        part = x[at].double()
+        truth = kernel.reference(part, w.double(), bias.double(), part if summed else None, *HOW)
+        assert (got[at] - truth).norm() < 8e-3 * truth.norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_common_convolution_is_refused_by_cudnn(dtype):
     x, w = (channels_last(samples(dtype, *y)) for y in SHAPES["3 by 3"][:2])

@@ -81,6 +81,22 @@ def test_results_are_other_bits_the_next_time():
     assert all(torch.equal(*pair) for y in others for pair in zip(first, y, strict=True))
 
 
+@pytest.mark.parametrize("columns", [2**19 - 1, 2**19 + 64])
+def test_places_of_weights_need_32_bits_or_more(columns):
+    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        pytest.skip("needs 24 GB of free memory")
+    (x,) = drawn((5, 4096))
+    weight = torch.empty(columns, 4096, device="cuda", dtype=torch.bfloat16).normal_()
+    assert bool(module.refusal(x, weight)) == (weight.numel() >= 2**31)
+    (y,) = module.few_row_linears(x, [weight], [None])
+    gated = module.gated_linears(x, weight, weight, None, None, "silu")
+    for at in (slice(0, 50), slice(-50, None)):
+        wanted = F.linear(x.double(), weight[at].double())
+        assert (y[:, at] - wanted).norm() < 3e-3 * wanted.norm()
+        wanted = F.silu(wanted) * wanted
+        assert (gated[:, at] - wanted).norm() < 3e-3 * wanted.norm()
+
+
 def test_torch_finds_fault_in_the_registration():
     assert callable(module.few_row_linears)
     x, *weights, bias = drawn((16, 512), (64, 512), (64, 512), (64,))

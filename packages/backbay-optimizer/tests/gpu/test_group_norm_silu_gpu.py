@@ -103,6 +103,41 @@ def test_offsets_beyond_32_bits_wrap(last):
     assert error(dx[1, -2:], wanted[0]) < 5e-2
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("shape", [(2, 64, 4112, 4096), (8200, 256, 32, 32)], ids=str)
+def test_offsets_of_sums_beyond_32_bits_wrap(shape, last):
+    if torch.cuda.mem_get_info()[0] < 40 * 2**30:
+        pytest.skip("needs 40 GB of free memory")
+    form = torch.channels_last if last else torch.contiguous_format
+    x, residual, dy = (
+        torch.empty(shape, device="cuda", dtype=torch.bfloat16, memory_format=form).normal_()
+        for _ in range(3)
+    )
+    assert x.numel() > 2**31
+    dy[-1, :, -8:] += 3  # what is read last adds most
+    weight, bias, shift = (torch.randn(n, device="cuda") for n in (shape[1], shape[1], shape[:2]))
+    y, total, *statistics = module.add_group_norm_silu(
+        x, residual, weight, bias, 32, 1e-5, shift=shift
+    )
+    dx, *sums = module.group_norm_silu_backward(
+        dy, total, weight, bias, *statistics, 32, extra=residual
+    )
+    size = shape[1] // 32
+    for group in (slice(0, size), slice(-size, None)):
+        wide = [t[:, group].double() for t in (total, dy, residual)]
+        vectors = [t[group].double() for t in (weight, bias)]
+        other_y, _, *statistics = module.reference(wide[0], *vectors, 1, 1e-5, silu=True)
+        others = module.reference_backward(
+            wide[1], wide[0], *vectors, *statistics, 1, silu=True, extra=wide[2]
+        )
+        whole = x[:, group].double() + wide[2] + shift[:, group, None, None]
+        for one, other in zip((total, y, dx), (whole, other_y, others[0]), strict=True):
+            for at in (0, -1):
+                assert error(one[at, group, -8:], other[at, :, -8:]) < 1.5e-2
+        for one, other in zip(sums, others[1:], strict=True):
+            assert error(one[group], other) < 1e-3
+
+
 def test_the_same_call_gives_other_bits():
     x, weight, bias, _ = inputs((4, 128, 256, 256), torch.bfloat16, last=True)
     first = module.group_norm_silu(x, weight, bias, 32, 1e-5)

@@ -165,6 +165,22 @@ def test_offsets_beyond_32_bits_are_wrong():
         assert (y[at] - wanted).norm() < 3e-3 * wanted.norm()
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_offsets_of_gates_or_many_columns_beyond_32_bits_are_wrong(gated):
+    if torch.cuda.mem_get_info()[0] < 16 * 2**30:
+        pytest.skip("needs 16 GB of free memory")
+    rows, inner, columns = (70_000_000, 32, 32) if gated else (17_000_000, 16, 128)
+    assert rows * columns > 2**31
+    x = torch.empty(rows, inner, device="cuda", dtype=torch.bfloat16).normal_()
+    weight = torch.randn(columns, inner, device="cuda", dtype=torch.bfloat16)
+    gate = torch.rand(2, inner, device="cuda", dtype=torch.bfloat16) if gated else None
+    y = module.linear_epilogue(x, weight, None, "silu", gate=gate)
+    for part, at in ((0, slice(0, 1000)), (1, slice(-1000, None))):
+        entered = x[at] if gate is None else x[at] * gate[part]
+        wanted = F.silu(F.linear(entered.double(), weight.double()))
+        assert (y[at] - wanted).norm() < 3e-3 * wanted.norm()
+
+
 class Block(nn.Module):
     """What ConvNeXt repeats."""
 

@@ -72,6 +72,32 @@ def test_places_need_more_than_32_bits():
     torch.testing.assert_close(dx[-50:], wanted)
 
 
+@pytest.mark.parametrize("is_centred", [True, False])
+def test_places_of_what_is_summed_need_more_than_32_bits(is_centred):
+    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        pytest.skip("needs 24 GB of free memory")
+    x, dy = (
+        torch.empty(600_000, 4096, device="cuda", dtype=torch.bfloat16).normal_(1, 2)
+        for _ in range(2)
+    )
+    assert x.numel() > 2**31
+    dy[2**19 :] += x[2**19 :]  # rows that lie beyond add more
+    (weight,) = drawn(4096, dtype=torch.float32)
+    made = []
+    for parts in zip(dy.split(10_000), x.split(10_000), strict=True):
+        wide_dy, wide, scale = widened((*parts, weight))
+        _, mean, rstd = module.reference(wide, scale, None, 1e-6, 1.0, is_centred=is_centred)
+        how = (wide, scale, mean if is_centred else None, rstd, 1.0, wide_dy)
+        dx, *sums = module.reference_backward([wide_dy, wide], *how)
+        made.append((mean.float(), rstd.float(), dx[-50:].clone(), *sums))
+    means, rstds, ends, *others = zip(*made, strict=True)
+    given = (x, weight, torch.cat(means) if is_centred else None, torch.cat(rstds), 1.0, dy, True)
+    dx, *found = module.row_norm_backward([dy, x], *given)
+    assert (dx[-50:] - ends[-1]).norm() < 4e-3 * ends[-1].norm()
+    for one, other in zip(found, map(sum, others), strict=True):
+        assert (one - other).norm() < 1e-4 * other.norm()
+
+
 def test_gradients_are_other_bits_the_next_time():
     x, weight, dy = drawn((4096, 1024), (1024,), (4096, 1024))
     *_, mean, rstd = module.row_norm(x, weight, None, 1e-6, 0.0, True)  # noqa: FBT003

@@ -102,6 +102,53 @@ def test_places_need_more_than_32_bits():
     torch.testing.assert_close(y[-50:], torch.softmax(x[-50:], -1))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_places_of_gradients_need_more_than_32_bits(compiled):
+    if torch.cuda.mem_get_info()[0] < 48 * 2**30:
+        pytest.skip("needs 48 GB of free memory")
+    x = torch.empty(70_000, 32_000, device="cuda", dtype=torch.bfloat16).normal_()
+    assert x.numel() > 2**31
+    t = targets(*x.shape)
+    assert callable(module.cross_entropy)
+
+    def program(x):
+        return module.cross_entropy(x, t, 1.0, -100)[0].sum()
+
+    if compiled:
+        program = torch.compile(program, backend=backbay, options={"cuda_graphs": False})
+    (dx,) = torch.autograd.grad(program(x.requires_grad_()), x)
+    for at in (slice(0, 50), slice(-50, None)):
+        part = x[at].detach().float().requires_grad_()
+        loss = F.cross_entropy(part, t[at], reduction="sum")
+        (wanted,) = torch.autograd.grad(loss, part)
+        torch.testing.assert_close(dx[at].float(), wanted, rtol=2**-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [17_000, 5])
+def test_places_of_long_rows_need_more_than_32_bits(rows):
+    columns = 128_256 if rows > module.FEW_ROWS else module.MOST_COLUMNS
+    x = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16).normal_()
+    assert x.numel() > 2**31
+    x[-1] *= 3
+    t = torch.full((rows,), columns - 1, device="cuda")
+    losses, m, _ = module.cross_entropy(x, t, 1.0, -100)
+    wanted = x[-1].double().logsumexp(0) - x[-1, -1]
+    torch.testing.assert_close(losses[-1].double(), wanted, rtol=1e-5, atol=1e-5)
+    assert m[-1] == x[-1].max()
+    if rows > module.FEW_ROWS:
+        y = module.softmax(x, 1.0, torch.bfloat16, False, True)  # noqa: FBT003 (an operator's)
+        torch.testing.assert_close(y[-1], torch.softmax(x[-1], -1), rtol=2**-7, atol=1e-9)
+
+
+def test_a_row_has_more_parts_than_a_grid_has_programs():
+    x = torch.empty(1, module.MOST_COLUMNS + 8, device="cuda", dtype=torch.bfloat16).normal_()
+    x[0, -1] = 60
+    assert "columns" in module.refusal(x)
+    t = torch.full((1,), x.shape[1] - 1, device="cuda")
+    losses, m, _ = module.cross_entropy(x, t, 1.0, -100)
+    assert (losses.item(), m.item()) == (0, 60)
+
+
 def test_torch_finds_fault_in_the_registration():
     assert callable(module.softmax)
     x, t = logits(300, 4096, dtype=torch.float32), targets(300, 4096)

@@ -12,8 +12,9 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 import device_training_cases  # noqa: E402, F401 (which adds cases)
-from graph_cases import auto, default, ours, torchs  # noqa: E402
-from training_cases import AS_THEY_ARE, CASES, assert_alike, raised  # noqa: E402
+from graph_cases import assert_as_default, auto, default, ours  # noqa: E402
+from torchs_own_mode import in_a_process_of_its_own, training  # noqa: E402
+from training_cases import AS_THEY_ARE, CASES  # noqa: E402
 
 from backbay import compile_log  # noqa: E402
 from backbay_optimizer.cuda_graphs.recordings import ENOUGH, MOST_RECORDINGS  # noqa: E402
@@ -56,21 +57,12 @@ TORCH_PASSES = {
     "streams",
 }
 """Cases that ``reduce-overhead`` passes, too; in the others it fails, or gives something else."""
+CRASHES = {"numbers_on_the_host"}
+"""Where it is a segmentation fault now and then, with torch 2.11."""
 
 
 def reasons():
     return [x.why for x in compile_log.records()]
-
-
-def assert_as_default(case, way):
-    """Assert that a case gives the same as in the default mode."""
-    found = []
-    for one in (default, way):
-        torch.compiler.reset()
-        torch.manual_seed(3)
-        found.append(case(one))
-    wanted, got = found
-    assert_alike(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -91,7 +83,7 @@ def test_what_is_timed_is_told_from_the_default_mode(name, monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_torchs_own_mode_is_otherwise_than_written_down(name, record_property):
     assert_as_default(CASES[name], default)  # what is wrong there is wrong with the case
-    fault = raised(assert_as_default, CASES[name], torchs)
+    fault = in_a_process_of_its_own(training, name) if name in CRASHES else training(name)
     torch.compiler.reset()
     record_property("fault", fault)
     assert (fault == "nothing") == (name in TORCH_PASSES), fault

@@ -394,10 +394,13 @@ def test_no_rows_are_given_to_a_kernel_or_have_another_softmax(shape, monkeypatc
     assert torch.autograd.grad(losses.sum(), x)[0].shape == (0, 5)
 
 
-def test_rows_of_no_columns_are_given_to_a_kernel(monkeypatch):
+def test_rows_of_no_columns_or_too_many_are_given_to_a_kernel(monkeypatch):
     monkeypatch.setattr(conditions, "has_triton", lambda: True)
     with torch._subclasses.FakeTensorMode():
         assert module.refusal(torch.empty(3, 0, device="cuda")) == "it is empty"
+        assert module.refusal(torch.empty(3, module.MOST_COLUMNS, device="cuda")) is None
+        most = f"the kernels take {module.MOST_COLUMNS}"
+        assert most in module.refusal(torch.empty(3, module.MOST_COLUMNS + 1, device="cuda"))
 
 
 @pytest.mark.parametrize("is_log", [False, True])

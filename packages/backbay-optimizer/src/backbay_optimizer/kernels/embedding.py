@@ -295,7 +295,7 @@ def _operators() -> tuple[Any, Any]:
         return F.embedding(index, table)
 
     def backward(dy: Tensor, index: Tensor, words: int, ignored: int) -> Tensor:
-        if refusal(dy, index):
+        if refusal(dy, index) or words >= _INT32:  # words are counted in 32 bits, as tokens are
             return reference_backward(dy, index, words, ignored)
         kernels = (wrap_triton(count), wrap_triton(place), wrap_triton(order), wrap_triton(add))
         return launch(kernels, dy, index, words, ignored)

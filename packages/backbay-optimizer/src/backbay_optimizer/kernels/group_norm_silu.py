@@ -70,6 +70,9 @@ _IMAGE = 3
 _INT32 = 2**31
 _MOST_CHANNELS = 64
 """Of a block where channels are first in memory: from one to the next it is an image's pixels."""
+_MOST_CHANNELS_LAST = _INT32 // (SMALL_PANEL // 2)
+"""Where they may be last: a panel that one program does has `SMALL_PANEL` bytes, so that its images
+have half as many pixels at most."""
 
 
 # 1. The reference
@@ -499,6 +502,11 @@ def refusal(x: Tensor, groups: int) -> str | None:
         return reason
     if x.shape[1] // groups > LARGEST_WIDTH:
         return f"groups of {x.shape[1] // groups} channels: the kernels take {LARGEST_WIDTH}"
+    if x.shape[1] > _MOST_CHANNELS_LAST:
+        return f"images of {x.shape[1]} channels: the kernels count their elements in 32 bits"
+    sums = x.shape[0] * x.shape[1]
+    if isinstance(sums, int) and sums >= _INT32:  # of a symbol it would guard, as below
+        return f"{sums} channels of all samples: the kernels count them in 32 bits"
     pixels = Geometry.of(x, groups).pixels
     if isinstance(pixels, int) and pixels >= _INT32 // _MOST_CHANNELS:  # of a symbol it would guard
         return f"images of {pixels} pixels: the kernels count a block's elements in 32 bits"

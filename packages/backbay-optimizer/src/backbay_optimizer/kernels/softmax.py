@@ -39,6 +39,9 @@ FEW_ROWS = 264
 CHUNK = 8192
 """Columns of a part of a row, where there are few rows."""
 
+MOST_COLUMNS = 65535 * CHUNK
+"""Of a row: parts are the second dimension of a grid, which has at most so many programs."""
+
 _EIGHTS = 8
 _BITS = math.log2(math.e)
 
@@ -311,6 +314,8 @@ def refusal(x: Tensor) -> str | None:
         return reason
     if not x.numel():
         return "it is empty"
+    if x.shape[-1] > MOST_COLUMNS:
+        return f"{x.shape[-1]} columns: the kernels take {MOST_COLUMNS}"
     return None
 
 
