@@ -167,6 +167,16 @@ def test_a_gradient_is_left_in_memory_of_the_forward():
     assert not forward.kept.is_alive()
 
 
+def test_a_view_that_is_saved_is_taken_for_something_that_is_alive():
+    with torch.no_grad():  # as compiled code runs: a view has what it is one of there, too
+        results = Results([torch.randn(4, 2).t()], [], saved=1)
+        assert not results.kept.is_alive()
+        made = results.make([])
+    assert results.kept.is_alive()
+    del made
+    assert not results.kept.is_alive()
+
+
 def test_a_constant_of_the_code_is_taken_for_something_that_is_alive():
     constant = torch.randn(3)  # which the code has, too
     results = Results([constant], [], saved=1)

@@ -96,6 +96,12 @@ def test_a_replay_is_told_from_code_that_runs_as_it_is(name, device):
     assert not any("could not be recorded" in x for x in reasons()), reasons()
 
 
+def test_a_view_that_is_saved_leaves_its_forward_pending(device):
+    CASES["views_that_are_saved"](Way(replays=True))
+    assert not any("pending" in x for x in reasons()), reasons()
+    assert all(x.replays > 2 for x in device["graphs"])
+
+
 def trained(way, model, *, steps=1, **given):
     """Return a compiled model, and its gradients after so many steps."""
     call = way(model)

@@ -109,8 +109,10 @@ class Results:
         return self._of_storage(value) if whole else self._of_tensor(value)
 
     def _of_saved(self, value: torch.Tensor) -> _Step:
-        self.kept.add(value)
-        return lambda _: value.data  # one that has been written by nobody, of the same memory
+        # A view has what it is one of, which would count. Code has its constants, the very tensors.
+        kept = value.data if value._is_view() else value  # noqa: SLF001 (its only home)
+        self.kept.add(kept)
+        return lambda _: kept.data  # one that has been written by nobody, of the same memory
 
     def _of_input(self, value: torch.Tensor, position: int) -> _Step:
         owner = self._inputs[position]
