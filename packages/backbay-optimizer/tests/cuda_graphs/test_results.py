@@ -97,8 +97,14 @@ def test_inference_mode_makes_ordinary_tensors():
 
 @pytest.mark.parametrize(
     "value",
-    [torch.randn(3).expand(2, 3), torch.eye(2).to_sparse(), torch.nn.Parameter(torch.ones(2))],
-    ids=["expanded", "sparse", "a subclass"],
+    [
+        torch.randn(3).expand(2, 3),
+        torch.eye(2).to_sparse(),
+        torch.nn.Parameter(torch.ones(2)),
+        torch.randn(3, dtype=torch.complex64).conj(),
+        torch.randn(3, dtype=torch.complex64).conj().imag,
+    ],
+    ids=["expanded", "sparse", "a subclass", "conjugated", "negated"],
 )
 def test_what_can_not_be_made_again_is_made(value):
     with pytest.raises(NotCopied):

@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 
-from backbay_optimizer.cuda_graphs.buffers import NotCopied, copy_all, is_dense, overlaps
+from backbay_optimizer.cuda_graphs.buffers import (
+    NotCopied,
+    copy_all,
+    is_deferred,
+    is_dense,
+    overlaps,
+)
 from backbay_optimizer.cuda_graphs.kept import Kept, memory_of
 
 Inputs = Sequence[Any]
@@ -95,6 +101,8 @@ class Results:
             return lambda call: call.inputs[owned]
         if type(value) is not torch.Tensor or value.layout != torch.strided:
             raise NotCopied(f"a result is a {type(value).__name__} of layout {value.layout}")
+        if is_deferred(value):
+            raise NotCopied("a result is conjugated or negated where it is read")
         same = self._seen.setdefault(id(value), number)
         if same != number:
             return lambda call: call.results[same]
