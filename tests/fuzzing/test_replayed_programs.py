@@ -1,4 +1,4 @@
-"""Random programs, recorded and replayed on a device that is made up: nothing tells it.
+"""Random programs on a device that is made up: replays give what code does that runs as it is.
 
 They are called often, at each of their sizes. What calls gave stays with the caller, who looks at
 all of it in the end, and writes to some; some gradients accumulate, and some backwards wait for the
@@ -110,7 +110,7 @@ def inputs_at(drawn: Program, n: int, step: int) -> tuple[torch.Tensor, ...]:
 
 def leaf(x: torch.Tensor) -> torch.Tensor:
     learns = x.is_floating_point() or x.is_complex()
-    return x.detach().clone().requires_grad_() if learns else x
+    return x.detach().requires_grad_() if learns else x
 
 
 def backward(results: Sequence[torch.Tensor]) -> None:
@@ -131,8 +131,9 @@ def inferred(call: Any, given: Sequence[torch.Tensor], *, writes: bool) -> Seen:
 def layouts(results: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> str:
     """Say how results are laid out, and which share memory with which, or with an input."""
     memory = places([*results, *given])
-    how = [(x.stride(), x.storage_offset(), x.is_conj(), x.requires_grad) for x in results]
-    return str(([memory.index(x) for x in memory if x], how))
+    bits = [(x.is_conj(), x.is_neg(), x.requires_grad) for x in results]
+    how = [(x.stride(), x.storage_offset()) for x in results]
+    return str(([memory.index(x) for x in memory if x], bits, how))
 
 
 def places(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -151,7 +152,7 @@ def replays(seed: int, device: dict[str, Any]) -> int | None:
             if writes_its_inputs(drawn):
                 return None
             wanted = seen(drawn, LikeInductors(replays=False))
-        except Exception:  # noqa: BLE001 (eager's, or torch's own, which can't compile it)
+        except (RuntimeError, IndexError):  # of eager, or of torch's own, which can't compile it
             return None
         device["graphs"].clear()
         compile_log.clear()

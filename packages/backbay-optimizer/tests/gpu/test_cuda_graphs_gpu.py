@@ -30,7 +30,7 @@ RUN_AS_THEY_ARE = {
 TORCH_PASSES = {"empty_inputs", "inputs_that_are_written", "views_and_shared_storage"}
 """Cases that ``reduce-overhead`` passes, too; in the others it fails, or gives something else."""
 CRASHES = {"threads"}
-"""Where it is a segmentation fault now and then, with torch 2.11."""
+"""Where it was a segmentation fault once, beside other work, with torch 2.11."""
 
 
 def reasons():

@@ -114,7 +114,7 @@ def test_offsets_of_sums_beyond_32_bits_wrap(shape, last):
         for _ in range(3)
     )
     assert x.numel() > 2**31
-    dy[-1, :, -8:] += 3  # what is read last adds most
+    dy[-1, :, -8:] += 3
     weight, bias, shift = (torch.randn(n, device="cuda") for n in (shape[1], shape[1], shape[:2]))
     y, total, *statistics = module.add_group_norm_silu(
         x, residual, weight, bias, 32, 1e-5, shift=shift

@@ -55,11 +55,10 @@ TORCH_PASSES = {
     "sizes_that_differ",
     "some_results_alone",
     "streams",
-    "views_that_are_saved",
 }
 """Cases that ``reduce-overhead`` passes, too; in the others it fails, or gives something else."""
 CRASHES = {"numbers_on_the_host"}
-"""Where it is a segmentation fault now and then, with torch 2.11."""
+"""Where it is a segmentation fault, with torch 2.11."""
 
 
 def reasons():

@@ -613,22 +613,6 @@ def results_that_are_views(way):
 
 
 @case
-def views_that_are_saved(way):  # and read by the backward
-    model, seen = net(), []
-
-    def function(x):
-        both = torch.stack([x, model(x)], dim=1)
-        return torch.bmm(both, both.transpose(1, 2))
-
-    call = way(function)
-    for step in range(6):
-        model.zero_grad()
-        call(rows(seed=step)).square().mean().backward()
-        seen += gradients(model)
-    return seen
-
-
-@case
 def another_thread(way):
     model, seen = net(), []
     call = way(model)

@@ -143,7 +143,7 @@ def test_tokens_are_ordered_in_forward(monkeypatch):
             return GPUTarget("cuda", 90, 32)
 
     monkeypatch.setattr(driver, "_active", Driver())
-    monkeypatch.setattr(module, "refusal", lambda dy, index: None)
+    monkeypatch.setattr(module, "refusal", lambda *_: None)
 
     def program(table, index, weight):
         y = module.embedding(table, index, -1)
@@ -171,16 +171,15 @@ def test_tokens_are_ordered_in_forward(monkeypatch):
 
 def test_a_gradient_that_the_kernels_cannot_take_is_not_refused(monkeypatch):
     monkeypatch.setattr(conditions, "has_triton", lambda: True)
-    assert "on cpu" in module.refusal(torch.empty(2, 3), torch.empty(2))
+    assert "on cpu" in module.refusal(torch.empty(2, 3), torch.empty(2), 9)
     with torch._subclasses.FakeTensorMode():
         dy = torch.empty(5, 3, device="cuda")
-        assert module.refusal(dy, torch.empty(5, device="cuda")) is None
-        assert (
-            module.refusal(torch.empty(0, 3, device="cuda"), torch.empty(0, device="cuda"))
-            == "it is empty"
-        )
+        assert module.refusal(dy, torch.empty(5, device="cuda"), 2**31 - 65) is None
+        assert "2147483584 words" in module.refusal(dy, torch.empty(5, device="cuda"), 2**31 - 64)
+        nothing = torch.empty(0, 3, device="cuda"), torch.empty(0, device="cuda")
+        assert module.refusal(*nothing, 9) == "it is empty"
         many = torch.empty(2**31, 1, device="cuda")
-        assert "too many" in module.refusal(many, torch.empty(2**31, device="cuda"))
+        assert "too many" in module.refusal(many, torch.empty(2**31, device="cuda"), 9)
 
 
 INTERPRETED = """

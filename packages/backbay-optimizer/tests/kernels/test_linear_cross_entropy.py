@@ -1,5 +1,7 @@
 """Losses of linear layers in parts, on the CPU: reference, registration, memory, the kernel."""
 
+import contextlib
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -302,6 +304,20 @@ def test_a_gradient_that_is_larger_than_the_logits_does_not_count(columns):
     weight = torch.empty(columns, 1024, dtype=torch.bfloat16)
     why = module.pays(16384, weight, torch.bfloat16, of_weight=False)
     assert (why is None) == (columns > 1000), why
+
+
+def test_more_columns_than_a_grid_has_programs_for_are_given_to_the_kernel(monkeypatch):
+    pytest.importorskip("triton")
+    launched, computed = [], []
+    monkeypatch.setattr(module, "launch_gradient", lambda kernel, x, *_: launched.append(x.shape))
+    monkeypatch.setattr(module, "widened", lambda x: computed.append(x.shape) or torch.zeros(1, 1))
+    with torch._subclasses.FakeTensorMode():
+        for width in (module.MOST_COLUMNS, module.MOST_COLUMNS + 1):
+            logits = torch.empty(2, width, dtype=torch.bfloat16, device="cuda")
+            with contextlib.suppress(RuntimeError):  # there is no such device
+                module._differentiate(logits, *[torch.empty(2)] * 3, width, 1.0)
+    assert computed == [(2, module.MOST_COLUMNS + 1)]
+    assert launched == [(2, module.MOST_COLUMNS)]
 
 
 INTERPRETED = """

@@ -117,7 +117,8 @@ class Results:
         return self._of_storage(value) if whole else self._of_tensor(value)
 
     def _of_saved(self, value: torch.Tensor) -> _Step:
-        # A view has what it is one of, which would count. Code has its constants, the very tensors.
+        # A view holds its base, which would count as the caller's. What is no view is kept itself:
+        # it may be a constant, which the code holds, too.
         kept = value.data if value._is_view() else value  # noqa: SLF001 (its only home)
         self.kept.add(kept)
         return lambda _: kept.data  # one that has been written by nobody, of the same memory

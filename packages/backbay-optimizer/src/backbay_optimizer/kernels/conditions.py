@@ -14,6 +14,9 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """What the kernels take."""
 
+SECOND_DIMENSION = 65535
+"""Programs in the second dimension of a grid, at most, as CUDA has it."""
+
 
 @functools.cache
 def has_triton() -> bool:

@@ -236,7 +236,7 @@ def _power_from(n: int) -> int:
 # 3. When
 
 
-def refusal(dy: Tensor, index: Tensor) -> str | None:
+def refusal(dy: Tensor, index: Tensor, words: int) -> str | None:
     """Return why the kernels can't take a gradient of tokens, or None. Then the reference runs."""
     if reason := unfit(dy):
         return reason
@@ -244,6 +244,8 @@ def refusal(dy: Tensor, index: Tensor) -> str | None:
         return "it is empty"
     if index.numel() >= _INT32:
         return "it has too many tokens: their numbers have 32 bits"
+    if words >= _INT32 - LIMITS["together"][1]:  # which a program counts on beyond the last one
+        return f"{words} words: their numbers have 32 bits"
     return None
 
 
@@ -295,7 +297,7 @@ def _operators() -> tuple[Any, Any]:
         return F.embedding(index, table)
 
     def backward(dy: Tensor, index: Tensor, words: int, ignored: int) -> Tensor:
-        if refusal(dy, index) or words >= _INT32:  # words are counted in 32 bits, as tokens are
+        if refusal(dy, index, words):
             return reference_backward(dy, index, words, ignored)
         kernels = (wrap_triton(count), wrap_triton(place), wrap_triton(order), wrap_triton(add))
         return launch(kernels, dy, index, words, ignored)

@@ -70,9 +70,9 @@ _IMAGE = 3
 _INT32 = 2**31
 _MOST_CHANNELS = 64
 """Of a block where channels are first in memory: from one to the next it is an image's pixels."""
-_MOST_CHANNELS_LAST = _INT32 // (SMALL_PANEL // 2)
-"""Where they may be last: a panel that one program does has `SMALL_PANEL` bytes, so that its images
-have half as many pixels at most."""
+MOST_CHANNELS = _INT32 // (SMALL_PANEL // 2)
+"""Of an image. Where they are last, a program counts to pixels times channels in 32 bits, in a
+panel of `SMALL_PANEL` bytes, and so of half as many pixels at most."""
 
 
 # 1. The reference
@@ -502,8 +502,8 @@ def refusal(x: Tensor, groups: int) -> str | None:
         return reason
     if x.shape[1] // groups > LARGEST_WIDTH:
         return f"groups of {x.shape[1] // groups} channels: the kernels take {LARGEST_WIDTH}"
-    if x.shape[1] > _MOST_CHANNELS_LAST:
-        return f"images of {x.shape[1]} channels: the kernels count their elements in 32 bits"
+    if x.shape[1] > MOST_CHANNELS:
+        return f"images of {x.shape[1]} channels: the kernels take {MOST_CHANNELS}"
     sums = x.shape[0] * x.shape[1]
     if isinstance(sums, int) and sums >= _INT32:  # of a symbol it would guard, as below
         return f"{sums} channels of all samples: the kernels count them in 32 bits"

@@ -33,7 +33,7 @@ from torch.library import custom_op
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.kernels import softmax
-from backbay_optimizer.kernels.conditions import registers, widened
+from backbay_optimizer.kernels.conditions import SECOND_DIMENSION, registers, widened
 
 MOST_ROWS = 4096
 """Of a part. With fewer, the sum of the weight's gradient is read and written too often."""
@@ -46,6 +46,8 @@ _ALIGNED = 64
 """Columns are computed in multiples of it: products are slow where rows begin anywhere."""
 _BLOCK = 2048
 """Columns of a program of the gradient's kernel, on any GPU."""
+MOST_COLUMNS = SECOND_DIMENSION * _BLOCK
+"""Of logits that this kernel takes, whose programs are the second dimension of a grid."""
 _MOST_LEFT = 0.8
 """Of the memory that is held at once otherwise."""
 _LARGEST = 15
@@ -211,7 +213,7 @@ def _differentiate(
     logits: Tensor, given: Tensor, target: Tensor, total: Tensor, columns: int, scale: float
 ) -> None:
     """Put gradients of losses times ``given`` in the place of logits, zeros behind the columns."""
-    if softmax.refusal(logits) is None:
+    if softmax.refusal(logits) is None and logits.shape[1] <= MOST_COLUMNS:
         from backbay_optimizer.kernels import softmax_device as device  # noqa: PLC0415 (Triton)
 
         kernel = device.cross_entropy_gradient_kernel

@@ -23,7 +23,13 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
+from backbay_optimizer.kernels.conditions import (
+    SECOND_DIMENSION,
+    has_triton,
+    registers,
+    unfit,
+    widened,
+)
 from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 FEWEST_COLUMNS = 4096
@@ -39,8 +45,8 @@ FEW_ROWS = 264
 CHUNK = 8192
 """Columns of a part of a row, where there are few rows."""
 
-MOST_COLUMNS = 65535 * CHUNK
-"""Of a row: parts are the second dimension of a grid, which has at most so many programs."""
+MOST_COLUMNS = SECOND_DIMENSION * CHUNK
+"""Of a row, whose parts are the second dimension of a grid."""
 
 _EIGHTS = 8
 _BITS = math.log2(math.e)
