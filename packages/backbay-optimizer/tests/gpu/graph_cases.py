@@ -1,5 +1,6 @@
 """Programs in which a replay might be told from the default mode, by what they do or who calls."""
 
+import functools
 import threading
 
 import torch
@@ -43,25 +44,19 @@ def same(got, wanted):
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def both(case, way):
+def both(case, way, alike=same):
     """Compare what a case gives for the default mode with what it gives for another one."""
     results = []
     for one in (default, way):
         torch.compiler.reset()
         torch.manual_seed(3)
         results.append(case(one))
-    same(results[1], results[0])
+    alike(results[1], results[0])
 
 
 def assert_as_default(case, way):
     """Assert that a case of training gives the same as in the default mode."""
-    found = []
-    for one in (default, way):
-        torch.compiler.reset()
-        torch.manual_seed(3)
-        found.append(case(one))
-    wanted, got = found
-    assert_alike(got, wanted, rtol=1e-4, atol=1e-5)
+    both(case, way, functools.partial(assert_alike, rtol=1e-4, atol=1e-5))
 
 
 CASES = {}
