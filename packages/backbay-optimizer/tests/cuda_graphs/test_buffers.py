@@ -44,6 +44,13 @@ def test_inputs_are_laid_out_otherwise(monkeypatch):
     assert sorted(counted) == [1, 1, 4]  # what has holes is not with the others
 
 
+@pytest.mark.parametrize(
+    "other", [torch.randn(4, 4).t(), torch.randn(4, 5)], ids=["turned", "large"]
+)
+def test_what_is_laid_out_otherwise_fits(other):
+    assert not filled([torch.randn(4, 4)]).fit([other])
+
+
 def test_columns_of_one_table_are_copied_one_by_one(monkeypatch):
     counted = copies(monkeypatch)
     table = torch.randint(0, 100, (8, 26))

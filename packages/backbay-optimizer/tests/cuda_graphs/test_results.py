@@ -69,6 +69,13 @@ def test_an_input_is_copied():
     assert made[3].data_ptr() == parameter[2:].data_ptr()
 
 
+def test_a_view_of_an_input_begins_where_that_did_in_its_own_memory():
+    recorded, own = torch.randn(8)[2:6], torch.randn(9)[3:7]
+    (made,) = Results([recorded[1:]], [recorded]).make([own])
+    assert made.data_ptr() == own[1:].data_ptr()
+    assert torch.equal(made, own[1:])
+
+
 def test_nothing_is_something():
     recorded = [torch.empty(0, 3), torch.empty(3, 0).t(), torch.empty(0)]
     assert_shapes(Results(recorded, []).make([]), recorded)

@@ -59,6 +59,25 @@ def test_a_view_that_is_saved_leaves_its_forward_pending(device):
     assert all(x.replays > 2 for x in device["graphs"])
 
 
+def test_a_backward_is_recorded_with_another_forward(device):
+    way, model = Way(replays=True), net()
+    call, _ = trained(way, model, steps=2)
+    first = model.up.weight.data
+    call(rows())  # is recorded, and has no backward
+    model.up.weight.data = first.clone()
+    for _ in range(3):
+        call(rows()).square().mean().backward()
+    model.up.weight.data = first
+    for _ in range(3):
+        call(rows()).square().mean().backward()
+    (held,) = (x.held for x in way.shared)
+    assert [x.backward is not None for x in held.all] == [True, True]
+    for pair in held.all:
+        kept = pair.forward.kept
+        assert kept
+        assert kept <= pair.backward.fixed_addresses
+
+
 def trained(way, function, *, steps=1, learns=None, **given):
     """Return a compiled function, and its model's gradients after so many steps.
 
