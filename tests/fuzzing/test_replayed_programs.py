@@ -129,7 +129,7 @@ def inferred(call: Any, given: Sequence[torch.Tensor], *, writes: bool) -> Seen:
 
 
 def layouts(results: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> str:
-    """Say how results are laid out, and which share memory with which, or with an input."""
+    """Return how results are laid out, and which share memory with which, or with an input."""
     memory = places([*results, *given])
     bits = [(x.is_conj(), x.is_neg(), x.requires_grad) for x in results]
     how = [(x.stride(), x.storage_offset()) for x in results]
@@ -140,8 +140,8 @@ def places(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [x.untyped_storage().data_ptr() if x.numel() else 0 for x in tensors]
 
 
-def replays(seed: int, device: dict[str, Any]) -> int | None:
-    """Hold one program; return how often it was replayed, or None where it is left out."""
+def replays_of(seed: int, device: dict[str, Any]) -> int | None:
+    """Return how often a program was replayed, alike each time; None where it is left out."""
     try:
         drawn = program(seed)
     except NoProgramError:
@@ -168,17 +168,17 @@ def replays(seed: int, device: dict[str, Any]) -> int | None:
     return sum(x.replays for x in device["graphs"])
 
 
-def hold(seeds: Sequence[int], device: dict[str, Any]) -> None:
-    held = [x for x in (replays(seed, device) for seed in seeds) if x is not None]
+def assert_replays_are_alike(seeds: Sequence[int], device: dict[str, Any]) -> None:
+    held = [x for x in (replays_of(seed, device) for seed in seeds) if x is not None]
     assert len(held) > len(seeds) / 3  # about half of them write inputs
     assert sum(x > 0 for x in held) > REPLAYED * len(held)
 
 
 def test_a_replay_of_a_random_program_is_told_from_code_that_runs_as_it_is(device):
-    hold(SEEDS, device)
+    assert_replays_are_alike(SEEDS, device)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(3600)
 def test_of_many_random_programs_a_replay_is_told_from_code_that_runs_as_it_is(device):
-    hold(SWEEP, device)
+    assert_replays_are_alike(SWEEP, device)

@@ -44,8 +44,8 @@ def same(got, wanted):
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def both(case, way, alike=same):
-    """Compare what a case gives for the default mode with what it gives for another one."""
+def assert_as_default(case, way, alike=same):
+    """Assert that a case gives the same for a way to compile as for the default mode."""
     results = []
     for one in (default, way):
         torch.compiler.reset()
@@ -54,16 +54,17 @@ def both(case, way, alike=same):
     alike(results[1], results[0])
 
 
-def assert_as_default(case, way):
-    """Assert that a case of training gives the same as in the default mode."""
-    both(case, way, functools.partial(assert_alike, rtol=1e-4, atol=1e-5))
+def assert_trains_as_default(case, way):
+    """Assert the same of a case of training, which may give texts, too."""
+    assert_as_default(case, way, functools.partial(assert_alike, rtol=1e-4, atol=1e-5))
 
 
 CASES = {}
+"""By name, what takes a way to compile, and asserts that it gives what the default mode gives."""
 
 
 def compared(case):
-    CASES[case.__name__] = lambda way: both(case, way)
+    CASES[case.__name__] = lambda way: assert_as_default(case, way)
     return case
 
 

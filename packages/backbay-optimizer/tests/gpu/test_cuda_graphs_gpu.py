@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graph_cases import CASES, auto, both, default, ours, rows, waits  # noqa: E402
+from graph_cases import CASES, assert_as_default, auto, default, ours, rows, waits  # noqa: E402
 from torchs_own_mode import in_a_process_of_its_own, inference  # noqa: E402
 
 from backbay import compile_log  # noqa: E402
@@ -83,7 +83,7 @@ def test_code_that_can_not_be_captured_fails(replays, monkeypatch):
         return [call(rows(seed=x)) for x in range(5)] + [torch.rand(3, device="cuda")]
 
     monkeypatch.setattr("backbay_optimizer.cuda_graphs.codegen.refusal", lambda *_: None)
-    both(waiting, ours)
+    assert_as_default(waiting, ours)
     assert not replays
     assert any("could not be recorded" in x for x in reasons())
 
@@ -95,7 +95,7 @@ def test_a_number_that_the_device_gives_is_stale():
         return [call(rows(seed=x)) for x in range(5)]
 
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        both(scaled, ours)
+        assert_as_default(scaled, ours)
 
 
 def test_recordings_are_not_few(replays):

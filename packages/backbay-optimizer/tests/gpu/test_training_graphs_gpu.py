@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 import device_training_cases  # noqa: E402, F401 (which adds cases)
-from graph_cases import assert_as_default, auto, default, ours  # noqa: E402
+from graph_cases import assert_trains_as_default, auto, default, ours  # noqa: E402
 from torchs_own_mode import in_a_process_of_its_own, training  # noqa: E402
 from training_cases import AS_THEY_ARE, CASES  # noqa: E402
 
@@ -67,7 +67,7 @@ def reasons():
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_replay_is_told_from_the_default_mode(name, replays):
-    assert_as_default(CASES[name], ours)
+    assert_trains_as_default(CASES[name], ours)
     assert not any("could not be recorded" in x for x in reasons()), reasons()
     if name not in AS_THEY_ARE:
         assert any(x.startswith("backward graph recorded") for x in reasons()), reasons()
@@ -77,12 +77,12 @@ def test_a_replay_is_told_from_the_default_mode(name, replays):
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_timed_is_told_from_the_default_mode(name, monkeypatch):
     monkeypatch.setattr(graph_timing, "BUDGET_S", 0.05)
-    assert_as_default(CASES[name], auto)
+    assert_trains_as_default(CASES[name], auto)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_torchs_own_mode_is_otherwise_than_written_down(name, record_property):
-    assert_as_default(CASES[name], default)  # what is wrong there is wrong with the case
+    assert_trains_as_default(CASES[name], default)  # what is wrong there is wrong with the case
     fault = in_a_process_of_its_own(training, name) if name in CRASHES else training(name)
     torch.compiler.reset()
     record_property("fault", fault)

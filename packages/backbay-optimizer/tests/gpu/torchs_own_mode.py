@@ -9,7 +9,7 @@ import sys
 import device_training_cases  # noqa: F401 (which adds cases)
 import graph_cases
 import training_cases
-from graph_cases import assert_as_default, torchs
+from graph_cases import assert_trains_as_default, torchs
 from training_cases import raised
 
 
@@ -18,7 +18,7 @@ def inference(name):
 
 
 def training(name):
-    return raised(assert_as_default, training_cases.CASES[name], torchs)
+    return raised(assert_trains_as_default, training_cases.CASES[name], torchs)
 
 
 def in_a_process_of_its_own(kind, name):

@@ -68,8 +68,9 @@ LARGE_IMAGE = 2**16
 _IMAGE = 3
 """Dimensions from which channels can be last."""
 _INT32 = 2**31
-_MOST_CHANNELS = 64
-"""Of a block where channels are first in memory: from one to the next it is an image's pixels."""
+_BLOCK_CHANNELS = 64
+"""Of a block, at most, where channels are first in memory: from one to the next it is an image's
+pixels."""
 MOST_CHANNELS = _INT32 // (SMALL_PANEL // 2)
 """Of an image. Where they are last, a program counts to pixels times channels in 32 bits, in a
 panel of `SMALL_PANEL` bytes, and so of half as many pixels at most."""
@@ -505,10 +506,10 @@ def refusal(x: Tensor, groups: int) -> str | None:
     if x.shape[1] > MOST_CHANNELS:
         return f"images of {x.shape[1]} channels: the kernels take {MOST_CHANNELS}"
     sums = x.shape[0] * x.shape[1]
-    if isinstance(sums, int) and sums >= _INT32:  # of a symbol it would guard, as below
+    if isinstance(sums, int) and sums >= _INT32:  # of a symbol it would guard
         return f"{sums} channels of all samples: the kernels count them in 32 bits"
     pixels = Geometry.of(x, groups).pixels
-    if isinstance(pixels, int) and pixels >= _INT32 // _MOST_CHANNELS:  # of a symbol it would guard
+    if isinstance(pixels, int) and pixels >= _INT32 // _BLOCK_CHANNELS:  # likewise
         return f"images of {pixels} pixels: the kernels count a block's elements in 32 bits"
     return None
 
