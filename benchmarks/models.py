@@ -8,7 +8,8 @@ Each model (of ``speed/model_cases``, random weights) has a child process, in wh
 compiles in an empty cache and is then timed in turns with the others. What is in the state folder
 is not run again, unless the ratio of Inductor to Backbay is undecided: its 95 % interval is wider
 than ±1 %. So a run that was stopped goes on where it was, and calls with other arms or models add
-up. The table is of everything in the folder; it is printed, and written to --out, with a JSON.
+up. Models run in the order of --only, those that were never run before those to be decided. The
+table is of everything in the folder; it is printed, and written to --out, with a JSON.
 
 Arms: eager; inductor and backbay, each also with a mode of torch.compile's, as in
 inductor:reduce-overhead, or with :tuned (coordinate descent and combo kernels); backbay:hoist and
@@ -66,10 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device=device_of(given.device), size=given.size, versions=versions("transformers", "timm")
     )
     listed = model_table.listed(given.problems)
-    chosen = [x for x in listed if any(fnmatch.fnmatch(x.name, y) for y in given.only)]
-    todo = [x for x in chosen if any(missing(x, state, given))]
+    todo = [x for x in chosen(listed, given.only) if any(missing(x, state, given))]
+    if given.ahead > 1:
+        todo = mixed(todo)
+    todo.sort(key=lambda x: state.read(x.name) is not None)  # a run may be cut short
     whole = work_through(
-        mixed(todo) if given.ahead > 1 else todo,
+        todo,
         lambda case, clients: one(case, state, where, given, clients),
         ahead=given.ahead,
         fresh=True,
@@ -93,12 +96,20 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def chosen(
+    cases: Sequence["model_table.Listed"], patterns: Sequence[str]
+) -> list["model_table.Listed"]:
+    """Return the cases that patterns name, each once, in the order of the patterns."""
+    named = (x for y in patterns for x in cases if fnmatch.fnmatch(x.name, y))
+    return list(dict.fromkeys(named))
+
+
 def missing(
     case: "model_table.Listed", state: State, given: argparse.Namespace
 ) -> tuple[list[str], list[str]]:
     """Return the arms to run, and those to prove."""
-    chosen = given.arms.split(",") if given.arms else QUICK if given.quick else DEFAULT
-    wanted = [x for x in chosen if x != arms.HAND or case.masked]
+    named = given.arms.split(",") if given.arms else QUICK if given.quick else DEFAULT
+    wanted = [x for x in named if x != arms.HAND or case.masked]
     entry = state.read(case.name)
     run = judging.to_run(entry, wanted, above=arms.INDUCTOR, below=arms.OURS)
     if given.no_proof or not case.proof:

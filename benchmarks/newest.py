@@ -12,8 +12,8 @@ GPU, is taken for what it would take here. The table has these shares, says of h
 none is known, and how much autotuning would have to gain in these for the aim to be missed.
 
 Where ``reduce-overhead`` takes less than 0.95 of the default's time, a last table has the share of
-what it saves that Backbay saves, by the last run that timed all three. The ends of its interval are
-made of the two ratios' ends, so it is wide.
+what it saves that Backbay saves, by the last file with a run that timed all three, from such runs
+alone. The ends of its interval are made of the two ratios' ends, so it is wide.
 """
 
 import argparse
@@ -180,7 +180,7 @@ def _saved_table(runs: Sequence[Run]) -> list[str]:
     """Return of each workload that `GRAPHS` makes faster how much of that is saved here."""
     rows = {}
     for run in runs:
-        for entry in run.entries:
+        for entry in map(_of_all_three, run.entries):
             theirs = ratio(entry, arms.INDUCTOR, GRAPHS)
             ours = ratio(entry, arms.INDUCTOR, arms.OURS)
             if theirs is not None and ours is not None and _saves(theirs.value) > SAVES:
@@ -189,6 +189,14 @@ def _saved_table(runs: Sequence[Run]) -> list[str]:
         return []
     head = f"| model | run | inductor / {GRAPHS} | inductor / backbay | saved, aim {SAVED} |"
     return ["", head, "|---|---|---|---|---|", *(f"| {n} | {x} |" for n, x in rows.items())]
+
+
+def _of_all_three(entry: Entry) -> Entry:
+    """Return an entry with those runs alone that timed Inductor's two modes and ours."""
+    named = (arms.INDUCTOR, GRAPHS, arms.OURS)
+    runs = tuple(x for x in entry.runs if all(y in x.arms for y in named))
+    alone: Entry = msgspec.structs.replace(entry, runs=runs)
+    return alone
 
 
 def _part(ours: Ratio, theirs: Ratio) -> Ratio:

@@ -149,6 +149,10 @@ def test_what_cuda_graphs_save_is_taken_from_another_run_or_counted_where_they_s
     assert "| bert.infer | new | 2.000 [2.000, 2.000] | 1.600 [1.600, 1.600] | 0.750 [0.750" in text
     assert text.count("| new |") == 1
     assert "alone" not in text
+    pair = entry({"inductor": [1.0] * 9, "backbay": [1.0] * 9}, name="bert.infer")
+    total = msgspec.structs.replace(runs[1].entries[0], runs=(*runs[1].entries[0].runs, *pair.runs))
+    text = newest.table([newest.Run("longer", (total,))]).partition("saved, aim")[2]
+    assert "1.600 [1.600, 1.600] | 0.750 [0.750" in text  # of the run that timed all three
 
 
 def test_a_part_that_is_saved_lies_outside_of_its_interval(speed):

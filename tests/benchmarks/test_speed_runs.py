@@ -127,6 +127,30 @@ def test_models_that_train_get_ready_side_by_side(speed):
     assert max(sum(x.train for x in listed[n : n + 6]) for n in range(len(listed) - 5)) > 3
 
 
+def test_models_run_in_another_order_than_they_were_named_in(speed):
+    models, listed = speed("models"), speed("speed.model_table").listed()
+    found = models.chosen(listed, ["vae_decoder_*.train", "dlrm.infer", "vae*", "none"])
+    assert [x.name for x in found][:3] == [
+        "vae_decoder_nchw.train",
+        "vae_decoder_nhwc.train",
+        "dlrm.infer",
+    ]
+    assert {x.name for x in found[3:]} == {
+        x.name for x in listed if x.name.startswith("vae") and x not in found[:2]
+    }
+
+
+def test_what_is_undecided_runs_before_what_never_ran(speed, monkeypatch, tmp_path, entry):
+    models, state = speed("models"), speed("speed.record").State(tmp_path / "state")
+    begun = []
+    monkeypatch.setattr(models, "one", lambda case, *_: begun.append(case.name))
+    known = entry({"inductor": [1.0, 9.0] * 9, "backbay": [9.0, 1.0] * 9}, name="bert.infer")
+    state.add(known)
+    asked = ["--state", str(tmp_path / "state"), "--device", "cpu", "--only", "bert.infer", "vit*"]
+    assert models.main([*asked, "--arms", "inductor,backbay", "--no-proof"]) == 0
+    assert begun == ["vit_b.infer", "vit_b.train", "bert.infer"]
+
+
 def test_models_run_and_what_is_known_is_not_run_again(speed, in_process, tmp_path, capsys):
     asked = ["--state", str(tmp_path / "state"), "--device", "cpu", "--size", "tiny"]
     asked += ["--only", "dlrm.infer", "--seconds", "0.1", "--out", str(tmp_path / "table.md")]
