@@ -115,6 +115,7 @@ def table(runs: Sequence[Run], autotuned: Sequence[Run] = ()) -> str:
             f"{len(rows)} of {total} workloads; geometric means of a time over backbay's:",
             "",
             *(f"- over {what}: **{model_table.mean(x):.3f}** ({len(x)})" for what, x in means),
+            *_by_kind(entries),
             *(_over_autotuned(entries, shares) if shares else ()),
             f"- certainly below 0.98: {_names(n for n, x in pairs if x.slower)}",
             f"- undecided, wider than ±1 %: {_names(n for n, x in pairs if x.undecided)}",
@@ -127,6 +128,25 @@ def table(runs: Sequence[Run], autotuned: Sequence[Run] = ()) -> str:
             "",
         ]
     )
+
+
+def _by_kind(entries: Sequence[Entry]) -> list[str]:
+    """Return the means of inference and of training, and of how long the GPU is at work."""
+    trains = {x.name for x in model_table.listed() if x.train}
+    over = {x.name: _over_inductor(x).value for x in entries}
+    at_work = [found for x in entries if (found := _work_over_ours(x)) is not None]
+    kinds = {
+        "over Inductor's default, of inference": [x for n, x in over.items() if n not in trains],
+        "over Inductor's default, of training": [x for n, x in over.items() if n in trains],
+        "time that the GPU is at work, of Inductor's default over backbay's": at_work,
+    }
+    return [f"- {kind}: **{geometric_mean(x):.3f}** ({len(x)})" for kind, x in kinds.items() if x]
+
+
+def _work_over_ours(entry: Entry) -> float | None:
+    last = [latest(entry, x) for x in (arms.INDUCTOR, arms.OURS)]
+    theirs, ours = (x.work.busy_ms if x and x.work else None for x in last)
+    return theirs / ours if theirs and ours else None
 
 
 class _Share(NamedTuple):

@@ -12,8 +12,8 @@ BARS = {
     "backbay_optimizer.passes.linear_epilogues": 21,
     "backbay_optimizer.backend": 109,
 }
-WITH_LATER = BARS | {"backbay_optimizer.backend": 160}
-"""Also lazily: tuning and timing (11), CUDA graphs (12), the store that it keeps its
+WITH_LATER = BARS | {"backbay_optimizer.backend": 161}
+"""Also lazily: tuning and timing (11), CUDA graphs (13), the store that it keeps its
 measurements in (4), the registry and what words errors (9), cutting and checking (3), kernels."""
 
 

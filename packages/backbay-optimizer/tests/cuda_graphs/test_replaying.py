@@ -5,11 +5,18 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from backbay import compile_log
 from backbay_optimizer.cuda_graphs import recordings, replayable
 from backbay_optimizer.cuda_graphs.capture import launching
-from backbay_optimizer.cuda_graphs.recordings import MOST_RECORDINGS, Recordings
+from backbay_optimizer.cuda_graphs.recordings import (
+    MOST_DROPS,
+    MOST_LEFT,
+    MOST_RECORDINGS,
+    MOST_SIZES,
+    Recordings,
+)
 from backbay_optimizer.cuda_graphs.replayable import Inputs
 from backbay_optimizer.cuda_graphs.replaying import Replayed
 
@@ -127,8 +134,8 @@ def test_sizes_are_recorded_without_end(device):
         for size in range(1, 20):
             x = torch.randn(size)
             assert torch.equal(call([size, x])[0], x * 2)
-    assert len(device["graphs"]) == MOST_RECORDINGS
-    assert any("8 recordings are made" in x for x in reasons())
+    assert len(device["graphs"]) == MOST_SIZES
+    assert any("it is recorded for 8 sizes" in x for x in reasons())
 
 
 def test_another_layout_is_copied_into_the_buffer_of_the_first(device):
@@ -147,14 +154,63 @@ def test_an_input_of_an_unknown_kind_is_copied(monkeypatch):
     assert replayable.unusual([meta], 0) == "an input is on another device"
 
 
-def test_parameters_elsewhere_are_recorded_without_end(device):
+def products(call, weights):
+    for weight in weights:
+        x = torch.randn(3)
+        assert torch.equal(call([weight, x])[0], weight * x)
+
+
+@pytest.mark.parametrize(("layers", "made"), [(12, 12), (80, MOST_RECORDINGS)])
+def test_some_of_many_layers_run_as_they_are_or_are_recorded_without_end(layers, made, device):
     call, _ = replayed(lambda w, x: [w * x], fixed=[0])
-    weights = [torch.randn(3) for _ in range(12)]
+    weights = [torch.randn(3) for _ in range(layers)]
     for _ in range(3):
-        for weight in weights:
-            x = torch.randn(3)
-            assert torch.equal(call([weight, x])[0], weight * x)
-    assert len(device["graphs"]) == MOST_RECORDINGS
+        products(call, weights)
+    graphs = device["graphs"]
+    assert len(graphs) == made
+    # The first call of all ran as it was, and so the first layer's was recorded in its second.
+    assert [x.replays for x in graphs] == [3] * min(layers - 1, made) + [2] * (made == layers)
+    assert any("64 recordings of it are made" in x for x in reasons()) == (made < layers)
+
+
+def test_parameters_that_stay_nowhere_are_recorded_without_end(device):
+    call, _ = replayed(lambda w, x: [w * x], fixed=[0])
+    weight, held = torch.randn(3), []
+    for _ in range(60):
+        products(call, [weight])
+        moved = weight.clone()
+        weight.data, old = moved, weight.data
+        del old, moved
+        held.append(torch.empty(3))  # so that no address comes back
+    assert len(device["graphs"]) == MOST_LEFT * (MOST_DROPS + 1)
+    assert any("parameters are elsewhere again and again" in x for x in reasons())
+
+
+def test_recordings_of_layers_that_moved_are_kept(device):
+    shared = Recordings(name="ours")
+    call, _ = replayed(lambda w, x: [w * x], fixed=[0], shared=shared)
+    weights = [torch.randn(3) for _ in range(12)]
+    for _ in range(2):
+        products(call, weights)
+    loaded = [torch.randn(3) for _ in range(12)]
+    weights.clear()
+    for _ in range(2):
+        products(call, loaded)
+    assert shared.held.number == 12
+    assert [x.replays for x in device["graphs"][12:]] == [2] * 12
+
+
+def test_a_recording_that_is_left_keeps_its_parameters_or_is_dropped_at_once(device):
+    shared = Recordings(name="ours")
+    call, _ = replayed(lambda w, x: [w * x], fixed=[0], shared=shared)
+    first, second = torch.randn(3), torch.randn(3)
+    products(call, [first, first])
+    storage = StorageWeakRef(first.untyped_storage())
+    del first
+    assert storage.expired()
+    products(call, [second, second])
+    assert shared.held.number == 2  # it may come back
+    assert [x.replays for x in device["graphs"]] == [1, 2]
 
 
 def test_what_can_not_be_recorded_is_tried_again(device):

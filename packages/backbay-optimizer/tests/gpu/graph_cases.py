@@ -312,11 +312,25 @@ def parameters_that_never_stay(way):
     model, results = net(), []
     call = way(model)
     held = []  # so that no address comes back
-    for step in range(24):
+    for step in range(60):
         results.append(call(rows(seed=step)))
         for one in model.parameters():
-            held.append(one.data)
             one.data = torch.randn_like(one) / 8
+            held.append(torch.empty_like(one))  # where the parameter was
+    return results
+
+
+@compared
+@torch.no_grad()
+def one_graph_of_many_layers(way):  # as where each layer is compiled, of a model that is not
+    torch.manual_seed(0)
+    layers = nn.ModuleList(Net() for _ in range(12)).cuda()
+    call, results = way(lambda layer, x: x + layer(x)), []
+    for step in range(4):
+        x = rows(seed=step)
+        for layer in layers:
+            x = call(layer, x)
+        results.append(x.clone())
     return results
 
 

@@ -532,6 +532,25 @@ def parameters_elsewhere(way):
     return seen
 
 
+LAYERS = 12
+"""More than a graph is recorded sizes for."""
+
+
+@case
+def one_graph_of_many_layers(way):  # as where each layer is compiled, of a model that is not
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList(Net() for _ in range(LAYERS)).to(DEVICE)
+    call, seen = way(lambda layer, x: x + layer(x)), []
+    for step in range(6):
+        layers.zero_grad()
+        result = rows(seed=step).requires_grad_()
+        for layer in layers:
+            result = call(layer, result)
+        result.square().mean().backward()
+        seen += gradients(layers)
+    return seen
+
+
 @case
 def sizes_that_differ(way):
     model, seen = net(), []

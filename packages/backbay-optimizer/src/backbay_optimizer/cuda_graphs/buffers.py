@@ -77,15 +77,15 @@ class Buffers:
         for i in sorted(alone):
             groups.setdefault((inputs[i].dtype, is_dense(inputs[i])), []).append(i)
         self._groups = list(groups.values())
+        self._layouts = [(i, x.shape, x.stride()) for i, x in self.made.items()]
 
     def fit(self, inputs: Sequence[Any]) -> bool:
         """Whether inputs are laid out as these are."""
-        return all(
-            inputs[i].shape == x.shape
-            and inputs[i].stride() == x.stride()
-            and not is_deferred(inputs[i])
-            for i, x in self.made.items()
-        ) and all(x.fit(inputs) for x in self._views)
+        for i, shape, stride in self._layouts:  # in each call: cheap, if there are many
+            x = inputs[i]
+            if x.shape != shape or x.stride() != stride or is_deferred(x):
+                return False
+        return all(x.fit(inputs) for x in self._views)
 
     def fill(self, inputs: Sequence[Any]) -> None:
         """Copy inputs."""

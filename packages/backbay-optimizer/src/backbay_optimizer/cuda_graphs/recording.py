@@ -7,6 +7,7 @@ import torch
 
 from backbay_optimizer.cuda_graphs.buffers import Buffers
 from backbay_optimizer.cuda_graphs.capture import Pool, captured, launching
+from backbay_optimizer.cuda_graphs.places import Places
 from backbay_optimizer.cuda_graphs.results import Results
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -40,11 +41,9 @@ class Recording:
             NotCopied: its inputs or results can't be copied.
             Exception: it can't be captured.
         """
-        self._fixed = list(fixed)
         tensors = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
-        self._addresses: list[int | None] = [None] * len(inputs)
-        for i in self._fixed:
-            self._addresses[i] = inputs[i].data_ptr()
+        self.places = Places(inputs, fixed)
+        """Of the inputs that are read where they are."""
         self._buffers = Buffers(inputs, [i for i in tensors if i not in set(fixed)])
         given = list(inputs)
         for i, buffer in self._buffers.made.items():
@@ -54,8 +53,6 @@ class Recording:
         self._results = Results(recorded, given, saved=saved, ours=ours)
         self.kept = self._results.kept.addresses
         """Where what is saved for a backward stays."""
-        self.fixed_addresses = {x for x in self._addresses if x}
-        """Of the inputs that are read where they are."""
 
     @property
     def pending(self) -> bool:
@@ -73,10 +70,7 @@ class Recording:
 
     def fits(self, inputs: list[Any]) -> bool:
         """Whether what is read where it is, is where it was, and the rest is laid out as it was."""
-        # In C++: hundreds of parameters, in each call. It is in torch's builds for CUDA alone.
-        return torch._C._tensors_data_ptrs_at_indices_equal(  # noqa: SLF001 (its only home)
-            inputs, self._addresses, self._fixed
-        ) and self._buffers.fit(inputs)
+        return self.places.fit(inputs) and self._buffers.fit(inputs)
 
     def replay(self, inputs: list[Any]) -> list[Any]:
         """Return what the code gives for these inputs, which fit; the list is cleared."""

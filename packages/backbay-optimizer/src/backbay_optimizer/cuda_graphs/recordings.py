@@ -1,16 +1,35 @@
 """What is recorded of one of Dynamo's graphs, whether it is used, and why not."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from backbay import compile_log
 from backbay_optimizer.cuda_graphs.capture import pool_bytes
+from backbay_optimizer.cuda_graphs.places import Places
 
-MOST_RECORDINGS = 8
-"""Of one of Dynamo's graphs: for other sizes, or parameters elsewhere. More are not made."""
-ENOUGH = f"{MOST_RECORDINGS} recordings are made, for other sizes or parameters elsewhere"
+MOST_SIZES = 8
+"""That one of Dynamo's graphs is recorded for."""
+MOST_RECORDINGS = 64
+"""Of one, in all: it may be a layer's, and be called with the parameters of many layers."""
+MOST_LEFT = 8
+"""Recordings of one, whose parameters are elsewhere now, that are kept: they may come back."""
+MOST_DROPS = 4
+"""How often as many are dropped, before parameters are taken to stay nowhere."""
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Placed(Protocol):
+    """A recording, or a pair of them."""
+
+    @property
+    def places(self) -> Places:
+        """Where the inputs are that it reads where they are."""
+
+
+PlacedOne = TypeVar("PlacedOne", bound=Placed)
 
 
 class Held(Protocol):
@@ -45,6 +64,8 @@ class Recordings:
     """How many of a forward's last results are saved for its backward; None until that is known."""
     ran_backward: bool = False
     """Whether a backward has run."""
+    drops: int = 0
+    """How often recordings were dropped, since their parameters were elsewhere."""
     held: Held | None = None
     _said: set[str] = field(default_factory=set)
 
@@ -63,6 +84,24 @@ class Recordings:
         self.forget()
         self.say(f"no CUDA graph any more: {why}")
 
+    def enough(self, made: dict[Key, list[PlacedOne]], key: Key) -> str | None:
+        """Return why nothing more is recorded; None if something may be.
+
+        Args:
+            made: what is recorded, by its sizes. Of what may never fit again some is dropped.
+            key: the sizes of what would be recorded.
+        """
+        if sum(x.places.is_left() for same in made.values() for x in same) >= MOST_LEFT:
+            if self.drops == MOST_DROPS:
+                return "parameters are elsewhere again and again"
+            self.drops += 1
+            drop_left(made)
+        if key not in made and len(made) >= MOST_SIZES:
+            return f"it is recorded for {MOST_SIZES} sizes"
+        if sum(map(len, made.values())) >= MOST_RECORDINGS:
+            return f"{MOST_RECORDINGS} recordings of it are made"
+        return None
+
     def excess(self, index: int) -> str | None:
         """Return by how much recordings on a device hold more than they may; None if they don't."""
         allocated = pool_bytes(index)
@@ -76,3 +115,11 @@ class Recordings:
         if why not in self._said:
             self._said.add(why)
             compile_log.note(compile_log.Record(asked=self.name, ran="inductor", why=why))
+
+
+def drop_left(made: dict[Key, list[PlacedOne]]) -> None:
+    """Drop recordings whose parameters are elsewhere."""
+    for key, same in list(made.items()):
+        same[:] = [x for x in same if not x.places.is_left()]
+        if not same:
+            del made[key]

@@ -8,7 +8,6 @@ import torch
 
 from backbay_optimizer.cuda_graphs.capture import Pool, pool_of
 from backbay_optimizer.cuda_graphs.recording import Recording
-from backbay_optimizer.cuda_graphs.recordings import ENOUGH, MOST_RECORDINGS
 from backbay_optimizer.cuda_graphs.replayable import Key, Replayable, current_stream, unusual
 
 
@@ -54,9 +53,7 @@ class Replayed(Replayable):
         if recording is not None:
             return recording
         why = self._premature(key)
-        if why is None and held.number >= MOST_RECORDINGS:
-            why = ENOUGH
-        why = why or unusual(inputs, self._inputs.device)
+        why = why or shared.enough(held.recordings, key) or unusual(inputs, self._inputs.device)
         if why is not None:
             return why
         fixed = [i for i in self._inputs.fixed if isinstance(inputs[i], torch.Tensor)]

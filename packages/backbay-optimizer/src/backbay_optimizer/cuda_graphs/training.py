@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from backbay_optimizer.cuda_graphs.capture import Pool
+from backbay_optimizer.cuda_graphs.places import Places
 from backbay_optimizer.cuda_graphs.recording import Recording
-from backbay_optimizer.cuda_graphs.recordings import ENOUGH, MOST_RECORDINGS
+from backbay_optimizer.cuda_graphs.recordings import drop_left
 from backbay_optimizer.cuda_graphs.replayable import Key, Replayable, current_stream, unusual
 
 CHECKPOINTS = "torch.utils.checkpoint"
@@ -31,6 +32,11 @@ class Pair:
     forward: Recording
     backward: Recording | None = None
     backward_key: Key = ()
+
+    @property
+    def places(self) -> Places:
+        """Where parameters are."""
+        return self.forward.places
 
 
 @dataclass(eq=False)
@@ -53,9 +59,11 @@ class Pairs:
 
     def drop(self, pair: Pair) -> None:
         """Release one; what it saved and is alive stays."""
-        for pairs in self.by_key.values():
+        for key, pairs in list(self.by_key.items()):
             if pair in pairs:
                 pairs.remove(pair)
+            if not pairs:
+                del self.by_key[key]
 
 
 class Trained(Replayable):
@@ -83,6 +91,8 @@ class Trained(Replayable):
 
     def _drop_if_large(self, pair: Pair, held: Pairs) -> str | None:
         """Release a new recording that holds more memory than is left, and return why."""
+        if self._shared.excess(pair.pool.index) is not None:
+            drop_left(held.by_key)
         why = self._shared.excess(pair.pool.index)
         if why is None:
             return None
@@ -112,9 +122,8 @@ class Forward(Trained):
         why = self._premature(key)
         if why is None and shared.saved is None:
             why = "its backward has not run yet"
-        if why is None and held.number >= MOST_RECORDINGS:
-            why = ENOUGH
-        why = why or shared.full or unusual(inputs, self._inputs.device)
+        why = why or shared.full or shared.enough(held.by_key, key)
+        why = why or unusual(inputs, self._inputs.device)
         if why is not None:
             return why
         fixed = [i for i in self._inputs.fixed if isinstance(inputs[i], torch.Tensor)]
@@ -146,16 +155,15 @@ class Backward(Trained):
 
     def _recording(self, inputs: list[Any], held: Pairs) -> Recording | str:
         key = self._key(inputs)
-        pairs = held.all
-        for pair in pairs:
-            known = pair.backward
-            if known is not None and pair.backward_key == key and known.fits(inputs):
-                return known
+        made = (x.backward for x in held.all if x.backward is not None and x.backward_key == key)
+        recording = next((x for x in made if x.fits(inputs)), None)
+        if recording is not None:
+            return recording
         why = self._premature(key)
         if why is not None:
             return why
         given = {x.data_ptr() for x in inputs if isinstance(x, torch.Tensor)}
-        forwards = [x for x in pairs if x.forward.kept <= given]
+        forwards = [x for x in held.all if x.forward.kept <= given]
         if not forwards:
             return "its forward ran without one, or what that saved is elsewhere"
         own = next((x for x in forwards if x.backward is None), None)
@@ -168,7 +176,8 @@ class Backward(Trained):
         forward, shared = own.forward, self._shared
         places = [(i, x.data_ptr()) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
         ours = [i for i, x in places if x in forward.kept]
-        fixed = [i for i, x in places if x in forward.kept or x in forward.fixed_addresses]
+        at = forward.kept | forward.places.addresses
+        fixed = [i for i, x in places if x in at]
         made = self._recorded(lambda: Recording(self._code, inputs, fixed, own.pool, ours=ours))
         if isinstance(made, str):
             return made

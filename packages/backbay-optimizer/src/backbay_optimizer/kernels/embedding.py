@@ -2,10 +2,11 @@
 
 The gradient by a table of many words is mostly zeros: a few thousand tokens ask for rows, some of
 them often. What must move is the gradient of each token, read once, and each row of the table's,
-written once. Adding with atomics to a table in float32, which is then rounded, moves six times the
-table instead; and to sort tokens takes several passes over them. Here tokens are put into the order
-of words by counting (H. H. Seward's sort, in Knuth, The Art of Computer Programming 3, 5.2), and
-each row is written once, by a program that adds its tokens up in float32.
+written once. Operations: an addition for each element of a token's gradient. Adding with atomics to
+a table in float32, which is then rounded, moves six times the table instead; and to sort tokens
+takes several passes over them. Here tokens are put into the order of words by counting (H. H.
+Seward's sort, in Knuth, The Art of Computer Programming 3, 5.2), and each row is written once, by a
+program that adds its tokens up in float32.
 
 A word that many tokens ask for, such as a comma, is cut by columns, and not by tokens: a program
 for each piece adds all of them, many at once. In which order the tokens of a word are added is not

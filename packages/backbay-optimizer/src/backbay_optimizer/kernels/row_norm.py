@@ -10,7 +10,8 @@ RMSNorm has no mean, ``y = n * (weight + offset) + bias`` and ``g = dy * (weight
 rows, the others along columns: a compiler makes a kernel of each, and both read all of ``dy`` and
 ``x``. Here programs take whole rows, and keep their share of the sums in registers until their last
 row, as in Triton's tutorial on layer norm and in Liger-Kernel (arXiv 2410.10989). What must move is
-``dy`` and ``x``, which are read, and ``dx``.
+``dy`` and ``x``, which are read, and ``dx``: 6 bytes an element in 16 bits. Operations: 13 an
+element, and 9 of an RMSNorm, each in float32.
 
 Forward is PyTorch's operators, which a compiler fuses with what stands around. So that backward
 needs no kernel beside its own, a norm gives what its readers read more than once: then each of
