@@ -99,6 +99,14 @@ def test_a_graph_of_no_device_is_taken_over(replaying, monkeypatch):
     assert not taken
 
 
+def test_memory_of_a_model_that_is_no_more_is_kept_when_another_is_compiled(replaying, monkeypatch):
+    made, *_ = replaying
+    asked = []
+    monkeypatch.setattr(Recordings, "release_left", lambda: asked.append(1))
+    torch.compile(lambda x: x + 3, backend=made(known=None))(torch.ones(2))
+    assert asked
+
+
 def test_what_does_not_pay_is_taken_over(replaying):
     made, plain, taken = replaying
     torch.compile(lambda x: x + 2, backend=made(known=False))(torch.ones(2))

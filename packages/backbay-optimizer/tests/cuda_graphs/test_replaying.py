@@ -1,5 +1,6 @@
 """When compiled code is replayed: with a device that a list of calls stands for."""
 
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -211,6 +212,24 @@ def test_a_recording_that_is_left_keeps_its_parameters_or_is_dropped_at_once(dev
     products(call, [second, second])
     assert shared.held.number == 2  # it may come back
     assert [x.replays for x in device["graphs"]] == [1, 2]
+
+
+def test_memory_of_parameters_that_are_no_more_is_kept(device):
+    shared, other = Recordings(name="ours"), Recordings(name="ours")
+    call, _ = replayed(lambda w, x: [w * x], fixed=[0], shared=shared)
+    another, _ = replayed(lambda x: [x + 1], shared=other)
+    weight = torch.randn(3)
+    products(call, [weight] * 2)
+    del weight
+    gc.collect()
+    device["bytes"] = 1 << 40
+    another([torch.ones(3)])
+    with shared.held.pool.lock:
+        Recordings.release_left()
+    assert shared.held.number == 1
+    another([torch.ones(3)])  # is recorded, and does not fit
+    assert shared.held.number == 0
+    assert other.stopped
 
 
 def test_what_can_not_be_recorded_is_tried_again(device):

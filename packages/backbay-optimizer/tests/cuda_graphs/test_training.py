@@ -124,6 +124,12 @@ def test_a_backward_that_is_too_large_leaves_its_forward(device, monkeypatch):
     assert not way.shared[0].held.number
 
 
+def bytes_of_earlier_tests():
+    gc.collect()
+    Recordings.release_left()
+    return pool_bytes(0)
+
+
 def by_size(way, *counts):
     """Return the losses and gradients of steps with so many rows each."""
     model, seen = net(), []
@@ -161,8 +167,7 @@ def test_the_memory_of_a_pair_is_told_otherwise_than_it_is():
 
 def test_pairs_hold_more_memory_than_they_may(device, monkeypatch):
     monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", pool_bytes)
-    gc.collect()
-    before = pool_bytes(0)
+    before = bytes_of_earlier_tests()
     sizes = (3, 3, 3, 5, 5, 7, 7, 3, 5, 7)
     wanted = by_size(Way(replays=False), *sizes)
     torch.compiler.reset()
@@ -177,8 +182,7 @@ def test_pairs_hold_more_memory_than_they_may(device, monkeypatch):
 
 def test_memory_of_a_pair_that_is_left_keeps_another_from_being_made(device, monkeypatch):
     monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", pool_bytes)
-    gc.collect()
-    before = pool_bytes(0)
+    before = bytes_of_earlier_tests()
     way, model = Way(replays=True, share=(before + 3 * CAPTURED) / WHOLE), net()
     call, _ = trained(way, model, steps=4)
     for one in model.parameters():
@@ -199,9 +203,26 @@ def test_only_some_layers_of_a_graph_are_replayed(device):
 
 
 @pytest.mark.usefixtures("device")
+def test_memory_of_a_model_that_is_no_more_is_kept_or_that_of_others_is_not():
+    before = bytes_of_earlier_tests()
+    way, model, other = Way(replays=True), net(), net()
+    trained(way, model, steps=4)
+    trained(way, lambda x: other(x) * 2, steps=4, learns=other)
+    assert pool_bytes(0) == before + 4 * CAPTURED
+    Recordings.release_left()
+    assert pool_bytes(0) == before + 4 * CAPTURED
+    del model
+    gc.collect()  # Dynamo still has the code
+    with way.shared[0].held.lock:
+        Recordings.release_left()
+    assert pool_bytes(0) == before + 4 * CAPTURED
+    Recordings.release_left()
+    assert pool_bytes(0) == before + 2 * CAPTURED
+
+
+@pytest.mark.usefixtures("device")
 def test_memory_of_a_pair_is_not_given_back():
-    gc.collect()
-    before = pool_bytes(0)
+    before = bytes_of_earlier_tests()
     way = Way(replays=True)
     by_size(way, 3, 3, 3)
     assert pool_bytes(0) == before + 2 * CAPTURED

@@ -1,8 +1,9 @@
 """What is recorded of one of Dynamo's graphs, whether it is used, and why not."""
 
+import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -39,6 +40,9 @@ class Held(Protocol):
     def number(self) -> int:
         """How many recordings there are; a forward and its backward are one."""
 
+    def release_left(self) -> None:
+        """Drop what is recorded for parameters that are elsewhere, unless it is being used."""
+
 
 @dataclass(eq=False)
 class Recordings:
@@ -67,7 +71,19 @@ class Recordings:
     drops: int = 0
     """How often recordings were dropped, since their parameters were elsewhere."""
     held: Held | None = None
+    _all: ClassVar["weakref.WeakSet[Recordings]"] = weakref.WeakSet()
     _said: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Make it known."""
+        self._all.add(self)
+
+    @classmethod
+    def release_left(cls) -> None:
+        """Drop what any graph has recorded for parameters that are elsewhere, or are no more."""
+        for held in [x.held for x in cls._all]:
+            if held is not None:
+                held.release_left()
 
     def forget(self) -> None:
         """Release what was recorded."""

@@ -8,6 +8,7 @@ import torch
 
 from backbay_optimizer.cuda_graphs.capture import Pool, pool_of
 from backbay_optimizer.cuda_graphs.recording import Recording
+from backbay_optimizer.cuda_graphs.recordings import drop_left
 from backbay_optimizer.cuda_graphs.replayable import Key, Replayable, current_stream, unusual
 
 
@@ -22,6 +23,14 @@ class Held:
     def number(self) -> int:
         """How many recordings there are."""
         return sum(map(len, self.recordings.values()))
+
+    def release_left(self) -> None:
+        """Drop recordings whose parameters are elsewhere, unless the pool is being used."""
+        if self.pool.lock.acquire(blocking=False):
+            try:
+                drop_left(self.recordings)
+            finally:
+                self.pool.lock.release()
 
 
 class Replayed(Replayable):
@@ -60,6 +69,8 @@ class Replayed(Replayable):
         made = self._recorded(lambda: Recording(self._code, inputs, fixed, held.pool))
         if isinstance(made, str):
             return made
+        if shared.excess(held.pool.index) is not None:
+            shared.release_left()
         why = shared.excess(held.pool.index)
         if why is not None:
             shared.stop(why)

@@ -57,6 +57,14 @@ class Pairs:
         """How many pairs there are."""
         return sum(map(len, self.by_key.values()))
 
+    def release_left(self) -> None:
+        """Drop pairs whose parameters are elsewhere, unless one is being used."""
+        if self.lock.acquire(blocking=False):
+            try:
+                drop_left(self.by_key)
+            finally:
+                self.lock.release()
+
     def drop(self, pair: Pair) -> None:
         """Release one; what it saved and is alive stays."""
         for key, pairs in list(self.by_key.items()):
@@ -93,6 +101,7 @@ class Trained(Replayable):
         """Release a new recording that holds more memory than is left, and return why."""
         if self._shared.excess(pair.pool.index) is not None:
             drop_left(held.by_key)
+            self._shared.release_left()
         why = self._shared.excess(pair.pool.index)
         if why is None:
             return None
