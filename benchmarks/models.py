@@ -8,8 +8,9 @@ Each model (of ``speed/model_cases``, random weights) has a child process, in wh
 compiles in an empty cache and is then timed in turns with the others. What is in the state folder
 is not run again, unless the ratio of Inductor to Backbay is undecided: its 95 % interval is wider
 than ±1 %. So a run that was stopped goes on where it was, and calls with other arms or models add
-up. Models run in the order of --only, those that were never run before those to be decided. The
-table is of everything in the folder; it is printed, and written to --out, with a JSON.
+up. Models run in the order of --only, with --ahead those that train apart from each other, and what
+was never run before what is to be decided. The table is of everything in the folder; it is printed,
+and written to --out, with a JSON.
 
 Arms: eager; inductor and backbay, each also with a mode of torch.compile's, as in
 inductor:reduce-overhead, or with :tuned (coordinate descent and combo kernels); backbay:hoist and

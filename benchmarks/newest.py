@@ -26,7 +26,7 @@ import msgspec
 
 from speed import arms, model_table
 from speed.judging import Ratio, best, geometric_mean, latest, ratio
-from speed.record import Entry, describe
+from speed.record import Entry, Sampled, describe
 
 
 class Run(NamedTuple):
@@ -214,9 +214,13 @@ def _saved_table(runs: Sequence[Run]) -> list[str]:
 def _of_all_three(entry: Entry) -> Entry:
     """Return an entry with those runs alone that timed Inductor's two modes and ours."""
     named = (arms.INDUCTOR, GRAPHS, arms.OURS)
-    runs = tuple(x for x in entry.runs if all(y in x.arms for y in named))
+    runs = tuple(x for x in entry.runs if all(_is_timed(x.arms.get(y)) for y in named))
     alone: Entry = msgspec.structs.replace(entry, runs=runs)
     return alone
+
+
+def _is_timed(arm: Sampled | None) -> bool:
+    return arm is not None and bool(arm.samples_ms)
 
 
 def _part(ours: Ratio, theirs: Ratio) -> Ratio:

@@ -97,6 +97,23 @@ def test_the_newest_run_is_mixed_with_an_older_one_or_its_proof_forgotten(speed,
     assert "right at 2x8 (first)" in text
     assert "| gpt2.train | first | 1.000 [1.000, 1.000] |" in text
     assert "over Inductor's default: **1.414** (2)" in text
+    assert "over Inductor's default, of inference: **2.000** (1)" in text
+    assert "over Inductor's default, of training: **1.000** (1)" in text
+    assert "at work" not in text  # nobody watched
+
+
+def test_how_long_the_gpu_works_is_of_a_run_that_nobody_watched(speed, entry):
+    newest, watched = speed("newest"), entry({"inductor": [4.0] * 9, "backbay": [2.0] * 9})
+    work = {"inductor": 3.0, "backbay": 2.0}
+    arms = {
+        name: msgspec.structs.replace(x, work=GpuWork(busy_ms=work[name], launches=1))
+        for name, x in watched.runs[0].arms.items()
+    }
+    run = msgspec.structs.replace(watched.runs[0], arms=arms)
+    watched = msgspec.structs.replace(watched, name="bert.infer", runs=(run,))
+    other = entry({"inductor": [4.0] * 9, "backbay": [2.0] * 9}, name="gpt2.train")
+    text = newest.table([newest.Run("run", (watched, other))])
+    assert "at work, of Inductor's default over backbay's: **1.500** (1)" in text
 
 
 def test_autotuning_is_not_what_it_was_beside_the_default(speed, entry):
@@ -149,7 +166,7 @@ def test_what_cuda_graphs_save_is_taken_from_another_run_or_counted_where_they_s
     assert "| bert.infer | new | 2.000 [2.000, 2.000] | 1.600 [1.600, 1.600] | 0.750 [0.750" in text
     assert text.count("| new |") == 1
     assert "alone" not in text
-    pair = entry({"inductor": [1.0] * 9, "backbay": [1.0] * 9}, name="bert.infer")
+    pair = entry({"inductor": [1.0] * 9, newest.GRAPHS: "failed", "backbay": [1.0] * 9})
     total = msgspec.structs.replace(runs[1].entries[0], runs=(*runs[1].entries[0].runs, *pair.runs))
     text = newest.table([newest.Run("longer", (total,))]).partition("saved, aim")[2]
     assert "1.600 [1.600, 1.600] | 0.750 [0.750" in text  # of the run that timed all three

@@ -6,7 +6,6 @@ import itertools
 import torch
 
 from backbay_optimizer.cuda_graphs import recording, recordings, replaying, training
-from backbay_optimizer.cuda_graphs.capture import Pool
 
 CAPTURED = 1 << 20
 """Bytes that each capture takes, as the allocator tells."""
@@ -16,8 +15,10 @@ WHOLE = 1 << 30
 
 def at_the_same_address(value):
     """Return a tensor of the same memory, which does not keep it: as a CUDA graph has it."""
-    if not isinstance(value, torch.Tensor) or not value.untyped_storage().nbytes():
+    if not isinstance(value, torch.Tensor):
         return value
+    if not value.untyped_storage().nbytes():
+        return torch.empty_like(value)
     alias = torch.empty(0, dtype=value.dtype)
     memory = bytes_of(value).untyped_storage()
     return alias.set_(memory, value.storage_offset(), value.shape, value.stride())
@@ -82,7 +83,6 @@ def install(monkeypatch):
     monkeypatch.setattr(recording, "captured", captured)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(numbers)))
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    monkeypatch.setattr(replaying, "pool_of", Pool)
     monkeypatch.setattr(recordings, "pool_bytes", lambda _: state.get("bytes", 0))
     for module in (replaying, training):
         monkeypatch.setattr(module, "current_stream", lambda _: state["stream"])

@@ -102,7 +102,7 @@ def test_a_graph_of_no_device_is_taken_over(replaying, monkeypatch):
 def test_memory_of_a_model_that_is_no_more_is_kept_when_another_is_compiled(replaying, monkeypatch):
     made, *_ = replaying
     asked = []
-    monkeypatch.setattr(Recordings, "release_left", lambda: asked.append(1))
+    monkeypatch.setattr(Recordings, "release_stale", lambda: asked.append(1))
     torch.compile(lambda x: x + 3, backend=made(known=None))(torch.ones(2))
     assert asked
 

@@ -1,6 +1,5 @@
 """When compiled code is replayed: with a device that a list of calls stands for."""
 
-import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -9,13 +8,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from backbay import compile_log
-from backbay_optimizer.cuda_graphs import recordings, replayable
+from backbay_optimizer.cuda_graphs import recordings, replayable, replaying
 from backbay_optimizer.cuda_graphs.capture import launching
 from backbay_optimizer.cuda_graphs.recordings import (
-    MOST_DROPS,
-    MOST_LEFT,
-    MOST_RECORDINGS,
+    MOST_CAPTURES,
     MOST_SIZES,
+    MOST_STALE,
     Recordings,
 )
 from backbay_optimizer.cuda_graphs.replayable import Inputs
@@ -161,47 +159,61 @@ def products(call, weights):
         assert torch.equal(call([weight, x])[0], weight * x)
 
 
-@pytest.mark.parametrize(("layers", "made"), [(12, 12), (80, MOST_RECORDINGS)])
-def test_some_of_many_layers_run_as_they_are_or_are_recorded_without_end(layers, made, device):
+def test_some_of_many_layers_run_as_they_are(device):
     call, _ = replayed(lambda w, x: [w * x], fixed=[0])
-    weights = [torch.randn(3) for _ in range(layers)]
+    weights = [torch.randn(3) for _ in range(12)]
     for _ in range(3):
         products(call, weights)
-    graphs = device["graphs"]
-    assert len(graphs) == made
-    # The first call of all ran as it was, and so the first layer's was recorded in its second.
-    assert [x.replays for x in graphs] == [3] * min(layers - 1, made) + [2] * (made == layers)
-    assert any("64 recordings of it are made" in x for x in reasons()) == (made < layers)
+    # The first call of all ran as it was, and so the first layer was recorded in its second.
+    assert [x.replays for x in device["graphs"]] == [3] * 11 + [2]
+
+
+def test_replays_pay_for_no_more_recordings(device):
+    call, _ = replayed(lambda w, x: [w * x], fixed=[0])
+    weights = [torch.randn(3) for _ in range(MOST_CAPTURES + 16)]
+    products(call, weights)
+    assert len(device["graphs"]) == MOST_CAPTURES
+    assert any("it was recorded 64 times" in x for x in reasons())
+    for _ in range(12):
+        products(call, weights)
+    assert len(device["graphs"]) == len(weights)
 
 
 def test_parameters_that_stay_nowhere_are_recorded_without_end(device):
-    call, _ = replayed(lambda w, x: [w * x], fixed=[0])
-    weight, held = torch.randn(3), []
-    for _ in range(60):
-        products(call, [weight])
-        moved = weight.clone()
-        weight.data, old = moved, weight.data
-        del old, moved
-        held.append(torch.empty(3))  # so that no address comes back
-    assert len(device["graphs"]) == MOST_LEFT * (MOST_DROPS + 1)
-    assert any("parameters are elsewhere again and again" in x for x in reasons())
-
-
-def test_recordings_of_layers_that_moved_are_kept(device):
     shared = Recordings(name="ours")
     call, _ = replayed(lambda w, x: [w * x], fixed=[0], shared=shared)
-    weights = [torch.randn(3) for _ in range(12)]
-    for _ in range(2):
-        products(call, weights)
-    loaded = [torch.randn(3) for _ in range(12)]
-    weights.clear()
-    for _ in range(2):
-        products(call, loaded)
-    assert shared.held.number == 12
-    assert [x.replays for x in device["graphs"][12:]] == [2] * 12
+    weight, held = torch.randn(3), []
+    for _ in range(3 * MOST_CAPTURES):
+        products(call, [weight])
+        weight = moved(weight, held)
+        assert shared.held.number <= MOST_STALE
+    assert len(device["graphs"]) == MOST_CAPTURES
+    assert any("it was recorded 64 times" in x for x in reasons())
 
 
-def test_a_recording_that_is_left_keeps_its_parameters_or_is_dropped_at_once(device):
+def moved(weight, held):
+    """Return it elsewhere; what is held keeps its address from coming back."""
+    other = weight.clone()
+    del weight
+    held.append(torch.empty(3))
+    return other
+
+
+def test_layers_that_are_loaded_again_are_recorded_no_more(device):
+    shared = Recordings(name="ours")
+    call, _ = replayed(lambda w, x: [w * x], fixed=[0], shared=shared)
+    for _ in range(12):
+        weights = [torch.randn(3) for _ in range(12)]
+        for _ in range(20):
+            products(call, weights)
+        assert shared.held.number == 12
+        assert all(x.replays > 10 for x in device["graphs"][-12:])
+        held = [torch.empty(3) for _ in range(100)]  # so that no address comes back
+        weights.clear()
+        del held
+
+
+def test_a_recording_that_is_stale_keeps_its_parameters_or_is_dropped_at_once(device):
     shared = Recordings(name="ours")
     call, _ = replayed(lambda w, x: [w * x], fixed=[0], shared=shared)
     first, second = torch.randn(3), torch.randn(3)
@@ -214,22 +226,81 @@ def test_a_recording_that_is_left_keeps_its_parameters_or_is_dropped_at_once(dev
     assert [x.replays for x in device["graphs"]] == [1, 2]
 
 
+@pytest.mark.usefixtures("device")
+def test_a_parameter_without_elements_is_taken_for_freed():
+    shared = Recordings(name="ours")
+    call, _ = replayed(lambda w, e, x: [w * x, e + 1], fixed=[0, 1], shared=shared)
+    weight, empty = torch.randn(3), torch.empty(0)
+    for _ in range(2):
+        call([weight, empty, torch.randn(3)])
+    del empty
+    Recordings.release_stale()
+    assert shared.held.number == 1
+
+
+def test_a_pool_is_used_again_when_all_that_was_recorded_in_it_is_gone(device):
+    shared = Recordings(name="ours")
+    call, _ = replayed(lambda w, x: [w * x], fixed=[0], shared=shared)
+    weights = [torch.randn(3) for _ in range(MOST_STALE + 1)]
+    products(call, weights)
+    first = shared.held.pool
+    del weights
+    weight = torch.randn(3)
+    products(call, [weight])  # all are dropped
+    assert shared.held.pool is first
+    products(call, [weight] * 2)
+    assert shared.held.pool is not first
+    assert shared.held.pool.handle != first.handle
+    assert device["graphs"][-1].replays == 2
+
+
+@pytest.mark.usefixtures("device")
+def test_what_is_recorded_is_dropped_for_a_call_that_is_not(monkeypatch):
+    shared = Recordings(name="ours")
+    call, _ = replayed(lambda w, x: [w * x], fixed=[0], shared=shared)
+    weights = [torch.randn(3) for _ in range(MOST_STALE + 1)]
+    products(call, weights)
+    weights.clear()
+    monkeypatch.setattr(replaying, "unusual", lambda *_: "an input is strange")
+    products(call, [torch.randn(3)])
+    assert shared.held.number == MOST_STALE
+
+
 def test_memory_of_parameters_that_are_no_more_is_kept(device):
     shared, other = Recordings(name="ours"), Recordings(name="ours")
     call, _ = replayed(lambda w, x: [w * x], fixed=[0], shared=shared)
     another, _ = replayed(lambda x: [x + 1], shared=other)
     weight = torch.randn(3)
     products(call, [weight] * 2)
+    for _ in range(2):
+        another([torch.ones(3)])
+    assert shared.held.pool is other.held.pool
     del weight
-    gc.collect()
-    device["bytes"] = 1 << 40
-    another([torch.ones(3)])
-    with shared.held.pool.lock:
-        Recordings.release_left()
+    with shared.held.lock:  # it is replayed
+        Recordings.release_stale()
     assert shared.held.number == 1
-    another([torch.ones(3)])  # is recorded, and does not fit
-    assert shared.held.number == 0
-    assert other.stopped
+    Recordings.release_stale()
+    assert shared.held is None
+    another([torch.ones(3)])
+    assert [x.replays for x in device["graphs"]] == [1, 2]
+
+
+@pytest.mark.usefixtures("device")
+def test_a_graph_that_is_compiled_meanwhile_ends_a_release():
+    known, ends = [], threading.Event()
+
+    def compiling():
+        while not ends.is_set():
+            known.append(Recordings(name="ours"))
+
+    thread = threading.Thread(target=compiling)
+    thread.start()
+    try:
+        for _ in range(200):
+            Recordings.release_stale()
+    finally:
+        ends.set()
+        thread.join()
 
 
 def test_what_can_not_be_recorded_is_tried_again(device):

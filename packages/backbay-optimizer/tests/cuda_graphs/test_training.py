@@ -14,7 +14,7 @@ from training_cases import CASES, DEVICE, LAYERS, assert_alike, gradients, net, 
 
 from backbay import compile_log
 from backbay_optimizer.cuda_graphs.capture import pool_bytes
-from backbay_optimizer.cuda_graphs.recordings import MOST_SIZES, Recordings
+from backbay_optimizer.cuda_graphs.recordings import MOST_CAPTURES, MOST_SIZES, Recordings
 from backbay_optimizer.cuda_graphs.replayable import Inputs
 from backbay_optimizer.cuda_graphs.training import Backward, Forward
 
@@ -75,7 +75,7 @@ def test_a_backward_is_recorded_with_another_forward(device):
     for pair in held.all:
         kept = pair.forward.kept
         assert kept
-        assert kept <= pair.backward.places.addresses
+        assert kept <= pair.backward.addresses.all
 
 
 def trained(way, function, *, steps=1, learns=None, **given):
@@ -126,7 +126,7 @@ def test_a_backward_that_is_too_large_leaves_its_forward(device, monkeypatch):
 
 def bytes_of_earlier_tests():
     gc.collect()
-    Recordings.release_left()
+    Recordings.release_stale()
     return pool_bytes(0)
 
 
@@ -194,6 +194,50 @@ def test_memory_of_a_pair_that_is_left_keeps_another_from_being_made(device, mon
     assert [x.replays for x in device["graphs"]] == [2, 2, 4, 4]
 
 
+def test_steps_that_move_parameters_are_recorded_without_end_where_memory_is_short(
+    device, monkeypatch
+):
+    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", pool_bytes)
+    before = bytes_of_earlier_tests()
+    way, model = Way(replays=True, share=(before + 3 * CAPTURED) / WHOLE), net()
+    call, held = way(model), []
+    for step in range(2 * MOST_CAPTURES):
+        call(rows(seed=step)).square().mean().backward()
+        for one in model.parameters():
+            one.data = one.data.clone()
+            held.append(torch.empty_like(one))  # where it was
+    assert MOST_CAPTURES < len(device["graphs"]) <= 2 * MOST_CAPTURES
+    assert pool_bytes(0) <= before + 3 * CAPTURED
+
+
+def test_a_parameter_that_is_replaced_before_the_backward_ends_it_where_memory_is_short(
+    device, monkeypatch
+):
+    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", pool_bytes)
+    before = bytes_of_earlier_tests()
+    way, model = Way(replays=True, share=(before + 3 * CAPTURED) / WHOLE), net()
+    call, _ = trained(way, model, steps=4)
+    for one in model.parameters():
+        one.data = one.data.clone()
+    loss = call(rows()).square().mean()
+    model.down.bias.data = model.down.bias.data.clone()  # it is not saved
+    loss.backward()
+    assert way.shared[0].held.number == 1
+    assert [x.replays for x in device["graphs"]] == [2, 2, 1, 1]
+
+
+def test_memory_of_a_model_that_is_no_more_keeps_another_from_being_recorded(device, monkeypatch):
+    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", pool_bytes)
+    before = bytes_of_earlier_tests()
+    way, model, other = Way(replays=True, share=(before + 3 * CAPTURED) / WHOLE), net(), net()
+    trained(way, model, steps=4)
+    del model
+    gc.collect()
+    trained(way, lambda x: other(x) * 2, steps=6, learns=other)
+    assert [x.held and x.held.number for x in way.shared] == [None, 1]
+    assert all(x.replays > 1 for x in device["graphs"])
+
+
 def test_only_some_layers_of_a_graph_are_replayed(device):
     way = Way(replays=True)
     seen(CASES["one_graph_of_many_layers"], way)
@@ -209,14 +253,14 @@ def test_memory_of_a_model_that_is_no_more_is_kept_or_that_of_others_is_not():
     trained(way, model, steps=4)
     trained(way, lambda x: other(x) * 2, steps=4, learns=other)
     assert pool_bytes(0) == before + 4 * CAPTURED
-    Recordings.release_left()
+    Recordings.release_stale()
     assert pool_bytes(0) == before + 4 * CAPTURED
     del model
     gc.collect()  # Dynamo still has the code
     with way.shared[0].held.lock:
-        Recordings.release_left()
+        Recordings.release_stale()
     assert pool_bytes(0) == before + 4 * CAPTURED
-    Recordings.release_left()
+    Recordings.release_stale()
     assert pool_bytes(0) == before + 2 * CAPTURED
 
 
@@ -354,7 +398,7 @@ def test_a_gradient_that_is_written_over_what_was_saved_is_the_callers(device):
         assert torch.equal(second, given * weight)
     assert [x.replays for x in device["graphs"]] == [5, 5]
     (pair,) = shared.held.all
-    assert weight.data_ptr() in pair.backward.places.addresses  # it is read where it is
+    assert weight.data_ptr() in pair.backward.addresses.all  # it is read where it is
     assert not pair.forward.pending
     results = forward([weight, torch.randn(3)])
     assert pair.forward.pending

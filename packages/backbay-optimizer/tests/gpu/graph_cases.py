@@ -312,7 +312,7 @@ def parameters_that_never_stay(way):
     model, results = net(), []
     call = way(model)
     held = []  # so that no address comes back
-    for step in range(60):
+    for step in range(80):
         results.append(call(rows(seed=step)))
         for one in model.parameters():
             one.data = torch.randn_like(one) / 8

@@ -13,6 +13,8 @@ exclusive = threading.RLock()
 launching = threading.Lock()
 """Held by captures and replays: before 2.13 torch refuses random numbers to a replay during one."""
 _streams: dict[int, torch.cuda.Stream] = {}
+_known = threading.Lock()
+"""Held while `_pools` is read or added to."""
 _pools: "weakref.WeakSet[Pool]" = weakref.WeakSet()
 _by_stream: "weakref.WeakValueDictionary[tuple[int, int], Pool]" = weakref.WeakValueDictionary()
 
@@ -38,7 +40,15 @@ class Pool:
         self.bytes = 0
         """What it holds of the device's memory, after the last capture."""
         self.handle = torch.cuda.graph_pool_handle()
-        _pools.add(self)
+        self.recordings: weakref.WeakSet[Any] = weakref.WeakSet()
+        """What is captured in it."""
+        with _known:
+            _pools.add(self)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all that was captured in it is gone: torch captures nothing into it any more."""
+        return bool(self.bytes) and not self.recordings
 
     def measure(self) -> None:
         """Ask the allocator for what the pool holds."""
@@ -50,14 +60,16 @@ class Pool:
 def pool_of(index: int, stream: int) -> Pool:
     """Return the pool of all recordings in a stream: they keep nothing between calls."""
     pool = _by_stream.get((index, stream))
-    if pool is None:
+    if pool is None or pool.is_drained:
         pool = _by_stream[index, stream] = Pool(index, stream)
     return pool
 
 
 def pool_bytes(index: int) -> int:
     """Return what the pools of a device hold of its memory, all together."""
-    return sum(x.bytes for x in list(_pools) if x.index == index)
+    with _known:
+        pools = list(_pools)
+    return sum(x.bytes for x in pools if x.index == index)
 
 
 def captured(pool: Pool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:

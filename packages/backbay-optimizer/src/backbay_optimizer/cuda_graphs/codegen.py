@@ -70,7 +70,7 @@ def replaying(
     def generate(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         if not on_cuda(graph_module, example_inputs):
             return plain(graph_module, example_inputs)
-        Recordings.release_left()  # of a model that is no more, say: nothing else happens to it
+        Recordings.release_stale()  # of a model that is no more, say: nothing else happens to it
         recordings = Recordings(name=name, share=share)
         decision = None
         if decide is not None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from backbay_optimizer.cuda_graphs.addresses import Addresses
 from backbay_optimizer.cuda_graphs.buffers import Buffers
 from backbay_optimizer.cuda_graphs.capture import Pool, captured, launching
-from backbay_optimizer.cuda_graphs.places import Places
 from backbay_optimizer.cuda_graphs.results import Results
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -42,7 +42,7 @@ class Recording:
             Exception: it can't be captured.
         """
         tensors = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
-        self.places = Places(inputs, fixed)
+        self.addresses = Addresses(inputs, fixed)
         """Of the inputs that are read where they are."""
         self._buffers = Buffers(inputs, [i for i in tensors if i not in set(fixed)])
         given = list(inputs)
@@ -53,6 +53,7 @@ class Recording:
         self._results = Results(recorded, given, saved=saved, ours=ours)
         self.kept = self._results.kept.addresses
         """Where what is saved for a backward stays."""
+        pool.recordings.add(self)
 
     @property
     def pending(self) -> bool:
@@ -70,7 +71,7 @@ class Recording:
 
     def fits(self, inputs: list[Any]) -> bool:
         """Whether what is read where it is, is where it was, and the rest is laid out as it was."""
-        return self.places.fit(inputs) and self._buffers.fit(inputs)
+        return self.addresses.fit(inputs) and self._buffers.fit(inputs)
 
     def replay(self, inputs: list[Any]) -> list[Any]:
         """Return what the code gives for these inputs, which fit; the list is cleared."""

@@ -1,47 +1,50 @@
 """What is recorded of one of Dynamo's graphs, whether it is used, and why not."""
 
+import threading
 import weakref
-from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from backbay import compile_log
+from backbay_optimizer.cuda_graphs.addresses import Addresses
 from backbay_optimizer.cuda_graphs.capture import pool_bytes
-from backbay_optimizer.cuda_graphs.places import Places
 
 MOST_SIZES = 8
 """That one of Dynamo's graphs is recorded for."""
-MOST_RECORDINGS = 64
-"""Of one, in all: it may be a layer's, and be called with the parameters of many layers."""
-MOST_LEFT = 8
-"""Recordings of one, whose parameters are elsewhere now, that are kept: they may come back."""
-MOST_DROPS = 4
-"""How often as many are dropped, before parameters are taken to stay nowhere."""
-Key = TypeVar("Key", bound=Hashable)
+MOST_CAPTURES = 64
+"""Of one, before replays pay for more: it may be a layer's, and be called with the parameters of
+many layers, or with others in each call."""
+PAYS = 16
+"""Replays for which one more is captured."""
+MOST_STALE = 8
+"""Recordings of one that are kept though their parameters are elsewhere: these may come back."""
+Key = tuple[Any, ...]
 
 
-class Placed(Protocol):
-    """A recording, or a pair of them."""
+class Recorded(Protocol):
+    """A recording, or a forward and its backward."""
 
     @property
-    def places(self) -> Places:
-        """Where the inputs are that it reads where they are."""
-
-
-PlacedOne = TypeVar("PlacedOne", bound=Placed)
+    def addresses(self) -> Addresses:
+        """Of parameters."""
 
 
 class Held(Protocol):
     """What is recorded of a graph."""
 
     @property
+    def lock(self) -> threading.Lock:
+        """Held while something of it is recorded, replayed or dropped."""
+
+    @property
+    def by_key(self) -> dict[Key, list[Any]]:
+        """What is `Recorded`, by sizes."""
+
+    @property
     def number(self) -> int:
         """How many recordings there are; a forward and its backward are one."""
-
-    def release_left(self) -> None:
-        """Drop what is recorded for parameters that are elsewhere, unless it is being used."""
 
 
 @dataclass(eq=False)
@@ -68,22 +71,47 @@ class Recordings:
     """How many of a forward's last results are saved for its backward; None until that is known."""
     ran_backward: bool = False
     """Whether a backward has run."""
-    drops: int = 0
-    """How often recordings were dropped, since their parameters were elsewhere."""
+    captures: int = 0
+    """How often something was recorded."""
+    hits: int = 0
+    """How often a recording was found that fits."""
     held: Held | None = None
     _all: ClassVar["weakref.WeakSet[Recordings]"] = weakref.WeakSet()
+    _known: ClassVar[threading.Lock] = threading.Lock()
+    """Held while `_all` is read or added to."""
     _said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Make it known."""
-        self._all.add(self)
+        with self._known:
+            self._all.add(self)
 
     @classmethod
-    def release_left(cls) -> None:
-        """Drop what any graph has recorded for parameters that are elsewhere, or are no more."""
-        for held in [x.held for x in cls._all]:
-            if held is not None:
-                held.release_left()
+    def release_stale(cls) -> None:
+        """Drop what any graph has recorded for parameters that are elsewhere, or are no more.
+
+        What is being used is left alone.
+        """
+        with cls._known:
+            known = list(cls._all)
+        for one in known:
+            held = one.held
+            if held is None or not held.lock.acquire(blocking=False):
+                continue
+            try:
+                drop_stale(held, least=1)
+                if not held.number and one.held is held:
+                    one.forget()  # with it goes its pool
+            finally:
+                held.lock.release()
+
+    def enough(self, held: Held, key: Key) -> str | None:
+        """Return why nothing more is recorded for some sizes; None if something may be."""
+        if key not in held.by_key and len(held.by_key) >= MOST_SIZES:
+            return f"it is recorded for {MOST_SIZES} sizes"
+        if self.captures >= MOST_CAPTURES + self.hits // PAYS:
+            return f"it was recorded {MOST_CAPTURES} times, and replayed too seldom for more"
+        return None
 
     def forget(self) -> None:
         """Release what was recorded."""
@@ -100,24 +128,6 @@ class Recordings:
         self.forget()
         self.say(f"no CUDA graph any more: {why}")
 
-    def enough(self, made: dict[Key, list[PlacedOne]], key: Key) -> str | None:
-        """Return why nothing more is recorded; None if something may be.
-
-        Args:
-            made: what is recorded, by its sizes. Of what may never fit again some is dropped.
-            key: the sizes of what would be recorded.
-        """
-        if sum(x.places.is_left() for same in made.values() for x in same) >= MOST_LEFT:
-            if self.drops == MOST_DROPS:
-                return "parameters are elsewhere again and again"
-            self.drops += 1
-            drop_left(made)
-        if key not in made and len(made) >= MOST_SIZES:
-            return f"it is recorded for {MOST_SIZES} sizes"
-        if sum(map(len, made.values())) >= MOST_RECORDINGS:
-            return f"{MOST_RECORDINGS} recordings of it are made"
-        return None
-
     def excess(self, index: int) -> str | None:
         """Return by how much recordings on a device hold more than they may; None if they don't."""
         allocated = pool_bytes(index)
@@ -133,9 +143,19 @@ class Recordings:
             compile_log.note(compile_log.Record(asked=self.name, ran="inductor", why=why))
 
 
-def drop_left(made: dict[Key, list[PlacedOne]]) -> None:
-    """Drop recordings whose parameters are elsewhere."""
-    for key, same in list(made.items()):
-        same[:] = [x for x in same if not x.places.is_left()]
+def drop_stale(held: Held, least: int = MOST_STALE, keep: Recorded | None = None) -> None:
+    """Drop what is recorded for parameters that are elsewhere.
+
+    Args:
+        held: what is recorded; its lock is held.
+        least: how many there have to be, or all stay.
+        keep: one that stays in any case.
+    """
+    made = [x for same in held.by_key.values() for x in same]
+    stale = {id(x) for x in made if x is not keep and x.addresses.are_stale()}
+    if len(stale) < least:
+        return
+    for key, same in list(held.by_key.items()):
+        same[:] = [x for x in same if id(x) not in stale]
         if not same:
-            del made[key]
+            del held.by_key[key]

@@ -1,5 +1,6 @@
 """Inference: recordings keep nothing between calls, so those of one stream share memory."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,8 +9,11 @@ import torch
 
 from backbay_optimizer.cuda_graphs.capture import Pool, pool_of
 from backbay_optimizer.cuda_graphs.recording import Recording
-from backbay_optimizer.cuda_graphs.recordings import drop_left
+from backbay_optimizer.cuda_graphs.recordings import drop_stale
 from backbay_optimizer.cuda_graphs.replayable import Key, Replayable, current_stream, unusual
+
+STALE = "its recordings were dropped: parameters are elsewhere"
+"""Why nothing is recorded in the call that drops all: the next one has another pool."""
 
 
 @dataclass(eq=False, frozen=True)
@@ -17,20 +21,17 @@ class Held:
     """A pool, and what is recorded in it."""
 
     pool: Pool
-    recordings: dict[Key, list[Recording]] = field(default_factory=dict)
+    by_key: dict[Key, list[Recording]] = field(default_factory=dict)
+
+    @property
+    def lock(self) -> threading.Lock:
+        """The pool's."""
+        return self.pool.lock
 
     @property
     def number(self) -> int:
         """How many recordings there are."""
-        return sum(map(len, self.recordings.values()))
-
-    def release_left(self) -> None:
-        """Drop recordings whose parameters are elsewhere, unless the pool is being used."""
-        if self.pool.lock.acquire(blocking=False):
-            try:
-                drop_left(self.recordings)
-            finally:
-                self.pool.lock.release()
+        return sum(map(len, self.by_key.values()))
 
 
 class Replayed(Replayable):
@@ -57,25 +58,29 @@ class Replayed(Replayable):
     def _recording(self, inputs: list[Any], held: Held) -> Recording | str:
         """Return a recording for these inputs, earlier or new, or why there is none."""
         key, shared = self._key(inputs), self._shared
-        known = held.recordings.get(key, ())
+        known = held.by_key.get(key, ())
         recording = next((x for x in known if x.fits(inputs)), None)
         if recording is not None:
+            shared.hits += 1
             return recording
-        why = self._premature(key)
-        why = why or shared.enough(held.recordings, key) or unusual(inputs, self._inputs.device)
+        why = self._premature(key) or unusual(inputs, self._inputs.device)
+        why = why or shared.enough(held, key)
         if why is not None:
             return why
+        if held.number:
+            drop_stale(held)
+            if not held.number:
+                return STALE
         fixed = [i for i in self._inputs.fixed if isinstance(inputs[i], torch.Tensor)]
         made = self._recorded(lambda: Recording(self._code, inputs, fixed, held.pool))
         if isinstance(made, str):
             return made
-        if shared.excess(held.pool.index) is not None:
-            shared.release_left()
+        shared.captures += 1
         why = shared.excess(held.pool.index)
         if why is not None:
             shared.stop(why)
             return "recordings would hold too much memory"
-        held.recordings.setdefault(key, []).append(made)
+        held.by_key.setdefault(key, []).append(made)
         shared.say(
             f"{self.kind} recorded as CUDA graph {held.number}; its pool has "
             f"{held.pool.bytes >> 20} MiB"

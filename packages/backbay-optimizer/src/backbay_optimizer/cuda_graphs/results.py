@@ -129,8 +129,8 @@ class Results:
             raise NotCopied("a result is an input's memory, read as another type")
         size, stride = tuple(value.shape), value.stride()
         further = value.storage_offset() - owner.storage_offset()
-        view: Any = torch._C._dynamo.guards  # noqa: SLF001 (Inductor's own code has it from here)
-        view = view._reinterpret_tensor  # noqa: SLF001 (torch.ops has it, too, and is slower)
+        guards: Any = torch._C._dynamo.guards  # noqa: SLF001 (Inductor's own code has it from here)
+        view = guards._reinterpret_tensor  # noqa: SLF001 (torch.ops has it, too, and is slower)
         return lambda call: view(call.inputs[position], size, stride, further)
 
     def _of_storage(self, value: torch.Tensor) -> _Step:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from backbay_optimizer.cuda_graphs.addresses import Addresses
 from backbay_optimizer.cuda_graphs.capture import Pool
-from backbay_optimizer.cuda_graphs.places import Places
 from backbay_optimizer.cuda_graphs.recording import Recording
-from backbay_optimizer.cuda_graphs.recordings import drop_left
+from backbay_optimizer.cuda_graphs.recordings import drop_stale
 from backbay_optimizer.cuda_graphs.replayable import Key, Replayable, current_stream, unusual
 
 CHECKPOINTS = "torch.utils.checkpoint"
@@ -34,9 +34,9 @@ class Pair:
     backward_key: Key = ()
 
     @property
-    def places(self) -> Places:
-        """Where parameters are."""
-        return self.forward.places
+    def addresses(self) -> Addresses:
+        """Of parameters."""
+        return self.forward.addresses
 
 
 @dataclass(eq=False)
@@ -56,14 +56,6 @@ class Pairs:
     def number(self) -> int:
         """How many pairs there are."""
         return sum(map(len, self.by_key.values()))
-
-    def release_left(self) -> None:
-        """Drop pairs whose parameters are elsewhere, unless one is being used."""
-        if self.lock.acquire(blocking=False):
-            try:
-                drop_left(self.by_key)
-            finally:
-                self.lock.release()
 
     def drop(self, pair: Pair) -> None:
         """Release one; what it saved and is alive stays."""
@@ -100,8 +92,8 @@ class Trained(Replayable):
     def _drop_if_large(self, pair: Pair, held: Pairs) -> str | None:
         """Release a new recording that holds more memory than is left, and return why."""
         if self._shared.excess(pair.pool.index) is not None:
-            drop_left(held.by_key)
-            self._shared.release_left()
+            drop_stale(held, least=1, keep=pair)
+            self._shared.release_stale()
         why = self._shared.excess(pair.pool.index)
         if why is None:
             return None
@@ -127,19 +119,24 @@ class Forward(Trained):
         known = held.by_key.get(key, ())
         recording = next((x.forward for x in known if x.forward.fits(inputs)), None)
         if recording is not None:
-            return "an earlier one's backward is pending" if recording.pending else recording
+            if recording.pending:
+                return "an earlier one's backward is pending"
+            shared.hits += 1
+            return recording
         why = self._premature(key)
         if why is None and shared.saved is None:
             why = "its backward has not run yet"
-        why = why or shared.full or shared.enough(held.by_key, key)
-        why = why or unusual(inputs, self._inputs.device)
+        why = why or shared.full or unusual(inputs, self._inputs.device)
+        why = why or shared.enough(held, key)
         if why is not None:
             return why
+        drop_stale(held)
         fixed = [i for i in self._inputs.fixed if isinstance(inputs[i], torch.Tensor)]
         pool, saved = Pool(self._inputs.device, held.stream), shared.saved or 0
         made = self._recorded(lambda: Recording(self._code, inputs, fixed, pool, saved=saved))
         if isinstance(made, str):
             return made
+        shared.captures += 1
         pair = Pair(pool, made)
         held.by_key.setdefault(key, []).append(pair)
         why = self._drop_if_large(pair, held)
@@ -185,7 +182,7 @@ class Backward(Trained):
         forward, shared = own.forward, self._shared
         places = [(i, x.data_ptr()) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
         ours = [i for i, x in places if x in forward.kept]
-        at = forward.kept | forward.places.addresses
+        at = forward.kept | forward.addresses.all
         fixed = [i for i, x in places if x in at]
         made = self._recorded(lambda: Recording(self._code, inputs, fixed, own.pool, ours=ours))
         if isinstance(made, str):

@@ -16,7 +16,7 @@ float32: what PyTorch rounds to 16 bits in between is not rounded here.
 What must move, of 16 bits: 3 bytes an element, 2 that are read and 1 that is written. A gate reads
 2 more; a residual has 4 more, 2 that are read and 2 of the sum. A row's scale is 4 bytes.
 Operations: 2 an element for the largest and its quotient, 4 more of a norm; a gate has an
-exponential and 3 more, a residual 1.
+exponential and 4 more, a residual 1.
 """
 
 import functools

@@ -3,8 +3,9 @@
 Forward writes which of a window's places was the largest, in one byte, beside the maximum. Backward
 gathers: each pixel of the gradient asks the windows that have it whether they took it. What must
 move is ``x``, ``y`` and the offsets forward, and ``dy``, the offsets and ``dx`` backward. A result
-is as many comparisons as its window has places, and a pixel's gradient one, and an addition, for
-each window that it lies in: of 3x3 with a stride of 2 these are 1, 2 or 4. Nothing is added with
+is two comparisons for each place of its window but the first, since a NaN is the largest; a pixel's
+gradient is a comparison and an addition for each window that it lies in, of 3x3 with a stride of 2
+for 1, 2 or 4. Nothing is added with
 atomics, so results are the same bits each time.
 
 Both ideas are Inductor's: its prim ``_low_memory_max_pool_with_offsets`` keeps a byte for each

@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from backbay_optimizer.cuda_graphs.kept import memory_of
 
 
-class Places:
+class Addresses:
     """Addresses of some inputs, which this does not keep alive."""
 
     def __init__(self, inputs: Sequence[Any], fixed: Sequence[int]) -> None:
@@ -24,13 +24,14 @@ class Places:
         storages: dict[int, StorageWeakRef] = {}
         for i in self._fixed:
             self._addresses[i] = inputs[i].data_ptr()
-            if memory_of(inputs[i]) not in storages:
+            memory = memory_of(inputs[i])
+            if memory and memory not in storages:  # who has no elements is nowhere
                 storage = inputs[i].untyped_storage()
-                storages[memory_of(inputs[i])] = StorageWeakRef(storage)  # type: ignore[no-untyped-call] # torch has no stub
+                storages[memory] = StorageWeakRef(storage)  # type: ignore[no-untyped-call] # torch has no stub
         self._storages = list(storages.items())
 
     @property
-    def addresses(self) -> set[int]:
+    def all(self) -> set[int]:
         """The addresses."""
         return {x for x in self._addresses if x}
 
@@ -42,8 +43,11 @@ class Places:
         )
         return same
 
-    def is_left(self) -> bool:
-        """Whether memory was freed, or is elsewhere: what fits may never come again."""
+    def are_stale(self) -> bool:
+        """Whether memory of one was freed, or is elsewhere: no inputs may ever fit again.
+
+        Freed is also what FSDP frees between calls, and may have at the same place in the next.
+        """
         return any(_begin(reference) != begin for begin, reference in self._storages)
 
 
