@@ -44,14 +44,15 @@ class Addresses:
         return same
 
     def are_stale(self) -> bool:
-        """Whether memory of one was freed, or is elsewhere: no inputs may ever fit again.
+        """Whether memory of one is nobody's any more, or elsewhere: no inputs may ever fit again.
 
-        Freed is also what FSDP frees between calls, and may have at the same place in the next.
+        Memory that is freed and whose tensor lives is not: FSDP frees it between calls, and may
+        have it at the same place in the next.
         """
-        return any(_begin(reference) != begin for begin, reference in self._storages)
+        return any(_begin(reference) not in (begin, 0) for begin, reference in self._storages)
 
 
 def _begin(reference: StorageWeakRef) -> int | None:
-    """Return where a storage begins; None if nobody has it any more."""
+    """Return where a storage begins, 0 if it has no memory now; None if nobody has it any more."""
     found = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)  # noqa: SLF001 (its only home)
     return None if found is None else found.data_ptr()

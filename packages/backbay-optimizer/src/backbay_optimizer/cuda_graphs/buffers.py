@@ -77,6 +77,9 @@ class Buffers:
         for i in sorted(alone):
             groups.setdefault((inputs[i].dtype, is_dense(inputs[i])), []).append(i)
         self._groups = list(groups.values())
+        self.bytes = sum(x.memory.nbytes for x in self._views)
+        """What all of them hold."""
+        self.bytes += sum(self.made[i].untyped_storage().nbytes() for i in alone)
         self._layouts = [(i, x.shape, x.stride()) for i, x in self.made.items()]
 
     def fit(self, inputs: Sequence[Any]) -> bool:

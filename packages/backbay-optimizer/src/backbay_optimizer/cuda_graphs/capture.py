@@ -4,7 +4,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -14,9 +14,17 @@ launching = threading.Lock()
 """Held by captures and replays: before 2.13 torch refuses random numbers to a replay during one."""
 _streams: dict[int, torch.cuda.Stream] = {}
 _known = threading.Lock()
-"""Held while `_pools` is read or added to."""
+"""Held while pools, or the recordings of one, are gone through or added to."""
 _pools: "weakref.WeakSet[Pool]" = weakref.WeakSet()
 _by_stream: "weakref.WeakValueDictionary[tuple[int, int], Pool]" = weakref.WeakValueDictionary()
+
+
+class Holding(Protocol):
+    """What holds memory beside a pool's."""
+
+    @property
+    def bytes(self) -> int:
+        """How much."""
 
 
 class Pool:
@@ -40,21 +48,33 @@ class Pool:
         self.bytes = 0
         """What it holds of the device's memory, after the last capture."""
         self.handle = torch.cuda.graph_pool_handle()
-        self.recordings: weakref.WeakSet[Any] = weakref.WeakSet()
-        """What is captured in it."""
+        self.is_used = False
+        """Whether anything was ever captured in it."""
+        self._recordings: weakref.WeakSet[Holding] = weakref.WeakSet()
         with _known:
             _pools.add(self)
 
     @property
     def is_drained(self) -> bool:
         """Whether all that was captured in it is gone: torch captures nothing into it any more."""
-        return bool(self.bytes) and not self.recordings
+        return self.is_used and not self._recordings
+
+    def add(self, recording: "Holding") -> None:
+        """Know of a recording that is captured in it."""
+        with _known:
+            self._recordings.add(recording)
+
+    @property
+    def whole_bytes(self) -> int:
+        """What it and its recordings hold, which is not to be asked for without `_known`."""
+        return self.bytes + sum(x.bytes for x in self._recordings)
 
     def measure(self) -> None:
         """Ask the allocator for what the pool holds."""
         segments: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call] # torch has no stub
         mine = [x for x in segments if tuple(x["segment_pool_id"]) == tuple(self.handle)]
         self.bytes = sum(x["total_size"] for x in mine)
+        self.is_used = True
 
 
 def pool_of(index: int, stream: int) -> Pool:
@@ -66,10 +86,9 @@ def pool_of(index: int, stream: int) -> Pool:
 
 
 def pool_bytes(index: int) -> int:
-    """Return what the pools of a device hold of its memory, all together."""
+    """Return what pools and recordings of a device hold of its memory, all together."""
     with _known:
-        pools = list(_pools)
-    return sum(x.bytes for x in pools if x.index == index)
+        return sum(x.whole_bytes for x in _pools if x.index == index)
 
 
 def captured(pool: Pool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:

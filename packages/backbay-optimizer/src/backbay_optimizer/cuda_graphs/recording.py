@@ -53,7 +53,9 @@ class Recording:
         self._results = Results(recorded, given, saved=saved, ours=ours)
         self.kept = self._results.kept.addresses
         """Where what is saved for a backward stays."""
-        pool.recordings.add(self)
+        self.bytes = self._buffers.bytes
+        """Of the memory that inputs are copied into."""
+        pool.add(self)
 
     @property
     def pending(self) -> bool:

@@ -14,8 +14,8 @@ from backbay_optimizer.cuda_graphs.capture import pool_bytes
 MOST_SIZES = 8
 """That one of Dynamo's graphs is recorded for."""
 MOST_CAPTURES = 64
-"""Of one, before replays pay for more: it may be a layer's, and be called with the parameters of
-many layers, or with others in each call."""
+"""Of one, in a row: it may be a layer's, and be called with the parameters of many layers; or with
+others in each call, and be captured for nothing."""
 PAYS = 16
 """Replays for which one more is captured."""
 MOST_STALE = 8
@@ -71,10 +71,8 @@ class Recordings:
     """How many of a forward's last results are saved for its backward; None until that is known."""
     ran_backward: bool = False
     """Whether a backward has run."""
-    captures: int = 0
-    """How often something was recorded."""
-    hits: int = 0
-    """How often a recording was found that fits."""
+    credit: int = MOST_CAPTURES * PAYS
+    """Replays for which no recording was made yet."""
     held: Held | None = None
     _all: ClassVar["weakref.WeakSet[Recordings]"] = weakref.WeakSet()
     _known: ClassVar[threading.Lock] = threading.Lock()
@@ -109,9 +107,17 @@ class Recordings:
         """Return why nothing more is recorded for some sizes; None if something may be."""
         if key not in held.by_key and len(held.by_key) >= MOST_SIZES:
             return f"it is recorded for {MOST_SIZES} sizes"
-        if self.captures >= MOST_CAPTURES + self.hits // PAYS:
-            return f"it was recorded {MOST_CAPTURES} times, and replayed too seldom for more"
+        if self.credit < PAYS:
+            return "it is recorded again and again, and replayed too seldom for more"
         return None
+
+    def spend(self) -> None:
+        """Count that something was recorded."""
+        self.credit -= PAYS
+
+    def earn(self) -> None:
+        """Count that something is replayed."""
+        self.credit = min(self.credit + 1, MOST_CAPTURES * PAYS)
 
     def forget(self) -> None:
         """Release what was recorded."""

@@ -61,21 +61,20 @@ class Replayed(Replayable):
         known = held.by_key.get(key, ())
         recording = next((x for x in known if x.fits(inputs)), None)
         if recording is not None:
-            shared.hits += 1
+            shared.earn()
             return recording
         why = self._premature(key) or unusual(inputs, self._inputs.device)
         why = why or shared.enough(held, key)
         if why is not None:
             return why
-        if held.number:
-            drop_stale(held)
-            if not held.number:
-                return STALE
+        drop_stale(held)
+        if held.pool.is_drained:
+            return STALE
         fixed = [i for i in self._inputs.fixed if isinstance(inputs[i], torch.Tensor)]
         made = self._recorded(lambda: Recording(self._code, inputs, fixed, held.pool))
         if isinstance(made, str):
             return made
-        shared.captures += 1
+        shared.spend()
         why = shared.excess(held.pool.index)
         if why is not None:
             shared.stop(why)

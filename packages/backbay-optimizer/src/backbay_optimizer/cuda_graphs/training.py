@@ -121,7 +121,7 @@ class Forward(Trained):
         if recording is not None:
             if recording.pending:
                 return "an earlier one's backward is pending"
-            shared.hits += 1
+            shared.earn()
             return recording
         why = self._premature(key)
         if why is None and shared.saved is None:
@@ -136,7 +136,7 @@ class Forward(Trained):
         made = self._recorded(lambda: Recording(self._code, inputs, fixed, pool, saved=saved))
         if isinstance(made, str):
             return made
-        shared.captures += 1
+        shared.spend()
         pair = Pair(pool, made)
         held.by_key.setdefault(key, []).append(pair)
         why = self._drop_if_large(pair, held)
