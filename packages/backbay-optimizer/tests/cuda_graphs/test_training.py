@@ -130,6 +130,18 @@ def bytes_of_earlier_tests():
     return pool_bytes(0)
 
 
+def short_of_memory(monkeypatch):
+    """Return a way that may hold a pair and a forward, and how many bytes are held before."""
+    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", pool_bytes)
+    before = bytes_of_earlier_tests()
+    return Way(replays=True, share=(before + 3.5 * CAPTURED) / WHOLE), before
+
+
+def move(model):
+    for one in model.parameters():
+        one.data = one.data.clone()
+
+
 def captures_since(before):
     """Return of how many captures memory is held more than before, buffers of inputs aside."""
     return (pool_bytes(0) - before) // CAPTURED
@@ -171,12 +183,10 @@ def test_the_memory_of_a_pair_is_told_otherwise_than_it_is():
 
 
 def test_pairs_hold_more_memory_than_they_may(device, monkeypatch):
-    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", pool_bytes)
-    before = bytes_of_earlier_tests()
     sizes = (3, 3, 3, 5, 5, 7, 7, 3, 5, 7)
     wanted = by_size(Way(replays=False), *sizes)
     torch.compiler.reset()
-    way = Way(replays=True, share=(before + 3.5 * CAPTURED) / WHOLE)  # a pair, and a forward alone
+    way, before = short_of_memory(monkeypatch)
     assert_alike(by_size(way, *sizes), wanted, rtol=1e-5, atol=1e-6)
     gc.collect()
     assert captures_since(before) == 2
@@ -185,13 +195,10 @@ def test_pairs_hold_more_memory_than_they_may(device, monkeypatch):
     assert any(x.endswith("with another one") for x in reasons())
 
 
-def test_memory_of_a_pair_that_is_left_keeps_another_from_being_made(device, monkeypatch):
-    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", pool_bytes)
-    before = bytes_of_earlier_tests()
-    way, model = Way(replays=True, share=(before + 3.5 * CAPTURED) / WHOLE), net()
+def test_memory_of_a_pair_that_is_stale_keeps_another_from_being_made(device, monkeypatch):
+    (way, before), model = short_of_memory(monkeypatch), net()
     call, _ = trained(way, model, steps=4)
-    for one in model.parameters():
-        one.data = one.data.clone()
+    move(model)
     for _ in range(4):
         call(rows()).square().mean().backward()
     assert way.shared[-1].held.number == 1
@@ -202,9 +209,7 @@ def test_memory_of_a_pair_that_is_left_keeps_another_from_being_made(device, mon
 def test_steps_that_move_parameters_are_recorded_without_end_where_memory_is_short(
     device, monkeypatch
 ):
-    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", pool_bytes)
-    before = bytes_of_earlier_tests()
-    way, model = Way(replays=True, share=(before + 3.5 * CAPTURED) / WHOLE), net()
+    (way, before), model = short_of_memory(monkeypatch), net()
     call, held = way(model), []
     for step in range(2 * MOST_CAPTURES):
         call(rows(seed=step)).square().mean().backward()
@@ -218,12 +223,9 @@ def test_steps_that_move_parameters_are_recorded_without_end_where_memory_is_sho
 def test_a_parameter_that_is_replaced_before_the_backward_ends_it_where_memory_is_short(
     device, monkeypatch
 ):
-    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", pool_bytes)
-    before = bytes_of_earlier_tests()
-    way, model = Way(replays=True, share=(before + 3.5 * CAPTURED) / WHOLE), net()
+    (way, _), model = short_of_memory(monkeypatch), net()
     call, _ = trained(way, model, steps=4)
-    for one in model.parameters():
-        one.data = one.data.clone()
+    move(model)
     loss = call(rows()).square().mean()
     model.down.bias.data = model.down.bias.data.clone()  # it is not saved
     loss.backward()
@@ -232,9 +234,7 @@ def test_a_parameter_that_is_replaced_before_the_backward_ends_it_where_memory_i
 
 
 def test_memory_of_a_model_that_is_no_more_keeps_another_from_being_recorded(device, monkeypatch):
-    monkeypatch.setattr("backbay_optimizer.cuda_graphs.recordings.pool_bytes", pool_bytes)
-    before = bytes_of_earlier_tests()
-    way, model, other = Way(replays=True, share=(before + 3.5 * CAPTURED) / WHOLE), net(), net()
+    (way, _), model, other = short_of_memory(monkeypatch), net(), net()
     trained(way, model, steps=4)
     del model
     gc.collect()

@@ -7,7 +7,7 @@ import torch
 from small_models import Images, Net
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
-from training_cases import assert_alike
+from training_cases import LAYERS, assert_alike
 
 from backbay_optimizer.backend import backbay
 
@@ -324,7 +324,7 @@ def parameters_that_never_stay(way):
 @torch.no_grad()
 def one_graph_of_many_layers(way):  # as where each layer is compiled, of a model that is not
     torch.manual_seed(0)
-    layers = nn.ModuleList(Net() for _ in range(12)).cuda()
+    layers = nn.ModuleList(Net() for _ in range(LAYERS)).cuda()
     call, results = way(lambda layer, x: x + layer(x)), []
     for step in range(4):
         x = rows(seed=step)

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from graph_cases import CASES, assert_as_default, auto, default, ours, rows, waits  # noqa: E402
 from torchs_own_mode import in_a_process_of_its_own, inference  # noqa: E402
+from training_cases import LAYERS  # noqa: E402
 
 from backbay import compile_log  # noqa: E402
 from backbay_optimizer.cuda_graphs.recordings import MOST_SIZES  # noqa: E402
@@ -105,7 +106,7 @@ def test_a_number_that_the_device_gives_is_stale():
 
 def test_only_some_layers_of_a_graph_are_replayed(replays):
     CASES["one_graph_of_many_layers"](ours)
-    assert len({id(x) for x in replays}) == 12
+    assert len({id(x) for x in replays}) == LAYERS
 
 
 def test_recordings_are_not_few(replays):

@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -158,10 +159,14 @@ def drop_stale(held: Held, least: int = MOST_STALE, keep: Recorded | None = None
         keep: one that stays in any case.
     """
     made = [x for same in held.by_key.values() for x in same]
-    stale = {id(x) for x in made if x is not keep and x.addresses.are_stale()}
-    if len(stale) < least:
-        return
+    stale = {x for x in made if x is not keep and x.addresses.are_stale()}
+    if len(stale) >= least:
+        drop(held, stale)
+
+
+def drop(held: Held, unwanted: AbstractSet[Recorded]) -> None:
+    """Release some of what is recorded; what it saved and is alive stays."""
     for key, same in list(held.by_key.items()):
-        same[:] = [x for x in same if id(x) not in stale]
+        same[:] = [x for x in same if x not in unwanted]
         if not same:
             del held.by_key[key]

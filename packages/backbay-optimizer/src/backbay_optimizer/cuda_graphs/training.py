@@ -17,7 +17,7 @@ import torch
 from backbay_optimizer.cuda_graphs.addresses import Addresses
 from backbay_optimizer.cuda_graphs.capture import Pool
 from backbay_optimizer.cuda_graphs.recording import Recording
-from backbay_optimizer.cuda_graphs.recordings import drop_stale
+from backbay_optimizer.cuda_graphs.recordings import drop, drop_stale
 from backbay_optimizer.cuda_graphs.replayable import Key, Replayable, current_stream, unusual
 
 CHECKPOINTS = "torch.utils.checkpoint"
@@ -57,14 +57,6 @@ class Pairs:
         """How many pairs there are."""
         return sum(map(len, self.by_key.values()))
 
-    def drop(self, pair: Pair) -> None:
-        """Release one; what it saved and is alive stays."""
-        for key, pairs in list(self.by_key.items()):
-            if pair in pairs:
-                pairs.remove(pair)
-            if not pairs:
-                del self.by_key[key]
-
 
 class Trained(Replayable):
     """One of the two; the backward often runs in a thread of autograd's."""
@@ -97,7 +89,7 @@ class Trained(Replayable):
         why = self._shared.excess(pair.pool.index)
         if why is None:
             return None
-        held.drop(pair)
+        drop(held, {pair})
         self._shared.full = f"{why} with another one"
         return self._shared.full
 
