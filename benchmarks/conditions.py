@@ -43,6 +43,8 @@ group_norms_alone
 embeddings
     The gradient of an embedding's table, as Inductor computes it, beside ``embeddings``'s kernels,
     and how long it takes to read tokens' rows and write the table's.
+embedding_groups
+    The same of many tables whose rows are as long, which the kernels order together.
 embedding_plans
     The same gradient by the kernels, beside how long it takes to fill the table with zeros: how
     many rows of a word are read at once; in how many stages, from how many of its tokens on.
@@ -98,7 +100,7 @@ from speed.condition_tables.caches import one_token
 from speed.condition_tables.convolutions import pointwise
 from speed.condition_tables.depthwise import depthwise
 from speed.condition_tables.elsewhere import elsewhere
-from speed.condition_tables.embeddings import embedding_plans, embeddings
+from speed.condition_tables.embeddings import embedding_groups, embedding_plans, embeddings
 from speed.condition_tables.epilogues import epilogues
 from speed.condition_tables.few_rows import few_row_steps, few_rows
 from speed.condition_tables.float8_rows import float8_layers, float8_rows
@@ -116,7 +118,7 @@ from speed.surroundings import versions
 _ALL = (
     *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
     *(merging, batch_norms, max_pools, group_norms, group_norms_alone),
-    *(embeddings, embedding_plans, softmaxes),
+    *(embeddings, embedding_groups, embedding_plans, softmaxes),
     *(row_norms, row_norm_blocks, few_rows, few_row_steps, float8_rows, float8_layers),
     *(rotated_heads, rotated_heads_layers, elsewhere),
 )

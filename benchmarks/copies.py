@@ -4,8 +4,9 @@
 
 Tensors have the shapes of a model's gradients, in bfloat16. Ways take turns, each after a write
 that empties the caches: ``torch._foreach_copy_`` as tensors are, or with those of `LARGE` bytes
-read as larger numbers; and ``copy_`` of each tensor, or of each large one. *one* is a copy of one
-tensor of as many bytes: the limit. A row has the median of the milliseconds by CUDA events, with
+read as larger numbers; ``copy_`` of each tensor, or of each large one; and as results of a replay
+are, where only the largest are copied by themselves. *one* is a copy of one tensor of as many
+bytes: the limit. A row has the median of the milliseconds by CUDA events, with
 its 95 % interval, the bytes that are read and written in that time, and how long the host is at
 it, new tensors included.
 """
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from backbay.timing import stats
 from backbay.timing.device import device_name
+from backbay_optimizer.cuda_graphs.buffers import copy_all
 from speed.command import print_tables
 from speed.model_cases import built, case
 from speed.surroundings import versions
@@ -63,6 +65,11 @@ def read_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return numbers.set_(memory, 0, (memory.nbytes() // dtype.itemsize,), (1,))
 
 
+def as_results(sources: Sequence[Tensor]) -> None:
+    """Copy as a replay copies its results."""
+    copy_all([new(x) for x in sources], list(sources))
+
+
 def is_large(tensor: Tensor) -> bool:
     """Whether it is worth a look by itself."""
     return tensor.numel() * tensor.element_size() >= LARGE
@@ -91,6 +98,7 @@ def ways(sources: Sequence[Tensor]) -> dict[str, Copy]:
         "foreach, as int64": lambda: foreach(sources, torch.int64),
         "each": lambda: each(sources, small=True),
         "each large one": lambda: each(sources, small=False),
+        "as results": lambda: as_results(sources),
     }
 
 

@@ -2,7 +2,8 @@
 
     python benchmarks/models.py --state FOLDER [--device cuda] [--only PATTERN ...]
         [--until SECONDS]
-        [--arms eager,inductor,...] [--quick] [--no-proof] [--out FILE] [--problems FOLDER]
+        [--arms eager,inductor,...] [--quick] [--no-proof | --only-proof] [--out FILE]
+        [--problems FOLDER]
 
 Each model (of ``speed/model_cases``, random weights) has a child process, in which every arm
 compiles in an empty cache and is then timed in turns with the others. What is in the state folder
@@ -91,6 +92,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(__doc__, DEFAULT)
     parser.add_argument("--quick", action="store_true", help="no autotuning, half the timing")
     parser.add_argument("--no-proof", action="store_true", help="prove nothing; the table says so")
+    parser.add_argument("--only-proof", action="store_true", help="time nothing")
     parser.add_argument("--problems", type=Path, help="a folder of KernelBench's, as its level3")
     parser.add_argument("--seconds", type=float, help=f"of timing a model; default {SECONDS:g}")
     parser.add_argument("--arm-seconds", type=float, default=400.0, help="that one arm may compile")
@@ -112,7 +114,9 @@ def missing(
     named = given.arms.split(",") if given.arms else QUICK if given.quick else DEFAULT
     wanted = [x for x in named if x != arms.HAND or case.masked]
     entry = state.read(case.name)
-    run = judging.to_run(entry, wanted, above=arms.INDUCTOR, below=arms.OURS)
+    run: list[str] = []
+    if not given.only_proof:
+        run = judging.to_run(entry, wanted, above=arms.INDUCTOR, below=arms.OURS)
     if given.no_proof or not case.proof:
         return run, []
     known = entry.verdicts if entry else {}

@@ -193,7 +193,7 @@ def _of_what_is_moved(draw: _Draw) -> _Launches:
         *(embeddings_device.embedding_count_kernel, embeddings_device.embedding_place_kernel),
         *(embeddings_device.embedding_order_kernel, embeddings_device.embedding_add_kernel),
     )
-    run: Any = functools.partial(embeddings.launch, adding, dy, index, 65536, -1)
+    run: Any = functools.partial(embeddings.launch, adding, [dy], [index], [65536], [-1])
     yield "embedding's gradient, 65536 x 1024, 8192 tokens", embeddings, run
     x = _last(draw(128, 64, 112, 112))
     window = ([3, 3], [2, 2], [1, 1])

@@ -1,7 +1,7 @@
 """The gradient of an embedding's table as Inductor computes it, beside ``embeddings``'s kernels."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -22,8 +22,16 @@ from speed.condition_tables.timing import (
 SHAPES = (
     *((50257, 768, 16384), (50257, 768, 50257), (30522, 768, 4096), (32000, 4096, 8192)),
     *((128256, 4096, 4096), (128256, 4096, 16384), (151936, 896, 8192)),
+    *((1000000, 64, 8192), (300000, 64, 8192), (200000, 128, 65536), (100000, 256, 16384)),
+    *((40000, 512, 16384), (1000000, 16, 8192)),
 )
 """Words, columns and tokens."""
+
+GROUPS = (
+    *((26, 100000, 64, 8192), (26, 30000, 64, 8192), (26, 10000, 64, 8192), (8, 100000, 128, 8192)),
+    *((3, 100000, 64, 8192), (100, 10000, 64, 2048), (8, 200000, 16, 65536), (4, 30000, 256, 8192)),
+)
+"""Tables, words of each, columns and tokens of each."""
 
 DRAWN = {"uniform": 0.0, "Zipf's": -1.0, "one word": -50.0}
 """Exponents of ranks, by how tokens are drawn; the last draws the first word each time."""
@@ -52,6 +60,21 @@ def embeddings() -> Iterator[str]:
             yield row(f"{words}, {width}, {tokens}", name, limit, *cells)
 
 
+def embedding_groups() -> Iterator[str]:
+    """Compare gradients by many tables of one width, of 16 bits."""
+    named = ("tables, words, columns, tokens", "tokens are")
+    yield row(*named, "limit", "Inductor's", "kernels", "ratio")
+    yield f"|{'---|' * 6}"
+    for tables, words, width, tokens in GROUPS:
+        dys = [normal(tokens, width) for _ in range(tables)]
+        for name in ("uniform", "Zipf's"):
+            indices = [_drawn(words, tokens, DRAWN[name]) for _ in range(tables)]
+            ways = [functools.partial(x, dys, indices, words) for x in (_each_apart, _together)]
+            limit = at_least(2 * tables * width * (words + tokens))
+            cells = compared([micros(way) for way in inductors(ways)])
+            yield row(f"{tables}, {words}, {width}, {tokens}", name, limit, *cells)
+
+
 def embedding_plans() -> Iterator[str]:
     """Compare how the rows of a word are read that comes often."""
     names = ("{at_once} at once; {stages} stages from {staged_from}".format(**x) for x in READINGS)
@@ -67,7 +90,7 @@ def embedding_plans() -> Iterator[str]:
         for name, exponent in DRAWN.items():
             index = _drawn(words, tokens, exponent)
             calls: list[Call] = [table.zero_]
-            given = (kernels, dy, index, words, -1)
+            given = (kernels, [dy], [index], [words], [-1])
             plans = [kernel.plan(width)._replace(**x) for x in READINGS]
             calls += [functools.partial(kernel.launch, *given, chosen=x) for x in plans]
             cells = [f"{x:.1f}" for x in in_turns(calls)]
@@ -87,4 +110,12 @@ def _inductors(dy: Tensor, index: Tensor, words: int) -> Tensor:
 
 
 def _ours(dy: Tensor, index: Tensor, words: int) -> Tensor:
-    return kernel.embedding_backward(dy, index, words, -1)
+    return _together([dy], [index], words)[0]
+
+
+def _each_apart(dys: Sequence[Tensor], indices: Sequence[Tensor], words: int) -> list[Tensor]:
+    return [_inductors(x, y, words) for x, y in zip(dys, indices, strict=True)]
+
+
+def _together(dys: Sequence[Tensor], indices: Sequence[Tensor], words: int) -> list[Tensor]:
+    return kernel.embeddings_backward(dys, indices, [words] * len(dys), [-1] * len(dys))

@@ -263,7 +263,7 @@ class Clicks:
         return F.binary_cross_entropy_with_logits(scores.float(), self.labels)
 
 
-_DLRM = {"full": (8192, 26, 100_000, 64), "proof": (256, 26, 1000, 64), "tiny": (8, 3, 20, 8)}
+_DLRM = {"full": (8192, 26, 100_000, 64), "proof": (512, 26, 20_000, 64), "tiny": (8, 3, 20, 8)}
 
 
 def dlrm(size: str, *, train: bool) -> Workload:

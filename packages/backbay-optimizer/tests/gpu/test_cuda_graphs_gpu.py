@@ -31,7 +31,6 @@ RUN_AS_THEY_ARE = {
 TORCH_PASSES = {
     "empty_inputs",
     "inputs_that_are_written",
-    "one_graph_of_many_layers",
     "views_and_shared_storage",
 }
 """Cases that ``reduce-overhead`` passes, too; in the others it fails, or gives something else."""

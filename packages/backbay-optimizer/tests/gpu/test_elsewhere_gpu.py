@@ -120,8 +120,13 @@ def statistics(rows):
 
 
 def embeddings(words=4000):
-    given = drawn(30, 100, 256), torch.randint(words, (30, 100), device="cuda"), words, 7
-    return embedding.embedding_backward, given, embedding.reference_backward
+    index = torch.randint(words, (30, 100), device="cuda")
+    given = [drawn(30, 100, 256)], [index], [words], [7]
+    return embedding.embeddings_backward, given, reference_of_embeddings
+
+
+def reference_of_embeddings(*given):
+    return list(map(embedding.reference_backward, *given))
 
 
 WINDOW = [3, 3], [2, 2], [1, 1]

@@ -1,5 +1,7 @@
 """An embedding's gradient on a CUDA device: the kernels themselves, and what the backend makes."""
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -18,10 +20,18 @@ CASES = [  # words, width, tokens
     (50257, 768, 16384),
     (128256, 4096, 4096),
     (3, 768, 5000),
+    (300_000, 64, 8192),
+    (40_000, 256, 8192),
+    (300, 48, 2000),
     (1025, 33, 77),
     (7, 1, 1),
     (5, 1100, 300),
 ]
+
+
+def gradient(dy, index, words, ignored):
+    (found,) = module.embeddings_backward([dy], [index], [words], [ignored])
+    return found
 
 
 def inputs(case, dtype):
@@ -37,12 +47,12 @@ def inputs(case, dtype):
 def test_results_stray_or_are_misread(case, dtype):
     dy, index = inputs(case, dtype)
     words, ignored = case[0], int(index[0]) if case[2] > 1 else -1
-    found = module.embedding_backward(dy, index, words, ignored)
+    found = gradient(dy, index, words, ignored)
     wanted = module.reference_backward(dy.double(), index, words, ignored)
     eager = torch.ops.aten.embedding_dense_backward(
         dy, index, words, ignored, scale_grad_by_freq=False
     )
-    again = module.embedding_backward(dy.t().contiguous().t(), index.int(), words, ignored)
+    again = gradient(dy.t().contiguous().t(), index.int(), words, ignored)
     # In which order tokens are added differs each time, and with it what float32 rounds off.
     order = 2**-22 * module.reference_backward(dy.abs().double(), index, words, ignored)
     allowed = 1.5 * (eager.double() - wanted).abs().max() + order
@@ -53,7 +63,7 @@ def test_results_stray_or_are_misread(case, dtype):
 
 def test_one_word_alone_strays():
     dy, index = inputs((4, 768, 20000), torch.bfloat16)
-    found = module.embedding_backward(dy, torch.zeros_like(index), 4, -1)
+    found = gradient(dy, torch.zeros_like(index), 4, -1)
     torch.testing.assert_close(found[0].float(), dy.float().sum(0), rtol=2**-8, atol=1e-2)
     assert not found[1:].any()
 
@@ -62,7 +72,7 @@ def test_offsets_beyond_32_bits_wrap():
     words, width = 300_000, 8192  # 4.9 GB
     dy = torch.ones(3, width, device="cuda", dtype=torch.bfloat16)
     index = torch.tensor([0, words - 1, words - 1], device="cuda")
-    found = module.embedding_backward(dy, index, words, -1)
+    found = gradient(dy, index, words, -1)
     assert found[0].unique().tolist() == [1]
     assert found[-1].unique().tolist() == [2]
     assert not found[1:-1].any()
@@ -75,7 +85,7 @@ def test_offsets_of_tokens_beyond_32_bits_wrap():
     index = torch.full((len(dy),), 3, device="cuda")
     for word, tokens in ((2, 600), (1, 23), (0, 3)):  # each is added in another way
         index[-tokens:] = word
-    found = module.embedding_backward(dy, index, 4, -1)
+    found = gradient(dy, index, 4, -1)
     wanted = module.reference_backward(dy[-600:].double(), index[-600:], 4, -1)
     torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=1e-2)
 
@@ -86,21 +96,61 @@ def test_numbers_of_words_wrap(words):
         pytest.skip("needs 64 GB of free memory")
     dy = torch.ones(3, 1, device="cuda", dtype=torch.bfloat16)
     index = torch.tensor([0, words - 1, words - 1], device="cuda")
-    assert bool(module.refusal(dy, index, words)) == (words == 2**31 - 64)
-    found = module.embedding_backward(dy, index, words, -1)
+    assert bool(module.refusal([dy], [index], [words])) == (words == 2**31 - 64)
+    found = gradient(dy, index, words, -1)
     assert (found[0].item(), found[-1].item()) == (1, 2)
     assert not found[1:-1].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [64, 768])
+def test_a_table_among_others_strays_or_gets_a_neighbours_gradient(width, dtype):
+    words = [100_000, 3, 1025, 70_000]
+    pairs = [inputs((n, width, 3000), dtype) for n in words]
+    pairs[2] = pairs[2][0], pairs[2][1].int()
+    ignored = [-1, 1, int(pairs[2][1][0]), -1]
+    dys, indices = zip(*pairs, strict=True)
+    found = module.embeddings_backward(list(dys), list(indices), words, ignored)
+    for x, *given in zip(found, dys, indices, words, ignored, strict=True):
+        wanted = module.reference_backward(given[0].double(), *given[1:])
+        sizes = module.reference_backward(given[0].double().abs(), *given[1:])
+        assert ((x.double() - wanted).abs() <= torch.finfo(dtype).eps * sizes + 2**-22).all()
+        assert x.untyped_storage().nbytes() == x.nbytes
+
+
 def test_torch_finds_fault_in_the_registration():
-    assert callable(module.embedding)
-    table = torch.randn(50, 16, device="cuda", requires_grad=True)
-    index = torch.randint(50, (3, 7), device="cuda")
-    torch.library.opcheck(torch.ops.backbay.embedding.default, (table, index, 2))
-    given = (torch.randn(3, 7, 16, device="cuda"), index, 50, 2)
+    assert callable(module.embeddings)
+    tables = [torch.randn(n, 16, device="cuda", requires_grad=True) for n in (50, 9)]
+    indices = [torch.randint(n, (3, 7), device="cuda") for n in (50, 9)]
+    torch.library.opcheck(torch.ops.backbay.embeddings.default, (tables, indices, [2, -1]))
     # With integers to add, the same bits each time.
-    given[0].round_()
-    torch.library.opcheck(torch.ops.backbay.embedding_backward.default, given)
+    dys = [torch.randn(3, 7, 16, device="cuda").round_() for _ in indices]
+    given = (dys, indices, [50, 9], [2, -1])
+    torch.library.opcheck(torch.ops.backbay.embeddings_backward.default, given)
+
+
+def test_backbay_leaves_a_recommenders_tables_to_inductor_or_differs():
+    from torch._inductor.utils import run_and_get_code
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    tables = torch.nn.ModuleList(torch.nn.Embedding(n, 64) for n in (200_000, 50_000, 70_000))
+    learnt = list(tables.to("cuda", torch.bfloat16).parameters())
+    index = torch.randint(50_000, (2048, 3), device="cuda")
+    index[:900, 1] = 7
+
+    def program(index):
+        found = [x(index[:, i]) for i, x in enumerate(tables)]
+        return torch.stack(found, 1).float().sin().sum()
+
+    compiled = torch.compile(program, backend=backbay, options={"cuda_graphs": False})
+    found, codes = run_and_get_code(lambda: torch.autograd.grad(compiled(index), learnt))
+    for kernel, launches in (("order", 1), ("add", 3)):
+        called = re.findall(rf"embedding_{kernel}_kernel_\d+\.run\(", "".join(codes))
+        assert len(called) == launches
+    wanted = torch.autograd.grad(program(index), learnt)
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=3e-2, atol=3e-2)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -540,7 +540,7 @@ LAYERS = 12
 def one_graph_of_many_layers(way):  # as where each layer is compiled, of a model that is not
     torch.manual_seed(0)
     layers = torch.nn.ModuleList(Net() for _ in range(LAYERS)).to(DEVICE)
-    call, seen = way(lambda layer, x: x + layer(x)), []
+    call, seen = way(lambda layer, x: x + layer(x) / LAYERS), []
     for step in range(6):
         layers.zero_grad()
         result = rows(seed=step).requires_grad_()

@@ -30,7 +30,7 @@ def tokens(words, *shape):
 def test_rows_or_gradients_are_not_torchs(shape, ignored):
     table = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
     index = tokens(6, *shape)
-    y = module.embedding(table, index, -1 if ignored is None else ignored)
+    (y,) = module.embeddings([table], [index], [-1 if ignored is None else ignored])
     wanted = F.embedding(index, table, ignored)
     torch.testing.assert_close(y, wanted, rtol=0, atol=0)
     dy = torch.randn_like(y)
@@ -48,18 +48,19 @@ def test_sixteen_bits_are_added_in_sixteen_bits():
 
 def test_a_second_derivative_is_silently_wrong():
     table = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
-    y = module.embedding(table, tokens(4, 3), -1)
+    (y,) = module.embeddings([table], [tokens(4, 3)], [-1])
     (once,) = torch.autograd.grad(y.square().sum(), table, create_graph=True)
     with pytest.raises(RuntimeError, match=r"no autograd formula|does not require grad"):
         once.sum().backward()
 
 
 def test_torch_finds_fault_in_the_registration():
-    table = torch.randn(6, 4, requires_grad=True)
-    assert callable(module.embedding)
-    torch.library.opcheck(torch.ops.backbay.embedding.default, (table, tokens(6, 2, 3), 1))
-    given = (torch.randn(2, 3, 4), tokens(6, 2, 3), 6, 1)
-    torch.library.opcheck(torch.ops.backbay.embedding_backward.default, given)
+    tables = [torch.randn(n, 4, requires_grad=True) for n in (6, 3)]
+    indices = [tokens(6, 2, 3), tokens(3, 5)]
+    assert callable(module.embeddings)
+    torch.library.opcheck(torch.ops.backbay.embeddings.default, (tables, indices, [1, -1]))
+    given = ([torch.randn(2, 3, 4), torch.randn(5, 4)], indices, [6, 3], [1, -1])
+    torch.library.opcheck(torch.ops.backbay.embeddings_backward.default, given)
 
 
 class Nothing:
@@ -76,7 +77,7 @@ def test_sizes_that_are_symbols_cannot_be_cut():
     kernel = Nothing()
 
     def program(dy, index):
-        return module.launch((kernel,) * 4, dy, index, 50, -1)
+        return module.launch((kernel,) * 4, [dy], [index], [50], [-1])
 
     make_fx(program, tracing_mode="symbolic")(torch.randn(2, 8, 16), tokens(50, 2, 8))
     assert len(kernel.launches) == 4
@@ -85,7 +86,7 @@ def test_sizes_that_are_symbols_cannot_be_cut():
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_program_breaks_or_differs(dynamic):
     def program(table, index):
-        return module.embedding(table * 2, index, 1).sin()
+        return module.embeddings([table * 2], [index], [1])[0].sin()
 
     torch._dynamo.reset()
     compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=dynamic)
@@ -118,7 +119,7 @@ def test_it_is_used_where_it_was_not_measured(words, width, shape, reason, monke
     with torch._subclasses.FakeTensorMode():
         table = torch.empty(words, width, device="cuda", dtype=torch.bfloat16)
         index = torch.empty(shape, device="cuda", dtype=torch.long)
-        found = module.pays(table, index)
+        found = module.pays([table], [index])
     assert found is None if reason is None else reason in found
 
 
@@ -128,7 +129,7 @@ def test_a_number_of_tokens_that_only_a_run_tells_is_multiplied(monkeypatch):
     with torch._subclasses.FakeTensorMode(shape_env=ShapeEnv()) as mode:
         table = torch.empty(50257, 768)
         index = torch.empty(2, mode.shape_env.create_unbacked_symint(), dtype=torch.long)
-        assert "only a run tells" in module.pays(table, index)
+        assert "only a run tells" in module.pays([table], [index])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -146,7 +147,7 @@ def test_tokens_are_ordered_in_forward(monkeypatch):
     monkeypatch.setattr(module, "refusal", lambda *_: None)
 
     def program(table, index, weight):
-        y = module.embedding(table, index, -1)
+        (y,) = module.embeddings([table], [index], [-1])
         for _ in range(3):
             y = (y @ weight).sin()
         return y
@@ -171,15 +172,23 @@ def test_tokens_are_ordered_in_forward(monkeypatch):
 
 def test_a_gradient_that_the_kernels_cannot_take_is_not_refused(monkeypatch):
     monkeypatch.setattr(conditions, "has_triton", lambda: True)
-    assert "on cpu" in module.refusal(torch.empty(2, 3), torch.empty(2), 9)
+    assert "on cpu" in module.refusal([torch.empty(2, 3)], [torch.empty(2)], [9])
     with torch._subclasses.FakeTensorMode():
-        dy = torch.empty(5, 3, device="cuda")
-        assert module.refusal(dy, torch.empty(5, device="cuda"), 2**31 - 65) is None
-        assert "2147483584 words" in module.refusal(dy, torch.empty(5, device="cuda"), 2**31 - 64)
+        dy, index = torch.empty(5, 3, device="cuda"), torch.empty(5, device="cuda")
+        for words in ([2**31], [7, 2**31]):
+            given = [dy] * len(words), [index] * len(words)
+            most = [*words[:-1], words[-1] - sum(words[:-1]) - 65]
+            assert module.refusal(*given, most) is None
+            most[-1] += 1
+            assert "2147483584 words" in module.refusal(*given, most)
         nothing = torch.empty(0, 3, device="cuda"), torch.empty(0, device="cuda")
-        assert module.refusal(*nothing, 9) == "it is empty"
-        many = torch.empty(2**31, 1, device="cuda")
-        assert "too many" in module.refusal(many, torch.empty(2**31, device="cuda"), 9)
+        assert module.refusal(*([x] for x in nothing), [9]) == "it is empty"
+        assert module.refusal([dy, nothing[0]], [index, nothing[1]], [9, 9]) == "it is empty"
+        many, most = torch.empty(2**30, 1, device="cuda"), torch.empty(2**30, device="cuda")
+        assert module.refusal([many], [most], [9]) is None
+        assert "too many" in module.refusal([many] * 2, [most] * 2, [9, 9])
+        for other in (torch.empty(5, 4, device="cuda"), dy.half()):
+            assert "differ in dtype" in module.refusal([dy, other], [index] * 2, [9, 9])
 
 
 INTERPRETED = """
@@ -211,18 +220,30 @@ INTERPRETED = """
             dy = torch.randn(*index.shape, width).to(dtype)
             given = (dy, index, words, ignored)
             wanted = module.reference_backward(*given)
-            other = module.plan(width)._replace(at_once=16, stages=3, staged_from=40)
-            for how in (module.plan(width), other):
-                found = module.launch(kernels, *given, chosen=how)
+            plan = module.plan(width)
+            other = plan._replace(at_once=16, stages=3, staged_from=40)
+            one_by_one = other._replace(short=16)
+            for how in (plan, other, one_by_one):
+                (found,) = module.launch(kernels, *([x] for x in given), chosen=how)
                 assert found.dtype == wanted.dtype and found.shape == wanted.shape
                 assert_close(found, wanted)
     # One token more than from which a word comes often, and as many.
     index = torch.tensor([0] * (module.OFTEN + 1) + [1] * module.OFTEN + [2])
-    found = module.launch(kernels, torch.ones(len(index), 16), index, 4, -1)
+    (found,) = module.launch(kernels, [torch.ones(len(index), 16)], [index], [4], [-1])
     assert found[:, 0].tolist() == [module.OFTEN + 1, module.OFTEN, 1, 0]
     outside = torch.tensor([-(2**40), 0, 3, 2**40])
-    found = module.launch(kernels, torch.ones(4, 16), outside, 3, -1)
+    (found,) = module.launch(kernels, [torch.ones(4, 16)], [outside], [3], [-1])
     assert found[:, 0].tolist() == [1, 0, 0]
+    # Of several tables no token is a neighbour's word, and each has a word that comes often.
+    indices = [torch.tensor([3, -1, 2, 9, *[0] * 40]), torch.tensor([*[1] * 40, 0]).int(), outside]
+    indices[0] = indices[0].view(4, 11)
+    dys = [torch.randn(*x.shape, 16) for x in indices]
+    words, ignored = [3, 1200, 3], [2, -1, 0]
+    for how in (module.plan(16), module.plan(16)._replace(short=8)):
+        found = module.launch(kernels, dys, indices, words, ignored, chosen=how)
+        for x, dy, index, n, none in zip(found, dys, indices, words, ignored, strict=True):
+            dy = torch.where(((index >= 0) & (index < n))[..., None], dy, 0.0)
+            assert_close(x, module.reference_backward(dy, index.clamp(0, n - 1), n, none))
     print("right")
 """
 
@@ -269,13 +290,21 @@ DRAWN = """
             index = torch.stack((index, index), -1)[..., 0]
         how = module.plan(width)
         other = how._replace(at_once=16, stages=3, staged_from=40)
-        how = draw(st.sampled_from([how, other]))
-        found = module.launch(kernels, dy, index, words, ignored, chosen=how)
-        wanted = module.reference_backward(dy.double(), index, words, ignored)
-        sizes = module.reference_backward(dy.double().abs(), index, words, ignored)
-        assert found.dtype == dtype and found.shape == wanted.shape
-        close = {"rtol": torch.finfo(dtype).eps, "atol": 2**-21 * sizes.max().item()}
-        assert_close(found.double(), wanted.to(dtype).double(), **close)
+        how = draw(st.sampled_from([how, other, other._replace(short=16)]))
+        given = [dy], [index], [words], [ignored]
+        if draw(st.booleans()):
+            more = torch.randint(90, (40,))
+            place = draw(st.integers(0, 1))
+            others = torch.randn(40, width).to(dtype), more, 90, draw(st.integers(-1, 89))
+            for x, y in zip(given, others):
+                x.insert(place, y)
+        every = module.launch(kernels, *given, chosen=how)
+        for found, (dy, index, words, ignored) in zip(every, zip(*given), strict=True):
+            wanted = module.reference_backward(dy.double(), index, words, ignored)
+            sizes = module.reference_backward(dy.double().abs(), index, words, ignored)
+            assert found.dtype == dtype and found.shape == wanted.shape
+            close = {"rtol": torch.finfo(dtype).eps, "atol": 2**-21 * sizes.max().item()}
+            assert_close(found.double(), wanted.to(dtype).double(), **close)
 
     check()
     print("right")

@@ -128,8 +128,8 @@ names = ("embedding_count", "embedding_place", "embedding_order", "embedding_add
 kernels = tuple(device(embedding, *(f"{x}_kernel" for x in names)))
 index = torch.zeros(400, dtype=torch.int64)  # a search has others in its place
 launches = [
-    lambda: embedding.launch(kernels, drawn(400, 70), index.view(20, 20), 50, 2),
-    lambda: embedding.launch(kernels, drawn(90, 16), index[:90].int(), 9, -1),
+    lambda: embedding.launch(kernels, [drawn(400, 70)], [index.view(20, 20)], [50], [2]),
+    lambda: embedding.launch(kernels, [drawn(90, 16)], [index[:90].int()], [9], [-1]),
 ]
 forward, backward = device(max_pool, "max_pool_kernel", "max_pool_backward_kernel")
 window = [3, 3], [2, 2], [1, 1]

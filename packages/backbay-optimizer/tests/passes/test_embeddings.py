@@ -17,7 +17,8 @@ WORDS, WIDTH = 12, 8
 def anywhere(lift, monkeypatch):
     lift(embeddings, DEVICES=("cpu",))
     lift(embeddings, DTYPES=(torch.float32, torch.bfloat16))
-    monkeypatch.setattr(kernel, "pays", lambda table, index: None)
+    for name in ("pays", "unasked"):
+        monkeypatch.setattr(kernel, name, lambda *_: None)
 
 
 @pytest.fixture
@@ -54,6 +55,102 @@ def test_a_spelling_is_left_or_differs(look, table, index, anywhere, name):
     assert seen.result.stride() == wanted.stride()
     found, other = (torch.autograd.grad(y.sin().sum(), table)[0] for y in (seen.result, wanted))
     torch.testing.assert_close(found, other)
+
+
+def all_read(index, *tables):
+    found = [F.embedding((index + i) % len(x), x, i - 1) for i, x in enumerate(tables)]
+    return torch.cat(found, -1)
+
+
+def read_one_by_one(index, *tables):
+    total = F.embedding(index % len(tables[0]), tables[0]).sum(-1)
+    for x in tables[1:]:
+        total = total + F.embedding(index % len(x), x).sum(-1)
+    return total
+
+
+def cast_between(index, first, *others):
+    found = F.embedding(index, first)
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.cat([found, *(F.embedding(index % len(x), x) for x in others)], -1)
+
+
+def found_by_what_was_found(index, first, *others):
+    found = F.embedding(index, first)
+    at = found.detach().abs().sum(-1).long()
+    return found.sum() + sum(F.embedding(at % len(x), x).sum() for x in others)
+
+
+SEVERAL = {  # and of how many calls they are
+    "all read": (all_read, 1),
+    "read one by one": (read_one_by_one, 3),
+    "cast between": (cast_between, 2),
+    "found by what was found": (found_by_what_was_found, 3),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_tables_are_not_put_together_or_differ(look, index, anywhere, name):
+    program, calls = SEVERAL[name]
+    tables = [torch.randn(n, WIDTH, requires_grad=True) for n in (WORDS, 7, 20)]
+    wanted = program(index, *tables)
+    seen = look(program, index, *tables, passes=[embeddings])
+    assert seen.changes["embeddings"] == calls
+    torch.testing.assert_close(seen.result, wanted)
+    pair = (torch.autograd.grad(y.sum(), tables) for y in (seen.result, wanted))
+    torch.testing.assert_close(*pair)
+
+
+def test_tokens_are_read_after_they_were_written(look, table, index, anywhere):
+    def program(table, index):
+        index = index.clone()
+        found = F.embedding(index, table)
+        index.zero_()
+        return torch.cat([found, F.embedding(index, table)], -1)
+
+    seen = look(program, table, index, passes=[embeddings])
+    assert seen.changes["embeddings"] == 2
+    torch.testing.assert_close(seen.result, program(table, index), rtol=0, atol=0)
+
+
+def test_tables_of_another_width_or_dtype_are_put_together(look, index, anywhere):
+    widths = (8, 4, 8, 4, 8)
+    tables = [torch.randn(WORDS, n, requires_grad=True) for n in widths]
+    tables[4] = tables[4].detach().bfloat16().requires_grad_()
+
+    def program(*tables):
+        return [F.embedding(index, x) for x in tables]
+
+    seen = look(program, *tables, passes=[embeddings])
+    assert seen.changes["embeddings"] == 3
+    for found, wanted in zip(seen.result, program(*tables), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_a_table_that_is_read_twice_lacks_a_gradient(look, table, index, anywhere):
+    def program(table):
+        return F.embedding(index, table), F.embedding(index // 2, table), F.embedding(index, table)
+
+    seen = look(program, table, passes=[embeddings])
+    assert seen.changes["embeddings"] == 1
+    for some in ([0], [1, 2], [0, 1, 2]):
+        pair = (
+            torch.autograd.grad(sum(y[i].sin().sum() for i in some), table, retain_graph=True)
+            for y in (seen.result, program(table))
+        )
+        torch.testing.assert_close(*pair)
+
+
+def test_small_tables_count_alone(look, index, lift, monkeypatch):
+    lift(embeddings, DEVICES=("cpu",))
+    lift(embeddings, DTYPES=(torch.float32,))
+    monkeypatch.setattr(kernel, "unasked", lambda *_: None)
+    monkeypatch.setattr(kernel, "PAYS_FROM", 3 * WORDS * WIDTH)
+    for count, changes in ((3, 1), (2, 0)):
+        tables = [torch.randn(WORDS, WIDTH, requires_grad=True) for _ in range(count)]
+        seen = look(lambda *x: all_read(index, *x), *tables, passes=[embeddings])
+        assert seen.changes["embeddings"] == changes
+    assert any("below" in x for x in seen.near)
 
 
 def test_a_table_whose_size_is_a_symbol_is_taken(look, table, index, anywhere):

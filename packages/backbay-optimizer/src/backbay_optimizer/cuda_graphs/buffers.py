@@ -14,6 +14,12 @@ MOST_WASTE = 2
 """Bytes that are copied for one that is read, at most."""
 
 
+ALONE_FROM = 2**25
+"""Bytes of a tensor that is copied with a launch of its own. On an H200 a copy of so many moves 4
+TB/s, and ``torch._foreach_copy_`` 2.7 (``benchmarks/copies.py``, 2026-11-30). A launch costs the
+host 5 us, in which 8 MiB are moved: of many tensors of that size it would wait for the host."""
+
+
 class NotCopied(Exception):  # noqa: N818 (reads as what it says)
     """An input can't be copied, or a result can't be made once more from memory of a recording."""
 
@@ -130,11 +136,16 @@ class Buffers:
 
 
 def copy_all(to: list[torch.Tensor], what: list[torch.Tensor]) -> None:
-    """Copy tensors of one type, with few launches where they are many and dense."""
-    if len(to) == 1:
-        to[0].copy_(what[0])
-    elif to:
-        torch._foreach_copy_(to, what)
+    """Copy tensors of one type: large ones each by itself, the others with few launches."""
+    small: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+    for x, y in zip(to, what, strict=True):
+        if y.nbytes >= ALONE_FROM or len(to) == 1:
+            x.copy_(y)
+        else:
+            small[0].append(x)
+            small[1].append(y)
+    if small[0]:
+        torch._foreach_copy_(*small)
 
 
 def extent(value: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Rows of a table, and the gradient of the table, in Triton.
+"""Rows of tables, and the gradients of the tables, in Triton.
 
 The gradient by a table of many words is mostly zeros: a few thousand tokens ask for rows, some of
 them often. What must move is the gradient of each token, read once, and each row of the table's,
@@ -11,10 +11,15 @@ program that adds its tokens up in float32.
 A word that many tokens ask for, such as a comma, is cut by columns, and not by tokens: a program
 for each piece adds all of them, many at once. In which order the tokens of a word are added is not
 the same each time, as with atomics, so that results may differ in their last bit.
+
+Tables whose rows are as long, as those of a recommender are, are ordered together, as if they were
+one that has all words; each gradient is then written by a launch of its own. So ordering, which
+moves little, and a launch of which takes as long as to write a small table, is paid once for all.
 """
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,7 +32,7 @@ from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, w
 from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 PAYS_FROM = 2**24
-"""Elements of a table from which it was measured."""
+"""Elements of all tables from which it was measured."""
 
 OFTEN = 16
 """Tokens of a word above which it is cut by columns."""
@@ -36,6 +41,11 @@ _BLOCK, _TOGETHER = 1024, 4
 """Columns that a program writes at most, and of how many words one after the other: by search on an
 H100, with 256 rows at once. With one word each it took 1.3 times as long, with 256 columns twice as
 long."""
+_SHORT = 256
+"""Columns up to which a row is short: a program writes many rows at once."""
+_AT_A_TIME = 1024
+"""Elements of short rows that a program writes at once: by search on an H200, 2026-11-30, where a
+program that wrote 4 rows of 64 columns one after the other took up to 2.8 times as long."""
 _NARROW = 16
 """How many columns of a word that comes often a program adds."""
 _PROGRAMS = 1056
@@ -59,7 +69,7 @@ class Plan(NamedTuple):
     block: int
     """Columns that a program writes at most, of words that few tokens ask for."""
     together: int
-    """Such words that a program writes, one after the other."""
+    """Such words that a program writes: at once, of `short` rows, or one after the other."""
     warps: int
     programs: int
     """For words that come often."""
@@ -73,6 +83,8 @@ class Plan(NamedTuple):
     """Tokens from which there are so many; of fewer, there is one."""
     often_from: int
     """As `OFTEN`."""
+    short: int
+    """Columns in ``block`` up to which rows are written at once."""
 
 
 LIMITS = {
@@ -85,6 +97,7 @@ LIMITS = {
     "narrow": (8, 64),
     "often_from": (4, 256),
     "staged_from": (32, 8192),
+    "short": (16, 256),
 }
 """Of plans, where another GPU's is searched. The kernels that put tokens into order are launched
 alike everywhere: they move a few numbers for each token and word, and no rows."""
@@ -97,16 +110,18 @@ compare results it holds the table several times, in float64."""
 def plan(width: int) -> Plan:
     """Return how to add rows of a width."""
     block = min(_BLOCK, max(32, _power_from(width)))
+    is_short = block <= _SHORT
     return Plan(
         block=block,
-        together=_TOGETHER,
-        warps=max(1, block // 256),
+        together=_AT_A_TIME // block if is_short else _TOGETHER,
+        warps=2 if is_short else max(1, block // 256),
         programs=_PROGRAMS,
         narrow=_NARROW,
         at_once=_AT_ONCE,
         stages=_STAGES,
         staged_from=_STAGED_FROM,
         often_from=OFTEN,
+        short=_SHORT,
     )
 
 
@@ -134,49 +149,71 @@ def reference_backward(dy: Tensor, index: Tensor, words: int, ignored: int) -> T
 
 def launch(
     kernels: tuple[Any, Any, Any, Any],
-    dy: Tensor,
-    index: Tensor,
-    words: int,
-    ignored: int,
+    dys: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    words: Sequence[int],
+    ignored: Sequence[int],
     *,
     chosen: Plan | None = None,
-) -> Tensor:
-    """Run the kernels, without a dispatcher or a check; as :func:`reference_backward`.
+) -> list[Tensor]:
+    """Run the kernels, without a dispatcher or a check; as :func:`reference_backward` for each.
 
-    Under ``TRITON_INTERPRET=1`` they run on the CPU. They count, place, order and add. ``chosen``
-    is how they add, by default `plan`.
+    Under ``TRITON_INTERPRET=1`` they run on the CPU. They count, place, order and add; the last is
+    launched for each table. ``chosen`` is how it adds, by default `plan`.
     """
     count, place, order, add = kernels
-    width = dy.shape[-1]
-    how = chosen or plan_here(plan(width), _searched(kernels, dy, index, words, ignored))
-    rows = dy.reshape(-1, width).contiguous()
-    at = index.reshape(-1).contiguous()
-    tokens = at.shape[0]
+    width = dys[0].shape[-1]
+    how = chosen or plan_here(
+        plan(width), _searched(kernels, dys[0], indices[0], words[0], ignored[0])
+    )
+    rows, at, none = _as_one(dys, indices, words, ignored)
+    tokens, every = at.shape[0], sum(words)
     # Of each word how many tokens it has, then where they begin; then how many words are placed,
     # and how many of these come often.
-    counts = at.new_zeros(words + 2, dtype=torch.int32)
+    counts = at.new_zeros(every + 2, dtype=torch.int32)
     ranks, ordered = (at.new_empty(tokens, dtype=torch.int32) for _ in range(2))
-    begins = at.new_empty(words, dtype=torch.int32)
+    begins = at.new_empty(every, dtype=torch.int32)
     often = at.new_empty(tokens // (how.often_from + 1) + 1, dtype=torch.int32)
-    table = dy.new_empty((words, width))
-    programs = -(-words // how.together) * -(-width // how.block)
-    with torch.cuda.device(dy.get_device()):  # Triton launches on the current one; -1 is none
+    tables = [rows.new_empty((x, width)) for x in words]
+    constants = how._asdict()
+    warps = constants.pop("warps")
+    with torch.cuda.device(rows.get_device()):  # Triton launches on the current one; -1 is none
         grid = (-(-tokens // 256),)
         # It is given the rows so that all depend on the gradient. Partitioners put what does not
         # into forward, keep some of it, and compute some anew in backward, where words are placed
         # in another order: the tokens that were kept are then other words'.
-        count[grid](rows, at, counts, ranks, tokens, words, ignored, block=256, num_warps=4)
-        place[(-(-words // _WORDS),)](
-            counts, begins, often, words, often_from=how.often_from, block=_WORDS, num_warps=4
+        count[grid](rows, at, counts, ranks, tokens, every, none, block=256, num_warps=4)
+        place[(-(-every // _WORDS),)](
+            counts, begins, often, every, often_from=how.often_from, block=_WORDS, num_warps=4
         )
-        order[grid](at, begins, ranks, ordered, tokens, words, ignored, block=256, num_warps=4)
-        constants = how._asdict()
-        add[(how.programs + programs,)](
-            *(rows, ordered, counts, begins, often, table, words, width),
-            num_warps=constants.pop("warps"),
-            **constants,
-        )
-    return table
+        order[grid](at, begins, ranks, ordered, tokens, every, none, block=256, num_warps=4)
+        before = 0
+        for table, own in zip(tables, words, strict=True):
+            programs = -(-own // how.together) * -(-width // how.block)
+            add[(how.programs + programs,)](
+                *(rows, ordered, counts, begins, often, table, before, own, every, width),
+                num_warps=warps,
+                **constants,
+            )
+            before += own
+    return tables
+
+
+def _as_one(
+    dys: Sequence[Tensor], indices: Sequence[Tensor], words: Sequence[int], ignored: Sequence[int]
+) -> tuple[Tensor, Tensor, int]:
+    """Return rows, tokens, and the ignored word of a table that has the words of all."""
+    width = dys[0].shape[-1]
+    if len(dys) == 1:
+        rows, at = dys[0].reshape(-1, width), indices[0].reshape(-1)
+        return rows.contiguous(), at.contiguous(), ignored[0]
+    numbers, before = [], 0
+    for index, own, none in zip(indices, words, ignored, strict=True):
+        at = index.reshape(-1)
+        # What is not asked for must not become a neighbour's word.
+        numbers.append(torch.where((at >= 0) & (at < own) & (at != none), at + before, -1))
+        before += own
+    return torch.cat([x.reshape(-1, width) for x in dys]), torch.cat(numbers), -1
 
 
 def _searched(
@@ -221,7 +258,8 @@ def _launch_drawn(
 ) -> Tensor:
     *numbers, how = others
     rows = dy.reshape(-1, dy.shape[-1])[: tokens.count]
-    return launch(kernels, rows, tokens.index, *numbers, chosen=how)
+    words, ignored = numbers
+    return launch(kernels, [rows], [tokens.index], [words], [ignored], chosen=how)[0]
 
 
 def _same_drawn(dy: Tensor, tokens: Tokens, *numbers: int) -> Tensor:
@@ -237,32 +275,47 @@ def _power_from(n: int) -> int:
 # 3. When
 
 
-def refusal(dy: Tensor, index: Tensor, words: int) -> str | None:
-    """Return why the kernels can't take a gradient of tokens, or None. Then the reference runs."""
-    if reason := unfit(dy):
-        return reason
-    if not index.numel() or not dy.numel():
-        return "it is empty"
-    if index.numel() >= _INT32:
+def refusal(dys: Sequence[Tensor], indices: Sequence[Tensor], words: Sequence[int]) -> str | None:
+    """Return why the kernels can't take gradients of tokens, or None. Then the reference runs."""
+    for dy, index in zip(dys, indices, strict=True):
+        if reason := unfit(dy):
+            return reason
+        if not index.numel() or not dy.numel():
+            return "it is empty"
+    if any((x.dtype, x.device, x.shape[-1]) != _kind(dys[0]) for x in dys):
+        return (
+            "gradients of several tables differ in dtype, device or width"
+        )
+    if sum(x.numel() for x in indices) >= _INT32:
         return "it has too many tokens: their numbers have 32 bits"
-    if words >= _INT32 - LIMITS["together"][1]:  # which a program counts on beyond the last one
-        return f"{words} words: their numbers have 32 bits"
+    if sum(words) >= _INT32 - LIMITS["together"][1]:  # which a program counts on beyond the last
+        return f"{sum(words)} words: their numbers have 32 bits"
     return None
 
 
-def pays(table: Tensor, index: Tensor) -> str | None:
-    """Return why the gradient of a table should be left to Inductor, or None."""
+def _kind(dy: Tensor) -> tuple[torch.dtype, torch.device, int]:
+    return dy.dtype, dy.device, dy.shape[-1]
+
+
+def pays(tables: Sequence[Tensor], indices: Sequence[Tensor]) -> str | None:
+    """Return why the gradients of tables should be left to Inductor, or None."""
+    elements = sum(x.numel() for x in tables)
+    if elements < PAYS_FROM:
+        return f"{elements} elements in tables of a width: below {PAYS_FROM} it was not measured"
+    return next(filter(None, map(unasked, tables, indices)), None)
+
+
+def unasked(table: Tensor, index: Tensor) -> str | None:
+    """Return why the gradient of a table should be left to Inductor, however many are, or None."""
     if reason := unfit(table):
         return reason
-    if table.numel() < PAYS_FROM:
-        return f"a table of {table.numel()} elements: below {PAYS_FROM} it was not measured"
     if table.shape[1] % _SIXTEEN:
         return f"rows of {table.shape[1]} elements: those that begin anywhere were not measured"
     # Of a symbol what it is now: to compare it would guard on the answer.
     sizes = [n if isinstance(n, int) else n.node.hint for n in index.shape]
     if None in sizes:
         return "how many tokens there are, only a run tells"
-    tokens = functools.reduce(lambda x, y: x * y, sizes, 1)
+    tokens = math.prod(sizes)
     if not 0 < tokens <= table.shape[0]:
         return f"{tokens} tokens for {table.shape[0]} words: more than words were not measured"
     return unmeasured(table)
@@ -270,13 +323,14 @@ def pays(table: Tensor, index: Tensor) -> str | None:
 
 # 4. Registration
 
-embedding: Callable[..., Tensor]
-"""The operator ``backbay::embedding``: as ``F.embedding``, with a word whose gradient is zero."""
+embeddings: Callable[..., list[Tensor]]
+"""The operator ``backbay::embeddings``: as ``F.embedding`` of each index in its table, with words
+whose gradients are zero."""
 
-embedding_backward: Callable[..., Tensor]
-"""The operator ``backbay::embedding_backward``: :func:`reference_backward`."""
+embeddings_backward: Callable[..., list[Tensor]]
+"""The operator ``backbay::embeddings_backward``: :func:`reference_backward` of each table."""
 
-_NAMES = ("embedding", "embedding_backward")
+_NAMES = ("embeddings", "embeddings_backward")
 
 
 @functools.cache
@@ -294,18 +348,27 @@ def _operators() -> tuple[Any, Any]:
     # to them, and asks for no Triton.
     define: Any = triton_op if has_triton() else custom_op
 
-    def forward(table: Tensor, index: Tensor, ignored: int) -> Tensor:  # noqa: ARG001 (of backward)
-        return F.embedding(index, table)
+    def forward(
+        tables: Sequence[Tensor],
+        indices: Sequence[Tensor],
+        ignored: Sequence[int],  # noqa: ARG001 (of backward)
+    ) -> list[Tensor]:
+        return [F.embedding(x, y) for x, y in zip(indices, tables, strict=True)]
 
-    def backward(dy: Tensor, index: Tensor, words: int, ignored: int) -> Tensor:
-        if refusal(dy, index, words):
-            return reference_backward(dy, index, words, ignored)
+    def backward(
+        dys: Sequence[Tensor],
+        indices: Sequence[Tensor],
+        words: Sequence[int],
+        ignored: Sequence[int],
+    ) -> list[Tensor]:
+        if refusal(dys, indices, words):
+            return list(map(reference_backward, dys, indices, words, ignored))
         kernels = (wrap_triton(count), wrap_triton(place), wrap_triton(order), wrap_triton(add))
-        return launch(kernels, dy, index, words, ignored)
+        return launch(kernels, dys, indices, words, ignored)
 
     made = (
-        define("backbay::embedding", forward, mutates_args=()),
-        define("backbay::embedding_backward", backward, mutates_args=()),
+        define("backbay::embeddings", forward, mutates_args=()),
+        define("backbay::embeddings_backward", backward, mutates_args=()),
     )
     made[0].register_autograd(_vjp, setup_context=_save)
     return made
@@ -314,12 +377,18 @@ def _operators() -> tuple[Any, Any]:
 __getattr__ = registers(globals(), _NAMES, _operators)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 (torch's)
-    table, index, ctx.ignored = inputs
-    ctx.words = table.shape[0]
-    ctx.save_for_backward(index)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:  # noqa: ARG001 (torch's)
+    tables, indices, ctx.ignored = inputs
+    ctx.words = [x.shape[0] for x in tables]
+    ctx.save_for_backward(*indices)
 
 
-def _vjp(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    (index,) = ctx.saved_tensors
-    return _operators()[1](dy, index, ctx.words, ctx.ignored), None, None
+def _vjp(ctx: Any, dys: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    asked = [i for i, dy in enumerate(dys) if dy is not None]
+    found: list[Tensor | None] = [None] * len(dys)
+    if asked:
+        saved = ctx.saved_tensors
+        given = ([x[i] for i in asked] for x in (dys, saved, ctx.words, ctx.ignored))
+        for i, table in zip(asked, _operators()[1](*given), strict=True):
+            found[i] = table
+    return found, [None] * len(dys), None

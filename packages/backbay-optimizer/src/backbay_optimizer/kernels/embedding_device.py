@@ -60,35 +60,76 @@ def embedding_order_kernel(
 
 @jit
 def embedding_add_kernel(
-    row_ptr, ordered_ptr, count_ptr, begin_ptr, often_ptr, table_ptr, words, width,
+    row_ptr, ordered_ptr, count_ptr, begin_ptr, often_ptr, table_ptr, before, words, every, width,
     programs: tl.constexpr, often_from: tl.constexpr, together: tl.constexpr, block: tl.constexpr,
     narrow: tl.constexpr, at_once: tl.constexpr, staged_from: tl.constexpr, stages: tl.constexpr,
+    short: tl.constexpr,
 ):
-    """Write rows of the table's gradient: sums of their tokens' gradients, in float32."""
+    """Write rows of a table's gradient: sums of their tokens' gradients, in float32.
+
+    ``before`` words are other tables', and ``every`` one is counted.
+    """
     program = tl.program_id(0)
     if program < programs:
         each = tl.cdiv(width, narrow)
-        for unit in range(program, tl.load(count_ptr + words + 1) * each, programs):
-            word = tl.load(often_ptr + unit // each)
-            count = tl.load(count_ptr + word)
-            from_ptr = ordered_ptr + tl.load(begin_ptr + word)
-            to_ptr = table_ptr + word.to(tl.int64) * width
-            first = unit % each * narrow
-            if count < staged_from:  # a few loads are over before those behind them have begun
-                _add_often(row_ptr, from_ptr, count, to_ptr, width, first, narrow, at_once, 1)
-            else:
-                _add_often(row_ptr, from_ptr, count, to_ptr, width, first, narrow, at_once, stages)
+        for unit in range(program, tl.load(count_ptr + every + 1) * each, programs):
+            number = tl.load(often_ptr + unit // each)
+            word = number - before
+            if (word >= 0) & (word < words):
+                count = tl.load(count_ptr + number)
+                from_ptr = ordered_ptr + tl.load(begin_ptr + number)
+                to_ptr = table_ptr + word.to(tl.int64) * width
+                first = unit % each * narrow
+                if count < staged_from:  # a few loads are over before those behind them have begun
+                    _add_often(row_ptr, from_ptr, count, to_ptr, width, first, narrow, at_once, 1)
+                else:
+                    _add_often(
+                        row_ptr, from_ptr, count, to_ptr, width, first, narrow, at_once, stages
+                    )
     else:
         each = tl.cdiv(width, block)
         first = (program - programs) // each * together
-        for word in range(first, tl.minimum(first + together, words)):
-            count = tl.load(count_ptr + word)
-            if count <= often_from:
-                _add_few(
-                    row_ptr, ordered_ptr + tl.load(begin_ptr + word), count,
-                    table_ptr + tl.cast(word, tl.int64) * width, width,
-                    (program - programs) % each * block, block,
-                )
+        col = (program - programs) % each * block
+        if block <= short:
+            _add_at_once(
+                row_ptr, ordered_ptr, count_ptr + before, begin_ptr + before, table_ptr, first,
+                words, width, col, often_from, together, block,
+            )
+        else:
+            for word in range(first, tl.minimum(first + together, words)):
+                count = tl.load(count_ptr + before + word)
+                if count <= often_from:
+                    _add_few(
+                        row_ptr, ordered_ptr + tl.load(begin_ptr + before + word), count,
+                        table_ptr + tl.cast(word, tl.int64) * width, width, col, block,
+                    )
+
+
+@jit
+def _add_at_once(
+    row_ptr, ordered_ptr, count_ptr, begin_ptr, table_ptr, first, words, width, from_col,
+    often_from: tl.constexpr, together: tl.constexpr, block: tl.constexpr,
+):
+    """Add the rows of many words: the first of each, the second of each, and so on."""
+    word = first + tl.arange(0, together)
+    col = from_col + tl.arange(0, block)
+    count = tl.load(count_ptr + word, mask=word < words, other=0)
+    mine = (word < words) & (count <= often_from)
+    count = tl.where(mine, count, 0)
+    from_ptr = ordered_ptr + tl.load(begin_ptr + word, mask=count > 0, other=0)
+    inside = (col < width)[None, :]
+    total = tl.zeros([together, block], tl.float32)
+    for at in range(tl.max(count, 0)):
+        real = at < count
+        token = tl.load(from_ptr + at, mask=real, other=0).to(tl.int64)
+        total += tl.load(
+            row_ptr + token[:, None] * width + col[None, :], mask=real[:, None] & inside, other=0.0
+        ).to(tl.float32)
+    tl.store(
+        table_ptr + word.to(tl.int64)[:, None] * width + col[None, :],
+        total.to(table_ptr.dtype.element_ty),
+        mask=mine[:, None] & inside,
+    )
 
 
 @jit
