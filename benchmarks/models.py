@@ -14,7 +14,8 @@ was never run before what is to be decided. The table is of everything in the fo
 and written to --out, with a JSON.
 
 Arms: eager; inductor and backbay, each also with a mode of torch.compile's, as in
-inductor:reduce-overhead, or with :tuned (coordinate descent and combo kernels); backbay:hoist and
+inductor:reduce-overhead, or with :tuned (coordinate descent and combo kernels) or :frozen (weights
+that are constants, which no ratio to the best stock arm counts); backbay:hoist and
 backbay:hoist-graphs, with parameter_hoist, beside the others' means; hand: Inductor on a model
 whose constant attention masks were taken away by hand, where that is exact. --quick leaves out
 autotuning and times half as long.
@@ -26,6 +27,8 @@ them. How long the GPU is at work in a step is said of both defaults, by torch's
 Proofs hold backbay and inductor against float64 at a smaller batch and length, with the same layers
 (the table says which): at full size the float64 run costs more than everything else. What is
 timed is compared with eager's results at full size, grossly; the table has that difference too.
+The first call is proven, and the one behind those in which CUDA graphs are decided about and
+recorded: *replayed* says that it was a replay. --only-proof times nothing.
 
 --problems has the workloads of a folder of KernelBench's in place of these models: one a file, as
 it says, in bfloat16. They have no proof, and no size but the file's.

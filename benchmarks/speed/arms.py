@@ -1,7 +1,8 @@
 """Arms: a backend, and how it is asked for. Named ``BACKEND`` or ``BACKEND:MODE``.
 
 ``MODE`` is one of torch.compile's modes, or ``tuned``: coordinate descent and combo kernels, which
-Inductor has and leaves off. Of ``backbay`` it may be ``hoist``, its option ``parameter_hoist``, or
+Inductor has and leaves off; or ``frozen``: parameters are constants, which it folds in inference,
+and a change of theirs goes unseen. Of ``backbay`` it may be ``hoist``, its option ``parameter_hoist``, or
 ``hoist-graphs``, the same with CUDA graphs; ``graphs``, its option ``cuda_graphs`` everywhere, or
 ``no-graphs``, nowhere; ``with-NAME``, an option on, and ``without-NAME``, one of its passes off.
 ``eager`` compiles nothing.
@@ -27,12 +28,13 @@ if TYPE_CHECKING:
     from backbay.kit.passes import PassReport
 
 EAGER, INDUCTOR, OURS, HAND, ALT = "eager", "inductor", "backbay", "hand", "alt"
-TUNED, AGAIN = "tuned", "again"
+TUNED, FROZEN, AGAIN = "tuned", "frozen", "again"
 HOIST, HOIST_GRAPHS = "hoist", "hoist-graphs"
 GRAPHS, NO_GRAPHS = "graphs", "no-graphs"
 WITH, WITHOUT = "with-", "without-"
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     TUNED: {"coordinate_descent_tuning": True, "combo_kernels": True},
+    FROZEN: {"freezing": True},
     HOIST: {"parameter_hoist": True},
     HOIST_GRAPHS: {"parameter_hoist": True, "triton.cudagraphs": True},
     GRAPHS: {"cuda_graphs": True},
@@ -65,8 +67,9 @@ def ours(arm: str) -> bool:
 
 
 def stock(arm: str) -> bool:
-    """Whether an arm is eager, or Inductor's without a hand in the model, and no control."""
-    return split(arm)[0] != OURS and arm not in {HAND, ALT} and split(arm)[1] != AGAIN
+    """Whether an arm is eager, or Inductor's: no control, the model as it is, weights that change."""
+    backend, mode = split(arm)
+    return backend != OURS and arm not in {HAND, ALT} and mode not in {FROZEN, AGAIN}
 
 
 def compiled(function: Callable[..., Any], arm: str, **torch_options: Any) -> Callable[..., Any]:

@@ -59,6 +59,7 @@ def test_what_may_be_stale_counts_as_ours_or_as_stock(speed, monkeypatch, mode):
     assert not arms.ours(f"backbay:{mode}")
     assert not arms.stock(f"backbay:{mode}")
     assert arms.stock("inductor:tuned")
+    assert not arms.stock("inductor:frozen")
     assert arms.ours("backbay:reduce-overhead")
 
 

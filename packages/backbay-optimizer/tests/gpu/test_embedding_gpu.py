@@ -114,7 +114,7 @@ def test_a_table_among_others_strays_or_gets_a_neighbours_gradient(width, dtype)
     for x, *given in zip(found, dys, indices, words, ignored, strict=True):
         wanted = module.reference_backward(given[0].double(), *given[1:])
         sizes = module.reference_backward(given[0].double().abs(), *given[1:])
-        assert ((x.double() - wanted).abs() <= torch.finfo(dtype).eps * sizes + 2**-22).all()
+        assert ((x.double() - wanted).abs() <= 4 * torch.finfo(dtype).eps * sizes + 2**-22).all()
         assert x.untyped_storage().nbytes() == x.nbytes
 
 
