@@ -44,7 +44,7 @@ embeddings
     The gradient of an embedding's table, as Inductor computes it, beside ``embeddings``'s kernels,
     and how long it takes to read tokens' rows and write the table's.
 embedding_groups
-    The same of many tables whose rows are as long, which the kernels order together.
+    The same of many tables of equal width, which the kernels order together.
 embedding_plans
     The same gradient by the kernels, beside how long it takes to fill the table with zeros: how
     many rows of a word are read at once; in how many stages, from how many of its tokens on.

@@ -94,8 +94,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = parser_of(__doc__, DEFAULT)
     parser.add_argument("--quick", action="store_true", help="no autotuning, half the timing")
-    parser.add_argument("--no-proof", action="store_true", help="prove nothing; the table says so")
-    parser.add_argument("--only-proof", action="store_true", help="time nothing")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--no-proof", action="store_true", help="prove nothing; the table says so")
+    either.add_argument("--only-proof", action="store_true", help="time nothing")
     parser.add_argument("--problems", type=Path, help="a folder of KernelBench's, as its level3")
     parser.add_argument("--seconds", type=float, help=f"of timing a model; default {SECONDS:g}")
     parser.add_argument("--arm-seconds", type=float, default=400.0, help="that one arm may compile")

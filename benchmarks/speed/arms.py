@@ -2,10 +2,10 @@
 
 ``MODE`` is one of torch.compile's modes, or ``tuned``: coordinate descent and combo kernels, which
 Inductor has and leaves off; or ``frozen``: parameters are constants, which it folds in inference,
-and a change of theirs goes unseen. Of ``backbay`` it may be ``hoist``, its option ``parameter_hoist``, or
-``hoist-graphs``, the same with CUDA graphs; ``graphs``, its option ``cuda_graphs`` everywhere, or
-``no-graphs``, nowhere; ``with-NAME``, an option on, and ``without-NAME``, one of its passes off.
-``eager`` compiles nothing.
+and a change of theirs goes unseen. Of ``backbay`` it may be ``hoist``, its option
+``parameter_hoist``, or ``hoist-graphs``, the same with CUDA graphs; ``graphs``, its option
+``cuda_graphs`` everywhere, or ``no-graphs``, nowhere; ``with-NAME``, an option on, and
+``without-NAME``, one of its passes off. ``eager`` compiles nothing.
 
 Two arms are no backends: ``hand`` is Inductor on a model of transformers whose mask builders were
 made to return nothing, ``alt`` is Inductor on the alternative that a pattern names.
@@ -67,7 +67,7 @@ def ours(arm: str) -> bool:
 
 
 def stock(arm: str) -> bool:
-    """Whether an arm is eager, or Inductor's: no control, the model as it is, weights that change."""
+    """Whether an arm is eager, or Inductor's on the model as it is, whose weights may change."""
     backend, mode = split(arm)
     return backend != OURS and arm not in {HAND, ALT} and mode not in {FROZEN, AGAIN}
 

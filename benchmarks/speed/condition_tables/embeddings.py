@@ -23,7 +23,7 @@ SHAPES = (
     *((50257, 768, 16384), (50257, 768, 50257), (30522, 768, 4096), (32000, 4096, 8192)),
     *((128256, 4096, 4096), (128256, 4096, 16384), (151936, 896, 8192)),
     *((1000000, 64, 8192), (300000, 64, 8192), (200000, 128, 65536), (100000, 256, 16384)),
-    *((40000, 512, 16384), (1000000, 16, 8192)),
+    *((40000, 512, 16384), (1000000, 16, 8192), (1000000, 16, 65536), (500000, 32, 65536)),
 )
 """Words, columns and tokens."""
 
@@ -67,8 +67,8 @@ def embedding_groups() -> Iterator[str]:
     yield f"|{'---|' * 6}"
     for tables, words, width, tokens in GROUPS:
         dys = [normal(tokens, width) for _ in range(tables)]
-        for name in ("uniform", "Zipf's"):
-            indices = [_drawn(words, tokens, DRAWN[name]) for _ in range(tables)]
+        for name, exponent in DRAWN.items():
+            indices = [_drawn(words, tokens, exponent) for _ in range(tables)]
             ways = [functools.partial(x, dys, indices, words) for x in (_each_apart, _together)]
             limit = at_least(2 * tables * width * (words + tokens))
             cells = compared([micros(way) for way in inductors(ways)])

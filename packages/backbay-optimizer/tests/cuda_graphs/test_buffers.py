@@ -44,6 +44,19 @@ def test_inputs_are_laid_out_otherwise(monkeypatch):
     assert sorted(counted) == [1, 1, 4]  # what has holes is not with the others
 
 
+def test_large_ones_are_copied_with_the_others_or_not_at_all(monkeypatch):
+    inputs = [torch.randn(4, 4), torch.randn(3), torch.randn(8, 4), torch.randn(5)]
+    together, foreach = [], torch._foreach_copy_
+    monkeypatch.setattr(
+        torch, "_foreach_copy_", lambda *x: together.append(len(x[0])) or foreach(*x)
+    )
+    for least, counts in ((1 << 25, [4]), (65, [3]), (64, [2]), (12, [])):
+        monkeypatch.setattr(buffers, "ALONE_FROM", least)
+        together.clear()
+        assert_alike(filled(inputs), inputs)
+        assert together == counts
+
+
 @pytest.mark.parametrize(
     "other", [torch.randn(4, 4).t(), torch.randn(4, 5)], ids=["turned", "large"]
 )

@@ -83,6 +83,17 @@ def test_sizes_that_are_symbols_cannot_be_cut():
     assert len(kernel.launches) == 4
 
 
+def test_a_plan_is_searched_for_a_small_table(monkeypatch):
+    searched = []
+    monkeypatch.setattr(module, "plan_here", lambda plan, launch: searched.append(launch) or plan)
+    indices = [tokens(n, 5) for n in (9, 50, 7)]
+    dys = [torch.randn(5, 16) for _ in indices]
+    module.launch((Nothing(),) * 4, dys, indices, [9, 50, 7], [1, 2, 3])
+    dy, drawn, *numbers = searched[0].given
+    assert dy is dys[1]
+    assert (drawn.words, numbers) == (50, [50, 2])
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_program_breaks_or_differs(dynamic):
     def program(table, index):
@@ -111,6 +122,9 @@ def test_a_name_that_is_no_operator_is_found():
         (50257, 768, (0, 1024), "0 tokens"),
         (1024, 768, (4, 64), "below"),
         (50257, 771, (16, 1024), "begin anywhere"),
+        (2000000, 48, (8, 1024), None),
+        (2000000, 48, (9, 1024), "so many"),
+        (2000000, 64, (9, 1024), None),
     ],
 )
 def test_it_is_used_where_it_was_not_measured(words, width, shape, reason, monkeypatch):
@@ -235,12 +249,14 @@ INTERPRETED = """
     (found,) = module.launch(kernels, [torch.ones(4, 16)], [outside], [3], [-1])
     assert found[:, 0].tolist() == [1, 0, 0]
     # Of several tables no token is a neighbour's word, and each has a word that comes often.
-    indices = [torch.tensor([3, -1, 2, 9, *[0] * 40]), torch.tensor([*[1] * 40, 0]).int(), outside]
+    indices = [torch.tensor([3, -1, 2, 9, *[0] * 40]), torch.tensor([*[1] * 40, -1]), outside]
+    indices[1] = indices[1].int()
     indices[0] = indices[0].view(4, 11)
     dys = [torch.randn(*x.shape, 16) for x in indices]
     words, ignored = [3, 1200, 3], [2, -1, 0]
     for how in (module.plan(16), module.plan(16)._replace(short=8)):
         found = module.launch(kernels, dys, indices, words, ignored, chosen=how)
+        assert all(x.untyped_storage().nbytes() == x.nbytes for x in found)
         for x, dy, index, n, none in zip(found, dys, indices, words, ignored, strict=True):
             dy = torch.where(((index >= 0) & (index < n))[..., None], dy, 0.0)
             assert_close(x, module.reference_backward(dy, index.clamp(0, n - 1), n, none))

@@ -17,7 +17,7 @@ WORDS, WIDTH = 12, 8
 def anywhere(lift, monkeypatch):
     lift(embeddings, DEVICES=("cpu",))
     lift(embeddings, DTYPES=(torch.float32, torch.bfloat16))
-    for name in ("pays", "unasked"):
+    for name in ("pays", "unfit_table"):
         monkeypatch.setattr(kernel, name, lambda *_: None)
 
 
@@ -81,11 +81,17 @@ def found_by_what_was_found(index, first, *others):
     return found.sum() + sum(F.embedding(at % len(x), x).sum() for x in others)
 
 
+def tables_of_what_was_found(index, first, *others):
+    found = F.embedding(index.flatten(), first)
+    return torch.cat([F.embedding(index % len(x), x) for x in (found, *others)], -1)
+
+
 SEVERAL = {  # and of how many calls they are
     "all read": (all_read, 1),
     "read one by one": (read_one_by_one, 3),
     "cast between": (cast_between, 2),
     "found by what was found": (found_by_what_was_found, 3),
+    "found in what was found": (tables_of_what_was_found, 2),
 }
 
 
@@ -101,13 +107,31 @@ def test_tables_are_not_put_together_or_differ(look, index, anywhere, name):
     torch.testing.assert_close(*pair)
 
 
-def test_tokens_are_read_after_they_were_written(look, table, index, anywhere):
-    def program(table, index):
-        index = index.clone()
-        found = F.embedding(index, table)
-        index.zero_()
-        return torch.cat([found, F.embedding(index, table)], -1)
+def tokens_are_written(table, index):
+    index = index.clone()
+    found = F.embedding(index, table)
+    index.zero_()
+    return torch.cat([found, F.embedding(index, table)], -1)
 
+
+def a_table_is_written(table, index):
+    table = table.clone()
+    found = F.embedding(index, table)
+    table.mul_(2)
+    return torch.cat([found, F.embedding(index, table)], -1)
+
+
+def the_first_of_three_is_written(table, index):
+    first = table.clone()
+    found = [F.embedding(index, first), F.embedding(index, table)]
+    first.mul_(2)
+    return torch.cat([*found, F.embedding(index, table)], -1)
+
+
+@pytest.mark.parametrize(
+    "program", [tokens_are_written, a_table_is_written, the_first_of_three_is_written]
+)
+def test_what_is_written_between_is_read_afterwards(look, table, index, anywhere, program):
     seen = look(program, table, index, passes=[embeddings])
     assert seen.changes["embeddings"] == 2
     torch.testing.assert_close(seen.result, program(table, index), rtol=0, atol=0)
@@ -141,10 +165,38 @@ def test_a_table_that_is_read_twice_lacks_a_gradient(look, table, index, anywher
         torch.testing.assert_close(*pair)
 
 
+def test_a_table_that_no_gradient_reaches_gets_zeros(look, index, anywhere):
+    tables = [torch.randn(WORDS, WIDTH, requires_grad=True) for _ in range(2)]
+
+    def program(first, second):
+        return F.embedding(index, first), F.embedding(index, second)
+
+    seen = look(program, *tables, passes=[embeddings])
+    assert seen.changes["embeddings"] == 1
+    (seen.result[0].detach().sum() + seen.result[1].sin().sum()).backward()
+    assert tables[0].grad is None
+    (wanted,) = torch.autograd.grad(F.embedding(index, tables[1]).sin().sum(), tables[1])
+    torch.testing.assert_close(tables[1].grad, wanted)
+
+
+def test_large_tables_are_put_together(look, index, anywhere, monkeypatch):
+    monkeypatch.setattr(kernel, "PAYS_FROM", WORDS * WIDTH)
+    tables = [torch.randn(n, WIDTH, requires_grad=True) for n in (WORDS, 7, 20, 9)]
+    seen = look(lambda *x: all_read(index, *x), *tables, passes=[embeddings])
+    assert seen.changes["embeddings"] == 3
+
+
+def test_more_tables_than_were_measured_are_put_together(look, index, anywhere, monkeypatch):
+    monkeypatch.setattr(kernel, "MOST_TOGETHER", 2)
+    tables = [torch.randn(WORDS, WIDTH, requires_grad=True) for _ in range(5)]
+    seen = look(lambda *x: all_read(index, *x), *tables, passes=[embeddings])
+    assert seen.changes["embeddings"] == 3
+
+
 def test_small_tables_count_alone(look, index, lift, monkeypatch):
     lift(embeddings, DEVICES=("cpu",))
     lift(embeddings, DTYPES=(torch.float32,))
-    monkeypatch.setattr(kernel, "unasked", lambda *_: None)
+    monkeypatch.setattr(kernel, "unfit_table", lambda *_: None)
     monkeypatch.setattr(kernel, "PAYS_FROM", 3 * WORDS * WIDTH)
     for count, changes in ((3, 1), (2, 0)):
         tables = [torch.randn(WORDS, WIDTH, requires_grad=True) for _ in range(count)]

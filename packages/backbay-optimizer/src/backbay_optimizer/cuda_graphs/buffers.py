@@ -137,15 +137,14 @@ class Buffers:
 
 def copy_all(to: list[torch.Tensor], what: list[torch.Tensor]) -> None:
     """Copy tensors of one type: large ones each by itself, the others with few launches."""
-    small: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-    for x, y in zip(to, what, strict=True):
-        if y.nbytes >= ALONE_FROM or len(to) == 1:
-            x.copy_(y)
+    small = []
+    for pair in zip(to, what, strict=True):
+        if pair[1].nbytes >= ALONE_FROM or len(to) == 1:
+            pair[0].copy_(pair[1])
         else:
-            small[0].append(x)
-            small[1].append(y)
-    if small[0]:
-        torch._foreach_copy_(*small)
+            small.append(pair)
+    if small:
+        torch._foreach_copy_([x for x, _ in small], [x for _, x in small])
 
 
 def extent(value: torch.Tensor) -> int:

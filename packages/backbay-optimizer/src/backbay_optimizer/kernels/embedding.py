@@ -12,9 +12,10 @@ A word that many tokens ask for, such as a comma, is cut by columns, and not by 
 for each piece adds all of them, many at once. In which order the tokens of a word are added is not
 the same each time, as with atomics, so that results may differ in their last bit.
 
-Tables whose rows are as long, as those of a recommender are, are ordered together, as if they were
-one that has all words; each gradient is then written by a launch of its own. So ordering, which
-moves little, and a launch of which takes as long as to write a small table, is paid once for all.
+Small tables of equal width, as a recommender has them, are ordered together, as if they were one
+that has all words; each gradient is then written by a launch of its own. To put tokens into order
+moves little, and its launches would take as long as to write such a table: so there are three for
+all tables.
 """
 
 import functools
@@ -32,7 +33,15 @@ from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, w
 from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
 
 PAYS_FROM = 2**24
-"""Elements of all tables from which it was measured."""
+"""Elements of a table, or of small ones together, from which it was measured."""
+
+MOST_TOGETHER = 100
+"""Tables that are put together: as many were measured. Each launch looks at the words that come
+often in any of them."""
+
+NARROW, MOST_TOKENS = 64, 8192
+"""Tokens up to which rows of fewer columns than `NARROW` were measured, if all are one word: one
+program adds 16 columns of it."""
 
 OFTEN = 16
 """Tokens of a word above which it is cut by columns."""
@@ -159,13 +168,14 @@ def launch(
     """Run the kernels, without a dispatcher or a check; as :func:`reference_backward` for each.
 
     Under ``TRITON_INTERPRET=1`` they run on the CPU. They count, place, order and add; the last is
-    launched for each table. ``chosen`` is how it adds, by default `plan`.
+    launched for each table. ``chosen`` is how it adds, by default `plan`, and elsewhere what a
+    search for the largest table finds.
     """
     count, place, order, add = kernels
     width = dys[0].shape[-1]
-    how = chosen or plan_here(
-        plan(width), _searched(kernels, dys[0], indices[0], words[0], ignored[0])
-    )
+    i = max(range(len(words)), key=words.__getitem__)
+    searched = _searched(kernels, dys[i], indices[i], words[i], ignored[i])
+    how = chosen or plan_here(plan(width), searched)
     rows, at, none = _as_one(dys, indices, words, ignored)
     tokens, every = at.shape[0], sum(words)
     # Of each word how many tokens it has, then where they begin; then how many words are placed,
@@ -283,9 +293,7 @@ def refusal(dys: Sequence[Tensor], indices: Sequence[Tensor], words: Sequence[in
         if not index.numel() or not dy.numel():
             return "it is empty"
     if any((x.dtype, x.device, x.shape[-1]) != _kind(dys[0]) for x in dys):
-        return (
-            "gradients of several tables differ in dtype, device or width"
-        )
+        return "gradients of several tables differ in dtype, device or width"
     if sum(x.numel() for x in indices) >= _INT32:
         return "it has too many tokens: their numbers have 32 bits"
     if sum(words) >= _INT32 - LIMITS["together"][1]:  # which a program counts on beyond the last
@@ -302,11 +310,11 @@ def pays(tables: Sequence[Tensor], indices: Sequence[Tensor]) -> str | None:
     elements = sum(x.numel() for x in tables)
     if elements < PAYS_FROM:
         return f"{elements} elements in tables of a width: below {PAYS_FROM} it was not measured"
-    return next(filter(None, map(unasked, tables, indices)), None)
+    return next(filter(None, map(unfit_table, tables, indices)), None)
 
 
-def unasked(table: Tensor, index: Tensor) -> str | None:
-    """Return why the gradient of a table should be left to Inductor, however many are, or None."""
+def unfit_table(table: Tensor, index: Tensor) -> str | None:
+    """Return why the gradient of a table should be left to Inductor, whatever its size, or None."""
     if reason := unfit(table):
         return reason
     if table.shape[1] % _SIXTEEN:
@@ -318,6 +326,8 @@ def unasked(table: Tensor, index: Tensor) -> str | None:
     tokens = math.prod(sizes)
     if not 0 < tokens <= table.shape[0]:
         return f"{tokens} tokens for {table.shape[0]} words: more than words were not measured"
+    if table.shape[1] < NARROW and tokens > MOST_TOKENS:
+        return f"{tokens} tokens in rows of {table.shape[1]} elements: so many were not measured"
     return unmeasured(table)
 
 
@@ -380,6 +390,7 @@ __getattr__ = registers(globals(), _NAMES, _operators)
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:  # noqa: ARG001 (torch's)
     tables, indices, ctx.ignored = inputs
     ctx.words = [x.shape[0] for x in tables]
+    ctx.set_materialize_grads(False)  # who has no gradient gets none, and not zeros
     ctx.save_for_backward(*indices)
 
 

@@ -9,9 +9,10 @@ Inductor adds with atomics to a table of zeros in float32, which it then rounds:
 memory traffic of the table, and three times its memory. Forward is left to Inductor, which fuses
 it. Only for training, where there are fewer tokens than words.
 
-Tables whose rows are as long, as those of a recommender are, are one call: what comes before rows
-are written takes as long for all as for one. Embeddings of which one is read before the next is
-made are not put together.
+Small tables of equal width, as a recommender has them, are one call: what comes before rows are
+written takes as long for all as for one. A table that is worth a call by itself has one, because
+gradients of rows are copied where there are several. Embeddings of which one is read before the
+next is made are not put together.
 """
 
 import operator
@@ -43,10 +44,20 @@ class _Embedding:
     """Rows of a table."""
 
     node: Node
-    index: Node
-    table: Node
     ignored: int
     """A word that gets no gradient; -1 for none."""
+
+    @property
+    def index(self) -> Node:
+        """Its tokens, perhaps by what has taken another embedding's place since."""
+        index: Node = bound(self.node, _PARAMETERS)["input"]
+        return index
+
+    @property
+    def table(self) -> Node:
+        """Its table, likewise."""
+        table: Node = bound(self.node, _PARAMETERS)["weight"]
+        return table
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -79,13 +90,14 @@ class Embeddings(Rewrite[_Site]):
     sources = (kernel, conditions.device_code(kernel), conditions, aliases)
 
     def sites(self, graph_module: GraphModule, context: PassContext) -> Iterator[_Site]:
-        """Yield embeddings whose rows are as long, as far as they can be put together."""
+        """Yield large tables' embeddings, and small ones' of equal width in groups."""
         kinds: dict[object, list[_Embedding]] = {}
         for node in graph_module.graph.find_nodes(op="call_function", target=F.embedding):
             with context.attempt(node):
                 self.requires.check(value_of(node))
                 found = _embedding(node)
-                kinds.setdefault(found.kind, []).append(found)
+                is_large = value_of(found.table).numel() >= kernel.PAYS_FROM
+                kinds.setdefault(node if is_large else found.kind, []).append(found)
         for alike in kinds.values():
             for run in _runs(alike):
                 yield _Site(node=run[-1].node, embeddings=run)
@@ -122,10 +134,10 @@ def _embedding(node: Node) -> _Embedding:
         raise NotApplicable("it is no table, or its tokens are no tensor")
     if not all(isinstance(n, int) for n in rows.shape):
         raise NotApplicable("a size of its table is a symbol")
-    if reason := kernel.unasked(rows, value_of(index)):
+    if reason := kernel.unfit_table(rows, value_of(index)):
         raise NotApplicable(reason)
     ignored = -1 if ignored is None else ignored % rows.shape[0]
-    return _Embedding(node=node, index=index, table=table, ignored=ignored)
+    return _Embedding(node=node, ignored=ignored)
 
 
 def _runs(alike: Sequence[_Embedding]) -> list[list[_Embedding]]:
@@ -142,7 +154,9 @@ def _runs(alike: Sequence[_Embedding]) -> list[list[_Embedding]]:
 
 
 def _can_join(run: Sequence[_Embedding], one: _Embedding, behind: Disturbances) -> bool:
-    if any(user < one.node for x in run for user in x.node.users):
+    if len(run) == kernel.MOST_TOGETHER:
+        return False
+    if any(user <= one.node for x in run for user in x.node.users):
         return False
     reads = [y for x in run for y in (x.index, x.table)]
     return behind.until(one.node, reads) is None
