@@ -27,8 +27,8 @@ them. How long the GPU is at work in a step is said of both defaults, by torch's
 Proofs hold backbay and inductor against float64 at a smaller batch and length, with the same layers
 (the table says which): at full size the float64 run costs more than everything else. What is
 timed is compared with eager's results at full size, grossly; the table has that difference too.
-The first call is proven, and the one behind those in which CUDA graphs are decided about and
-recorded: *replayed* says that it was a replay. --only-proof times nothing.
+The first call is proven, and one after CUDA graphs were decided on and recorded: *replayed* says
+that at least one is in use. --only-proof times nothing.
 
 --problems has the workloads of a folder of KernelBench's in place of these models: one a file, as
 it says, in bfloat16. They have no proof, and no size but the file's.

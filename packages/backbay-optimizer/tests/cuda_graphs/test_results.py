@@ -217,3 +217,15 @@ def test_a_result_with_holes_has_all_copied_one_by_one(monkeypatch):
     recorded = [torch.randn(3, 4), torch.randn(3, 8)[:, :4], torch.randn(5)]
     assert_alike(Results(recorded, []).make([]), recorded)
     assert sorted(counted) == [1, 2]
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_a_result_is_made_on_another_device_than_its_own(monkeypatch, current):
+    recorded, made = [torch.randn(3, 4).t(), torch.randn(5)], []
+    quick = results_module._EMPTY["cpu"]
+    monkeypatch.setitem(results_module._EMPTY, "cpu", lambda *x: made.append(x) or quick(*x))
+    results = Results(recorded, [])
+    results._device = 1
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    assert_alike(results.make([]), recorded)
+    assert len(made) == (2 if current == 1 else 0)

@@ -123,7 +123,7 @@ def test_a_name_that_is_no_operator_is_found():
         (1024, 768, (4, 64), "below"),
         (50257, 771, (16, 1024), "begin anywhere"),
         (2000000, 48, (8, 1024), None),
-        (2000000, 48, (9, 1024), "so many"),
+        (2000000, 48, (9, 1024), "so many of one word"),
         (2000000, 64, (9, 1024), None),
     ],
 )

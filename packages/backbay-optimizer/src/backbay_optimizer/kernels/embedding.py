@@ -327,7 +327,7 @@ def unfit_table(table: Tensor, index: Tensor) -> str | None:
     if not 0 < tokens <= table.shape[0]:
         return f"{tokens} tokens for {table.shape[0]} words: more than words were not measured"
     if table.shape[1] < NARROW and tokens > MOST_TOKENS:
-        return f"{tokens} tokens in rows of {table.shape[1]} elements: so many were not measured"
+        return f"{tokens} tokens: so many of one word were not measured in rows so short"
     return unmeasured(table)
 
 
