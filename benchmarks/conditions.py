@@ -48,6 +48,9 @@ embedding_groups
 embedding_plans
     The same gradient by the kernels, beside how long it takes to fill the table with zeros: how
     many rows of a word are read at once; in how many stages, from how many of its tokens on.
+embedding_short_plans
+    Likewise of short rows: how many elements of them a program writes at once, by how many warps,
+    in as many columns as there are or, where these are fewer, 32.
 softmaxes
     Softmax of rows that fit into registers, as Inductor compiles it, beside ``softmaxes``' kernel
     without and with the next rows on their way, of which widths choose one, and how long it takes
@@ -100,7 +103,12 @@ from speed.condition_tables.caches import one_token
 from speed.condition_tables.convolutions import pointwise
 from speed.condition_tables.depthwise import depthwise
 from speed.condition_tables.elsewhere import elsewhere
-from speed.condition_tables.embeddings import embedding_groups, embedding_plans, embeddings
+from speed.condition_tables.embeddings import (
+    embedding_groups,
+    embedding_plans,
+    embedding_short_plans,
+    embeddings,
+)
 from speed.condition_tables.epilogues import epilogues
 from speed.condition_tables.few_rows import few_row_steps, few_rows
 from speed.condition_tables.float8_rows import float8_layers, float8_rows
@@ -118,7 +126,7 @@ from speed.surroundings import versions
 _ALL = (
     *(pointwise, one_token, one_row, windows, biases, stems, patches, depthwise, epilogues),
     *(merging, batch_norms, max_pools, group_norms, group_norms_alone),
-    *(embeddings, embedding_groups, embedding_plans, softmaxes),
+    *(embeddings, embedding_groups, embedding_plans, embedding_short_plans, softmaxes),
     *(row_norms, row_norm_blocks, few_rows, few_row_steps, float8_rows, float8_layers),
     *(rotated_heads, rotated_heads_layers, elsewhere),
 )

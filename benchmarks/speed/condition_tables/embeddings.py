@@ -46,6 +46,13 @@ READINGS = tuple(
 """How a word is read that comes often."""
 
 
+SHORT = ((1000000, 16, 8192), (1000000, 64, 8192), (100000, 64, 8192), (100000, 256, 16384))
+"""Words, columns and tokens of short rows."""
+
+CUTS = ((512, 1), (1024, 2), (2048, 4), (4096, 4), (4096, 8))
+"""Elements that a program writes at once, and its warps."""
+
+
 def embeddings() -> Iterator[str]:
     """Compare gradients by the table, of 16 bits."""
     yield row("words, columns, tokens", "tokens are", "limit", "Inductor's", "kernels", "ratio")
@@ -80,21 +87,41 @@ def embedding_plans() -> Iterator[str]:
     names = ("{at_once} at once; {stages} stages from {staged_from}".format(**x) for x in READINGS)
     yield row("words, columns, tokens", "tokens are", "fill", *names)
     yield f"|{'---|' * (3 + len(READINGS))}"
+    for words, width, tokens in SHAPES:
+        plans = [kernel.plan(width)._replace(**x) for x in READINGS]
+        yield from _with_plans(words, width, tokens, plans)
+
+
+def embedding_short_plans() -> Iterator[str]:
+    """Compare how short rows are cut: written one after the other, four at a time, or at once."""
+    names = [f"{elements}, {warps} warps" for elements, warps in CUTS]
+    names += [f"{x}, as many columns as there are" for x in names]
+    yield row("words, columns, tokens", "tokens are", "fill", "one by one", *names)
+    yield f"|{'---|' * (4 + len(names))}"
+    for words, width, tokens in SHORT:
+        usual = kernel.plan(width)
+        plans = [usual._replace(together=4, warps=max(1, usual.block // 256), short=0)]
+        for block in (usual.block, width):
+            plans += [
+                usual._replace(block=block, together=elements // block, warps=warps)
+                for elements, warps in CUTS
+            ]
+        yield from _with_plans(words, width, tokens, plans)
+
+
+def _with_plans(words: int, width: int, tokens: int, plans: Sequence[kernel.Plan]) -> Iterator[str]:
+    """Yield a row for each way to draw tokens: a fill with zeros, and the kernels by each plan."""
     kernels = (
         *(device.embedding_count_kernel, device.embedding_place_kernel),
         *(device.embedding_order_kernel, device.embedding_add_kernel),
     )
-    for words, width, tokens in SHAPES:
-        dy = normal(tokens, width)
-        table = dy.new_empty(words, width)
-        for name, exponent in DRAWN.items():
-            index = _drawn(words, tokens, exponent)
-            calls: list[Call] = [table.zero_]
-            given = (kernels, [dy], [index], [words], [-1])
-            plans = [kernel.plan(width)._replace(**x) for x in READINGS]
-            calls += [functools.partial(kernel.launch, *given, chosen=x) for x in plans]
-            cells = [f"{x:.1f}" for x in in_turns(calls)]
-            yield row(f"{words}, {width}, {tokens}", name, *cells)
+    dy = normal(tokens, width)
+    table = dy.new_empty(words, width)
+    for name, exponent in DRAWN.items():
+        given = (kernels, [dy], [_drawn(words, tokens, exponent)], [words], [-1])
+        calls: list[Call] = [table.zero_]
+        calls += [functools.partial(kernel.launch, *given, chosen=x) for x in plans]
+        yield row(f"{words}, {width}, {tokens}", name, *(f"{x:.1f}" for x in in_turns(calls)))
 
 
 def _drawn(words: int, tokens: int, exponent: float) -> Tensor:
