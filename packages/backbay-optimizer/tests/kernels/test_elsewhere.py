@@ -75,7 +75,7 @@ def images(*shape):
 
 def embeddings(kernel):
     dy, index = rows(16384, 768), rows(16384, dtype=torch.int64)
-    embedding.launch((kernel,) * 4, dy, index, 50257, -1)
+    embedding.launch((kernel,) * 4, [dy], [index], [50257], [-1])
 
 
 WINDOW = [3, 3], [2, 2], [1, 1]
@@ -122,13 +122,18 @@ def gradients(kernel):
     linear_cross_entropy.launch_gradient(kernel, logits, given, given, given, 128256, 1.0)
 
 
+def embeddings_of_short_rows(kernel):
+    dys, indices = [rows(8192, 64)] * 2, [rows(8192, dtype=torch.int64)] * 2
+    embedding.launch((kernel,) * 4, dys, indices, [100_000, 300_000], [-1, -1])
+
+
 POOL = {"is_large": False, "size_y": 3, "size_x": 3, "stride_y": 2, "stride_x": 2}
 POOL |= {"padding_y": 1, "padding_x": 1, "multiple": 8, "num_warps": 4}
 LARGE = {"height": 112, "width": 112, "out_height": 56, "out_width": 56, "block_c": 64, **POOL}
 SMALL = {"height": 28, "width": 28, "out_height": 14, "out_width": 14, "block_c": 32, **POOL}
 STATISTICS = {"chunk": 8192, "is_aligned": True, "depth": 4, "lanes": 1024, "num_warps": 4}
 ADDED = {"programs": 1056, "often_from": 16, "together": 4, "block": 1024, "narrow": 16}
-ADDED |= {"at_once": 64, "stages": 4, "staged_from": 512, "num_warps": 4}
+ADDED |= {"at_once": 64, "stages": 4, "staged_from": 512, "short": 256, "num_warps": 4}
 
 MEASURED = {  # grids and constants, as they were measured on an H100 or an H200
     embeddings: [
@@ -136,6 +141,13 @@ MEASURED = {  # grids and constants, as they were measured on an H100 or an H200
         (50, {"often_from": 16, "block": 1024, "num_warps": 4}),
         (64, {"block": 256, "num_warps": 4}),
         (13621, ADDED),
+    ],
+    embeddings_of_short_rows: [
+        (64, {"block": 256, "num_warps": 4}),
+        (391, {"often_from": 16, "block": 1024, "num_warps": 4}),
+        (64, {"block": 256, "num_warps": 4}),
+        (7306, {**ADDED, "block": 64, "together": 16, "num_warps": 2}),
+        (19806, {**ADDED, "block": 64, "together": 16, "num_warps": 2}),
     ],
     pooled: [(25088, 1, {"block_p": 16, **LARGE})],
     pooled_smaller: [(392, 15, {"block_p": 16, **SMALL})],
