@@ -1,6 +1,7 @@
 """When compiled code is replayed: with a device that a list of calls stands for."""
 
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
@@ -339,7 +340,7 @@ def test_memory_of_parameters_that_are_no_more_is_kept(device):
 
 @pytest.mark.usefixtures("device")
 def test_a_graph_that_is_compiled_meanwhile_ends_a_release():
-    known, ends = [], threading.Event()
+    known, ends = deque(maxlen=1000), threading.Event()  # a release looks at all that are alive
 
     def compiling():
         while not ends.is_set():
@@ -348,7 +349,7 @@ def test_a_graph_that_is_compiled_meanwhile_ends_a_release():
     thread = threading.Thread(target=compiling)
     thread.start()
     try:
-        for _ in range(200):
+        for _ in range(3000):
             Recordings.release_stale()
     finally:
         ends.set()
