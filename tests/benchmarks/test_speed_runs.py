@@ -1,9 +1,11 @@
 """How the benchmarks of models run: in which order, beside whom, and what becomes of who fails."""
 
 import itertools
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+import torch
 
 from backbay.session import Lost
 
@@ -257,3 +259,39 @@ def test_problems_of_a_folder_are_run_as_they_were_made(speed, in_process, tmp_p
     assert "- nothing" in table
     listed = speed("speed.model_table").listed(folder)
     assert [x.name.rpartition("/")[2] for x in listed] == ["2_Two.py", "10_Ten.py"]
+
+
+def test_who_asks_for_proofs_alone_gets_times_too(speed, in_process, tmp_path, monkeypatch):
+    monkeypatch.setattr(speed("speed.turns"), "started", in_process)
+    monkeypatch.setattr(speed("speed.arms"), "compiled", lambda f, *_, **__: f)
+    asked = ["--state", str(tmp_path), "--device", "cpu", "--size", "tiny", "--only-proof"]
+    assert speed("models").main([*asked, "--only", "dlrm.infer", "--arms", "inductor"]) == 0
+    entry = speed("speed.record").State(tmp_path).read("dlrm.infer")
+    assert not entry.runs
+    assert entry.verdicts["inductor"].passed
+
+
+@pytest.mark.parametrize(("device", "calls"), [("cpu", 1), ("cuda", 11)])
+def test_a_replay_is_not_proven(speed, monkeypatch, device, calls):
+    bench, seen = speed("speed.model_bench"), []
+    monkeypatch.setattr(bench, "observe", lambda *_, **__: seen.append(len(seen) + 1) or seen[-1])
+    made = bench.ModelBench.__new__(bench.ModelBench)
+    made._device = torch.device(device)
+    made._case, made._request = SimpleNamespace(train=False), SimpleNamespace(seed=0)
+    assert made._outcomes(None, None) == list(dict.fromkeys([1, calls]))
+    assert len(seen) == calls
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (1.0, 1.1), (1.1, 1.0)])
+def test_a_model_that_is_wrong_in_one_call_is_right(speed, monkeypatch, factors):
+    bench, requests = speed("speed.model_bench"), speed("speed.requests")
+    monkeypatch.setattr(speed("speed.arms"), "compiled", lambda f, *_, **__: f)
+
+    def outcomes(self, call, workload):
+        ways = [lambda *x, factor=factor: factor * call(*x) for factor in factors]
+        return [bench.observe(way, workload, train=False) for way in ways]
+
+    monkeypatch.setattr(bench.ModelBench, "_outcomes", outcomes)
+    request = requests.Prepare(kind="model", name="dlrm.infer", size="tiny", device="cpu")
+    verdict = bench.ModelBench(request).prove(("inductor",), "")["inductor"]
+    assert verdict.passed == (factors == (1.0, 1.0)), verdict.reason

@@ -39,9 +39,9 @@ MOST_TOGETHER = 100
 """Tables that are put together: as many were measured. Each launch looks at the words that come
 often in any of them."""
 
-NARROW, MOST_TOKENS = 64, 8192
-"""Tokens up to which rows of fewer columns than `NARROW` were measured, if all are one word: one
-program adds 16 columns of it."""
+FEW_COLUMNS, MOST_TOKENS = 64, 8192
+"""Tokens up to which rows of fewer columns were measured where all are one word: a program adds 16
+columns of it, so there are few programs."""
 
 OFTEN = 16
 """Tokens of a word above which it is cut by columns."""
@@ -305,12 +305,12 @@ def _kind(dy: Tensor) -> tuple[torch.dtype, torch.device, int]:
     return dy.dtype, dy.device, dy.shape[-1]
 
 
-def pays(tables: Sequence[Tensor], indices: Sequence[Tensor]) -> str | None:
-    """Return why the gradients of tables should be left to Inductor, or None."""
+def small(tables: Sequence[Tensor]) -> str | None:
+    """Return why the gradients of tables, each of which fits, are left to Inductor, or None."""
     elements = sum(x.numel() for x in tables)
-    if elements < PAYS_FROM:
-        return f"{elements} elements in tables of a width: below {PAYS_FROM} it was not measured"
-    return next(filter(None, map(unfit_table, tables, indices)), None)
+    if elements >= PAYS_FROM:
+        return None
+    return f"{elements} elements in tables of a width: below {PAYS_FROM} it was not measured"
 
 
 def unfit_table(table: Tensor, index: Tensor) -> str | None:
@@ -326,7 +326,7 @@ def unfit_table(table: Tensor, index: Tensor) -> str | None:
     tokens = math.prod(sizes)
     if not 0 < tokens <= table.shape[0]:
         return f"{tokens} tokens for {table.shape[0]} words: more than words were not measured"
-    if table.shape[1] < NARROW and tokens > MOST_TOKENS:
+    if table.shape[1] < FEW_COLUMNS and tokens > MOST_TOKENS:
         return f"{tokens} tokens: so many of one word were not measured in rows so short"
     return unmeasured(table)
 

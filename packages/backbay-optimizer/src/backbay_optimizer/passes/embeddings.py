@@ -105,7 +105,7 @@ class Embeddings(Rewrite[_Site]):
     def replacement(self, site: _Site, context: PassContext) -> Replacement:  # noqa: ARG002 (of those that ask)
         """Return a call of the operator, with its results."""
         tables, indices = [x.table for x in site.embeddings], [x.index for x in site.embeddings]
-        if reason := kernel.pays([value_of(x) for x in tables], [value_of(x) for x in indices]):
+        if reason := kernel.small([value_of(x) for x in tables]):
             raise NotApplicable(reason)
         assert callable(kernel.embeddings)  # registers it: torch.ops has it only after that
         given = tables, indices, [x.ignored for x in site.embeddings]
@@ -119,7 +119,7 @@ embeddings = Embeddings()
 
 
 def _embedding(node: Node) -> _Embedding:
-    """Return an embedding whose gradient the kernels can compute, and which is worth it."""
+    """Return an embedding whose gradient the kernels can compute, whatever the table's size."""
     given = bound(node, _PARAMETERS)
     index, table, ignored = given["input"], given["weight"], given.get("padding_idx")
     if not value_of(node).requires_grad:
