@@ -249,7 +249,7 @@ INTERPRETED = """
     (found,) = module.launch(kernels, [torch.ones(4, 16)], [outside], [3], [-1])
     assert found[:, 0].tolist() == [1, 0, 0]
     # Of several tables no token is a neighbour's word, and each has a word that comes often.
-    indices = [torch.tensor([3, -1, 2, 9, *[0] * 40]), torch.tensor([*[1] * 40, -1]), outside]
+    indices = [torch.tensor([3, -1, 2, 9, *[0] * 40]), torch.tensor([*[1] * 40, -2]), outside]
     indices[1] = indices[1].int()
     indices[0] = indices[0].view(4, 11)
     dys = [torch.randn(*x.shape, 16) for x in indices]
