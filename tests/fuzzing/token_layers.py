@@ -231,13 +231,34 @@ def of_parameters(d: Draft, x: str) -> str:
 
 
 def words(d: Draft) -> str:
-    """Rows of a table, which at times two ask for."""
-    count, sizes = d.one((3, 24)), d.one(("n", "n, 5", "2, n, 3"))
-    table = d.learnt(count, D)
-    how = d.one(("", "", ", 0", ", padding_idx=-1", ", None, None, 2.0, True", ", sparse=False"))
-    ids = [d.given(f"torch.randint({count}, ({sizes},))") for _ in range(d.one((1, 1, 2)))]
-    asked = [d.step(f"{F}.embedding({{0}}, {{1}}{how})", x, table) for x in ids]
-    return asked[0] if len(asked) == 1 else d.step("{0} + {1}", *asked)
+    """Rows of tables, for which two may ask; a table may be what was asked for, too."""
+    sizes = d.one(("n", "n, 5", "2, n, 3"))
+    asked: list[str] = []
+    for _ in range(d.one((1, 1, 2, 3))):
+        count, width, table = _table(d, asked)
+        how = d.one(
+            ("", "", ", 0", ", padding_idx=-1", ", None, None, 2.0, True", ", sparse=False")
+        )
+        for _ in range(d.one((1, 1, 2))):
+            ids = d.given(f"torch.randint({count}, ({sizes},))")
+            rows = d.step(f"{F}.embedding({{0}}, {{1}}{how})", ids, table)
+            if asked and d.chance(0.1):
+                rows = d.step("{0}.detach()", rows)
+            asked.append(rows if width == D else d.step("{0}.mean(-1, keepdim=True)", rows))
+            if table.startswith("v") and d.chance(0.3):  # behind its first reader
+                d.take("{0}.mul_(0.75)", table, gives=0)
+    while len(asked) > 1:
+        asked.append(d.step("{0} + {1}", asked.pop(), asked.pop()))
+    return asked[0]
+
+
+def _table(d: Draft, asked: list[str]) -> tuple[int, int, str]:
+    """How many words, of what width, and the table."""
+    if asked and d.chance(0.2):
+        return 1, D, d.step("{0}.reshape(-1, {0}.shape[-1])[:3]", asked[0])
+    count, width = d.one((3, 24)), d.one((D, D, D, 4)) if asked else D
+    table = d.learnt(count, width)
+    return count, width, d.step("{0} * 1.5", table) if d.chance(0.3) else table
 
 
 def classes(d: Draft) -> str:
