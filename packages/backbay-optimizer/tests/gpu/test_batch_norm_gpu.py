@@ -135,6 +135,26 @@ def test_offsets_beyond_32_bits_are_wrong():
     assert error(product, squares) < 1e-4
 
 
+def test_as_many_rows_as_32_bits_count_are_wrong():
+    if torch.cuda.mem_get_info()[0] < 16 * 2**30:
+        pytest.skip("needs 16 GB of free memory")
+    x = torch.empty(1, 1, 2**31 - 8, device="cuda", dtype=torch.bfloat16).normal_(1)
+    from torch.library import wrap_triton
+
+    from backbay_optimizer.kernels import batch_norm_device as device
+
+    mean, variance = module.launch_statistics(wrap_triton(device.batch_norm_statistics_kernel), x)
+    true = x.sum(dtype=torch.float64) / x.numel()
+    squares = sum((t.double() - true).square().sum() for t in x.split(2**27, dim=2))
+    assert (mean - true).abs() < 1e-4
+    assert error(variance, squares / x.numel()) < 1e-4
+    one = torch.ones(1, device="cuda")
+    kernel = wrap_triton(device.batch_norm_sums_kernel)
+    total, product = module.launch_sums(kernel, x, x, mean, one, one, one, "none")
+    assert error(total, true * x.numel()) < 1e-4
+    assert error(product, squares) < 1e-4
+
+
 class Network(nn.Module):
     """What ResNet-50 and EfficientNet are made of."""
 

@@ -72,7 +72,7 @@ def batch_norm_statistics_kernel(
     program, programs = tl.program_id(1), tl.num_programs(1)
     col = tl.program_id(0) * block_c + tl.arange(0, block_c)
     row = tl.arange(0, block_r)
-    tiles = tl.cdiv(rows, block_r)
+    tiles = (rows - 1) // block_r + 1  # tl.cdiv adds first, beyond 32 bits
     last = tiles - 1 - program
     count = (tiles - program + programs - 1) // programs
     here = tl.minimum(rows - tl.cast(last, tl.int64) * block_r, block_r).to(tl.float32)
@@ -122,7 +122,7 @@ def batch_norm_sums_kernel(
     rstd = tl.load(rstd_ptr + col, mask=real, other=0.0)
     scale = (rstd * tl.load(weight_ptr + col, mask=real, other=0.0).to(tl.float32))[None, :]
     bias = tl.load(bias_ptr + col, mask=real, other=0.0).to(tl.float32)[None, :]
-    tiles = tl.cdiv(rows, block_r)
+    tiles = (rows - 1) // block_r + 1  # tl.cdiv adds first, beyond 32 bits
     last = tiles - 1 - program
     count = (tiles - program + programs - 1) // programs
     sums = tl.zeros([block_r, block_c], tl.float32)

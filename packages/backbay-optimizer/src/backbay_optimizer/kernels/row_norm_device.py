@@ -52,7 +52,8 @@ def row_norm_backward_kernel(
     scale = _load(weight_ptr, col, there, is_whole) + offset
     dweight = tl.zeros([height, width], tl.float32)
     dbias = tl.zeros([height, width], tl.float32)
-    for tile in tl.range(program, tl.cdiv(rows, height), programs, num_stages=stages):
+    tiles = (rows - 1) // height + 1  # tl.cdiv adds first, beyond 32 bits
+    for tile in tl.range(program, tiles, programs, num_stages=stages):
         first = tl.cast(tile, tl.int64) * height
         at = first * columns + row * columns + col
         is_row = row < rows - first
