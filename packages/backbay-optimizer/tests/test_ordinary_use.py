@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo.pgo
+from torch.fx.traceback import annotate
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from backbay import compile_log
+from backbay.kit import collected
 from backbay.kit.aot import inductor_patches
+from backbay_optimizer.backend import Optimizing
 from backbay_optimizer.backend import backbay as optimizing
 from backbay_optimizer.passes.masks import constant_masks
 
@@ -256,3 +260,28 @@ def test_a_copy_of_inductors_configuration_loses_its_passes(reports):
     (copied,) = copy.deepcopy(hooked).values()
     copied(torch.fx.symbolic_trace(lambda x: x + 1).graph)
     assert [x.name for x in reports] == ["constant_masks"]
+
+
+class WithoutCode(Optimizing):
+    """Runs what Inductor would get: on a CPU it knows no streams."""
+
+    codegen = "eager"
+
+
+@pytest.mark.parametrize("chosen", [{"stage": 0}, {"stream": 0}], ids=["none", "a stream"])
+def test_a_program_that_chooses_streams_is_rewritten_or_another_is_not(chosen):
+    def program(q, k, v):
+        mask = torch.ones(6, 6).tril() > 0
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        with annotate(chosen):
+            return y, y * 2
+
+    given = torch.randn(3, 2, 4, 6, 8)
+    with collected() as reports:
+        found = torch.compile(program, backend=WithoutCode())(*given)
+    torch.testing.assert_close(found, program(*given))
+    changed = [x.name for x in reports if x.changes]
+    said = [x.why for x in compile_log.records() if x.why and "chooses streams" in x.why]
+    assert (changed, bool(said)) == (
+        (["constant_masks"], False) if "stage" in chosen else ([], True)
+    )

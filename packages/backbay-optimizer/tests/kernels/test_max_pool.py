@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from backbay_optimizer.kernels import conditions  # noqa: E402
+from backbay_optimizer.kernels import conditions, images  # noqa: E402
 from backbay_optimizer.kernels import max_pool as module  # noqa: E402
 
 WINDOWS = [([3, 3], [2, 2], [1, 1]), ([2, 3], [1, 2], [0, 1]), ([3, 2], [3, 1], [1, 0])]
@@ -104,11 +104,14 @@ def launched(monkeypatch):
         def launch(_, *given):
             names.append(name)
             results = reference(*given)
-            return tuple(map(laid_out, results)) if name == "forward" else laid_out(results)
+            return (
+                tuple(map(images.laid_out, results))
+                if name == "forward"
+                else images.laid_out(results)
+            )
 
         return launch
 
-    laid_out = module._laid_out
     monkeypatch.setattr(module, "unfit", lambda _: None)
     monkeypatch.setattr(module, "launch", noting("forward", module.reference))
     monkeypatch.setattr(module, "launch_backward", noting("backward", module.reference_backward))

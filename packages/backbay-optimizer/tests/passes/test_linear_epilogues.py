@@ -101,6 +101,25 @@ def test_a_layer_and_its_activation_are_two_calls(look, name, dynamic):
     torch.testing.assert_close(seen.result, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("anywhere")
+def test_a_size_that_is_computed_and_is_1_ends_the_compilation(look):
+    """Torch then has the number of columns as a fraction, whose lower part is that size."""
+
+    _, w, b = tensors()
+    model = nn.Module()
+    model.w, model.b = nn.Parameter(w), nn.Parameter(b)
+
+    def forward(x):
+        thinned = torch.cat([x, x.cos()], 1)[:, ::2, :, ::3]
+        return F.linear(thinned.permute(0, 2, 3, 1), model.w, model.b).relu()
+
+    model.forward = forward
+    x = torch.randn(2, D, 2, 3).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        seen = look(model, x, passes=[linear_epilogues], dynamic=True)
+        torch.testing.assert_close(seen.result, forward(x))
+
+
 def used_twice(x, w, b):
     y = F.linear(x, w, b)
     return y.relu() + y

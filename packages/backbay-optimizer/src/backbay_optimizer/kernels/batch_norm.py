@@ -29,6 +29,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
 from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
+from backbay_optimizer.kernels.images import flattened
 
 PAYS_FROM = 2**20
 """Elements from which whole models were measured: the smallest batch norm of EfficientNet-B0 with
@@ -153,15 +154,6 @@ _PADDED = 1.4
 # 3. Launching
 
 
-def _flattened(x: Tensor) -> Tensor:
-    """Return images as one row of memory, with channels last.
-
-    The flattening is written as views that say so: a compiler may choose another layout for a
-    tensor than the one it was traced with.
-    """
-    return x.movedim(1, -1).contiguous().view(-1)
-
-
 def launch_statistics(kernel: Any, x: Tensor, chosen: Plan | None = None) -> tuple[Tensor, Tensor]:
     """Run the kernel of statistics, without a dispatcher or a check; as `reference_statistics`.
 
@@ -178,7 +170,7 @@ def launch_statistics(kernel: Any, x: Tensor, chosen: Plan | None = None) -> tup
     )
     how = chosen or plan_here(plan(channels, 1), this)
     partial = x.new_empty((2, channels, how.programs), dtype=torch.float32)
-    _run(kernel, (_flattened(x), partial), rows, channels, how)
+    _run(kernel, (flattened(x), partial), rows, channels, how)
     means, squares = partial
     # Of a program, how many rows: it takes tiles in turns, and the first one the last, cut tile.
     tiles = -(-rows // how.block_r)
@@ -215,7 +207,7 @@ def launch_sums(
     how = chosen or plan_here(plan(channels, 2), this)
     partial = mean.new_empty((2, channels, how.programs))
     vectors = (t.contiguous() for t in (mean, rstd, weight, bias))
-    tensors = (_flattened(dy), _flattened(x), *vectors, partial)
+    tensors = (flattened(dy), flattened(x), *vectors, partial)
     number = ACTIVATIONS.index(activation)
     _run(kernel, tensors, x.numel() // channels, channels, how, activation=number)
     # Two sums, not one that is cut: an operator's results may not share memory. Both are of all

@@ -29,6 +29,7 @@ from torch.library import custom_op, triton_op, wrap_triton
 
 from backbay_optimizer.kernels.conditions import has_triton, registers, unfit
 from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
+from backbay_optimizer.kernels.images import flattened, laid_out, new_images
 
 Measured = Mapping[tuple[int, int], tuple[int, int]]
 """Size and stride of filters that are faster than cuDNN's, to what channels must be a multiple of,
@@ -188,19 +189,6 @@ class Geometry(NamedTuple):
         return cls(images, height, width, channels, down, right)
 
 
-def _flattened(x: Tensor) -> Tensor:
-    """Return an image as one row of memory, with channels last.
-
-    The flattening is written as views that say so: a compiler may choose another layout for a
-    tensor than the one it was traced with.
-    """
-    return x.movedim(1, -1).contiguous().view(-1)
-
-
-def _shaped(flat: Tensor, *sizes: int) -> Tensor:
-    return flat.view(*sizes).movedim(-1, 1)
-
-
 def _taps(weight: Tensor) -> Tensor:
     """Return filters as (taps, channels)."""
     return weight.reshape(weight.shape[0], -1).t()
@@ -244,7 +232,7 @@ def _convolved(
 ) -> Tensor:
     shape = Geometry.of(x, weight, stride, padding)
     images, height, _, channels, down, right = shape
-    y = x.new_empty(images * down * right * channels)
+    y = new_images(x, (images, channels, down, right))
     if y.numel():
         flat = None if bias is None else bias.contiguous().view(-1)
         this = Launch(
@@ -259,10 +247,10 @@ def _convolved(
         begin, steps = 0, rows + -(-weight.shape[2] // stride[0]) - 1
         if how.chunks == 1:
             begin, steps = _steps(weight.shape[2], stride[0], padding[0], height, down)
-        tensors = (_flattened(x), taps.contiguous(), flat, y)
+        tensors = (flattened(x), taps.contiguous(), flat, y)
         pieces = (rows, begin, steps)
         _run(kernel, shape, right, -(-down // rows), weight, stride, padding, tensors, pieces, how)
-    return _shaped(y, images, down, right, channels)
+    return y
 
 
 def _same(
@@ -298,7 +286,7 @@ def launch_input(
         return _convolved(kernel, dy, weight, taps, None, stride, beyond, chosen)
     shape = Geometry.of(x, weight, stride, padding)
     images, height, width, channels, _, _ = shape
-    dx = dy.new_empty(images * height * width * channels)
+    dx = new_images(dy, (images, channels, height, width))
     if dx.numel():
         first = padding[0] // stride[0]
         steps = (height - 1 + padding[0]) // stride[0] + 1 - first
@@ -312,10 +300,10 @@ def launch_input(
         by_default = plan(images, steps, width, channels, size_y * size_x, stride[1])
         how = chosen or plan_here(by_default, this)
         rows = -(-steps // how.chunks)
-        tensors = (_flattened(dy), _taps(weight).contiguous(), dx)
+        tensors = (flattened(dy), _taps(weight).contiguous(), dx)
         chunks, pieces = -(-steps // rows), (rows, first)
         _run(strided_kernel, shape, width, chunks, weight, stride, padding, tensors, pieces, how)
-    return _shaped(dx, images, height, width, channels)
+    return dx
 
 
 def launch_weight(
@@ -347,9 +335,10 @@ def launch_weight(
         chunks = -(-steps // rows)
         blocks = -(-(images * chunks * -(-right // how.across)) // how.block_r)
         each = -(-blocks * -(-channels // how.block_c) // how.programs)
-        partial = total.new_empty(-(-blocks // each), count + 1, channels)
-        tensors, pieces = (_flattened(dy), _flattened(x), partial), (rows, first, each)
-        _run(kernel, shape, right, chunks, weight, stride, padding, tensors, pieces, how)
+        programs = -(-blocks // each)
+        partial = total.new_empty(programs, count + 1, channels)
+        tensors, pieces = (flattened(dy), flattened(x), partial), (rows, first, each)
+        _run(kernel, shape, right, chunks, weight, stride, padding, tensors, pieces, how, programs)
         total = partial.sum(0)
     # A copy: of one tap and in float32 the two would share memory, which operators must not return.
     dweight = total[:-1].t().to(weight.dtype, copy=True, memory_format=torch.contiguous_format)
@@ -367,7 +356,9 @@ def _run(
     tensors: Sequence[Tensor | None],
     pieces: Sequence[int],
     how: Plan,
+    programs: int | None = None,
 ) -> None:
+    """Launch programs: one for each block of strips, unless there is a number of them."""
     images, height, width, channels, down, right = shape
     each = -(-cut // how.across)
     strips = images * chunks * each
@@ -387,8 +378,7 @@ def _run(
     }
     result = tensors[-1]
     assert result is not None
-    programs = result.shape[0] if result.dim() > 1 else -(-strips // how.block_r)
-    grid = (programs, -(-channels // how.block_c))
+    grid = (programs or -(-strips // how.block_r), -(-channels // how.block_c))
     with torch.cuda.device(result.get_device()):  # Triton launches on the current one; -1 is none
         kernel[grid](
             *tensors, strips, height, width, down, right, each, chunks, *pieces, **constants
@@ -443,11 +433,6 @@ _NAMES = (
 )
 
 
-def _laid_out(y: Tensor) -> Tensor:
-    """Return images that have their channels last."""
-    return y.movedim(1, -1).contiguous().movedim(-1, 1)
-
-
 @functools.cache
 def _operators() -> tuple[Any, Any, Any]:
     # torch reads the names of kernels in wrap_triton(...) from the source: their text is part of
@@ -472,14 +457,14 @@ def _operators() -> tuple[Any, Any, Any]:
         padding: Sequence[int],
     ) -> Tensor:
         if refusal(x, weight):
-            return _laid_out(reference(x, weight, bias, stride, padding))
+            return laid_out(reference(x, weight, bias, stride, padding))
         return launch(wrap_triton(kernel), x, weight, bias, stride, padding)
 
     def by_input(
         dy: Tensor, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]
     ) -> Tensor:
         if refusal(x, weight):
-            return _laid_out(reference_input(dy, x, weight, stride, padding))
+            return laid_out(reference_input(dy, x, weight, stride, padding))
         kernels = wrap_triton(kernel), wrap_triton(input_kernel)
         return launch_input(*kernels, dy, x, weight, stride, padding)
 

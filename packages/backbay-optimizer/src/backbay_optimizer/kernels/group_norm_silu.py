@@ -27,6 +27,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
 from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
+from backbay_optimizer.kernels.images import flattened, laid_out, new_images
 
 PAYS_FROM = 2**24
 """Elements from which the kernel was faster than Inductor's with channels last: 1.09 times with as
@@ -289,15 +290,9 @@ class _Form(NamedTuple):
 
 
 def _flattened(x: Tensor) -> _Form:
-    """Return an image as one row, copied only if it is dense in neither layout.
-
-    The flattening is written as views that say so: a compiler may choose another layout for a
-    tensor than the one it was traced with.
-    """
+    """Return an image as one row, copied only if it is dense in neither layout."""
     last = is_channels_last(x)
-    if last:
-        return _Form(x.movedim(1, -1).view(-1), last)
-    return _Form(x.contiguous().view(-1), last)
+    return _Form(flattened(x) if last else x.contiguous().view(-1), last)
 
 
 def is_channels_last(x: Tensor) -> bool:
@@ -305,10 +300,10 @@ def is_channels_last(x: Tensor) -> bool:
     return x.dim() >= _IMAGE and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
-def _shaped(flat: Tensor, x: Tensor, *, last: bool) -> Tensor:
-    if not last:
-        return flat.view(x.shape)
-    return flat.view(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
+def _new_image(like: Tensor, x: Tensor, *, last: bool) -> Tensor:
+    if last:
+        return new_images(like, x.shape, x.dtype)
+    return like.new_empty(x.shape, dtype=x.dtype)
 
 
 class Geometry(NamedTuple):
@@ -351,14 +346,13 @@ def launch(
     source = _flattened(x)
     other = None if residual is None else _flattened(residual)
     last = source.last if channels_last is None else channels_last and x.dim() >= _IMAGE
-    y = torch.empty_like(source.flat)
-    total = torch.empty_like(y) if other is not None else y.new_empty(0)
+    y = _new_image(x, x, last=last)
+    total = y.new_empty(0) if residual is None else _new_image(residual, x, last=last)
     mean = y.new_empty((shape.samples, groups), dtype=torch.float32)
     rstd = torch.empty_like(mean)
     if not x.numel():
         mean, rstd = mean.fill_(torch.nan), rstd.fill_(torch.nan)
-        total = _shaped(total, x, last=last) if other is not None else total
-        return _shaped(y, x, last=last), total, mean, rstd
+        return y, total, mean, rstd
     layouts = {source.last, last, *([] if other is None else [other.last])}
     given = (x, weight, bias, groups, eps, silu, shift, residual, channels_last)
     this = Launch(run=launch, kernels=[kernels], given=given, reference=_same, limits=LIMITS)
@@ -377,8 +371,7 @@ def launch(
         "y_last": last,
     }
     _run(kernels, how, shape, y, images, (_stride(shift, shape), eps), kinds)
-    total = _shaped(total, x, last=last) if other is not None else total
-    return _shaped(y, x, last=last), total, mean, rstd
+    return y, total, mean, rstd
 
 
 def _same(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -406,11 +399,11 @@ def launch_backward(
     shape = Geometry.of(x, groups)
     source, slope = _flattened(x), _flattened(dy)
     other = None if extra is None else _flattened(extra)
-    dx = torch.empty_like(source.flat)
+    dx = _new_image(dy, x, last=source.last)
     sums = mean.new_empty((2, shape.samples, shape.channels))
     if not x.numel():
         sums = sums.fill_(0)
-        return _shaped(dx, x, last=source.last), sums[0].sum(0), sums[1].sum(0)
+        return dx, sums[0].sum(0), sums[1].sum(0)
     layouts = {source.last, slope.last, *([] if other is None else [other.last])}
     this = Launch(
         run=launch_backward,
@@ -437,7 +430,7 @@ def launch_backward(
     }
     _run(kernels, how, shape, dx, images, (_stride(shift, shape),), kinds)
     # Two sums, not one that is cut: an operator's results may not share memory.
-    return _shaped(dx, x, last=source.last), sums[0].sum(0), sums[1].sum(0)
+    return dx, sums[0].sum(0), sums[1].sum(0)
 
 
 def _vector(x: Tensor | None) -> Tensor | None:
@@ -566,9 +559,7 @@ _NAMES = ("group_norm_silu", "add_group_norm_silu", "group_norm_silu_backward")
 
 def _laid_out(y: Tensor, x: Tensor, channels_last: bool | None) -> Tensor:
     last = is_channels_last(x) if channels_last is None else channels_last and x.dim() >= _IMAGE
-    if last:
-        return y.movedim(1, -1).contiguous().movedim(-1, 1)
-    return y.contiguous()
+    return laid_out(y) if last else y.contiguous()
 
 
 @functools.cache

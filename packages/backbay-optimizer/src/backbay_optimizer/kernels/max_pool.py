@@ -26,6 +26,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay_optimizer.kernels.conditions import has_triton, registers, unfit, widened
 from backbay_optimizer.kernels.elsewhere import Launch, plan_here, unmeasured
+from backbay_optimizer.kernels.images import flattened, laid_out, new_images
 
 PAYS_FROM = 800_000
 """Elements from which it is used in 16 bits: with windows of 3 by 3, 1x64x112x112 takes 0.70 to
@@ -131,15 +132,13 @@ def launch(
     )
     images, channels, height, width = x.shape
     down, right = _sides(x, size, stride, padding)
-    y = x.new_empty(images * down * right * channels)
-    offsets = torch.empty_like(y, dtype=torch.int8)
+    sizes = (images, channels, down, right)
+    y, offsets = new_images(x, sizes), new_images(x, sizes, torch.int8)
     shape = (images * down * right, height, width, down, right)
     elements = _SMALL_BLOCK if x.numel() < _SMALL else _BLOCK
     how = chosen or plan_here(plan(channels, elements), this)
-    _run(kernel, (_flattened(x), y, offsets), shape, channels, (size, stride, padding), how)
-    return _shaped(y, images, down, right, channels), _shaped(
-        offsets, images, down, right, channels
-    )
+    _run(kernel, (flattened(x), y, offsets), shape, channels, (size, stride, padding), how)
+    return y, offsets
 
 
 def launch_backward(
@@ -165,14 +164,14 @@ def launch_backward(
         limits=LIMITS,
     )
     how = chosen or plan_here(plan(channels, _BLOCK), this)
-    dx = dy.new_empty(images * height * width * channels)
+    dx = new_images(dy, (images, channels, height, width))
     rows, columns = (
         -(-(n + p) // s) for n, s, p in zip((height, width), stride, padding, strict=True)
     )
     shape = (images * rows * columns, height, width, down, right)
-    tensors = (_flattened(dy), _flattened(offsets), dx)
+    tensors = (flattened(dy), flattened(offsets), dx)
     _run(kernel, tensors, shape, channels, window, how)
-    return _shaped(dx, images, height, width, channels)
+    return dx
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,7 @@ class Offsets:
         """Those of the maxima of images that are any numbers."""
         at = torch.arange(math.prod(self.shape), dtype=torch.int32, device=self.device)
         images = (at % _DIVISOR * _FACTOR % _DIVISOR).to(self.dtype).view(self.shape)
-        return _laid_out(reference(images, *self.window)[1])
+        return laid_out(reference(images, *self.window)[1])
 
 
 _FACTOR, _DIVISOR = 7919, 251
@@ -216,15 +215,6 @@ def _sides(
         for n, k, s, p in zip(x.shape[2:], size, stride, padding, strict=True)
     )
     return down, right
-
-
-def _flattened(x: Tensor) -> Tensor:
-    """Return images as one row of memory, with channels last."""
-    return x.movedim(1, -1).contiguous().view(-1)
-
-
-def _shaped(flat: Tensor, *sizes: int) -> Tensor:
-    return flat.view(*sizes).movedim(-1, 1)
 
 
 def _run(
@@ -299,11 +289,6 @@ max_pool_backward: Callable[..., Tensor]
 _NAMES = ("max_pool", "max_pool_backward")
 
 
-def _laid_out(y: Tensor) -> Tensor:
-    """Return images that have their channels last."""
-    return y.movedim(1, -1).contiguous().movedim(-1, 1)
-
-
 @functools.cache
 def _operators() -> tuple[Any, Any]:
     # torch reads the names of kernels in wrap_triton(...) from the source: their text is part of
@@ -325,7 +310,7 @@ def _operators() -> tuple[Any, Any]:
         sides = _sides(x, size, stride, padding)
         if refusal(x) or not _countable(x.shape[0] * sides[0] * sides[1]):
             y, offsets = reference(x, size, stride, padding)
-            return _laid_out(y), _laid_out(offsets)
+            return laid_out(y), laid_out(offsets)
         return launch(wrap_triton(kernel), x, size, stride, padding)
 
     def backward(
@@ -343,7 +328,7 @@ def _operators() -> tuple[Any, Any]:
         windows = -(-size[0] // stride[0]) * -(-size[1] // stride[1])
         is_small = max(windows, stride[0] * stride[1]) <= _MOST_AT_ONCE
         if refusal(dy) or not is_small or not _countable(pixels):
-            return _laid_out(reference_backward(dy, offsets, *window))
+            return laid_out(reference_backward(dy, offsets, *window))
         return launch_backward(wrap_triton(backward_kernel), dy, offsets, *window)
 
     made = (

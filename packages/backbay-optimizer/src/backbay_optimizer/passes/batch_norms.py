@@ -32,7 +32,7 @@ from backbay.graph.rewrite import call_before
 from backbay.graph.values import are_numbers, is_ordinary, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Replacement, Requires, Rewrite
 from backbay_optimizer.kernels import batch_norm as kernel
-from backbay_optimizer.kernels import conditions
+from backbay_optimizer.kernels import conditions, images
 
 _IMAGE = 4
 _ACTIVATIONS: Mapping[Any, str] = {
@@ -75,7 +75,7 @@ class BatchNorms(Rewrite[_Site]):
     parameters = (
         *("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
     )
-    sources = (kernel, conditions.device_code(kernel), conditions)
+    sources = (kernel, conditions.device_code(kernel), conditions, images)
 
     def site(self, call: Call, context: PassContext) -> _Site | None:  # noqa: ARG002 (of those that ask)
         """Return the batch norm if it takes its own statistics."""

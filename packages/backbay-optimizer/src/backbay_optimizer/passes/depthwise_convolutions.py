@@ -18,7 +18,7 @@ from torch.fx import Node
 from backbay.graph.rewrite import call_before
 from backbay.graph.values import are_numbers, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite
-from backbay_optimizer.kernels import conditions
+from backbay_optimizer.kernels import conditions, images
 from backbay_optimizer.kernels import depthwise_convolution as kernel
 from backbay_optimizer.passes import convolutions
 from backbay_optimizer.passes.convolutions import Convolution
@@ -37,7 +37,7 @@ class DepthwiseConvolutions(Rewrite[Convolution]):
         dtypes_because="it was measured in bfloat16",
     )
     targets = convolutions.IMAGES
-    sources = (kernel, conditions.device_code(kernel), conditions, convolutions)
+    sources = (kernel, conditions.device_code(kernel), conditions, convolutions, images)
 
     def site(self, call: Call, context: PassContext) -> Convolution | None:  # noqa: ARG002 (of those that ask)
         """Return the convolution if each channel has a filter of its own."""

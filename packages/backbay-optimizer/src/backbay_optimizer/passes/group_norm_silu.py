@@ -38,7 +38,7 @@ from backbay.graph.match import is_call
 from backbay.graph.rewrite import bound, call_before, cast_before, layout, replace_node
 from backbay.graph.values import are_numbers, computed, evaluated, is_ordinary, propagate, value_of
 from backbay.kit.passes import NotApplicable, Pass, PassContext, Requires
-from backbay_optimizer.kernels import conditions
+from backbay_optimizer.kernels import conditions, images
 from backbay_optimizer.kernels import group_norm_silu as kernel
 from backbay_optimizer.passes import convolutions, memory_readers
 from backbay_optimizer.passes.convolutions import Convolution
@@ -118,7 +118,14 @@ class GroupNormSilu(Pass):
         dtypes=(torch.bfloat16, torch.float16),
         dtypes_because="it was measured in 16 bits",
     )
-    sources = (kernel, conditions.device_code(kernel), conditions, convolutions, memory_readers)
+    sources = (
+        kernel,
+        conditions.device_code(kernel),
+        conditions,
+        convolutions,
+        images,
+        memory_readers,
+    )
 
     def run(self, graph_module: GraphModule, context: PassContext) -> int:
         """Rewrite all sites of a graph, or none; return how many were."""

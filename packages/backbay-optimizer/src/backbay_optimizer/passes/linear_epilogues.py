@@ -129,8 +129,9 @@ class LinearEpilogues(Rewrite[_Site]):
         if value_of(place).dim() > _MATRIX:
             sizes = [  # numbers, or nodes where they are symbols
                 n if isinstance(n, int) else call_before(place, _ATEN.sym_size.int, source, dim)
-                for dim, n in enumerate(value_of(place).shape)
+                for dim, n in enumerate(value_of(place).shape[:-1])
             ]
+            sizes.append(value_of(weight).shape[1])  # a number, which torch may have as a fraction
             made = call_before(place, _ATEN.reshape.default, made, sizes)
         return Replacement({site.node: site.read, place: made}, covers)
 

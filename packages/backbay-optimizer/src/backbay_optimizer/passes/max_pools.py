@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from backbay.graph.rewrite import call_before
 from backbay.graph.values import are_numbers, is_ordinary, value_of
 from backbay.kit.passes import Call, NotApplicable, PassContext, Requires, Rewrite
-from backbay_optimizer.kernels import conditions
+from backbay_optimizer.kernels import conditions, images
 from backbay_optimizer.kernels import max_pool as kernel
 
 _IMAGE = 4
@@ -46,7 +46,7 @@ class MaxPools(Rewrite[Call]):
     )
     targets = (F.max_pool2d, torch.max_pool2d)
     parameters = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    sources = (kernel, conditions.device_code(kernel), conditions)
+    sources = (kernel, conditions.device_code(kernel), conditions, images)
 
     def replacement(self, site: Call, context: PassContext) -> Node:  # noqa: ARG002 (of those that ask)
         """Return a call of the operator."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._library.utils import is_impure
 from torch._ops import OpOverload, OpOverloadPacket
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 _IN_PLACE = frozenset(
@@ -55,6 +55,8 @@ _STATEFUL_FUNCTIONS = frozenset({"from_file", "manual_seed", "fused_moving_avg_o
 _PRIVATE = ("_int_mm", "_scaled_mm")
 """Products of 8 bits, which models call although their names are private."""
 
+_STREAMS = "streams."
+"""How names of operators begin that record events and wait for them, or change the stream."""
 _ATEN = frozenset({"aten", "prims"})
 _PURE = _ATEN | {"backbay"}
 
@@ -118,7 +120,26 @@ def reads_by_index(node: Node) -> bool:
 def changes_state(node: Node) -> bool:
     """Return whether what follows a node may mean something else than what is before it."""
     name = getattr(node.target, "__name__", "")
-    return node.op == "call_function" and name.startswith(_STATE)
+    return node.op == "call_function" and (name.startswith(_STATE) or _orders_streams(node))
+
+
+def uses_streams(graph_module: GraphModule) -> bool:
+    """Return whether a program runs in streams that it chooses, or has one wait for another.
+
+    Streams are metadata of Dynamo's nodes, and what waits for an event names none of the tensors
+    that it waits for.
+    """
+    graphs = (x.graph for x in graph_module.modules() if isinstance(x, GraphModule))
+    return any(_is_in_a_stream(x) or _orders_streams(x) for graph in graphs for x in graph.nodes)
+
+
+def _is_in_a_stream(node: Node) -> bool:
+    return (node.meta.get("custom") or {}).get("stream") is not None
+
+
+def _orders_streams(node: Node) -> bool:
+    is_operator = isinstance(node.target, (OpOverload, OpOverloadPacket))
+    return is_operator and str(node.target).startswith(_STREAMS)
 
 
 def is_random(node: Node) -> bool:

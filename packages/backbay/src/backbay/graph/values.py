@@ -18,8 +18,12 @@ from torch.utils import _pytree as pytree
 
 from backbay.graph.fake_cache import call_cached, is_cached
 
-CARRIED = ("stack_trace", "source_fn_stack", "nn_module_stack", "original_aten", "from_node")
-"""Metadata that says where a node comes from: a replacement has it of what it replaces."""
+CARRIED = (
+    *("stack_trace", "source_fn_stack", "nn_module_stack", "original_aten", "from_node"),
+    "custom",
+)
+"""Metadata that says where a node comes from, and what its author said of it, such as the stream
+that it runs in: a replacement has it of what it replaces."""
 
 
 def value_of(node: Any) -> Any:
