@@ -114,7 +114,8 @@ def test_a_table_among_others_strays_or_gets_a_neighbours_gradient(width, dtype)
     for x, *given in zip(found, dys, indices, words, ignored, strict=True):
         wanted = module.reference_backward(given[0].double(), *given[1:])
         sizes = module.reference_backward(given[0].double().abs(), *given[1:])
-        assert ((x.double() - wanted).abs() <= 4 * torch.finfo(dtype).eps * sizes + 2**-22).all()
+        allowed = torch.finfo(dtype).eps * wanted.abs() + 2**-18 * sizes + 2**-22
+        assert ((x.double() - wanted).abs() <= allowed).all()
         assert x.untyped_storage().nbytes() == x.nbytes
 
 
@@ -148,9 +149,11 @@ def test_backbay_leaves_a_recommenders_tables_to_inductor_or_differs():
     for kernel, launches in (("order", 1), ("add", 3)):
         called = re.findall(rf"embedding_{kernel}_kernel_\d+\.run\(", "".join(codes))
         assert len(called) == launches
-    wanted = torch.autograd.grad(program(index), learnt)
-    for x, y in zip(found, wanted, strict=True):
-        torch.testing.assert_close(x, y, rtol=3e-2, atol=3e-2)
+    # Not eager's: it adds what comes 900 times in 16 bits, some at a time.
+    for x, table, i in zip(found, learnt, range(3), strict=True):
+        slope = table.detach()[index[:, i]].double().cos()
+        wanted = module.reference_backward(slope, index[:, i], len(table), -1)
+        torch.testing.assert_close(x.double(), wanted, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -193,7 +193,7 @@ def test_more_tables_than_were_measured_are_put_together(look, index, anywhere, 
     assert seen.changes["embeddings"] == 3
 
 
-def test_small_tables_count_alone(look, index, lift, monkeypatch):
+def test_small_tables_count_alone_or_for_each_reader(look, index, lift, monkeypatch):
     lift(embeddings, DEVICES=("cpu",))
     lift(embeddings, DTYPES=(torch.float32,))
     monkeypatch.setattr(kernel, "unfit_table", lambda *_: None)
@@ -203,6 +203,8 @@ def test_small_tables_count_alone(look, index, lift, monkeypatch):
         seen = look(lambda *x: all_read(index, *x), *tables, passes=[embeddings])
         assert seen.changes["embeddings"] == changes
     assert any("below" in x for x in seen.near)
+    seen = look(lambda x, y: all_read(index, x, y, x), *tables, passes=[embeddings])
+    assert seen.changes["embeddings"] == 0
 
 
 def test_a_table_whose_size_is_a_symbol_is_taken(look, table, index, anywhere):

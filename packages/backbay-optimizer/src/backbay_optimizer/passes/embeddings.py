@@ -105,7 +105,7 @@ class Embeddings(Rewrite[_Site]):
     def replacement(self, site: _Site, context: PassContext) -> Replacement:  # noqa: ARG002 (of those that ask)
         """Return a call of the operator, with its results."""
         tables, indices = [x.table for x in site.embeddings], [x.index for x in site.embeddings]
-        if reason := kernel.small([value_of(x) for x in tables]):
+        if reason := kernel.small([value_of(x) for x in dict.fromkeys(tables)]):
             raise NotApplicable(reason)
         assert callable(kernel.embeddings)  # registers it: torch.ops has it only after that
         given = tables, indices, [x.ignored for x in site.embeddings]
