@@ -20,6 +20,7 @@ from backbay_optimizer.cuda_graphs.recordings import (
     MOST_STALE,
     PAYS,
     Recordings,
+    in_turn,
 )
 from backbay_optimizer.cuda_graphs.replayable import Inputs
 from backbay_optimizer.cuda_graphs.replaying import Replayed
@@ -171,6 +172,23 @@ def test_some_of_many_layers_run_as_they_are(device):
         products(call, weights)
     # The first call of all ran as it was, and so the first layer was recorded in its second.
     assert [x.replays for x in device["graphs"]] == [3] * 11 + [2]
+
+
+def test_layers_are_asked_in_another_turn_than_they_are_called():
+    known, asked = deque(range(6)), []
+
+    def fits_for(n):
+        return lambda one: asked.append(one) or one == n
+
+    for _ in range(2):
+        assert [in_turn(known, fits_for(n)) for n in range(6)] == [*range(6)]
+        found = [in_turn(known, fits_for(n), backwards=True) for n in range(6)[::-1]]
+        assert found == [*range(6)[::-1]]
+    assert len(asked) == 24
+    before = list(known)
+    for backwards in (False, True):
+        assert in_turn(known, lambda _: False, backwards=backwards) is None
+        assert list(known) == before
 
 
 def test_replays_pay_for_no_more_recordings(device):

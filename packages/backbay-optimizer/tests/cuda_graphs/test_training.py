@@ -14,6 +14,7 @@ from training_cases import CASES, DEVICE, LAYERS, assert_alike, gradients, net, 
 
 from backbay import compile_log
 from backbay_optimizer.cuda_graphs.capture import pool_bytes
+from backbay_optimizer.cuda_graphs.recording import Recording
 from backbay_optimizer.cuda_graphs.recordings import MOST_CAPTURES, MOST_SIZES, Recordings
 from backbay_optimizer.cuda_graphs.replayable import Inputs
 from backbay_optimizer.cuda_graphs.training import Backward, Forward
@@ -249,6 +250,20 @@ def test_only_some_layers_of_a_graph_are_replayed(device):
     (held,) = (x.held for x in way.shared if x.held is not None)
     assert held.number == LAYERS
     assert all(x.replays > 1 for x in device["graphs"])
+
+
+@pytest.mark.usefixtures("device")
+def test_a_layer_is_sought_among_others_that_share_its_graph(monkeypatch):
+    own, fitted = Recording.fits, []
+
+    def fits(recording, inputs):
+        fitted.append(own(recording, inputs))
+        return fitted[-1]
+
+    monkeypatch.setattr(Recording, "fits", fits)
+    seen(CASES["one_graph_of_many_layers"], Way(replays=True))
+    assert not all(fitted)  # what is recorded first is sought
+    assert all(fitted[-4 * LAYERS :])  # forward and backward of two steps
 
 
 @pytest.mark.usefixtures("device")

@@ -2,9 +2,11 @@
 
 import threading
 import weakref
+from collections import deque
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -22,6 +24,7 @@ PAYS = 16
 MOST_STALE = 8
 """Recordings of one that are kept though their parameters are elsewhere: these may come back."""
 Key = tuple[Any, ...]
+One = TypeVar("One")
 
 
 class Recorded(Protocol):
@@ -40,7 +43,7 @@ class Held(Protocol):
         """Held while something of it is recorded, replayed or dropped."""
 
     @property
-    def by_key(self) -> dict[Key, list[Any]]:
+    def by_key(self) -> dict[Key, deque[Any]]:
         """What is `Recorded`, by sizes."""
 
     @property
@@ -150,6 +153,28 @@ class Recordings:
             compile_log.note(compile_log.Record(asked=self.name, ran="inductor", why=why))
 
 
+def in_turn(
+    known: deque[One], fits: Callable[[One], bool], *, backwards: bool = False
+) -> One | None:
+    """Return the first that fits, from behind the one on that was found before; None if none does.
+
+    Layers that share a graph are called one after another, so the next one mostly is the first to
+    be asked, however many there are.
+
+    Args:
+        known: is turned until the one that was found is its last.
+        fits: whether it is this one.
+        backwards: begin with the one that was found before, and go back, as backward does; what
+            is found is then the first of ``known``.
+    """
+    for _ in range(len(known)):
+        one = known[-1] if backwards else known[0]
+        known.rotate(1 if backwards else -1)
+        if fits(one):
+            return one
+    return None
+
+
 def drop_stale(held: Held, least: int = MOST_STALE, keep: Recorded | None = None) -> None:
     """Drop what is recorded for parameters that are elsewhere.
 
@@ -167,6 +192,8 @@ def drop_stale(held: Held, least: int = MOST_STALE, keep: Recorded | None = None
 def drop(held: Held, unwanted: AbstractSet[Recorded]) -> None:
     """Release some of what is recorded; what it saved and is alive stays."""
     for key, same in list(held.by_key.items()):
-        same[:] = [x for x in same if x not in unwanted]
+        left = [x for x in same if x not in unwanted]
+        same.clear()  # in place: who is looking for one has it, too
+        same.extend(left)
         if not same:
             del held.by_key[key]

@@ -1,6 +1,7 @@
 """Inference: recordings keep nothing between calls, so those of one stream share memory."""
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 
 from backbay_optimizer.cuda_graphs.capture import Pool, pool_of
 from backbay_optimizer.cuda_graphs.recording import Recording
-from backbay_optimizer.cuda_graphs.recordings import drop_stale
+from backbay_optimizer.cuda_graphs.recordings import drop_stale, in_turn
 from backbay_optimizer.cuda_graphs.replayable import Key, Replayable, current_stream, unusual
 
 STALE = "its recordings were dropped: parameters are elsewhere"
@@ -21,7 +22,7 @@ class Held:
     """A pool, and what is recorded in it."""
 
     pool: Pool
-    by_key: dict[Key, list[Recording]] = field(default_factory=dict)
+    by_key: dict[Key, deque[Recording]] = field(default_factory=dict)
 
     @property
     def lock(self) -> threading.Lock:
@@ -58,8 +59,8 @@ class Replayed(Replayable):
     def _recording(self, inputs: list[Any], held: Held) -> Recording | str:
         """Return a recording for these inputs, earlier or new, or why there is none."""
         key, shared = self._key(inputs), self._shared
-        known = held.by_key.get(key, ())
-        recording = next((x for x in known if x.fits(inputs)), None)
+        known = held.by_key.get(key, deque())
+        recording = in_turn(known, lambda x: x.fits(inputs))
         if recording is not None:
             shared.earn()
             return recording
@@ -79,7 +80,7 @@ class Replayed(Replayable):
         if why is not None:
             shared.stop(why)
             return "recordings would hold too much memory"
-        held.by_key.setdefault(key, []).append(made)
+        held.by_key.setdefault(key, deque()).append(made)
         shared.say(
             f"{self.kind} recorded as CUDA graph {held.number}; its pool has "
             f"{held.pool.bytes >> 20} MiB"

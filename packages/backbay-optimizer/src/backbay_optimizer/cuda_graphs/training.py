@@ -8,6 +8,7 @@ is returned and saved is one tensor, as ever, and is copied into the backward.
 """
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from backbay_optimizer.cuda_graphs.addresses import Addresses
 from backbay_optimizer.cuda_graphs.capture import Pool
 from backbay_optimizer.cuda_graphs.recording import Recording
-from backbay_optimizer.cuda_graphs.recordings import drop, drop_stale
+from backbay_optimizer.cuda_graphs.recordings import drop, drop_stale, in_turn
 from backbay_optimizer.cuda_graphs.replayable import Key, Replayable, current_stream, unusual
 
 CHECKPOINTS = "torch.utils.checkpoint"
@@ -30,6 +31,8 @@ class Pair:
 
     pool: Pool
     forward: Recording
+    number: int
+    """How many there were with it, for the compile log."""
     backward: Recording | None = None
     backward_key: Key = ()
 
@@ -45,7 +48,7 @@ class Pairs:
 
     stream: int
     lock: threading.Lock = field(default_factory=threading.Lock)
-    by_key: dict[Key, list[Pair]] = field(default_factory=dict)
+    by_key: dict[Key, deque[Pair]] = field(default_factory=dict)
 
     @property
     def all(self) -> list[Pair]:
@@ -108,13 +111,12 @@ class Forward(Trained):
 
     def _recording(self, inputs: list[Any], held: Pairs) -> Recording | str:
         key, shared = self._key(inputs), self._shared
-        known = held.by_key.get(key, ())
-        recording = next((x.forward for x in known if x.forward.fits(inputs)), None)
-        if recording is not None:
-            if recording.pending:
+        known = in_turn(held.by_key.get(key, deque()), lambda x: x.forward.fits(inputs))
+        if known is not None:
+            if known.forward.pending:
                 return "an earlier one's backward is pending"
             shared.earn()
-            return recording
+            return known.forward
         why = self._premature(key)
         if why is None and shared.saved is None:
             why = "its backward has not run yet"
@@ -129,13 +131,13 @@ class Forward(Trained):
         if isinstance(made, str):
             return made
         shared.spend()
-        pair = Pair(pool, made)
-        held.by_key.setdefault(key, []).append(pair)
+        pair = Pair(pool, made, held.number + 1)
+        held.by_key.setdefault(key, deque()).append(pair)
         why = self._drop_if_large(pair, held)
         if why is not None:
             return why
         shared.say(
-            f"{self.kind} recorded as CUDA graph {held.number}; its pool has {pool.bytes >> 20} MiB"
+            f"{self.kind} recorded as CUDA graph {pair.number}; its pool has {pool.bytes >> 20} MiB"
         )
         return made
 
@@ -153,8 +155,7 @@ class Backward(Trained):
 
     def _recording(self, inputs: list[Any], held: Pairs) -> Recording | str:
         key = self._key(inputs)
-        made = (x.backward for x in held.all if x.backward is not None and x.backward_key == key)
-        recording = next((x for x in made if x.fits(inputs)), None)
+        recording = _known_backward(held, key, inputs)
         if recording is not None:
             return recording
         why = self._premature(key)
@@ -184,9 +185,20 @@ class Backward(Trained):
         why = self._drop_if_large(own, held)
         if why is not None:
             return why
-        number = held.all.index(own) + 1
         shared.say(
-            f"{self.kind} recorded with CUDA graph {number}; their pool has "
+            f"{self.kind} recorded with CUDA graph {own.number}; their pool has "
             f"{own.pool.bytes >> 20} MiB"
         )
         return made
+
+
+def _known_backward(held: Pairs, key: Key, inputs: list[Any]) -> Recording | None:
+    def fits(pair: Pair) -> bool:
+        backward = pair.backward
+        return backward is not None and pair.backward_key == key and backward.fits(inputs)
+
+    for known in held.by_key.values():
+        pair = in_turn(known, fits, backwards=True)
+        if pair is not None:
+            return pair.backward
+    return None
