@@ -1,6 +1,7 @@
 """An embedding's gradient on the CPU: reference, registration, kernels in Triton's interpreter."""
 
 import importlib.util
+import re
 
 import pytest
 
@@ -329,3 +330,19 @@ DRAWN = """
 
 def test_the_gradient_of_drawn_tokens_strays_from_float64(assert_right_in_interpreter):
     assert_right_in_interpreter(DRAWN)
+
+
+@pytest.mark.slow
+def test_each_tables_tokens_are_numbered_in_a_kernel_of_their_own(codes_for_cuda, monkeypatch):
+    monkeypatch.setattr(module, "unfit", lambda *_: None)
+    tables = [torch.randn(50, 64).to(torch.bfloat16).requires_grad_() for _ in range(20)]
+    index = torch.randint(50, (40, 20))
+
+    def program(index, *tables):
+        found = module.embeddings(list(tables), [*index.unbind(1)], [-1] * 20)
+        return torch.stack(found, 1).float().sin()
+
+    both = "".join(codes_for_cuda(program, index, *tables))  # tokens may be numbered in either
+    calls = re.findall(r"^ +(\w+)_\d+\.run\(", both, re.MULTILINE)
+    assert 1 <= sum("where" in x for x in calls) <= 3
+    assert calls.count("embedding_add_kernel") == 20

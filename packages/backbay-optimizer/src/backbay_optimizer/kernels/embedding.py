@@ -223,7 +223,14 @@ def _as_one(
         # What is not asked for must not become a neighbour's word.
         numbers.append(torch.where((at >= 0) & (at < own) & (at != none), at + before, -1))
         before += own
-    return torch.cat([x.reshape(-1, width) for x in dys]), torch.cat(numbers), -1
+    while len(numbers) > 1:
+        numbers = [torch.cat(numbers[i : i + _TOGETHER]) for i in range(0, len(numbers), _TOGETHER)]
+    return torch.cat([x.reshape(-1, width) for x in dys]), numbers[0], -1
+
+
+_TOGETHER = 8
+"""What Inductor concatenates in one kernel; of more, each is computed in a kernel of its own. Of
+rows, which are large, it was measured so."""
 
 
 def _searched(
