@@ -111,12 +111,12 @@ class Forward(Trained):
 
     def _recording(self, inputs: list[Any], held: Pairs) -> Recording | str:
         key, shared = self._key(inputs), self._shared
-        known = in_turn(held.by_key.get(key, deque()), lambda x: x.forward.fits(inputs))
-        if known is not None:
-            if known.forward.pending:
+        found = in_turn(held.by_key.get(key, deque()), lambda x: x.forward.fits(inputs))
+        if found is not None:
+            if found.forward.pending:
                 return "an earlier one's backward is pending"
             shared.earn()
-            return known.forward
+            return found.forward
         why = self._premature(key)
         if why is None and shared.saved is None:
             why = "its backward has not run yet"
