@@ -65,8 +65,6 @@ if TYPE_CHECKING:
 
 _FOR_MEMORY = {linear_cross_entropy.name}
 """Rewrites that are not asked for to be faster, and stay where they are not."""
-_AS_INDUCTOR = {"tune": "off", "cuda_graphs": False}
-"""What a graph is compiled with in which nothing may be moved."""
 _UNMEASURED = ("unmeasured_kernels",)
 """Left out: kernels that were not measured on GPUs of this kind, whatever rewrite they are of."""
 
@@ -150,14 +148,14 @@ class Optimizing(Backend):
         name: str | None = None,
     ) -> Compiled:
         """Compile one of Dynamo's graphs; torch.compile calls this."""
-        given, is_left_alone = dict(options or {}), uses_streams(graph_module)
-        if is_left_alone:
-            given |= {**dict.fromkeys((x.name for x in self.passes), False), **_AS_INDUCTOR}
+        given = dict(options or {})
         compiler = _GraphCompiler(
             backend=self, example_inputs=example_inputs, given=given, mode=mode, name=name
         )
-        if is_left_alone:
-            compiler.note("nothing is rewritten or replayed: it chooses streams, or has one wait")
+        if uses_streams(graph_module):
+            compiler.note("compiled as Inductor does: it chooses streams, or has one wait")
+            off = (*(x.name for x in self.passes), "cuda_graphs", *_UNMEASURED)
+            return compiler.compile(graph_module, off)
         tune = given.get("tune", "cache")
         if tune not in {"cache", "full"}:  # also what is no value of it, which is refused there
             return compiler.compile(graph_module, _UNMEASURED)

@@ -185,6 +185,10 @@ def test_layers_are_asked_in_another_turn_than_they_are_called():
         found = [in_turn(known, fits_for(n), backwards=True) for n in range(6)[::-1]]
         assert found == [*range(6)[::-1]]
     assert len(asked) == 24
+    for n in range(6)[::-1]:  # each is computed anew before its backward, as by a checkpoint
+        assert in_turn(known, fits_for(n)) == n
+        assert in_turn(known, fits_for(n), backwards=True) == n
+    assert len(asked) == 24 + 3 * 6  # it is the second to be asked, and for its backward the first
     before = list(known)
     for backwards in (False, True):
         assert in_turn(known, lambda _: False, backwards=backwards) is None

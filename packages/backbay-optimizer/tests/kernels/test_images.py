@@ -122,8 +122,9 @@ WRITTEN = {
     "max_pool": RESULTS["max_pool"],
     "depthwise_convolution": RESULTS["depthwise_convolution"],
     "group_norm_silu": RESULTS["group_norm_silu"],
-    "its sum": lambda x: sum(
-        group_norm_silu.add_group_norm_silu(x, x.sin(), None, None, 2, 1e-5)[:2]
+    "its sum": lambda x: sum(group_norm_silu.add_group_norm_silu(x, x, None, None, 2, 1e-5)[:2]),
+    "two of one image": lambda x: torch.cat(
+        [max_pool.max_pool(x, [n, n], [1, 1], [n // 2] * 2)[0] for n in (3, 1)]
     ),
 }
 
@@ -144,5 +145,6 @@ def test_inductor_fills_or_copies_memory_that_a_kernel_writes(
         calls = re.findall(r"^ +(\w+?)_\d+\.run\(", code, re.MULTILINE)
         ours = [i for i, call in enumerate(calls) if call.endswith("_kernel")]
         assert ours, calls
-        # One kernel computes what ours reads, and one what reads it: none comes between.
-        assert len(calls) <= len(ours) + 2 + (name == "depthwise_convolution"), calls
+        # One kernel computes what each of ours reads, and one what reads them: none is a copy.
+        most = 2 * len(ours) + 1 + (name == "depthwise_convolution")
+        assert len(calls) <= most, calls

@@ -159,7 +159,8 @@ def in_turn(
     """Return the first that fits, from behind the one on that was found before; None if none does.
 
     Layers that share a graph are called one after another, so the next one mostly is the first to
-    be asked, however many there are.
+    be asked, however many there are. The one before it is the second: a checkpoint computes it
+    anew before its backward.
 
     Args:
         known: is turned until the one that was found is its last.
@@ -167,10 +168,13 @@ def in_turn(
         backwards: begin with the one that was found before, and go back, as backward does; what
             is found is then the first of ``known``.
     """
-    for _ in range(len(known)):
+    for number in range(len(known)):
         one = known[-1] if backwards else known[0]
+        found = fits(one)
+        if not found and not number and not backwards and fits(known[-1]):
+            return known[-1]
         known.rotate(1 if backwards else -1)
-        if fits(one):
+        if found:
             return one
     return None
 
@@ -192,8 +196,8 @@ def drop_stale(held: Held, least: int = MOST_STALE, keep: Recorded | None = None
 def drop(held: Held, unwanted: AbstractSet[Recorded]) -> None:
     """Release some of what is recorded; what it saved and is alive stays."""
     for key, same in list(held.by_key.items()):
-        left = [x for x in same if x not in unwanted]
-        same.clear()  # in place: who is looking for one has it, too
-        same.extend(left)
+        # One by one, and in place: who looks for one has the same, and who counts holds no lock.
+        for one in [x for x in same if x in unwanted]:
+            same.remove(one)
         if not same:
             del held.by_key[key]

@@ -217,7 +217,8 @@ def launch(
 
     Under ``TRITON_INTERPRET=1`` it runs on the CPU. ``chosen`` is how to cut, by default `plan`.
     """
-    return _convolved(kernel, x, weight, _taps(weight), bias, stride, padding, chosen)
+    like = x.new_empty(0)
+    return _convolved(kernel, x, weight, _taps(weight), bias, stride, padding, chosen, like)
 
 
 def _convolved(
@@ -229,10 +230,11 @@ def _convolved(
     stride: Sequence[int],
     padding: Sequence[int],
     chosen: Plan | None,
+    like: Tensor | None = None,
 ) -> Tensor:
     shape = Geometry.of(x, weight, stride, padding)
     images, height, _, channels, down, right = shape
-    y = new_images(x, (images, channels, down, right))
+    y = new_images(x if like is None else like, (images, channels, down, right))
     if y.numel():
         flat = None if bias is None else bias.contiguous().view(-1)
         this = Launch(
@@ -378,7 +380,8 @@ def _run(
     }
     result = tensors[-1]
     assert result is not None
-    grid = (programs or -(-strips // how.block_r), -(-channels // how.block_c))
+    rows = -(-strips // how.block_r) if programs is None else programs
+    grid = (rows, -(-channels // how.block_c))
     with torch.cuda.device(result.get_device()):  # Triton launches on the current one; -1 is none
         kernel[grid](
             *tensors, strips, height, width, down, right, each, chunks, *pieces, **constants

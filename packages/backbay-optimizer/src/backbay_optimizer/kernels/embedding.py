@@ -224,11 +224,12 @@ def _as_one(
         numbers.append(torch.where((at >= 0) & (at < own) & (at != none), at + before, -1))
         before += own
     while len(numbers) > 1:
-        numbers = [torch.cat(numbers[i : i + _TOGETHER]) for i in range(0, len(numbers), _TOGETHER)]
+        begins = range(0, len(numbers), _CONCATENATED)
+        numbers = [torch.cat(numbers[i : i + _CONCATENATED]) for i in begins]
     return torch.cat([x.reshape(-1, width) for x in dys]), numbers[0], -1
 
 
-_TOGETHER = 8
+_CONCATENATED = 8
 """What Inductor concatenates in one kernel; of more, each is computed in a kernel of its own. Of
 rows, which are large, it was measured so."""
 

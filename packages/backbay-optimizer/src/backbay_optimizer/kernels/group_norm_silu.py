@@ -300,10 +300,8 @@ def is_channels_last(x: Tensor) -> bool:
     return x.dim() >= _IMAGE and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
-def _new_image(like: Tensor, x: Tensor, *, last: bool) -> Tensor:
-    if last:
-        return new_images(like, x.shape, x.dtype)
-    return like.new_empty(x.shape, dtype=x.dtype)
+def _new_image(x: Tensor, *, last: bool) -> Tensor:
+    return new_images(x.new_empty(0), x.shape) if last else x.new_empty(x.shape)
 
 
 class Geometry(NamedTuple):
@@ -346,8 +344,8 @@ def launch(
     source = _flattened(x)
     other = None if residual is None else _flattened(residual)
     last = source.last if channels_last is None else channels_last and x.dim() >= _IMAGE
-    y = _new_image(x, x, last=last)
-    total = y.new_empty(0) if residual is None else _new_image(residual, x, last=last)
+    y = _new_image(x, last=last)
+    total = y.new_empty(0) if residual is None else _new_image(x, last=last)
     mean = y.new_empty((shape.samples, groups), dtype=torch.float32)
     rstd = torch.empty_like(mean)
     if not x.numel():
@@ -399,7 +397,7 @@ def launch_backward(
     shape = Geometry.of(x, groups)
     source, slope = _flattened(x), _flattened(dy)
     other = None if extra is None else _flattened(extra)
-    dx = _new_image(dy, x, last=source.last)
+    dx = new_images(dy, x.shape, x.dtype) if source.last else x.new_empty(x.shape)
     sums = mean.new_empty((2, shape.samples, shape.channels))
     if not x.numel():
         sums = sums.fill_(0)

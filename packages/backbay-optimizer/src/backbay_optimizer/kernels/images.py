@@ -28,8 +28,10 @@ def new_images(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = N
 
     Args:
         like: has the device, and the dtype unless another is given. AOTAutograd takes two calls
-            that are alike for one, of which the result then is copied: another operator, or the
-            backward, has to be given something else.
+            that are alike for one, and has a result copied then. In a forward it is no tensor of
+            the graph, but ``x.new_empty(0)``, of which no two are alike. In a backward that would
+            be saved for it, so there it is the gradient; one of two operators whose results are
+            added, and so have the same, is copied.
         shape: (N, C, ...).
         dtype: of the images.
     """

@@ -133,7 +133,7 @@ def launch(
     images, channels, height, width = x.shape
     down, right = _sides(x, size, stride, padding)
     sizes = (images, channels, down, right)
-    y, offsets = new_images(x, sizes), new_images(x, sizes, torch.int8)
+    y, offsets = (new_images(x.new_empty(0), sizes, t) for t in (x.dtype, torch.int8))
     shape = (images * down * right, height, width, down, right)
     elements = _SMALL_BLOCK if x.numel() < _SMALL else _BLOCK
     how = chosen or plan_here(plan(channels, elements), this)

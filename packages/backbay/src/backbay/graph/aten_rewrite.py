@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from backbay.errors import InputError
 from backbay.graph.match import MOST_ORDERS, Match, Nearest, NearMiss, Pattern
 from backbay.graph.rewrite import Rewritten
-from backbay.graph.values import CARRIED
+from backbay.graph.values import provenance
 
 _COMMUTATIVE = frozenset({torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor})
 _now: ContextVar["_Now"] = ContextVar("_now")
@@ -160,7 +160,7 @@ def _placed(graph_module: GraphModule, place: Node | None) -> GraphModule:
     """Let each node of a replacement say that it comes from where the match is."""
     if place is not None:
         for node in graph_module.graph.nodes:
-            node.meta |= {name: place.meta[name] for name in CARRIED if name in place.meta}
+            node.meta |= provenance(place)
     return graph_module
 
 

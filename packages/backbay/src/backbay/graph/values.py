@@ -5,6 +5,7 @@ reads them, and where the user wrote a node: what a pass puts in must carry both
 """
 
 import contextlib
+import copy
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -154,9 +155,12 @@ def key_of(node: Node) -> str:
 
 def carry(node: Node, like: Node) -> None:
     """Copy a node's provenance to the one that replaces it."""
-    for name in CARRIED:
-        if name in like.meta:
-            node.meta[name] = like.meta[name]
+    node.meta |= provenance(like)
+
+
+def provenance(node: Node) -> dict[str, Any]:
+    """Return the metadata that a replacement of a node has: a copy, since torch may change it."""
+    return {name: copy.copy(node.meta[name]) for name in CARRIED if name in node.meta}
 
 
 def evaluated(node: Node, others: Mapping[Node, Any] | None = None) -> Any:
