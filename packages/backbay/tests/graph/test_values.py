@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backbay.graph.rewrite import call_before, replace_node
-from backbay.graph.values import adopt, value_of
+from backbay.graph.values import adopt, carry, value_of
 
 WEIGHT = torch.nn.Parameter(torch.randn(4))
 
@@ -162,3 +162,13 @@ def test_symbols_stay_symbols_and_numbers_are_not_asked_for_in_python():
 
 
 PYTHON = torch._C.DispatchKey.PythonDispatcher
+
+
+def test_what_its_author_said_of_a_node_is_lost_or_is_said_of_two_at_once():
+    graph = torch.fx.Graph()
+    one, other = (graph.call_function(torch.relu, (graph.placeholder(x),)) for x in "ab")
+    one.meta |= {"custom": {"stream": 1}, "stack_trace": "here", "example_value": None}
+    carry(other, one)
+    assert other.meta == {"custom": {"stream": 1}, "stack_trace": "here"}
+    other.meta["custom"]["stream"] = 2  # as torch does
+    assert one.meta["custom"] == {"stream": 1}
