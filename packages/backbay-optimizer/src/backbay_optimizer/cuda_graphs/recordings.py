@@ -156,17 +156,17 @@ class Recordings:
 def in_turn(
     known: deque[One], fits: Callable[[One], bool], *, backwards: bool = False
 ) -> One | None:
-    """Return the first that fits, from behind the one on that was found before; None if none does.
+    """Return the first that fits, beginning behind the one found last; None if none does.
 
     Layers that share a graph are called one after another, so the next one mostly is the first to
-    be asked, however many there are. The one before it is the second: a checkpoint computes it
+    be asked, however many there are. The one found last is the second: a checkpoint computes it
     anew before its backward.
 
     Args:
-        known: is turned until the one that was found is its last.
+        known: is turned until the one found is its last.
         fits: whether it is this one.
-        backwards: begin with the one that was found before, and go back, as backward does; what
-            is found is then the first of ``known``.
+        backwards: begin with the one found last, and go back, as backward does; the one found is
+            then the first of ``known``.
     """
     for number in range(len(known)):
         one = known[-1] if backwards else known[0]

@@ -234,6 +234,7 @@ def _convolved(
 ) -> Tensor:
     shape = Geometry.of(x, weight, stride, padding)
     images, height, _, channels, down, right = shape
+    # Of a gradient memory is made like that itself: new_images says why.
     y = new_images(x if like is None else like, (images, channels, down, right))
     if y.numel():
         flat = None if bias is None else bias.contiguous().view(-1)

@@ -230,8 +230,8 @@ def _as_one(
 
 
 _CONCATENATED = 8
-"""What Inductor concatenates in one kernel; of more, each is computed in a kernel of its own. Of
-rows, which are large, it was measured so."""
+"""Tensors that Inductor concatenates in one kernel (`max_pointwise_cat_inputs`); with more, each
+gets a kernel of its own. Rows, which are large, were measured like that."""
 
 
 def _searched(
