@@ -1,6 +1,7 @@
 """Whole models of several runs of ``models.py``: of each the newest, and means over all.
 
-    python benchmarks/newest.py RUN.json [LATER.json ...] [--autotuned RUN.json ...] [--out FILE]
+    python benchmarks/newest.py RUN.json [LATER.json ...] [--autotuned RUN.json ...]
+        [--by-hand RUN.json ...] [--out FILE]
 
 Files are named from the oldest to the newest. A workload's row is of the last file in which
 Inductor and Backbay were timed side by side on it; what was proven of it is of the last file that
@@ -10,6 +11,10 @@ To autotune takes minutes a model, so few runs have it. --autotuned names runs t
 Inductor's default. The share of the default's time that it took in the newest of them, on whichever
 GPU, is taken for what it would take here. The table has these shares, says of how many workloads
 none is known, and how much autotuning would have to gain in these for the aim to be missed.
+
+--by-hand names runs that timed Inductor on models whose masks were taken away by hand, and
+Backbay beside it. A mean has the newest of them for these models, and for all others what it takes
+over Inductor's default; it says of how many models with masks there is no such run.
 
 Where ``reduce-overhead`` takes less than 0.95 of the default's time, a last table has the share of
 what it saves that Backbay saves, by the last file with a run that timed all three, from such runs
@@ -68,9 +73,12 @@ def main() -> None:
     parser.add_argument(
         "--autotuned", nargs="+", type=Path, default=[], help="likewise, with autotuning"
     )
+    parser.add_argument(
+        "--by-hand", nargs="+", type=Path, default=[], help="likewise, without masks by hand"
+    )
     parser.add_argument("--out", type=Path, help="file for the table")
     given = parser.parse_args()
-    text = table([read(x) for x in given.files], [read(x) for x in given.autotuned])
+    text = table(*([read(x) for x in y] for y in (given.files, given.autotuned, given.by_hand)))
     print(text)
     if given.out:
         given.out.write_text(text, encoding="utf-8")
@@ -100,7 +108,7 @@ def chosen(runs: Sequence[Run]) -> Mapping[str, Newest]:
     return {name: found[name] for name in order if name in found}
 
 
-def table(runs: Sequence[Run], autotuned: Sequence[Run] = ()) -> str:
+def table(runs: Sequence[Run], autotuned: Sequence[Run] = (), by_hand: Sequence[Run] = ()) -> str:
     """Write everything as markdown."""
     rows, total, shares = chosen(runs), len(model_table.listed()), _shares(autotuned)
     entries = [x.entry for x in rows.values()]
@@ -117,6 +125,7 @@ def table(runs: Sequence[Run], autotuned: Sequence[Run] = ()) -> str:
             *(f"- over {what}: **{model_table.mean(x):.3f}** ({len(x)})" for what, x in means),
             *_by_kind(entries),
             *(_over_autotuned(entries, shares) if shares else ()),
+            *(_over_by_hand(entries, by_hand) if by_hand else ()),
             f"- certainly below 0.98: {_names(n for n, x in pairs if x.slower)}",
             f"- undecided, wider than ±1 %: {_names(n for n, x in pairs if x.undecided)}",
             "",
@@ -189,6 +198,28 @@ def _over_autotuned(entries: Sequence[Entry], shares: Mapping[str, _Share]) -> l
         gain = f"{needed:.2f} times as fast as the fastest stock arm, in the mean of the others"
         lines.append(f"- below {AIM} only if autotuning is {gain}: {_names(unknown)}")
     return lines
+
+
+def _over_by_hand(entries: Sequence[Entry], runs: Sequence[Run]) -> list[str]:
+    """Return the line about the mean over Inductor without masks, where models have some."""
+    masked = {x.name for x in model_table.listed() if x.masked}
+    over = {x.name: _over_inductor(x) for x in entries}
+    found = {
+        entry.name: each
+        for run in runs
+        for entry in run.entries
+        if entry.name in over and (each := ratio(entry, arms.HAND, arms.OURS)) is not None
+    }
+    mean, alone = (
+        geometric_mean([x.value for x in y.values()]) for y in ({**over, **found}, found)
+    )
+    unknown = [name for name in over if name in masked and name not in found]
+    all_of = f"with masks taken away by hand where there are masks: **{mean:.3f}** ({len(over)})"
+    some = f"of models with masks alone: **{alone:.3f}** ({len(found)})"
+    return [
+        f"- over Inductor, {all_of}; {some}; not timed, so the default counts: {_names(unknown)}",
+        *(f"    - {name}: {x}" for name, x in found.items()),
+    ]
 
 
 def _share_table(shares: Mapping[str, _Share]) -> list[str]:

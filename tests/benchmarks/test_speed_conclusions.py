@@ -144,6 +144,23 @@ def test_autotuning_is_not_what_it_was_beside_the_default(speed, entry):
     assert "in other runs (1 of 1 workloads): **1.500**" in text  # its own, and not the older one
 
 
+def test_a_model_with_masks_is_compared_with_the_default_though_it_was_timed_without_them(
+    speed, entry
+):
+    newest = speed("newest")
+    names = ("bert.infer", "roberta.infer", "vit_b.infer")
+    models = [entry({"inductor": [8.0] * 9, "backbay": [2.0] * 9}, name=x) for x in names]
+    by_hand = [
+        newest.Run(name, (entry({"hand": [x] * 9, "backbay": [1.0] * 9}, name="bert.infer"),))
+        for name, x in {"older": 9.0, "newer": 2.0}.items()
+    ]
+    text = newest.table([newest.Run("run", tuple(models))], (), by_hand)
+    assert "where there are masks: **3.175** (3)" in text  # of 2, 4 and 4
+    assert "of models with masks alone: **2.000** (1)" in text
+    assert "not timed, so the default counts: roberta.infer" in text
+    assert "by hand" not in newest.table([newest.Run("run", tuple(models))])
+
+
 def test_what_cuda_graphs_save_is_taken_from_another_run_or_counted_where_they_save_little(
     speed, entry
 ):

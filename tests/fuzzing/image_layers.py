@@ -59,6 +59,10 @@ def group_norm(d: Draft, x: str) -> str:
     c = d.value(x).shape[1]
     if d.chance(0.3):
         x = d.step("{0} + {1}[:, :, None, None]", x, d.given(f"torch.randn(n, {c})"))
+    if d.chance(0.5) and d.value(skip).shape == d.value(x).shape:
+        total = d.one(("{0} + {1}", "torch.add({1}, {0})", "({0} + {1}) / 1.0"))
+        x = d.step(total, x, skip)
+        skip = x if d.chance(0.7) else skip
     groups = d.one((2, 4, c, 1))
     # Eager on a CPU refuses the gradient of a bias without a weight.
     w = d.maybe(c)

@@ -24,10 +24,11 @@ def micros(call: Call) -> float:
 
 def in_turns(calls: Iterable[Call]) -> list[float]:
     """Time calls on cold caches, as `micros`, in turns: a GPU that gets hot slows all of them."""
-    flushed, graphs = Flushed(torch.device("cuda")), []
+    flushed, graphs, held = Flushed(torch.device("cuda")), [], []
     for call in calls:
         call()
         graphs.append(replayed(call))
+        held.append(call)  # what it reads may be its own, and a graph reads it again
     each = CALLS // TURNS
     found = [[flushed.seconds(x, each, replayed=True) / each for x in graphs] for _ in range(TURNS)]
     return [1e6 * statistics.median(times) for times in zip(*found, strict=True)]

@@ -101,7 +101,8 @@ def test_places_of_what_is_summed_need_more_than_32_bits(is_centred):
 def test_as_many_rows_as_32_bits_count_are_wrong():
     if torch.cuda.mem_get_info()[0] < 24 * 2**30:
         pytest.skip("needs 24 GB of free memory")
-    x = torch.empty(2**31 - 8, 1, device="cuda", dtype=torch.bfloat16).normal_(1)
+    # Ones and twos: what a thread adds of their squares is exact in float32.
+    x = torch.empty(2**31 - 8, 1, device="cuda", dtype=torch.bfloat16).bernoulli_().add_(1)
     weight, rstd = torch.ones(1, device="cuda"), torch.ones(len(x), 1, device="cuda")
     dx, dweight, _ = module.row_norm_backward([x], x, weight, None, rstd, 0.0, None, False)  # noqa: FBT003
     for part in (slice(50), slice(-50, None)):
@@ -109,7 +110,7 @@ def test_as_many_rows_as_32_bits_count_are_wrong():
         wanted, *_ = module.reference_backward([x[part]], *given)
         torch.testing.assert_close(dx[part], wanted)
     squares = sum(t.double().square().sum() for t in x.split(2**27))
-    assert (dweight - squares).abs() < 1e-4 * squares
+    assert (dweight - squares).abs() < 1e-6 * squares
 
 
 def test_gradients_are_other_bits_the_next_time():

@@ -150,7 +150,9 @@ def test_pixels_that_are_tokens_are_copied(look, image, anywhere):
         seen = look(model, image, passes=[group_norm_silu])
         wanted = model(image)
     assert seen.changes[OPERATOR] == 8
-    assert [n.args[5] for n in seen.nodes("group_norm_silu")].count(False) == 2
+    assert len(seen.nodes("group_norm_silu")) == 6
+    sums = seen.nodes("add_group_norm_silu")
+    assert [n.args[6] for n in sums] == [False, False]
     first = image.is_contiguous()
     assert seen.calls("contiguous") == 2 + 2 * first  # of the model, and at both ends
     for node in seen.nodes("contiguous"):
@@ -206,6 +208,157 @@ def test_a_view_whose_reader_wants_it_as_it_was_ends_the_rewrite(look, anywhere)
     assert seen.changes[OPERATOR] == 4, seen.near
     torch.testing.assert_close(seen.result, wanted)
     assert seen.result.stride() == wanted.stride()
+
+
+class Residual(nn.Module):
+    """A block as diffusers has it: norms first, and a sum last, which the next reads twice."""
+
+    def __init__(self, channels=8, wider=8):
+        super().__init__()
+        how = {"kernel_size": 3, "padding": 1}
+        self.norms = nn.ModuleList(nn.GroupNorm(4, x) for x in (channels, wider))
+        self.enter, self.leave = nn.Conv2d(channels, wider, **how), nn.Conv2d(wider, wider, **how)
+        self.beside = nn.Conv2d(channels, wider, 1) if wider > channels else nn.Identity()
+
+    def forward(self, x):
+        y = self.enter(F.silu(self.norms[0](x)))
+        y = self.leave(F.silu(self.norms[1](y)))
+        return (self.beside(x) + y) / 1.0
+
+
+def test_a_residual_is_added_before_the_kernel(look, image, anywhere):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), Residual(), Residual(wider=16), Residual(16, 16))
+    with torch.no_grad():
+        seen = look(model, image, passes=[group_norm_silu])
+        wanted = model(image)
+    assert seen.changes[OPERATOR] == 6
+    assert len(seen.nodes("group_norm_silu")) == 4
+    sums = seen.nodes("add_group_norm_silu")
+    biases = [module.bias for module in (model[1].leave, model[2].leave)]
+    assert [n.args[7].meta["example_value"].shape for n in sums] == [x.shape for x in biases]
+    assert seen.calls("add") + seen.calls("truediv") == 3  # the last sum, and two biases in one
+    for node in sums:
+        for read in node.args[:2]:
+            assert kernel.is_channels_last(read.meta["example_value"])
+    assert all(len(n.args) < 3 or n.args[2] is None for n in sums[1].args[:2] if n.op != "get_attr")
+    torch.testing.assert_close(seen.result, wanted)
+    assert seen.result.stride() == wanted.stride()
+
+
+def test_blocks_with_residuals_are_further_from_the_truth(prove, image, anywhere):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), Residual(wider=16), Residual(16, 16))
+    work = Workload(model=model, args=(image.requires_grad_(),))
+    assert prove(work, passes=[group_norm_silu])[OPERATOR] == 4
+
+
+def read_before(y, z):
+    total = y + z
+    return F.silu(F.group_norm(total, 2, total.mean((0, 2, 3))))
+
+
+def computed_beside(y, z):
+    return F.silu(F.group_norm(y + z.relu(), 2))
+
+
+def scaled(y, z):
+    return F.silu(F.group_norm((y + z) / 2, 2))
+
+
+def multiplied(y, z):
+    return F.silu(F.group_norm(torch.add(y, z, alpha=2), 2))
+
+
+def read_halfway(y, z):
+    total = y + z
+    return F.silu(F.group_norm(total / 1.0, 2)) + total
+
+
+def doubled(y, z):
+    return F.silu(F.group_norm(y + y, 2))
+
+
+def written_on_the_way(y, z):
+    total = y + z
+    z.relu_()
+    return F.silu(F.group_norm(total, 2))
+
+
+def of_one_row(y, z):
+    return F.silu(F.group_norm(y + z[:, :, :1], 2))
+
+
+def of_another_layout(y, z):
+    return F.silu(F.group_norm(y + z.flip(2).contiguous(), 2))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        *(read_before, computed_beside, scaled, multiplied, read_halfway, doubled),
+        *(written_on_the_way, of_one_row, of_another_layout),
+    ],
+)
+def test_another_sum_is_added_in_the_kernel(look, anywhere, program):
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 6, 10).contiguous(memory_format=torch.channels_last)
+    weights = torch.randn(2, 8, 8, 1, 1)
+
+    def summing(x):
+        return program(*(F.conv2d(x, weight) for weight in weights))
+
+    with torch.no_grad():
+        seen = look(summing, x, passes=[group_norm_silu])
+        wanted = summing(x)
+    assert not seen.nodes("add_group_norm_silu")
+    assert seen.changes[OPERATOR] == 1, seen.near
+    torch.testing.assert_close(seen.result, wanted)
+    assert seen.result.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("part", [slice(None), 0], ids=["itself", "by a view"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_sum_that_is_written_later_is_wrong(look, anywhere, part, late):
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 6, 10).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(8, 8, 1, 1)
+
+    def overwriting(x):
+        total = x + F.conv2d(x, weight)
+        y = F.conv2d(F.silu(F.group_norm(total, 2)), weight)
+        if not late:
+            total[part].mul_(2)
+        z = total + y
+        if late:
+            total[part].mul_(2)
+        return F.conv2d(F.silu(F.group_norm(z, 2)), weight), total
+
+    with torch.no_grad():
+        seen = look(overwriting, x, passes=[group_norm_silu])
+        wanted = overwriting(x)
+    assert len(seen.nodes("add_group_norm_silu")) == 2 - late
+    assert seen.changes[OPERATOR] == 2
+    torch.testing.assert_close(seen.result, wanted)
+
+
+def test_a_result_that_is_written_by_a_view_is_read_after_that(look, anywhere):
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 6, 10).contiguous(memory_format=torch.channels_last)
+    weight, step = torch.randn(8, 8, 1, 1), torch.randn(2, 8, 1, 1)
+
+    def overwriting(x):
+        y = F.silu(F.group_norm(F.conv2d(x, weight), 2))
+        row = y[0]
+        z = y + step
+        row.zero_()
+        return F.silu(F.group_norm(z, 2)), y
+
+    with torch.no_grad():
+        seen = look(overwriting, x, passes=[group_norm_silu])
+        wanted = overwriting(x)
+    assert seen.changes[OPERATOR] == 2
+    torch.testing.assert_close(seen.result, wanted)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -312,6 +465,15 @@ def test_a_norm_alone_is_left_or_moves_a_layout(look, image, alone, trains):
         )
 
 
+def test_a_norm_alone_of_an_image_with_gaps_moves_a_layout(look, alone):
+    x = torch.randn(2, 16, 6, 10).contiguous(memory_format=torch.channels_last)[:, ::2]
+    given = x, torch.rand(8), torch.randn(8)
+    seen = look(activated, *given, passes=[group_norm_silu])
+    assert seen.changes[OPERATOR] == 1
+    torch.testing.assert_close(seen.result, activated(*given))
+    assert seen.result.stride() == activated(*given).stride()
+
+
 def test_a_norm_alone_is_further_from_the_truth(prove, alone):
     torch.manual_seed(0)
     model = nn.Sequential(nn.GroupNorm(4, 8), nn.SiLU())
@@ -347,10 +509,17 @@ def test_more_is_copied_than_is_won(look, anywhere, lift):
     assert seen.near == ["2 norms read 1920 elements, and 1920 would be copied"]
 
 
+def sample_is_written(x):
+    y = F.conv2d(x, x[:, :, :3, :3])
+    y[0].zero_()
+    return F.silu(F.group_norm(y, 2))
+
+
 REFUSED = {
+    "writes to": sample_is_written,
     "used elsewhere": lambda x: (y := F.group_norm(x, 2)).neg() + F.silu(y),
     "no batch of images": lambda x: F.silu(F.group_norm(x.flatten(2), 2)),
-    "writes to": lambda x: F.silu(F.group_norm(F.conv2d(x, x[:, :, :3, :3]), 2)).add_(1),
+    "writes to silu": lambda x: F.silu(F.group_norm(F.conv2d(x, x[:, :, :3, :3]), 2)).add_(1),
     "no convolution": lambda x: F.silu(F.group_norm(x + 1, 2)),
 }
 
@@ -446,6 +615,13 @@ def image_is_written_later(x, weight, bias):
     return z
 
 
+def result_is_written_later(x, weight, bias):
+    y = F.silu(F.group_norm(F.conv2d(x, weight), 2))
+    z = F.silu(F.group_norm(y + x[:, :, :1, :1], 2))
+    y.mul_(2)
+    return z
+
+
 def convolutions_bias_is_written_later(x, weight, bias):
     z = F.silu(F.group_norm(F.conv2d(x, weight, bias), 2))
     with torch.no_grad():
@@ -464,6 +640,7 @@ def offset_is_written_later(x, weight, bias):
     ("program", "count"),
     [
         (image_is_written_later, 1),
+        (result_is_written_later, 2),
         (convolutions_bias_is_written_later, 1),
         (offset_is_written_later, 0),
     ],

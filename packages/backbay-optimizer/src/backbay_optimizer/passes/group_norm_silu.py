@@ -8,7 +8,8 @@
 
 Inductor takes the statistics of a group norm with channels last at a tenth of the bandwidth of
 memory, and the fast engines of cuDNN want channels last. The bias of the convolution, and a time
-step's embedding, cost nothing in the kernel, and a pass over memory elsewhere. A norm without SiLU
+step's embedding, cost nothing in the kernel, and a pass over memory elsewhere; it adds a block's
+residual, too, and writes the sum for others. A norm without SiLU
 is computed in it, too, if it would be written to memory anyway.
 
 A kernel's layout is fixed when its graph is traced, and on CUDA eager's group norm gives channels
@@ -22,6 +23,7 @@ was, in graphs without convolutions: what reads or makes images for those, Induc
 """
 
 import contextlib
+import functools
 import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -42,7 +44,7 @@ from backbay_optimizer.kernels import conditions, images
 from backbay_optimizer.kernels import group_norm_silu as kernel
 from backbay_optimizer.passes import convolutions, memory_readers
 from backbay_optimizer.passes.convolutions import Convolution
-from backbay_optimizer.passes.memory_readers import is_read_from_memory
+from backbay_optimizer.passes.memory_readers import is_of_ours, is_read_from_memory, memory_of
 
 COPIED = 4
 """Elements that norms read for each that is copied from one layout to the other, at least."""
@@ -264,8 +266,6 @@ def _unmoved(
 def _lay_out(found: _Layouts, node: Node, site: _Site | None) -> None:
     """Find what one node's value becomes."""
     inputs = [x for x in node.all_input_nodes if x in found.values]
-    if inputs and mutates(node):
-        raise NotApplicable(f"{node.name} writes to what would have another layout")
     if site is not None and _is_last(found.of(site.x)):
         found.sites[node] = site
         _settle(found, node, computed(torch.empty_like, found.of(site.x)))
@@ -356,8 +356,11 @@ def _is_copy_to_first(found: _Layouts, node: Node) -> bool:
 
 
 def _settle(found: _Layouts, node: Node, value: Any) -> None:
-    if layout(value) != layout(value_of(node)):
-        found.values[node] = value
+    if layout(value) == layout(value_of(node)):
+        return
+    if found.memory.mutated(node):  # perhaps by way of a view, which would be one of a copy
+        raise NotApplicable(f"something writes to {node.name}, which would have another layout")
+    found.values[node] = value
 
 
 def _restore(found: _Layouts, node: Node, inputs: list[Node]) -> None:
@@ -391,30 +394,91 @@ def _rewrite(found: _Layouts) -> None:
                 made[read, form] = copied
             node.replace_input_with(here, made[read, form])
         if node in found.sites:
-            fused[node] = _fuse(found.sites[node], found)
+            fused |= _fuse(found.sites[node], found)
         elif node in found.values:
             if node.target == "contiguous":
                 node.kwargs = {"memory_format": torch.channels_last}
             propagate(node, node)
 
 
-def _fuse(site: _Site, found: _Layouts) -> Node:
-    """Put the kernel in the place of a norm and its SiLU, and return its result."""
+def _fuse(site: _Site, found: _Layouts) -> dict[Node, Node]:
+    """Put the kernel in the place of a norm, its SiLU, and the sum of images that it reads.
+
+    Returns:
+        What took the place of each of them that is read elsewhere.
+    """
     assert callable(kernel.group_norm_silu)  # registers it: torch.ops has it only after that
-    memory = found.memory
-    last = None if _is_last(found.of(site.x)) == _is_last(found.of(site.node)) else False
-    x, shift = _without_step(bound(site.norm, _NORM)["input"], site.node, memory)
-    if is_call(x, convolutions.IMAGES) and len(x.users) == 1:
-        bias, x = _without_bias(x, site.node, memory)
-        shift = _sum(site.norm, shift, bias)
+    memory, graph, shift = found.memory, site.norm.graph, None
+    is_last = _is_last(found.of(site.node))
+    last = None if _is_last(found.of(site.x)) == is_last else is_last
+    read = bound(site.norm, _NORM)["input"]
+    total = _summed(read, site, memory) if last is None else None
+    if total is None:
+        x, shift = _without_step(read, site.node, memory)
+        images = [x]
+    else:
+        images = total.all_input_nodes
+    bare = [_without_bias(x, site.node, memory) for x in images]
+    shift = _sum(site.norm, shift, *(bias for bias, _ in bare))
     activates = site.node is not site.norm
     how = (site.weight, site.bias, site.groups, site.eps, activates, shift, last)
-    call = call_before(site.node, torch.ops.backbay.group_norm_silu.default, x, *how)
-    result = call_before(site.node, operator.getitem, call, 0)
-    replace_node(site.node, result)
+    operators = torch.ops.backbay
+    forward = operators.group_norm_silu if total is None else operators.add_group_norm_silu
+    call = call_before(site.node, forward.default, *(x for _, x in bare), *how)
+    placed = {site.node: call_before(site.node, operator.getitem, call, 0)}
+    if total is not None:
+        placed[read] = call_before(site.node, operator.getitem, call, 1)
+    for old, new in placed.items():
+        memory.merge(old, new)
+    replace_node(site.node, placed[site.node])
     if activates:
-        site.norm.graph.erase_node(site.norm)
-    return result
+        graph.erase_node(site.norm)
+    if total is not None:
+        replace_node(read, placed[read])
+        if total is not read:
+            graph.erase_node(total)
+    return placed
+
+
+def _summed(read: Node, site: _Site, memory: Memory) -> Node | None:
+    """Return the sum of two images that a norm reads, if its kernel should add them.
+
+    Args:
+        read: what the norm reads, which is there from the kernel on.
+        site: where that is.
+        memory: of the graph.
+    """
+    total = _undivided(read)
+    if not is_call(total, (operator.add, torch.add)) or total.kwargs:
+        return None
+    images, like = total.all_input_nodes, layout(value_of(read))
+    before = [x for x in read.users if x < site.node and x is not site.norm]
+    if before or len(images) != len(total.args):
+        return None
+    if any(not is_ordinary(value_of(x)) or layout(value_of(x)) != like for x in images):
+        return None
+    if _disturbance(total, site.node, images, memory):
+        return None
+    return total if all(_is_stored(x, site.node, memory) for x in images) else None
+
+
+def _undivided(node: Node) -> Node:
+    """Return what a node divides by one; diffusers scales each sum so."""
+    if is_call(node, (operator.truediv,)) and node.args[1] == 1:
+        (read,) = node.all_input_nodes
+        if len(read.users) == 1 and value_of(read).dtype == value_of(node).dtype:
+            return read
+    return node
+
+
+def _is_stored(node: Node, place: Node, memory: Memory) -> bool:
+    """Return whether an image is in memory, whoever adds it; else what computes it would add it."""
+    if is_call(node, convolutions.IMAGES) and len(node.users) == 1:
+        with contextlib.suppress(NotApplicable):
+            bias = Convolution.of(node).bias
+            return bias is None or not _disturbance(node, place, [bias], memory)
+        return False
+    return is_of_ours(node) or memory_of(node) is not None or is_read_from_memory(node)
 
 
 def _without_step(node: Node, place: Node, memory: Memory) -> tuple[Node, Node | None]:
@@ -442,23 +506,24 @@ def _without_step(node: Node, place: Node, memory: Memory) -> tuple[Node, Node |
 
 
 def _sum(place: Node, *terms: Node | None) -> Node | None:
-    """Add what is there of a bias and an embedding, without rounding."""
+    """Add what is there of biases and an embedding, without rounding."""
     there = [x for x in terms if x is not None]
-    if len(there) < len(terms):
+    if len(there) <= 1:
         return there[0] if there else None
-    return call_before(
-        place, _ATEN.add.Tensor, *(cast_before(place, x, torch.float32) for x in there)
-    )
+    wide = (cast_before(place, x, torch.float32) for x in there)
+    return functools.reduce(lambda x, y: call_before(place, _ATEN.add.Tensor, x, y), wide)
 
 
 def _without_bias(node: Node, place: Node, memory: Memory) -> tuple[Node | None, Node]:
     """Return a convolution's bias, and one without; a padding in words stays as it is.
 
     Args:
-        node: the convolution.
+        node: the convolution; what is none, or has other readers, stays, too.
         place: where its bias is read instead.
         memory: of the graph.
     """
+    if not is_call(node, convolutions.IMAGES) or len(node.users) > 1:
+        return None, node
     try:
         read = Convolution.of(node)
     except NotApplicable:

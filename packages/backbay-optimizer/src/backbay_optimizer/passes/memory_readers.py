@@ -34,14 +34,21 @@ _PRODUCTS = (
 def is_read_from_memory(node: Node) -> bool:
     """Return whether some reader, of the node or of a view, takes what it reads from memory."""
     for user in node.users:
-        if user.op == "output" or user.target in _READERS:
-            return True
-        if isinstance(user.target, OpOverload) and user.target.namespace == "backbay":
+        if user.op == "output" or user.target in _READERS or _is_ours(user):
             return True
         is_idle = effects.is_dropout(user) and not effects.drops(user)
         if (is_idle or is_call(user, _VIEWS)) and is_read_from_memory(user):
             return True
     return False
+
+
+def is_of_ours(node: Node) -> bool:
+    """Return whether a node is one of the results of an operator of Backbay's."""
+    return node.target is operator.getitem and _is_ours(node.all_input_nodes[0])
+
+
+def _is_ours(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target.namespace == "backbay"
 
 
 def memory_of(node: Any) -> Node | None:
