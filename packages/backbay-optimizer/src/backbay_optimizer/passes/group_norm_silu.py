@@ -8,9 +8,9 @@
 
 Inductor takes the statistics of a group norm with channels last at a tenth of the bandwidth of
 memory, and the fast engines of cuDNN want channels last. The bias of the convolution, and a time
-step's embedding, cost nothing in the kernel, and a pass over memory elsewhere; it adds a block's
-residual, too, and writes the sum for others. A norm without SiLU
-is computed in it, too, if it would be written to memory anyway.
+step's embedding, cost nothing in the kernel, and a pass over memory elsewhere. It adds a block's
+residual, too, and writes the sum for others. A norm without SiLU is computed in it if it would be
+written to memory anyway.
 
 A kernel's layout is fixed when its graph is traced, and on CUDA eager's group norm gives channels
 first, whatever it is given. So the pass also moves the layout: what is between the norms, and does
@@ -26,11 +26,9 @@ import contextlib
 import functools
 import operator
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
@@ -38,12 +36,13 @@ from backbay.graph.aliases import Memory, disturbed
 from backbay.graph.effects import mutates
 from backbay.graph.match import is_call
 from backbay.graph.rewrite import bound, call_before, cast_before, layout, replace_node
-from backbay.graph.values import are_numbers, computed, evaluated, is_ordinary, propagate, value_of
+from backbay.graph.values import are_numbers, is_ordinary, propagate, value_of
 from backbay.kit.passes import NotApplicable, Pass, PassContext, Requires
 from backbay_optimizer.kernels import conditions, images
 from backbay_optimizer.kernels import group_norm_silu as kernel
-from backbay_optimizer.passes import convolutions, memory_readers
+from backbay_optimizer.passes import convolutions, group_norm_layouts, memory_readers
 from backbay_optimizer.passes.convolutions import Convolution
+from backbay_optimizer.passes.group_norm_layouts import Layouts, Site, is_last, lay_out
 from backbay_optimizer.passes.memory_readers import is_of_ours, is_read_from_memory, memory_of
 
 COPIED = 4
@@ -52,60 +51,6 @@ COPIED = 4
 _ATEN = torch.ops.aten
 _IMAGE = 4
 _NORM = ("input", "num_groups", "weight", "bias", "eps")
-_POINTWISE = {
-    *(F.silu, F.relu, F.gelu, F.dropout, F.interpolate, torch.sigmoid, torch.relu, torch.nn.SiLU),
-    *(operator.add, operator.sub, operator.mul, operator.truediv),
-    *(torch.add, torch.mul, torch.cat, "to"),
-}
-"""What gives channels last where all that is read has them last."""
-_VIEWS = {"permute", "reshape", "view", "flatten", "transpose", torch.permute, torch.flatten}
-_READERS = {
-    *(F.linear, F.layer_norm, F.group_norm, F.scaled_dot_product_attention),
-    *(operator.matmul, torch.matmul, torch.bmm, "matmul"),
-}
-"""What reads any layout as fast, and mostly gives the same whatever it reads."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Site:
-    """A group norm, and a SiLU that alone reads it."""
-
-    node: Node
-    """SiLU, or the norm where there is none."""
-    norm: Node
-    x: Node
-    groups: int
-    weight: Node | None
-    bias: Node | None
-    eps: float
-
-
-@dataclass(kw_only=True)
-class _Layouts:
-    """What a graph's values become, and which of them need copies for whom."""
-
-    memory: Memory
-    values: dict[Node, Any] = field(default_factory=dict)
-    """Values of what changes its layout, in the order of the graph."""
-    sites: dict[Node, _Site] = field(default_factory=dict)
-    copies: list[tuple[Node, Node, torch.memory_format]] = field(default_factory=list)
-    """Who reads, what, and in which layout."""
-    begins: bool = False
-    """Whether convolutions begin with channels last, since their norms have channels first."""
-    writes: bool = False
-    """Whether something is written to in place."""
-
-    def of(self, node: Node) -> Any:
-        """Return what a node's value will be."""
-        return self.values.get(node, value_of(node))
-
-    @property
-    def copied(self) -> int:
-        """Elements of all copies."""
-        return sum(
-            value_of(x).numel()
-            for x in {(read, form): read for _, read, form in self.copies}.values()
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +70,7 @@ class GroupNormSilu(Pass):
         conditions.device_code(kernel),
         conditions,
         convolutions,
+        group_norm_layouts,
         images,
         memory_readers,
     )
@@ -151,14 +97,12 @@ class GroupNormSilu(Pass):
             fused = [*found.sites]
         return len(fused)
 
-    def _sites(
-        self, norms: Iterable[Node], memory: Memory, context: PassContext
-    ) -> Iterator[_Site]:
+    def _sites(self, norms: Iterable[Node], memory: Memory, context: PassContext) -> Iterator[Site]:
         for norm in norms:
             with context.attempt(norm):
                 yield self._site(norm, memory)
 
-    def _site(self, norm: Node, memory: Memory) -> _Site:
+    def _site(self, norm: Node, memory: Memory) -> Site:
         node = _result(norm)
         given = bound(norm, _NORM)
         x, value = given["input"], value_of(node)
@@ -171,7 +115,7 @@ class GroupNormSilu(Pass):
             raise NotApplicable(reason)
         if reason := _disturbance(norm, node, norm.all_input_nodes, memory):
             raise NotApplicable(reason)
-        return _Site(
+        return Site(
             node=node,
             norm=norm,
             x=x,
@@ -207,19 +151,19 @@ group_norm_silu = GroupNormSilu()
 # 1. Which layouts there will be
 
 
-def _planned(graph_module: GraphModule, sites: dict[Node, _Site], memory: Memory) -> _Layouts:
+def _planned(graph_module: GraphModule, sites: dict[Node, Site], memory: Memory) -> Layouts:
     """Return what all values become, by a walk over the graph that changes nothing.
 
     Raises:
         NotApplicable: it would not pay, or something is written to in place.
     """
-    found = _Layouts(memory=memory)
+    found = Layouts(memory=memory)
     activated = {x.norm for x in sites.values() if x.norm is not x.node}
     found.begins = any(value_of(x.x).is_contiguous() for x in sites.values())
     found.writes = any(mutates(x) for x in graph_module.graph.nodes)
     for node in graph_module.graph.nodes:
         if node not in activated:
-            _lay_out(found, node, sites.get(node))
+            lay_out(found, node, sites.get(node))
     largest = max((value_of(x.x).numel() for x in found.sites.values()), default=0)
     if found.sites and largest < kernel.PAYS_FROM:
         raise NotApplicable(f"{largest} elements: below {kernel.PAYS_FROM} it was not faster")
@@ -234,8 +178,8 @@ def _planned(graph_module: GraphModule, sites: dict[Node, _Site], memory: Memory
 
 
 def _unmoved(
-    graph_module: GraphModule, sites: dict[Node, _Site], memory: Memory, moves: NotApplicable
-) -> _Layouts:
+    graph_module: GraphModule, sites: dict[Node, Site], memory: Memory, moves: NotApplicable
+) -> Layouts:
     """Return the sites that pay with all layouts as they are.
 
     Args:
@@ -249,7 +193,7 @@ def _unmoved(
     """
     if any(is_call(x, convolutions.IMAGES) for x in graph_module.graph.nodes):
         raise moves
-    found, reasons = _Layouts(memory=memory), [str(moves)]
+    found, reasons = Layouts(memory=memory), [str(moves)]
     for node, site in sites.items():
         trains = value_of(node).requires_grad
         if reason := kernel.pays_alone(value_of(site.x), site.groups, trains=trains):
@@ -263,123 +207,10 @@ def _unmoved(
     return found
 
 
-def _lay_out(found: _Layouts, node: Node, site: _Site | None) -> None:
-    """Find what one node's value becomes."""
-    inputs = [x for x in node.all_input_nodes if x in found.values]
-    if site is not None and _is_last(found.of(site.x)):
-        found.sites[node] = site
-        _settle(found, node, computed(torch.empty_like, found.of(site.x)))
-    elif site is not None and site.norm is not node:
-        _restore(found, site.norm, [site.x] if site.x in found.values else [])
-    elif is_call(node, convolutions.IMAGES):
-        if inputs or found.begins:
-            _follow(found, node, inputs)
-    elif _is_copy_to_first(found, node):
-        _settle(found, node, found.of(node.all_input_nodes[0]))
-    elif inputs and is_call(node, _POINTWISE):
-        _follow(found, node, inputs)
-    elif inputs and is_call(node, _VIEWS):
-        _view(found, node, inputs)
-    elif inputs and not (is_call(node, _READERS) and _is_as_before(found, node)):
-        _restore(found, node, inputs)
-
-
-def _follow(found: _Layouts, node: Node, inputs: list[Node]) -> None:
-    """Have a node compute with channels last, if that is what it then gives."""
-    value, others, copies = value_of(node), {}, []
-    is_convolution = is_call(node, convolutions.IMAGES)
-    for x in node.all_input_nodes[:1] if is_convolution else node.all_input_nodes:
-        others[x] = given = found.of(x)
-        is_image = is_ordinary(given) and given.dim() == _IMAGE and given.shape[2:].numel() > 1
-        if is_image and given.is_contiguous() and not _is_last(given):
-            others[x] = computed(lambda y: y.contiguous(memory_format=torch.channels_last), given)
-            copies.append((node, x, torch.channels_last))
-    given = evaluated(node, {**found.values, **others})
-    if not (is_ordinary(given) and is_ordinary(value)):
-        _restore(found, node, inputs)
-    elif given.dim() != _IMAGE or _is_last(given):
-        found.copies += copies
-        _settle(found, node, given)
-    else:
-        _restore(found, node, inputs)
-
-
-def _view(found: _Layouts, node: Node, inputs: list[Node]) -> None:
-    """Have a node view another layout, where its readers bear that."""
-    given = None
-    if len(node.all_input_nodes) == 1 and _only_flexible(node):
-        with contextlib.suppress(RuntimeError):  # strides do not let every view be
-            given = evaluated(node, found.values)
-    if given is None or (found.writes and _becomes_a_view(found, node, given)):
-        _restore(found, node, inputs)
-    else:
-        _settle(found, node, given)
-
-
-def _becomes_a_view(found: _Layouts, node: Node, given: Tensor) -> bool:
-    """Return whether a node, a copy of what it reads, would share its memory."""
-    (read,) = node.all_input_nodes
-    return _shares(given, found.of(read)) and not _shares(value_of(node), value_of(read))
-
-
-def _only_flexible(node: Node) -> bool:
-    """Return whether only what bears any layout reads a node, or a view of it."""
-    views = [x for x in node.users if is_call(x, _VIEWS)]
-    others = [x for x in node.users if x not in views]
-    bears = _READERS | _POINTWISE | {*convolutions.IMAGES, "contiguous"}
-    return all(is_call(x, bears) for x in others) and all(map(_only_flexible, views))
-
-
-def _shares(one: Tensor, other: Tensor) -> bool:
-    """Return whether two fake tensors stand for the same memory."""
-    cells = (x.untyped_storage()._cdata for x in (one, other))  # noqa: SLF001 (its identity)
-    return bool(next(cells) == next(cells))
-
-
-def _is_as_before(found: _Layouts, node: Node) -> bool:
-    """Return whether a node's result is laid out as it was, though what it reads is not."""
-    given, value = evaluated(node, found.values), value_of(node)
-    return bool(is_ordinary(given) and is_ordinary(value) and layout(given) == layout(value))
-
-
-def _is_copy_to_first(found: _Layouts, node: Node) -> bool:
-    """Return whether a node copies an image, only to have its channels first.
-
-    Where something is written to in place, a copy is needed for more than its layout.
-    """
-    if found.writes or node.target != "contiguous" or len(node.args) > 1 or node.kwargs:
-        return False
-    given = found.of(node.all_input_nodes[0])
-    if not is_ordinary(given) or given.dim() != _IMAGE:
-        return False
-    return _is_last(given) and not given.is_contiguous()
-
-
-def _settle(found: _Layouts, node: Node, value: Any) -> None:
-    if layout(value) == layout(value_of(node)):
-        return
-    if found.memory.mutated(node):  # perhaps by way of a view, which would be one of a copy
-        raise NotApplicable(f"something writes to {node.name}, which would have another layout")
-    found.values[node] = value
-
-
-def _restore(found: _Layouts, node: Node, inputs: list[Node]) -> None:
-    """Have a node read copies that are laid out as its inputs were."""
-    found.copies += [(node, x, torch.contiguous_format) for x in inputs]
-    for x in inputs:
-        if not value_of(x).is_contiguous():
-            raise NotApplicable(f"{node.name} reads {x.name} in a layout that can't be had again")
-
-
-def _is_last(value: Any) -> bool:
-    """Return whether an image has its channels last; one that also has them first counts."""
-    return bool(value.is_contiguous(memory_format=torch.channels_last))
-
-
 # 2. What takes their place
 
 
-def _rewrite(found: _Layouts) -> None:
+def _rewrite(found: Layouts) -> None:
     made: dict[tuple[Node, torch.memory_format], Node] = {}
     wanted: dict[Node, list[tuple[Node, torch.memory_format]]] = {}
     for reader, read, form in found.copies:
@@ -401,7 +232,7 @@ def _rewrite(found: _Layouts) -> None:
             propagate(node, node)
 
 
-def _fuse(site: _Site, found: _Layouts) -> dict[Node, Node]:
+def _fuse(site: Site, found: Layouts) -> dict[Node, Node]:
     """Put the kernel in the place of a norm, its SiLU, and the sum of images that it reads.
 
     Returns:
@@ -409,8 +240,8 @@ def _fuse(site: _Site, found: _Layouts) -> dict[Node, Node]:
     """
     assert callable(kernel.group_norm_silu)  # registers it: torch.ops has it only after that
     memory, graph, shift = found.memory, site.norm.graph, None
-    is_last = _is_last(found.of(site.node))
-    last = None if _is_last(found.of(site.x)) == is_last else is_last
+    read_last, written_last = (is_last(found.of(x)) for x in (site.x, site.node))
+    last = None if read_last == written_last else written_last
     read = bound(site.norm, _NORM)["input"]
     total = _summed(read, site, memory) if last is None else None
     if total is None:
@@ -440,7 +271,7 @@ def _fuse(site: _Site, found: _Layouts) -> dict[Node, Node]:
     return placed
 
 
-def _summed(read: Node, site: _Site, memory: Memory) -> Node | None:
+def _summed(read: Node, site: Site, memory: Memory) -> Node | None:
     """Return the sum of two images that a norm reads, if its kernel should add them.
 
     Args:
