@@ -13,8 +13,8 @@ GPU, is taken for what it would take here. The table has these shares, says of h
 none is known, and how much autotuning would have to gain in these for the aim to be missed.
 
 --by-hand names runs that timed Inductor on models whose masks were taken away by hand, and
-Backbay beside it. A mean has the newest of them for these models, and for all others what it takes
-over Inductor's default; it says of how many models with masks there is no such run.
+Backbay beside it. The mean uses the newest such run for these models, and Inductor's default for
+all others; it names those with masks that have no such run.
 
 Where ``reduce-overhead`` takes less than 0.95 of the default's time, a last table has the share of
 what it saves that Backbay saves, by the last file with a run that timed all three, from such runs

@@ -19,8 +19,9 @@ def _fresh(monkeypatch, tmp_path):
     torch.compiler.reset()
     backbay.reset()
     if torch.cuda.is_available():
-        # Where torch's own mode failed in a capture, the generator of random numbers takes itself
-        # for captured until one ends well.
+        # Where torch's own mode failed in a capture, this thread is left in the capture's stream,
+        # and the generator of random numbers takes itself for captured until one ends well.
+        torch.cuda.set_stream(torch.cuda.default_stream())
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             pass
 

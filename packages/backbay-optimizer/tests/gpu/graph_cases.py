@@ -287,6 +287,7 @@ def threads(way):
         one.start()
     for one in running:
         one.join()
+    torch.cuda.synchronize()  # the net goes out of scope, and this thread's stream may be another
     return [results[x] for x in sorted(results)]
 
 

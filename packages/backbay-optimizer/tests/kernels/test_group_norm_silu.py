@@ -72,6 +72,28 @@ def test_gradients_are_not_those_of_the_function():
     assert torch.autograd.gradcheck(added, (x, residual, weight, bias, shift))
 
 
+@pytest.mark.parametrize("result", [0, 1])
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_a_result_that_is_not_read_has_a_gradient(result, per_sample, monkeypatch):
+    x, weight, bias, shift = (
+        t.requires_grad_() for t in inputs((2, 4, 3, 2), torch.float64, last=True)
+    )
+    shift = shift if per_sample else shift[0].detach().requires_grad_()
+    given, read = (x, torch.randn_like(x).requires_grad_(), weight, bias, shift), []
+    gradients = module._gradients
+    monkeypatch.setattr(
+        module, "_gradients", lambda *given, **how: read.append(given) or gradients(*given, **how)
+    )
+
+    def one(x, residual, weight, bias, shift):
+        return module.add_group_norm_silu(x, residual, weight, bias, 2, 1e-5, shift=shift)[result]
+
+    one(*given).sum().backward()
+    assert [extra is None for *_, extra in read] == [True] * (1 - result)  # no zeros stand for it
+    assert (weight.grad is None) == (result == 1)
+    assert torch.autograd.gradcheck(one, given)
+
+
 @pytest.mark.parametrize("channels_last", [None, False, True])
 def test_the_layout_that_was_asked_for_is_not_written(channels_last):
     for last in (False, True):

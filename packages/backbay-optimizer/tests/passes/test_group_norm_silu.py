@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
+from torch.nn.attention.flex_attention import flex_attention
 
 from backbay.graph.values import computed
 from backbay.kit.passes import graph_pass
@@ -342,6 +343,93 @@ def test_a_sum_that_is_written_later_is_wrong(look, anywhere, part, late):
     torch.testing.assert_close(seen.result, wanted)
 
 
+def copied_before_it_is_written(x):
+    y = x.cos()
+    z = F.silu(F.group_norm(F.conv2d(y, x[:, :, :1, :1]), 2))
+    y.sin_()
+    return z + F.silu(F.group_norm(F.conv2d(y, x[:, :, 1:2, :1]), 2))
+
+
+def copied_before_a_part_is_written(x):
+    y = x.cos()
+    z = F.silu(F.group_norm(F.conv2d(y, x[:, :, :1, :1]), 2))
+    y[:, 0].sin_()
+    return z + F.silu(F.group_norm(F.conv2d(y, x[:, :, 1:2, :1]), 2))
+
+
+@pytest.mark.parametrize("program", [copied_before_it_is_written, copied_before_a_part_is_written])
+def test_a_copy_is_of_what_was_there_before_a_write(look, anywhere, program):
+    torch.manual_seed(0)
+    x = torch.randn(8, 8, 6, 10)
+    with torch.no_grad():
+        seen = look(program, x, passes=[group_norm_silu])
+        wanted = program(x)
+    assert seen.changes[OPERATOR] == 2
+    torch.testing.assert_close(seen.result, wanted)
+
+
+def read_first_without_gradients(x):
+    y = x.cos()
+    with torch.no_grad():
+        z = F.silu(F.group_norm(F.conv2d(y, x.detach()[:, :, :1, :1]), 2))
+    return z + F.silu(F.group_norm(F.conv2d(y, x[:, :, 1:2, :1]), 2))
+
+
+def left_first_without_gradients(x):
+    y = F.silu(F.group_norm(F.conv2d(x, x[:, :, :1, :1]), 2))
+    with torch.no_grad():
+        z = y.cumsum(2)
+    return y.cumsum(3) + z
+
+
+@pytest.mark.parametrize("program", [read_first_without_gradients, left_first_without_gradients])
+def test_a_copy_without_gradients_is_read_where_they_are_wanted(look, anywhere, program):
+    torch.manual_seed(0)
+    x = torch.randn(8, 8, 6, 10, requires_grad=True)
+    wanted = program(x)
+    seen = look(program, x, passes=[group_norm_silu])
+    assert seen.changes[OPERATOR]
+    torch.testing.assert_close(seen.result, wanted)
+    dy = torch.randn_like(wanted)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, dy) for y in (seen.result, wanted)))
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_an_activation_in_place_ends_compilation(look, image, anywhere, trains):
+    torch.manual_seed(0)
+    weight = torch.randn(8, 8, 1, 1)
+
+    def activating(x):
+        y = F.silu(F.group_norm(F.conv2d(x, weight), 2), inplace=True)
+        return F.conv2d(F.silu(F.group_norm(F.conv2d(y, weight) + y, 2), inplace=True), weight)
+
+    image.requires_grad_(trains)
+    seen = look(activating, image, passes=[group_norm_silu])
+    assert seen.changes[OPERATOR] == 2, seen.near
+    torch.testing.assert_close(seen.result, activating(image))
+    if trains:
+        torch.testing.assert_close(
+            *(torch.autograd.grad(y.sum(), image) for y in (seen.result, activating(image)))
+        )
+
+
+def test_attention_that_only_reads_ends_the_rewrite(look, anywhere):
+    torch.manual_seed(0)
+    x, weights = torch.randn(2, 8, 6, 10), torch.randn(2, 8, 8, 1, 1)
+
+    def attending(x):
+        y = F.silu(F.group_norm(F.conv2d(x, weights[0]), 2))
+        q = y.flatten(2).transpose(1, 2)[:, None]
+        z = flex_attention(q, q, q)[:, 0].transpose(1, 2).reshape(y.shape)
+        return F.silu(F.group_norm(F.conv2d(y + z, weights[1]), 2))
+
+    with torch.no_grad():
+        seen = look(attending, x, passes=[group_norm_silu])
+        wanted = attending(x)
+    assert seen.changes[OPERATOR] == 2, seen.near
+    torch.testing.assert_close(seen.result, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_a_result_that_is_written_by_a_view_is_read_after_that(look, anywhere):
     torch.manual_seed(0)
     x = torch.randn(2, 8, 6, 10).contiguous(memory_format=torch.channels_last)
@@ -515,11 +603,17 @@ def sample_is_written(x):
     return F.silu(F.group_norm(y, 2))
 
 
+@torch.compiler.allow_in_graph
+def opaque(x):
+    return x * 2
+
+
 REFUSED = {
-    "writes to": sample_is_written,
+    "may write to conv2d": lambda x: F.silu(F.group_norm(opaque(F.conv2d(x, x[:, :, :3, :3])), 2)),
+    "may write to y": sample_is_written,
     "used elsewhere": lambda x: (y := F.group_norm(x, 2)).neg() + F.silu(y),
     "no batch of images": lambda x: F.silu(F.group_norm(x.flatten(2), 2)),
-    "writes to silu": lambda x: F.silu(F.group_norm(F.conv2d(x, x[:, :, :3, :3]), 2)).add_(1),
+    "may write to silu": lambda x: F.silu(F.group_norm(F.conv2d(x, x[:, :, :3, :3]), 2)).add_(1),
     "no convolution": lambda x: F.silu(F.group_norm(x + 1, 2)),
 }
 

@@ -662,9 +662,14 @@ def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
     _, total, mean, rstd = output
     ctx.save_for_backward(total, weight, bias, shift, mean, rstd)
     ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)  # zeros would be as large as an image
 
 
-def _vjp_sum(ctx: Any, dy: Tensor, dtotal: Tensor | None, *_: Any) -> tuple[Any, ...]:
+def _vjp_sum(ctx: Any, dy: Tensor | None, dtotal: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if dy is None:
+        shift = ctx.saved_tensors[3]
+        dshift = None if dtotal is None else _summed(dtotal, shift)
+        return dtotal, dtotal, None, None, None, None, None, dshift, None
     dx, dweight, dbias, dshift = _gradients(ctx, dy, dtotal, is_added=True)
     return dx, dx, dweight, dbias, None, None, None, dshift, None
 
@@ -676,14 +681,18 @@ def _gradients(
     dx, dweight, dbias = _operators()[2](
         dy, x, weight, bias, mean, rstd, ctx.groups, ctx.silu, None if is_added else shift, extra
     )
-    dshift = None
-    if shift is not None:
-        pixels = list(range(2, x.dim()))
-        dshift = dx.sum(pixels if shift.dim() > 1 else [0, *pixels], dtype=torch.float32)
-        dshift = dshift.to(shift.dtype)
     return (
         dx,
         None if weight is None else dweight.to(weight.dtype),
         None if bias is None else dbias.to(bias.dtype),
-        dshift,
+        _summed(dx, shift),
     )
+
+
+def _summed(dx: Tensor, shift: Tensor | None) -> Tensor | None:
+    """Return the gradient by what is added to every pixel."""
+    if shift is None:
+        return None
+    pixels = list(range(2, dx.dim()))
+    total = dx.sum(pixels if shift.dim() > 1 else [0, *pixels], dtype=torch.float32)
+    return total.to(shift.dtype)

@@ -64,6 +64,8 @@ class Layouts:
     """Whether convolutions begin with channels last, since their norms have channels first."""
     writes: bool = False
     """Whether something is written to in place."""
+    adds: bool = True
+    """Whether kernels add residuals, too."""
 
     def of(self, node: Node) -> Any:
         """Return what a node's value will be."""
@@ -173,8 +175,8 @@ def _is_copy_to_first(found: Layouts, node: Node) -> bool:
 def _settle(found: Layouts, node: Node, value: Any) -> None:
     if layout(value) == layout(value_of(node)):
         return
-    if found.memory.mutated(node):  # perhaps by way of a view, which would be one of a copy
-        raise NotApplicable(f"something writes to {node.name}, which would have another layout")
+    if found.memory.reaches_a_writer(node):  # perhaps by a view, which would be a copy's
+        raise NotApplicable(f"something may write to {node.name}, which would have another layout")
     found.values[node] = value
 
 

@@ -8,9 +8,9 @@
 
 Inductor takes the statistics of a group norm with channels last at a tenth of the bandwidth of
 memory, and the fast engines of cuDNN want channels last. The bias of the convolution, and a time
-step's embedding, cost nothing in the kernel, and a pass over memory elsewhere. It adds a block's
-residual, too, and writes the sum for others. A norm without SiLU is computed in it if it would be
-written to memory anyway.
+step's embedding, cost nothing in the kernel, and a pass over memory elsewhere. The kernel also adds
+a block's residual, and writes the sum for other readers. A norm without SiLU is computed in it if
+it would be written to memory anyway.
 
 A kernel's layout is fixed when its graph is traced, and on CUDA eager's group norm gives channels
 first, whatever it is given. So the pass also moves the layout: what is between the norms, and does
@@ -80,7 +80,9 @@ class GroupNormSilu(Pass):
         norms = graph_module.graph.find_nodes(op="call_function", target=F.group_norm)
         if not norms:
             return 0
-        memory = Memory(graph_module.graph)
+        # In place, they write what they alone read.
+        activations = {x for norm in norms if (x := _activation(norm)) is not None}
+        memory = Memory(graph_module.graph, besides=activations)
         sites = {x.node: x for x in self._sites(norms, memory, context)}
         if not sites:
             return 0
@@ -133,13 +135,19 @@ def _disturbance(start: Node, end: Node, read: Iterable[Node], memory: Memory) -
     return disturbed(start, end, read)
 
 
+def _activation(norm: Node) -> Node | None:
+    """Return the SiLU that alone reads a norm, or None."""
+    alone = next(iter(norm.users)) if len(norm.users) == 1 else None
+    return alone if alone is not None and alone.target is F.silu else None
+
+
 def _result(norm: Node) -> Node:
     """Return what the kernel computes: the SiLU of a norm, or the norm."""
-    activated = [x for x in norm.users if x.target is F.silu]
-    if activated and len(norm.users) > 1:
+    activation = _activation(norm)
+    if activation is not None:
+        return activation
+    if any(x.target is F.silu for x in norm.users):
         raise NotApplicable(f"{norm.name}, which is activated, is used elsewhere, too")
-    if activated:
-        return activated[0]
     if not is_read_from_memory(norm):
         raise NotApplicable("neither SiLU follows it nor what reads it from memory")
     return norm
@@ -155,12 +163,13 @@ def _planned(graph_module: GraphModule, sites: dict[Node, Site], memory: Memory)
     """Return what all values become, by a walk over the graph that changes nothing.
 
     Raises:
-        NotApplicable: it would not pay, or something is written to in place.
+        NotApplicable: it would not pay, or what would have another layout is written to.
     """
     found = Layouts(memory=memory)
     activated = {x.norm for x in sites.values() if x.norm is not x.node}
     found.begins = any(value_of(x.x).is_contiguous() for x in sites.values())
-    found.writes = any(mutates(x) for x in graph_module.graph.nodes)
+    activations = set(map(_activation, activated))
+    found.writes = any(mutates(x) for x in graph_module.graph.nodes if x not in activations)
     for node in graph_module.graph.nodes:
         if node not in activated:
             lay_out(found, node, sites.get(node))
@@ -193,7 +202,8 @@ def _unmoved(
     """
     if any(is_call(x, convolutions.IMAGES) for x in graph_module.graph.nodes):
         raise moves
-    found, reasons = Layouts(memory=memory), [str(moves)]
+    # What it takes to add residuals was measured with channels last alone.
+    found, reasons = Layouts(memory=memory, adds=False), [str(moves)]
     for node, site in sites.items():
         trains = value_of(node).requires_grad
         if reason := kernel.pays_alone(value_of(site.x), site.groups, trains=trains):
@@ -220,7 +230,9 @@ def _rewrite(found: Layouts) -> None:
     for node in sorted({*found.values, *found.sites, *wanted}, key=order.__getitem__):
         for read, form in wanted.get(node, []):
             here = fused.get(read, read)
-            if (read, form) not in made:
+            known = made.get((read, form))
+            # Since then it may have been written to, or the copy was made without gradients.
+            if known is None or disturbed(known, node, [here]):
                 copied = call_before(node, _ATEN.contiguous.default, here, memory_format=form)
                 made[read, form] = copied
             node.replace_input_with(here, made[read, form])
@@ -236,14 +248,14 @@ def _fuse(site: Site, found: Layouts) -> dict[Node, Node]:
     """Put the kernel in the place of a norm, its SiLU, and the sum of images that it reads.
 
     Returns:
-        What took the place of each of them that is read elsewhere.
+        The new nodes, by the result and the sum that they replace.
     """
     assert callable(kernel.group_norm_silu)  # registers it: torch.ops has it only after that
     memory, graph, shift = found.memory, site.norm.graph, None
     read_last, written_last = (is_last(found.of(x)) for x in (site.x, site.node))
     last = None if read_last == written_last else written_last
     read = bound(site.norm, _NORM)["input"]
-    total = _summed(read, site, memory) if last is None else None
+    total = _summed(read, site, memory) if last is None and found.adds else None
     if total is None:
         x, shift = _without_step(read, site.node, memory)
         images = [x]
@@ -275,7 +287,7 @@ def _summed(read: Node, site: Site, memory: Memory) -> Node | None:
     """Return the sum of two images that a norm reads, if its kernel should add them.
 
     Args:
-        read: what the norm reads, which is there from the kernel on.
+        read: what the norm reads; it will be there only after the kernel.
         site: where that is.
         memory: of the graph.
     """
@@ -303,13 +315,20 @@ def _undivided(node: Node) -> Node:
 
 
 def _is_stored(node: Node, place: Node, memory: Memory) -> bool:
-    """Return whether an image is in memory, whoever adds it; else what computes it would add it."""
-    if is_call(node, convolutions.IMAGES) and len(node.users) == 1:
-        with contextlib.suppress(NotApplicable):
-            bias = Convolution.of(node).bias
-            return bias is None or not _disturbance(node, place, [bias], memory)
-        return False
-    return is_of_ours(node) or memory_of(node) is not None or is_read_from_memory(node)
+    """Return whether an image is written to memory anyway, or its bias alone is still to be added.
+
+    Otherwise the kernel that computes it could do the addition.
+    """
+    if is_of_ours(node) or is_read_from_memory(node):
+        return True
+    stored = memory_of(node)
+    if stored is None or not is_call(stored, convolutions.IMAGES):
+        return stored is not None
+    with contextlib.suppress(NotApplicable):
+        bias = Convolution.of(stored).bias
+        movable = stored is node and len(node.users) == 1
+        return bias is None or (movable and not _disturbance(node, place, [bias], memory))
+    return False
 
 
 def _without_step(node: Node, place: Node, memory: Memory) -> tuple[Node, Node | None]:

@@ -52,7 +52,10 @@ def _is_ours(node: Node) -> bool:
 
 
 def memory_of(node: Any) -> Node | None:
-    """Return what a node views, if that is in memory whoever reads it."""
+    """Return what a node views, if that is in memory whoever reads it.
+
+    On CUDA that holds for a convolution without its bias: Inductor adds that where it is read.
+    """
     while isinstance(node, Node) and node.op.startswith("call"):
         if is_call(node, _PRODUCTS):
             return node

@@ -22,17 +22,32 @@ Storages = frozenset[int]
 class Memory:
     """What a graph, with its checkpoints, does to memory that more than one node can see."""
 
-    def __init__(self, graph: Graph) -> None:
-        writers = [x for x in as_run(graph) if may_write(x)]
+    def __init__(self, graph: Graph, *, besides: Collection[Node] = ()) -> None:
+        """Look at a graph.
+
+        Args:
+            graph: the graph.
+            besides: nodes whose writes do not count.
+        """
+        writers = [x for x in as_run(graph) if may_write(x) and x not in besides]
         # What only leaves autocast, or another state, writes to nothing.
         writers = [x for x in writers if mutates(x) or not changes_state(x)]
-        self._mutated = _union(x for writer in writers for x in written(writer))
+        targets = [x for writer in writers for x in written(writer)]
+        self._mutated = _union(targets)
+        self._reaching = frozenset().union(*(storages(x) or () for x in targets))
         output = next(x for x in reversed(graph.nodes) if x.op == "output")
         self._returned = _union(output.all_input_nodes)
 
     def mutated(self, node: Any) -> bool:
         """Return whether the memory of a node is written somewhere; what is not known, may be."""
         return _meets(storages(node), self._mutated)
+
+    def reaches_a_writer(self, node: Any) -> bool:
+        """Return whether a node's memory, or a view of it, is given to what may write to it.
+
+        Unlike `mutated`, a write to memory that is not known, as within a vmap, does not count.
+        """
+        return not self._reaching.isdisjoint(storages(node) or ())
 
     def returned(self, node: Any) -> bool:
         """Return whether the caller gets the memory of a node, or of a view of it."""

@@ -52,6 +52,8 @@ _STATEFUL_METHODS = frozenset(
 )
 _STATEFUL_FUNCTIONS = frozenset({"from_file", "manual_seed", "fused_moving_avg_obs_fake_quant"})
 
+_READ_ONLY = frozenset({torch.ops.higher_order.flex_attention})
+"""Higher-order operators that write nothing: torch refuses a function of scores that does."""
 _PRIVATE = ("_int_mm", "_scaled_mm")
 """Products of 8 bits, which models call although their names are private."""
 
@@ -87,7 +89,7 @@ def mutates(node: Node) -> bool:
 def may_write(node: Node) -> bool:
     """Return whether a node changes an argument in place, or is something that nobody knows."""
     unknown = node.op == "call_module" or (node.op == "call_function" and not is_known(node))
-    return unknown or mutates(node)
+    return (unknown and node.target not in _READ_ONLY) or mutates(node)
 
 
 def written(node: Node) -> list[Node]:
