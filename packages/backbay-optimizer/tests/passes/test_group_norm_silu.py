@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint
 
 from backbay.graph.values import computed
 from backbay.kit.passes import graph_pass
@@ -392,6 +393,66 @@ def test_a_copy_without_gradients_is_read_where_they_are_wanted(look, anywhere, 
     torch.testing.assert_close(seen.result, wanted)
     dy = torch.randn_like(wanted)
     torch.testing.assert_close(*(torch.autograd.grad(y, x, dy) for y in (seen.result, wanted)))
+
+
+def returned_beside_a_view(x):
+    y = F.silu(F.group_norm(F.conv2d(x, x[:, :, :1, :1]), 2))
+    rows = y.view(8, 8, -1)
+    with torch.no_grad():
+        z = x.cos().sin()
+    return y, rows, z
+
+
+def test_a_result_and_its_view_are_in_two_places(look, anywhere):
+    torch.manual_seed(0)
+    x = torch.randn(8, 8, 6, 10, requires_grad=True)
+    seen = look(returned_beside_a_view, x, passes=[group_norm_silu])
+    assert seen.changes[OPERATOR] == 1
+    y, rows, _ = seen.result
+    y.detach().zero_()
+    assert not rows.any()
+
+
+@pytest.mark.parametrize("read", ["rows", "numbers"])
+def test_a_view_that_the_new_layout_can_not_be_ends_compilation(look, anywhere, read):
+    torch.manual_seed(0)
+    x, weight = torch.randn(8, 8, 6, 10), torch.randn(4, 480)
+
+    def viewing(x):
+        y = F.silu(F.group_norm(F.conv2d(x, x[:, :, :1, :1]), 2))
+        rows = y.view(8, -1)
+        return rows if read == "rows" else F.linear(rows, weight)
+
+    with torch.no_grad():
+        seen = look(viewing, x, passes=[group_norm_silu])
+        wanted = viewing(x)
+    assert seen.changes[OPERATOR] == 1
+    torch.testing.assert_close(seen.result, wanted)
+
+
+@torch.compiler.allow_in_graph
+def turned(x):
+    return x.cos_()
+
+
+@pytest.mark.parametrize("where", ["a function", "a checkpoint"])
+def test_a_copy_that_keeps_what_a_body_overwrites_is_gone(look, anywhere, where):
+    torch.manual_seed(0)
+    x = torch.randn(8, 8, 6, 10).contiguous(memory_format=torch.channels_last)
+
+    def overwriting(x):
+        y = F.conv2d(x, x[:, :, :1, :1])
+        kept = y.contiguous()
+        if where == "a function":
+            turned(y)
+        else:
+            checkpoint(torch.cos_, y, use_reentrant=False)
+        return F.silu(F.group_norm(kept, 2))
+
+    with torch.no_grad():
+        seen = look(overwriting, x.clone(), passes=[group_norm_silu])
+        wanted = overwriting(x.clone())
+    torch.testing.assert_close(seen.result, wanted)
 
 
 @pytest.mark.parametrize("trains", [False, True])

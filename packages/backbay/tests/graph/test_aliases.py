@@ -84,8 +84,15 @@ def test_memory_beside_a_vmap_reaches_a_writer():
     assert not memory.reaches_a_writer(tan)
 
 
-def test_attention_with_a_function_of_scores_may_write():
-    q = torch.randn(1, 2, 16, 8)
-    graph = seen(lambda q: flex_attention(q, q, q), q)
+@pytest.mark.parametrize("writes", [False, True])
+def test_attention_writes_what_its_functions_do_not(writes):
+    q, counted = torch.randn(1, 2, 16, 8), torch.zeros(1)
+
+    def score(score, *_):
+        if writes:
+            counted[0].add_(1)
+        return score + counted[0]
+
+    graph = seen(lambda q: flex_attention(q, q, q, score_mod=score), q)
     (attention,) = (x for x in graph.nodes if "flex_attention" in str(x.target))
-    assert not may_write(attention)
+    assert may_write(attention) == writes

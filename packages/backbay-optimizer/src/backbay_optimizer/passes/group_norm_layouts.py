@@ -63,7 +63,7 @@ class Layouts:
     begins: bool = False
     """Whether convolutions begin with channels last, since their norms have channels first."""
     writes: bool = False
-    """Whether something is written to in place."""
+    """Whether something may be written to, but for what SiLU in place alone reads."""
     adds: bool = True
     """Whether kernels add residuals, too."""
 
@@ -73,7 +73,7 @@ class Layouts:
 
     @property
     def copied(self) -> int:
-        """Elements of all copies."""
+        """Elements of all copies, but for those that are made anew after a write."""
         return sum(
             value_of(x).numel()
             for x in {(read, form): read for _, read, form in self.copies}.values()
@@ -125,7 +125,8 @@ def _view(found: Layouts, node: Node, inputs: list[Node]) -> None:
     """Have a node view another layout, where its readers bear that."""
     given = None
     if len(node.all_input_nodes) == 1 and _only_flexible(node):
-        with contextlib.suppress(RuntimeError):  # strides do not let every view be
+        # Strides do not let every view be: an error of the one kind or, of fake tensors, the other.
+        with contextlib.suppress(RuntimeError, ValueError):
             given = evaluated(node, found.values)
     if given is None or (found.writes and _becomes_a_view(found, node, given)):
         _restore(found, node, inputs)

@@ -17,8 +17,8 @@ first, whatever it is given. So the pass also moves the layout: what is between 
 not care, has its channels last, and what cares, or leaves the graph, gets a copy in the layout that
 it had. In a graph with channels first, convolutions begin with channels last. Pixels become tokens
 by a view then, and what copied tokens to have channels first again copies nothing. No layout moves
-where copies move more than a quarter of what the norms read, or what would have another layout is
-written to in place. Norms whose kernels pay alone are then computed by them with every layout as it
+where copies move more than a quarter of what the norms read, or what would have another layout may
+be written to. Norms whose kernels pay alone are then computed by them with every layout as it
 was, in graphs without convolutions: what reads or makes images for those, Inductor lays out anew.
 """
 
@@ -33,10 +33,17 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.aliases import Memory, disturbed
-from backbay.graph.effects import mutates
+from backbay.graph.effects import sets_a_mode
 from backbay.graph.match import is_call
 from backbay.graph.rewrite import bound, call_before, cast_before, layout, replace_node
-from backbay.graph.values import are_numbers, is_ordinary, propagate, value_of
+from backbay.graph.values import (
+    are_numbers,
+    is_ordinary,
+    is_recorded,
+    propagate,
+    refresh,
+    value_of,
+)
 from backbay.kit.passes import NotApplicable, Pass, PassContext, Requires
 from backbay_optimizer.kernels import conditions, images
 from backbay_optimizer.kernels import group_norm_silu as kernel
@@ -168,8 +175,7 @@ def _planned(graph_module: GraphModule, sites: dict[Node, Site], memory: Memory)
     found = Layouts(memory=memory)
     activated = {x.norm for x in sites.values() if x.norm is not x.node}
     found.begins = any(value_of(x.x).is_contiguous() for x in sites.values())
-    activations = set(map(_activation, activated))
-    found.writes = any(mutates(x) for x in graph_module.graph.nodes if x not in activations)
+    found.writes = memory.writes
     for node in graph_module.graph.nodes:
         if node not in activated:
             lay_out(found, node, sites.get(node))
@@ -221,21 +227,24 @@ def _unmoved(
 
 
 def _rewrite(found: Layouts) -> None:
-    made: dict[tuple[Node, torch.memory_format], Node] = {}
+    graph = next(iter(found.sites)).graph
+    modes = {x for x in graph.nodes if sets_a_mode(x)}
+    made: dict[tuple[Node, torch.memory_format, bool], Node] = {}
     wanted: dict[Node, list[tuple[Node, torch.memory_format]]] = {}
     for reader, read, form in found.copies:
         wanted.setdefault(reader, []).append((read, form))
     fused: dict[Node, Node] = {}
-    order = {x: n for n, x in enumerate(next(iter(found.sites)).graph.nodes)}
+    order = {x: n for n, x in enumerate(graph.nodes)}
     for node in sorted({*found.values, *found.sites, *wanted}, key=order.__getitem__):
         for read, form in wanted.get(node, []):
             here = fused.get(read, read)
-            known = made.get((read, form))
-            # Since then it may have been written to, or the copy was made without gradients.
-            if known is None or disturbed(known, node, [here]):
-                copied = call_before(node, _ATEN.contiguous.default, here, memory_format=form)
-                made[read, form] = copied
-            node.replace_input_with(here, made[read, form])
+            key = read, form, is_recorded(node)  # one that was made without gradients has none
+            known = made.get(key)
+            if known is None or disturbed(known, node, [here], inside=modes):
+                known = call_before(node, _ATEN.contiguous.default, here, memory_format=form)
+            made[key] = known
+            node.replace_input_with(here, known)
+            refresh(read, known)
         if node in found.sites:
             fused |= _fuse(found.sites[node], found)
         elif node in found.values:
@@ -273,7 +282,7 @@ def _fuse(site: Site, found: Layouts) -> dict[Node, Node]:
         placed[read] = call_before(site.node, operator.getitem, call, 1)
     for old, new in placed.items():
         memory.merge(old, new)
-    replace_node(site.node, placed[site.node])
+    _put(site.node, placed[site.node])
     if activates:
         graph.erase_node(site.norm)
     if total is not None:
@@ -281,6 +290,18 @@ def _fuse(site: Site, found: Layouts) -> dict[Node, Node]:
         if total is not read:
             graph.erase_node(total)
     return placed
+
+
+def _put(old: Node, new: Node) -> None:
+    """Use a result where another was used, whose layout may have been another one.
+
+    What views it is then to read a copy in the old layout, and may not be able to view the new one.
+    """
+    if layout(value_of(old)) == layout(value_of(new)):
+        replace_node(old, new)
+        return
+    old.replace_all_uses_with(new)
+    old.graph.erase_node(old)
 
 
 def _summed(read: Node, site: Site, memory: Memory) -> Node | None:

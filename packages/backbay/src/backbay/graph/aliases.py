@@ -32,6 +32,8 @@ class Memory:
         writers = [x for x in as_run(graph) if may_write(x) and x not in besides]
         # What only leaves autocast, or another state, writes to nothing.
         writers = [x for x in writers if mutates(x) or not changes_state(x)]
+        self.writes = bool(writers)
+        """Whether anything may be written, by whatever counts."""
         targets = [x for writer in writers for x in written(writer)]
         self._mutated = _union(targets)
         self._reaching = frozenset().union(*(storages(x) or () for x in targets))

@@ -31,6 +31,8 @@ _IN_PLACE_METHODS = frozenset(
 _STATE = ("_enter", "_exit", "_set_", "set_", "_autocast", "_functorch", "lift_")
 """How functions begin that change what later ones mean: autocast, gradients, vmap."""
 
+_MODES = frozenset({"set_grad_enabled", "_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
+
 _UPDATES_STATISTICS = frozenset(
     {"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
 )
@@ -52,8 +54,8 @@ _STATEFUL_METHODS = frozenset(
 )
 _STATEFUL_FUNCTIONS = frozenset({"from_file", "manual_seed", "fused_moving_avg_obs_fake_quant"})
 
-_READ_ONLY = frozenset({torch.ops.higher_order.flex_attention})
-"""Higher-order operators that write nothing: torch refuses a function of scores that does."""
+_READERS = frozenset({torch.ops.higher_order.flex_attention})
+"""Higher-order operators that write nothing, if the functions that they are given do not."""
 _PRIVATE = ("_int_mm", "_scaled_mm")
 """Products of 8 bits, which models call although their names are private."""
 
@@ -89,7 +91,7 @@ def mutates(node: Node) -> bool:
 def may_write(node: Node) -> bool:
     """Return whether a node changes an argument in place, or is something that nobody knows."""
     unknown = node.op == "call_module" or (node.op == "call_function" and not is_known(node))
-    return (unknown and node.target not in _READ_ONLY) or mutates(node)
+    return (unknown and not _only_reads(node)) or mutates(node)
 
 
 def written(node: Node) -> list[Node]:
@@ -117,6 +119,11 @@ def reads_by_index(node: Node) -> bool:
     if isinstance(node.target, OpOverload):
         return node.target.namespace in _ATEN
     return node.op == "call_function" and node.target in _known_functions()
+
+
+def sets_a_mode(node: Node) -> bool:
+    """Return whether a node turns gradients or autocast on or off."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") in _MODES
 
 
 def changes_state(node: Node) -> bool:
@@ -197,6 +204,18 @@ def is_known(node: Node) -> bool:
     return isinstance(node.target, (OpOverload, OpOverloadPacket)) or (
         node.target in _known_functions()
     )
+
+
+def _only_reads(node: Node) -> bool:
+    """Return whether a higher-order operator writes nothing, and neither do its functions."""
+    owner = node.graph.owning_module
+    if node.target not in _READERS or owner is None:
+        return False
+    named = [str(x.target) for x in node.all_input_nodes if x.op == "get_attr"]
+    bodies = [
+        x for x in (getattr(owner, name, None) for name in named) if isinstance(x, GraphModule)
+    ]
+    return not any(may_write(x) for body in bodies for x in body.graph.nodes)
 
 
 def _ends_in_place(name: str) -> bool:
