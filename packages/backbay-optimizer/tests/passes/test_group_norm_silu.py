@@ -395,6 +395,44 @@ def test_a_copy_without_gradients_is_read_where_they_are_wanted(look, anywhere, 
     torch.testing.assert_close(*(torch.autograd.grad(y, x, dy) for y in (seen.result, wanted)))
 
 
+def test_a_result_with_a_gradient_leaves_where_none_are_recorded(look, anywhere):
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 8, 6, 10), torch.randn(8, 8, 1, 1, requires_grad=True)
+
+    def computing(x):
+        y = F.group_norm(F.conv2d(x, weight), 2)
+        with torch.enable_grad():
+            return F.conv2d(y, weight)
+
+    with torch.no_grad():
+        seen = look(computing, x, passes=[group_norm_silu])
+    assert seen.near == ["a copy of conv2d_1 would leave the graph without its gradient"]
+    assert seen.result.requires_grad
+
+
+@pytest.mark.parametrize("as_eager", [False, True])
+def test_dropout_of_eagers_numbers_drops_others(look, anywhere, lift, as_eager):
+    lift(group_norm_silu, COPIED=0.1)
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 8, 6, 10), torch.randn(8, 8, 1, 1)
+
+    def dropping(x):
+        y = F.silu(F.group_norm(F.conv2d(x, weight), 2))
+        return F.conv2d(F.dropout(y, 0.5), weight)
+
+    with torch.no_grad(), torch._inductor.config.patch(fallback_random=as_eager):
+        torch.manual_seed(1)
+        seen = look(dropping, x, passes=[group_norm_silu])
+        torch.manual_seed(1)
+        wanted = dropping(x)
+    assert seen.changes[OPERATOR] == 1
+    (dropout,) = seen.nodes("dropout")
+    (read,) = dropout.all_input_nodes
+    assert kernel.is_channels_last(read.meta["example_value"]) != as_eager
+    if as_eager:
+        torch.testing.assert_close(seen.result, wanted)
+
+
 def returned_beside_a_view(x):
     y = F.silu(F.group_norm(F.conv2d(x, x[:, :, :1, :1]), 2))
     rows = y.view(8, 8, -1)

@@ -15,9 +15,10 @@ from torch.fx import Node
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 
 from backbay.graph.aliases import Memory
+from backbay.graph.effects import drops, is_dropout
 from backbay.graph.match import is_call
 from backbay.graph.rewrite import layout
-from backbay.graph.values import computed, evaluated, is_ordinary, value_of
+from backbay.graph.values import computed, evaluated, is_ordinary, is_recorded, value_of
 from backbay.kit.passes import NotApplicable
 from backbay_optimizer.passes import convolutions
 
@@ -93,12 +94,19 @@ def lay_out(found: Layouts, node: Node, site: Site | None) -> None:
             _follow(found, node, inputs)
     elif _is_copy_to_first(found, node):
         _settle(found, node, found.of(node.all_input_nodes[0]))
-    elif inputs and is_call(node, _POINTWISE):
+    elif inputs and is_call(node, _POINTWISE) and not _draws_as_eager(node):
         _follow(found, node, inputs)
     elif inputs and is_call(node, _VIEWS):
         _view(found, node, inputs)
     elif inputs and not (is_call(node, _READERS) and _is_as_before(found, node)):
         _restore(found, node, inputs)
+
+
+def _draws_as_eager(node: Node) -> bool:
+    """Return whether a node is to draw eager's random numbers, which lie in the order of memory."""
+    from torch._inductor import config  # noqa: PLC0415 (as late as Inductor)
+
+    return config.fallback_random and is_dropout(node) and drops(node)
 
 
 def _follow(found: Layouts, node: Node, inputs: list[Node]) -> None:
@@ -185,6 +193,8 @@ def _restore(found: Layouts, node: Node, inputs: list[Node]) -> None:
     """Have a node read copies that are laid out as its inputs were."""
     found.copies += [(node, x, torch.contiguous_format) for x in inputs]
     for x in inputs:
+        if node.op == "output" and value_of(x).requires_grad and not is_recorded(node):
+            raise NotApplicable(f"a copy of {x.name} would leave the graph without its gradient")
         if not value_of(x).is_contiguous():
             raise NotApplicable(f"{node.name} reads {x.name} in a layout that can't be had again")
 
