@@ -63,8 +63,6 @@ class Layouts:
     """Who reads, what, and in which layout."""
     begins: bool = False
     """Whether convolutions begin with channels last, since their norms have channels first."""
-    writes: bool = False
-    """Whether something may be written to, but for what SiLU in place alone reads."""
     adds: bool = True
     """Whether kernels add residuals, too."""
 
@@ -136,7 +134,7 @@ def _view(found: Layouts, node: Node, inputs: list[Node]) -> None:
         # Strides do not let every view be: an error of the one kind or, of fake tensors, the other.
         with contextlib.suppress(RuntimeError, ValueError):
             given = evaluated(node, found.values)
-    if given is None or (found.writes and _becomes_a_view(found, node, given)):
+    if given is None or (found.memory.writes and _becomes_a_view(found, node, given)):
         _restore(found, node, inputs)
     else:
         _settle(found, node, given)
@@ -173,7 +171,7 @@ def _is_copy_to_first(found: Layouts, node: Node) -> bool:
 
     Where something is written to in place, a copy is needed for more than its layout.
     """
-    if found.writes or node.target != "contiguous" or len(node.args) > 1 or node.kwargs:
+    if found.memory.writes or node.target != "contiguous" or len(node.args) > 1 or node.kwargs:
         return False
     given = found.of(node.all_input_nodes[0])
     if not is_ordinary(given) or given.dim() != _IMAGE:

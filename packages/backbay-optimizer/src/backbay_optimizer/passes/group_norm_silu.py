@@ -175,7 +175,6 @@ def _planned(graph_module: GraphModule, sites: dict[Node, Site], memory: Memory)
     found = Layouts(memory=memory)
     activated = {x.norm for x in sites.values() if x.norm is not x.node}
     found.begins = any(value_of(x.x).is_contiguous() for x in sites.values())
-    found.writes = memory.writes
     for node in graph_module.graph.nodes:
         if node not in activated:
             lay_out(found, node, sites.get(node))
