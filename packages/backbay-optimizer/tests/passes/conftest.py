@@ -9,6 +9,8 @@ import torch
 
 from backbay import compile_log
 from backbay.kit import Pass
+from backbay_optimizer.kernels import group_norm_silu as group_norm_silu_kernel
+from backbay_optimizer.passes.group_norm_silu import group_norm_silu
 from backbay_optimizer.passes.horizontal_fusion import horizontal_fusion
 from backbay_optimizer.tuning import variants
 
@@ -44,6 +46,24 @@ def layers_anywhere(lift, monkeypatch):
     monkeypatch.setattr(layers.MODULE, "ROWS", (layers.B * layers.T, layers.B * layers.T))
     monkeypatch.setattr(layers.MODULE, "COPIED", (layers.WIDE + 2 * layers.NARROW) * layers.D)
     monkeypatch.setattr(layers.MODULE, "_other_reader", lambda node: None)
+
+
+@pytest.fixture
+def norms_anywhere(lift, monkeypatch):
+    """Let group norms be rewritten on the CPU, in two dtypes, however small, whatever is copied."""
+    lift(group_norm_silu, DEVICES=("cpu",))
+    lift(group_norm_silu, DTYPES=(torch.float32, torch.bfloat16))
+    lift(group_norm_silu, COPIED=0.5)
+    monkeypatch.setattr(group_norm_silu_kernel, "pays", lambda x, groups: None)
+    monkeypatch.setattr(group_norm_silu_kernel, "PAYS_FROM", 1)
+
+
+@pytest.fixture(params=[False, True], ids=["first", "last"])
+def image(request):
+    """Return a batch of images, in either layout."""
+    torch.manual_seed(0)
+    form = torch.channels_last if request.param else torch.contiguous_format
+    return torch.randn(2, 8, 6, 10).contiguous(memory_format=form)
 
 
 @pytest.fixture
