@@ -14,7 +14,7 @@ CORE, CONFORMANCE, OPTIMIZER = "backbay", "backbay-conformance", "backbay-optimi
 ADAPTERS = "backbay-adapters"
 ALL = (CORE, CONFORMANCE, OPTIMIZER, ADAPTERS)
 MOST_DEPENDENCIES = 7
-MOST_FILES = {CORE: 396, CONFORMANCE: 140, OPTIMIZER: 105, ADAPTERS: 17}
+MOST_FILES = {CORE: 396, CONFORMANCE: 140, OPTIMIZER: 106, ADAPTERS: 17}
 """Files of a wheel, its metadata included: more come from a folder that does not belong in it."""
 TORCH_KNOWS = """
 import torch._dynamo.backends.registry as registry

@@ -12,7 +12,7 @@ BARS = {
     "backbay_optimizer.passes.linear_epilogues": 21,
     "backbay_optimizer.backend": 111,
 }
-WITH_LATER = BARS | {"backbay_optimizer.backend": 163}
+WITH_LATER = BARS | {"backbay_optimizer.backend": 164}
 """Also lazily: tuning and timing (11), CUDA graphs (13), the store that it keeps its
 measurements in (4), the registry and what words errors (9), cutting and checking (3), kernels."""
 

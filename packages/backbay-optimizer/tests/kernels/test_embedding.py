@@ -123,9 +123,12 @@ def test_a_name_that_is_no_operator_is_found():
         (50257, 768, (0, 1024), "0 tokens"),
         (1024, 768, (4, 64), "below"),
         (50257, 771, (16, 1024), "begin anywhere"),
-        (2000000, 48, (8, 1024), None),
-        (2000000, 48, (9, 1024), "so many of one word"),
-        (2000000, 64, (9, 1024), None),
+        (2000000, 16, (8, 1024), None),
+        (2000000, 16, (9, 1024), "if all were one word"),
+        (2000000, 32, (9, 1024), None),
+        (3 << 16, 256, (64, 1024), None),
+        ((3 << 16) - 1, 256, (64, 1024), "rows so short"),
+        ((3 << 16) - 1, 272, (64, 1024), None),
     ],
 )
 def test_it_is_used_where_it_was_not_measured(words, width, shape, reason, monkeypatch):

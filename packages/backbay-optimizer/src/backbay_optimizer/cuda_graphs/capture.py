@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 import torch
 
+from backbay_optimizer.cuda_graphs.capture_stream import capture_stream, workspace_bytes
+
 exclusive = threading.RLock()
 """Held by captures, and by who waits for a device: that ends every capture on it."""
 launching = threading.Lock()
 """Held by captures and replays: before 2.13 torch refuses random numbers to a replay during one."""
-_streams: dict[int, torch.cuda.Stream] = {}
 _known = threading.Lock()
 """Held while pools, or the recordings of one, are gone through or added to."""
 _pools: "weakref.WeakSet[Pool]" = weakref.WeakSet()
@@ -86,9 +87,10 @@ def pool_of(index: int, stream: int) -> Pool:
 
 
 def pool_bytes(index: int) -> int:
-    """Return what pools and recordings of a device hold of its memory, all together."""
+    """Return the memory of a device that pools, recordings and workspaces hold together."""
     with _known:
-        return sum(x.whole_bytes for x in _pools if x.index == index)
+        pools = sum(x.whole_bytes for x in _pools if x.index == index)
+    return pools + workspace_bytes(index)
 
 
 def captured(pool: Pool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -108,23 +110,17 @@ def captured(pool: Pool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, 
     graph = torch.cuda.CUDAGraph()
     current = torch.cuda.current_stream(pool.index)
     with exclusive, launching, torch.cuda.device(pool.index):
-        if pool.index not in _streams:
-            _streams[pool.index] = torch.cuda.Stream(pool.index)  # type: ignore[no-untyped-call] # as above
-        side = _streams[pool.index]
-        # A workspace of cuBLAS that is made in a capture belongs to the pool, and is not to serve
-        # anybody else; nor may one of somebody else's be captured.
-        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 (its only home)
+        side = capture_stream(pool.index, pool.stream)
+        # "thread_local": other threads may do what can't be captured.
+        capture = torch.cuda.graph(
+            graph, pool=pool.handle, stream=side.stream, capture_error_mode="thread_local"
+        )
         try:
-            # Only this thread must not do what can't be captured.
-            with torch.cuda.graph(
-                graph, pool=pool.handle, stream=side, capture_error_mode="thread_local"
-            ):
+            with side.holding_workspaces(), capture:
                 results = run()
         except BaseException:
-            _recover(pool, current, side)
+            _recover(pool, current, side.stream)
             raise
-        finally:
-            torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 (as above)
     pool.measure()
     return graph, results
 
