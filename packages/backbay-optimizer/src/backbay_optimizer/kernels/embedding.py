@@ -55,8 +55,8 @@ _SHORT = 256
 """Columns up to which a row is short: a program writes many rows at once."""
 _WORDS_A_TOKEN = 3
 """From which short rows were measured to be faster. 26 tables of 10,000 words, 64 columns and 8192
-tokens took 1.04 to 1.20 times as long as Inductor on an H200, 2026-12-01; a day before 0.23 to 0.58,
-where Inductor's kernels were slower than on this day."""
+tokens took 1.04 to 1.20 times as long as Inductor on an H200, 2026-12-01; a day before 0.23 to
+0.58, where Inductor's kernels were slower than on this day."""
 _AT_A_TIME = 1024
 """Elements of short rows that a program writes at once: by search on an H200, 2026-11-30, where a
 program that wrote 4 rows of 64 columns one after the other took up to 2.8 times as long."""
