@@ -165,6 +165,19 @@ def test_a_later_graph_writes_where_an_earlier_one_was_when_workspaces_were_rele
         product.check(*one)
 
 
+def test_two_graphs_of_one_pool_overwrite_each_other_when_workspaces_were_released(product):
+    shared = pool()
+
+    def released():
+        torch._C._cuda_clearCublasWorkspaces()
+        return product()
+
+    made = [captured(shared, x) for x in (product, released, product)]
+    release()
+    for one in made:
+        product.check(*one)
+
+
 def test_a_stream_is_somebody_elses(monkeypatch):
     monkeypatch.setattr(capture_stream, "_by_stream", {})
     index = torch.cuda.current_device()

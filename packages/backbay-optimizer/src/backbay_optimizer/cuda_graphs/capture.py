@@ -128,6 +128,7 @@ def captured(pool: Pool, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, 
 def _recover(pool: Pool, current: torch.cuda.Stream, side: torch.cuda.Stream) -> None:
     """Undo what torch leaves behind where a capture does not end well."""
     torch.cuda.set_stream(current)
+    pool.is_used = True  # if nothing else is in it, the next graph takes another
     if _by_stream.get((pool.index, pool.stream)) is pool:
         del _by_stream[pool.index, pool.stream]  # nothing more is captured into it
     with contextlib.suppress(RuntimeError):  # the capture did end: nothing is left

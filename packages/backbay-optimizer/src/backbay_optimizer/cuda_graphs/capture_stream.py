@@ -4,12 +4,14 @@ torch keeps workspaces of cuBLAS and cuBLASLt for each thread and stream, and a 
 the addresses of those that its products were captured with. So this memory must not be freed or
 used by others while the graph lives. torch's own graphs release all workspaces before and after a
 capture, including those that products of other threads are about to write in (docs/upstream.md).
-Here none is released. What one stream replays, one graph after another, is captured in a stream
-that nobody else has, and the workspaces of that are made beforehand, in memory that is kept.
+This module releases none: what one stream replays is captured in a stream of its own, whose
+workspaces are made beforehand, in memory that is kept. Whoever releases them, as torch from 2.12 on
+does where a graph of the stream goes, frees nothing that a graph uses.
 """
 
 import contextlib
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -18,15 +20,16 @@ import torch
 
 _NON_BLOCKING = 1
 """It does not wait for the default stream: work there would end a capture otherwise."""
-_ATTEMPTS = 3
+_ATTEMPTS = 4
+"""To have workspaces that nobody releases while they are made."""
 _by_stream: dict[tuple[int, int], "CaptureStream"] = {}
 """By device, and the stream that replays."""
 _all: list["CaptureStream"] = []
-"""Those, and retired ones whose workspaces graphs still use."""
+"""Those, and retired ones, whose workspaces graphs may still use."""
 
 
 class CaptureStream:
-    """Where what one stream replays is captured."""
+    """A stream that captures what another stream replays."""
 
     def __init__(self, index: int, stream: int) -> None:
         """Make one.
@@ -40,32 +43,41 @@ class CaptureStream:
         """What its workspaces take of the device's memory."""
         self._replaying = stream
         self._pool = torch.cuda.MemPool()
+        # It is never destroyed: to free its memory while Python ends, in a forked process or after
+        # an error of the device, would abort.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
         # torch has 32 of a device, and hands them out in turn: others would get this one, too.
         self.stream = torch.cuda.ExternalStream(_made(), index)  # type: ignore[no-untyped-call] # torch has no stub
         _all.append(self)
 
     @contextlib.contextmanager
     def holding_workspaces(self) -> Iterator[None]:
-        """Have this thread's workspaces in memory that is kept, while something is captured.
+        """Keep this thread's workspaces in this stream's own memory during a capture.
 
-        Mostly they are there. They are made in a thread's first capture, and again after somebody
-        has released all. Nothing may be replayed in between. If they are released meanwhile, what
-        takes their place may be in the graph's own memory, where no later graph is to find it: the
-        next capture has another stream.
+        Usually they exist already. They are made in a thread's first capture, and again after
+        somebody has released all. Nothing may be replayed in between. If they are released during
+        the capture, torch may make new ones in the graph's memory. No later graph may use those, so
+        the next capture gets a new stream.
+
+        Raises:
+            RuntimeError: those of cuBLASLt can't be made.
         """
+        if os.environ.get("DISABLE_ADDMM_CUDA_LT") == "1":
+            raise RuntimeError("with DISABLE_ADDMM_CUDA_LT=1 no workspace of cuBLASLt can be made")
         torch.cuda.synchronize()  # a replay may be writing in them
         torch.cuda.empty_cache()  # torch does not do so itself where a pool lacks memory
-        used = 0
+        used, settled = -1, False
         for _ in range(_ATTEMPTS):
             self._make_workspaces()
-            used = self._total("allocated_size")
-            if used:
+            before, used = used, self._total("allocated_size")
+            settled = used == before
+            if settled:
                 break
         self.workspace_bytes = self._total("total_size")
         try:
             yield
         finally:
-            if self._total("allocated_size") < used:
+            if not settled or self._total("allocated_size") < used:
                 del _by_stream[self.index, self._replaying]
 
     def _make_workspaces(self) -> None:
@@ -80,7 +92,7 @@ class CaptureStream:
 
 
 def capture_stream(index: int, stream: int) -> CaptureStream:
-    """Return where something is captured that a stream is to replay.
+    """Return the stream to capture in for a stream that replays.
 
     Args:
         index: of the device, which is the current one.
