@@ -5,7 +5,7 @@ the addresses of those that its products were captured with. So this memory must
 used by others while the graph lives. torch's own graphs release all workspaces before and after a
 capture, including those that products of other threads are about to write in (docs/upstream.md).
 This module releases none: what one stream replays is captured in a stream of its own, whose
-workspaces are made beforehand, in memory that is kept. Whoever releases them, as torch from 2.12 on
+workspaces are made beforehand, in memory that is kept. Whoever releases them, as later torch also
 does where a graph of the stream goes, frees nothing that a graph uses.
 """
 
