@@ -10,6 +10,15 @@ from backbay_optimizer.passes.group_norm_silu import group_norm_silu
 OPERATOR = "group_norm_silu"
 
 
+@torch.no_grad()
+def check(look, program, x, count):
+    """Hold a rewritten program to what it was, with so many norms changed."""
+    seen = look(program, x, passes=[group_norm_silu])
+    wanted = program(x)
+    assert seen.changes[OPERATOR] == count
+    torch.testing.assert_close(seen.result, wanted)
+
+
 def test_a_copy_that_keeps_what_is_overwritten_is_gone(look, norms_anywhere):
     def overwriting(x):
         tokens = F.linear(x.flatten(2).transpose(1, 2), eye)
@@ -19,11 +28,7 @@ def test_a_copy_that_keeps_what_is_overwritten_is_gone(look, norms_anywhere):
 
     eye, kernel_of_one = torch.eye(8), torch.eye(8)[:, :, None, None]
     x = torch.randn(2, 8, 6, 10)
-    with torch.no_grad():
-        seen = look(overwriting, x, passes=[group_norm_silu])
-        wanted = overwriting(x)
-    assert seen.changes[OPERATOR] == 1
-    torch.testing.assert_close(seen.result, wanted)
+    check(look, overwriting, x, count=1)
 
 
 def copied_before_it_is_written(x):
@@ -44,11 +49,7 @@ def copied_before_a_part_is_written(x):
 def test_a_copy_is_of_what_was_there_before_a_write(look, norms_anywhere, program):
     torch.manual_seed(0)
     x = torch.randn(8, 8, 6, 10)
-    with torch.no_grad():
-        seen = look(program, x, passes=[group_norm_silu])
-        wanted = program(x)
-    assert seen.changes[OPERATOR] == 2
-    torch.testing.assert_close(seen.result, wanted)
+    check(look, program, x, count=2)
 
 
 def read_first_without_gradients(x):
@@ -147,11 +148,7 @@ def test_a_result_that_is_written_by_a_view_is_read_after_that(look, norms_anywh
         row.zero_()
         return F.silu(F.group_norm(z, 2)), y
 
-    with torch.no_grad():
-        seen = look(overwriting, x, passes=[group_norm_silu])
-        wanted = overwriting(x)
-    assert seen.changes[OPERATOR] == 2
-    torch.testing.assert_close(seen.result, wanted)
+    check(look, overwriting, x, count=2)
 
 
 def offset_is_written(x, weight, bias):
