@@ -12,7 +12,7 @@ import torch
 from backbay.session import LocalClient
 
 FOLDER = str(Path(__file__).parents[2] / "benchmarks")
-OURS = {"speed", "models", "patterns", "newest", "limits", "compile_times"}
+OURS = {"speed", "models", "patterns", "newest", "limits", "compile_times", "layout_copies"}
 
 
 @pytest.fixture(scope="module")

@@ -247,5 +247,9 @@ def test_what_is_written_before_backward_raises(look, norms_anywhere, program, c
     bias = torch.randn(8)
     wanted = torch.autograd.grad(program(*given, bias.clone()).sum(), given)
     seen = look(program, *given, bias, passes=[group_norm_silu])
-    torch.testing.assert_close(torch.autograd.grad(seen.result.sum(), given), wanted)
+    found = torch.autograd.grad(seen.result.sum(), given)
+    for one, other in zip(found, wanted, strict=True):
+        # A pixel that is added to all others has a gradient of terms that cancel: eager's own is
+        # 1.2e-5 from float64's, where the largest is 3.5.
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
     assert seen.changes[OPERATOR] == count, seen.near

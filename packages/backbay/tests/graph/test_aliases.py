@@ -73,6 +73,17 @@ def test_memory_that_is_given_to_no_writer_reaches_one():
     assert not Memory(graph, besides={writes}).reaches_a_writer(cos)
 
 
+def test_a_call_that_is_given_no_tensor_writes_one():
+    def program(x):
+        torch._C._log_api_usage_once("python.nn_module")  # where a module is made
+        return x.cos()
+
+    graph = seen(program, torch.randn(2, 3))
+    assert any(x.target is torch._C._log_api_usage_once for x in graph.nodes)
+    assert not Memory(graph).writes
+    assert Memory(seen(lambda x: opaque(x), torch.randn(2, 3))).writes
+
+
 def test_memory_beside_a_vmap_reaches_a_writer():
     def program(x, y):
         return torch.vmap(lambda row: row.sum().sin_())(x.cos())[:, None] + y.tan()
