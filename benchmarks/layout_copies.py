@@ -1,0 +1,194 @@
+"""Which kernels of a step only copy, so that a tensor is laid out otherwise.
+
+    python benchmarks/layout_copies.py [CASE ...] [--arms inductor,backbay:no-graphs]
+        [--at-once 3] [--out FILE]
+
+A case is one of ``speed.model_cases`` (``vae_decoder_nchw.infer``) or
+``WORKLOAD[,BATCH][,channels_last],infer|train``, in bfloat16 with random weights. Copies are found
+in the profile of one step, of which the first six ran before:
+
+- a kernel of Inductor's, if its code stores only what it loaded, casts aside;
+- cuDNN's kernels from one layout to the other, torch's and CUDA's copies.
+
+An operator that writes its result in another layout beside its work copies nothing, and isn't
+counted; nor is what gathers, as nearest upsampling does (``index`` in a kernel's name). There are
+no CUDA graphs: what those copy is not what is asked for. Cases run ``--at-once``, and share the
+GPU: shares of a step are what to read, milliseconds are about right.
+"""
+
+import argparse
+import datetime as dt
+import multiprocessing
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch._inductor.codecache import PyCodeCache
+from torch.autograd import DeviceType  # type: ignore[attr-defined] # it is there
+from torch.profiler import ProfilerActivity, profile
+
+from backbay.causes import one_line
+from backbay.proof import Step, Workload
+from backbay.timing.device import device_name
+from backbay.workloads.loading import load
+from speed import arms
+from speed.model_cases import CASES, built, case
+from speed.surroundings import versions
+
+NAMES = (
+    "vae_decoder_nchw.infer",
+    "vae_decoder_nhwc.infer",
+    "vae_decoder_nchw.train",
+    "vae_decoder_nhwc.train",
+    "diffusers:unet@base,8,infer",
+    "diffusers:unet@base,8,channels_last,infer",
+)
+ARMS = (arms.INDUCTOR, f"{arms.OURS}:{arms.NO_GRAPHS}")
+WARM = 6
+SHOWN = 12
+"""Kernels of an arm, those that take longest."""
+LIBRARIES = re.compile(r"Memcpy DtoD.*|.*(?:direct_copy_kernel|nchwToNhwc|nhwcToNchw).*")
+"""Names of copies that are not Inductor's."""
+_KERNEL = re.compile(r"^def (triton_\w+)\(.*?(?=^\S|\Z)", re.DOTALL | re.MULTILINE)
+_LOADED = re.compile(r"^\s*(\w+) = tl\.load\(", re.MULTILINE)
+_CAST = re.compile(r"^\s*(\w+) = (\w+)\.to\([\w.]+\)$", re.MULTILINE)
+_STORED = re.compile(r"^\s*tl\.store\(\w+ \+ \(.*\), (\w+), [^,]*\)$", re.MULTILINE)
+
+
+def main() -> None:
+    """Count and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cases", nargs="*", default=NAMES, metavar="CASE")
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--at-once", type=int, default=3, help="cases that run side by side")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    lines = list(head())
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(given.at_once, mp_context=spawning, max_tasks_per_child=1) as pool:
+        tables = [pool.submit(partial(table, x, given.arms.split(","))) for x in given.cases]
+        for done in as_completed(tables):
+            lines += done.result()
+            print("\n".join(done.result()), flush=True)
+            if given.out:  # what is done is kept, whatever becomes of the rest
+                given.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def head() -> Iterator[str]:
+    """Yield what was counted where."""
+    known = ", ".join(f"{k} {v}" for k, v in versions("diffusers").items())
+    today, where = dt.datetime.now(dt.UTC).date(), device_name(torch.device("cuda"))
+    yield f"{today}; {where}; {known}; bfloat16; copies of one step."
+
+
+def table(name: str, names: Sequence[str]) -> list[str]:
+    """Return the lines of one case.
+
+    Args:
+        name: of the case.
+        names: of the arms.
+    """
+    device = torch.device("cuda")
+    lines = ["", f"`{name}`", "", "| arm | copies | ms | of the step's ms |", "|---|---|---|---|"]
+    details: list[str] = []
+    try:
+        one = Step(workload(name, device), train=name.endswith("train"), seed=0)
+        for arm in names:
+            found = kernels(one, arm)
+            known = codes()
+            copying = {x: y for x, y in found.items() if copies(x, known)}
+            count = sum(n for n, _ in copying.values())
+            ms, all_ms = (sum(y for _, y in x.values()) for x in (copying, found))
+            lines.append(f"| `{arm}` | {count} | {ms:.2f} | {all_ms:.2f} |")
+            longest = sorted(copying.items(), key=lambda x: -x[1][1])[:SHOWN]
+            details += [f"- `{arm}`: {n} x `{x[:90]}`, {y:.3f} ms" for x, (n, y) in longest]
+    except Exception as error:  # noqa: BLE001 (the other cases go on)
+        return ["", f"`{name}` failed: {one_line(error)}"]
+    return [*lines, "", *details]
+
+
+def workload(name: str, device: torch.device) -> Workload:
+    """Return the model and inputs of a case."""
+    if name in {x.name for x in CASES}:
+        return built(case(name), "full", device=device, seed=0)
+    model, *more, what = name.split(",")
+    batch = next((int(x) for x in more if x.isdigit()), None)
+    train = what == "train"
+    made = load(model, seed=0, dtype=torch.bfloat16, device=device, train=train, batch=batch)
+    if "channels_last" in more:
+        made.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return made
+
+
+def kernels(one: Step, arm: str) -> Mapping[str, tuple[int, float]]:
+    """Return how often each kernel of a step runs, and for how many milliseconds together."""
+    PyCodeCache.cache_clear()
+    call = arms.compiled(one.workload.model, arm)
+    for _ in range(WARM):
+        one(call)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        one(call)
+        torch.cuda.synchronize()
+    counts: Counter[str] = Counter()
+    took: Counter[str] = Counter()
+    for x in profiled.events() or ():
+        if x.device_type == DeviceType.CUDA and not x.is_user_annotation:
+            counts[x.name] += 1
+            took[x.name] += x.time_range.end - x.time_range.start
+    return {x: (counts[x], took[x] / 1e3) for x in counts}
+
+
+def codes() -> Mapping[str, Sequence[str]]:
+    """Return the code of Inductor's kernels since they were forgotten last, by name.
+
+    A forward and its backward may each have one of a name.
+    """
+    found: dict[str, list[str]] = {}
+    for path in {x.__file__ for x in PyCodeCache.modules if x.__file__}:
+        for name, code in kernels_in(Path(path).read_text(encoding="utf-8")):
+            found.setdefault(name, []).append(code)
+    return found
+
+
+def kernels_in(text: str) -> list[tuple[str, str]]:
+    """Return the names and the code of the Triton kernels in a module that Inductor wrote."""
+    return [(x[1], x[0]) for x in _KERNEL.finditer(text)]
+
+
+def copies(name: str, known: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a kernel only copies.
+
+    Args:
+        name: of the kernel, as a profile has it.
+        known: the code of Inductor's kernels.
+
+    Raises:
+        ValueError: two kernels have that name, and one of them does more.
+    """
+    if name not in known:
+        return LIBRARIES.fullmatch(name) is not None
+    if "index" in name:
+        return False
+    if len(said := {only_copies(x) for x in known[name]}) > 1:
+        raise ValueError(f"of two kernels named {name}, one only copies")
+    return said.pop()
+
+
+def only_copies(code: str) -> bool:
+    """Whether Inductor's code for a kernel stores only what it loaded, casts aside."""
+    same = set(_LOADED.findall(code))
+    for new, old in _CAST.findall(code):
+        same |= {new} if old in same else set()
+    stored = _STORED.findall(code)
+    return 0 < len(stored) == code.count("tl.store(") and {*stored} <= same
+
+
+if __name__ == "__main__":
+    main()
