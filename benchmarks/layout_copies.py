@@ -1,19 +1,18 @@
-"""Which kernels of a step only copy, so that a tensor is laid out otherwise.
+"""List the kernels of a step that only copy: to another layout, or a part, or to another dtype.
 
     python benchmarks/layout_copies.py [CASE ...] [--arms inductor,backbay:no-graphs]
-        [--at-once 3] [--out FILE]
+        [--at-once 1] [--out FILE]
 
 A case is one of ``speed.model_cases`` (``vae_decoder_nchw.infer``) or
 ``WORKLOAD[,BATCH][,channels_last],infer|train``, in bfloat16 with random weights. Copies are found
-in the profile of one step, of which the first six ran before:
+in the profile of the seventh step:
 
 - a kernel of Inductor's, if its code stores only what it loaded, casts aside;
 - cuDNN's kernels from one layout to the other, torch's and CUDA's copies.
 
 An operator that writes its result in another layout beside its work copies nothing, and isn't
-counted; nor is what gathers, as nearest upsampling does (``index`` in a kernel's name). There are
-no CUDA graphs: what those copy is not what is asked for. Cases run ``--at-once``, and share the
-GPU: shares of a step are what to read, milliseconds are about right.
+counted; nor is what gathers, as nearest upsampling does. CUDA graphs are off: their own copies
+would be counted. With more than one case ``--at-once``, only counts mean anything.
 """
 
 import argparse
@@ -54,7 +53,8 @@ SHOWN = 12
 LIBRARIES = re.compile(r"Memcpy DtoD.*|.*(?:direct_copy_kernel|nchwToNhwc|nhwcToNchw).*")
 """Names of copies that are not Inductor's."""
 _KERNEL = re.compile(r"^def (triton_\w+)\(.*?(?=^\S|\Z)", re.DOTALL | re.MULTILINE)
-_LOADED = re.compile(r"^\s*(\w+) = tl\.load\(", re.MULTILINE)
+_LOADED = re.compile(r"^\s*(\w+) = tl\.load\(\w+ \+ \((?!.*\btmp\d)", re.MULTILINE)
+"""Where a number that was computed says what is read, it is gathered."""
 _CAST = re.compile(r"^\s*(\w+) = (\w+)\.to\([\w.]+\)$", re.MULTILINE)
 _STORED = re.compile(r"^\s*tl\.store\(\w+ \+ \(.*\), (\w+), [^,]*\)$", re.MULTILINE)
 
@@ -66,7 +66,7 @@ def main() -> None:
     )
     parser.add_argument("cases", nargs="*", default=NAMES, metavar="CASE")
     parser.add_argument("--arms", default=",".join(ARMS))
-    parser.add_argument("--at-once", type=int, default=3, help="cases that run side by side")
+    parser.add_argument("--at-once", type=int, default=1, help="cases that run side by side")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     lines = list(head())
@@ -95,7 +95,7 @@ def table(name: str, names: Sequence[str]) -> list[str]:
         names: of the arms.
     """
     device = torch.device("cuda")
-    lines = ["", f"`{name}`", "", "| arm | copies | ms | of the step's ms |", "|---|---|---|---|"]
+    lines = ["", f"`{name}`", "", "| arm | copies | ms | step, ms |", "|---|---|---|---|"]
     details: list[str] = []
     try:
         one = Step(workload(name, device), train=name.endswith("train"), seed=0)
@@ -187,7 +187,8 @@ def only_copies(code: str) -> bool:
     for new, old in _CAST.findall(code):
         same |= {new} if old in same else set()
     stored = _STORED.findall(code)
-    return 0 < len(stored) == code.count("tl.store(") and {*stored} <= same
+    writes = code.count("tl.store(") + code.count("tl.atomic_")
+    return 0 < len(stored) == writes and {*stored} <= same
 
 
 if __name__ == "__main__":

@@ -42,5 +42,11 @@ def test_one_name_of_a_copy_and_of_work_counts_as_either(speed):
     work = f"{loaded}    tmp1 = tmp0 + 1\n    tl.store(out_ptr0 + (x0), tmp1, None)\n"
     with pytest.raises(ValueError, match="two kernels"):
         copying.copies("triton_", {"triton_": [copy, work]})
+    assert copying.copies("triton_", {"triton_": [copy, copy]})
+    gathered = copy.replace("(x0), None)\n    tl.store", "(x1 + 8 * tmp3), None)\n    tl.store")
+    assert gathered != copy
+    assert not copying.copies("triton_", {"triton_": [gathered]})
+    upsampling = "triton_poi_fused__unsafe_index_1"
+    assert not copying.copies(upsampling, {upsampling: [copy]})
     assert copying.copies("Memcpy DtoD (Device -> Device)", {})
     assert not copying.copies("ampere_bf16_gemm", {})

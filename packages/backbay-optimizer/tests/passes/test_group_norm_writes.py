@@ -1,13 +1,18 @@
 """Writes, copies and gradients round group norms whose layouts move."""
 
+import functools
+
 import pytest
 import torch
+from torch import nn
+from torch._dynamo import decorators
 from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 from torch.utils.checkpoint import checkpoint
 
 from backbay_optimizer.passes.group_norm_silu import group_norm_silu
 
 OPERATOR = "group_norm_silu"
+leaf_function = getattr(decorators, "leaf_function", None)
 
 
 @torch.no_grad()
@@ -29,6 +34,53 @@ def test_a_copy_that_keeps_what_is_overwritten_is_gone(look, norms_anywhere):
     eye, kernel_of_one = torch.eye(8), torch.eye(8)[:, :, None, None]
     x = torch.randn(2, 8, 6, 10)
     check(look, overwriting, x, count=1)
+
+
+def test_a_module_that_is_made_on_the_way_is_taken_for_a_write(look, norms_anywhere):
+    def making(x, *, makes):
+        tokens = F.linear(x.flatten(2).transpose(1, 2), eye)
+        y = tokens.reshape(2, 6, 10, 8).permute(0, 3, 1, 2).contiguous()
+        y = y if makes is None else makes()(y)
+        return F.silu(F.group_norm(F.conv2d(y, kernel_of_one), 2))
+
+    eye, kernel_of_one = torch.eye(8), torch.eye(8)[:, :, None, None]
+    x = torch.randn(2, 8, 6, 10)
+    copies = {}
+    for makes in (None, nn.SiLU):
+        program = functools.partial(making, makes=makes)
+        check(look, program, x, count=1)
+        with torch.no_grad():
+            copies[makes] = look(program, x, passes=[group_norm_silu]).calls("contiguous")
+    assert copies[nn.SiLU] == copies[None]
+
+
+def test_what_a_function_holds_is_written_unseen(look, norms_anywhere):
+    if leaf_function is None:
+        pytest.skip("this torch has no leaf functions")
+    held = torch.randn(2, 8, 6, 10).contiguous(memory_format=torch.channels_last)
+    kernel_of_one = torch.eye(8)[:, :, None, None]
+
+    @leaf_function
+    def square(_):
+        held.mul_(held)
+        return (torch.zeros(()),)
+
+    @square.register_fake
+    def square_fake(_):
+        return (torch.zeros(()),)
+
+    def program(x):
+        y = x.contiguous()
+        square(1.0)
+        return F.silu(F.group_norm(F.conv2d(y, kernel_of_one), 2))
+
+    before = held.clone()
+    with torch.no_grad():
+        wanted = program(held)
+        held.copy_(before)
+        seen = look(program, held, passes=[group_norm_silu])
+    assert seen.changes[OPERATOR] == 1
+    torch.testing.assert_close(seen.result, wanted)
 
 
 def copied_before_it_is_written(x):

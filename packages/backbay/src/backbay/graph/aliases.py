@@ -32,12 +32,10 @@ class Memory:
         writers = [x for x in as_run(graph) if may_write(x) and x not in besides]
         # What only leaves autocast, or another state, writes to nothing.
         writers = [x for x in writers if mutates(x) or not changes_state(x)]
+        self.writes = bool(writers)
+        """Whether anything may be written, by whatever counts."""
         targets = [x for writer in writers for x in written(writer)]
         self._mutated = _union(targets)
-        self.writes = self._mutated != frozenset()
-        """Whether anything may be written, by whatever counts: who is given no tensor writes none,
-        such as ``torch._C._log_api_usage_once``, which stands where a module is made.
-        """
         self._reaching = frozenset().union(*(storages(x) or () for x in targets))
         output = next(x for x in reversed(graph.nodes) if x.op == "output")
         self._returned = _union(output.all_input_nodes)
