@@ -1,4 +1,4 @@
-"""List the kernels of a step that only copy: to another layout, or a part, or to another dtype.
+"""List the kernels of a step that only copy a tensor or a part of it, mostly to another layout.
 
     python benchmarks/layout_copies.py [CASE ...] [--arms inductor,backbay:no-graphs]
         [--at-once 1] [--out FILE]
@@ -7,12 +7,14 @@ A case is one of ``speed.model_cases`` (``vae_decoder_nchw.infer``) or
 ``WORKLOAD[,BATCH][,channels_last],infer|train``, in bfloat16 with random weights. Copies are found
 in the profile of the seventh step:
 
-- a kernel of Inductor's, if its code stores only what it loaded, casts aside;
+- a kernel of Inductor's, if its code stores only what it loaded, casts aside: its name, as of a
+  convolution whose weight it copies, does not always say so;
 - cuDNN's kernels from one layout to the other, torch's and CUDA's copies.
 
-An operator that writes its result in another layout beside its work copies nothing, and isn't
-counted; nor is what gathers, as nearest upsampling does. CUDA graphs are off: their own copies
-would be counted. With more than one case ``--at-once``, only counts mean anything.
+A kernel that also computes isn't counted, whatever layout it writes; nor is one that gathers or
+concatenates, such as nearest upsampling. A case fails if two kernels of one name differ in that.
+CUDA graphs are off: their own copies would be counted. With more than one case ``--at-once``, only
+counts mean anything.
 """
 
 import argparse
@@ -33,6 +35,7 @@ from torch.profiler import ProfilerActivity, profile
 from backbay.causes import one_line
 from backbay.proof import Step, Workload
 from backbay.timing.device import device_name
+from backbay.timing.kernels import LIBRARIES_COPIES
 from backbay.workloads.loading import load
 from speed import arms
 from speed.model_cases import CASES, built, case
@@ -50,8 +53,6 @@ ARMS = (arms.INDUCTOR, f"{arms.OURS}:{arms.NO_GRAPHS}")
 WARM = 6
 SHOWN = 12
 """Kernels of an arm, those that take longest."""
-LIBRARIES = re.compile(r"Memcpy DtoD.*|.*(?:direct_copy_kernel|nchwToNhwc|nhwcToNchw).*")
-"""Names of copies that are not Inductor's."""
 _KERNEL = re.compile(r"^def (triton_\w+)\(.*?(?=^\S|\Z)", re.DOTALL | re.MULTILINE)
 _LOADED = re.compile(r"^\s*(\w+) = tl\.load\(\w+ \+ \((?!.*\btmp\d)", re.MULTILINE)
 """Where a number that was computed says what is read, it is gathered."""
@@ -173,8 +174,8 @@ def copies(name: str, known: Mapping[str, Sequence[str]]) -> bool:
         ValueError: two kernels have that name, and one of them does more.
     """
     if name not in known:
-        return LIBRARIES.fullmatch(name) is not None
-    if "index" in name:
+        return LIBRARIES_COPIES.fullmatch(name) is not None
+    if "index" in name:  # nearest upsampling computes what it reads without a ``tmp``
         return False
     if len(said := {only_copies(x) for x in known[name]}) > 1:
         raise ValueError(f"of two kernels named {name}, one only copies")
@@ -185,7 +186,8 @@ def only_copies(code: str) -> bool:
     """Whether Inductor's code for a kernel stores only what it loaded, casts aside."""
     same = set(_LOADED.findall(code))
     for new, old in _CAST.findall(code):
-        same |= {new} if old in same else set()
+        if old in same:
+            same.add(new)
     stored = _STORED.findall(code)
     writes = code.count("tl.store(") + code.count("tl.atomic_")
     return 0 < len(stored) == writes and {*stored} <= same

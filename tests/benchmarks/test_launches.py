@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own idiom)
 pytest.importorskip("triton")
 
 from backbay.kit.passes import PassContext
-from backbay_optimizer.kernels import batch_norm
+from backbay_optimizer.kernels import batch_norm, group_norm_silu
 from backbay_optimizer.passes.batch_norms import batch_norms
 from backbay_optimizer.passes.fused_convolutions import fused_convolutions
 from backbay_optimizer.passes.fused_counters import fused_counters
@@ -108,6 +108,25 @@ def test_a_batch_norm_in_training_has_one_kernel_for_its_sums_and_one_that_ends_
     convolutions = backward["torch.ops.aten.convolution_backward.default"]
     assert (ours, ends, convolutions) == (3, 3, 3)
     assert backward.total() == 12, "beside one for what is pointwise, for each batch norm"
+
+
+def test_scratch_memory_of_a_group_norm_is_copied(cuda_code, monkeypatch):
+    monkeypatch.setattr(group_norm_silu, "refusal", lambda *_: None)
+    operator = group_norm_silu.group_norm_silu
+
+    def norm(x, weight, bias):
+        return operator(x, weight, bias, groups=8, eps=1e-5, silu=True)[0]
+
+    x = torch.empty(4, WIDTH, 64, 64, dtype=torch.bfloat16, memory_format=torch.channels_last)
+    given = [x, *(torch.empty(WIDTH, dtype=torch.bfloat16) for _ in range(2))]
+    codes = cuda_code.training_codes_for_cuda(norm, *(t.requires_grad_() for t in given))
+    forward, backward = (cuda_code.calls(code) for code in codes)
+    zeros = "triton_poi_fused_new_zeros"  # by which a kernel counts its tiles
+    assert sum(n for x, n in forward.items() if x.startswith(("group_norm_window", zeros))) == 2
+    assert forward.total() == 2
+    ours = ("group_norm_backward_window", zeros)
+    assert sum(n for x, n in backward.items() if x.startswith(ours)) == 2
+    assert backward.total() == 4, "beside sums over the images for weight and bias"
 
 
 def test_counters_of_a_model_have_one_kernel(steps):

@@ -153,14 +153,15 @@ def test_a_model_is_rewritten_otherwise_than_where_it_was_measured(speed, name):
         return graph_module.forward
 
     cases, meta = speed("speed.model_cases"), torch.device("meta")
-    if name == UNET:
+    case = None if name == UNET else cases.case(name)
+    if case is None:
         built = load(name, seed=0, dtype=cases.DTYPE, device=meta, train=False, batch=BATCH)
     else:
-        built = cases.built(cases.case(name), "full", device=meta, seed=0)
+        built = cases.built(case, "full", device=meta, seed=0)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     workload = faked(built, mode)
     torch.compiler.reset()
-    with mode, torch.set_grad_enabled(name.endswith(".train")):
+    with mode, torch.set_grad_enabled(case is not None and case.train):
         torch.compile(workload.model, backend=count)(*workload.args, **workload.kwargs)
     assert seen
     assert +fired == FIRED[name]

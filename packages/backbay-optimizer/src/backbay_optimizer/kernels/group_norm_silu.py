@@ -356,11 +356,10 @@ def launch(
     this = Launch(run=launch, kernels=[kernels], given=given, reference=_same, limits=LIMITS)
     how = chosen or plan_here(_planned(shape, x, layouts, tensors=1), this)
     tiles = _tiles(how, shape)
-    partial = y.new_empty((2, shape.samples, tiles, shape.channels), dtype=torch.float32)
+    partial = _pair(mean, shape.samples, tiles, shape.channels)
     images = (
         source.flat, _vector(shift), None if other is None else other.flat,
-        None if other is None else total, _vector(weight), _vector(bias), y,
-        partial[0], partial[1], mean, rstd,
+        None if other is None else total, _vector(weight), _vector(bias), y, *partial, mean, rstd,
     )  # fmt: skip
     kinds: dict[str, Any] = {
         "silu": silu,
@@ -398,10 +397,10 @@ def launch_backward(
     source, slope = _flattened(x), _flattened(dy)
     other = None if extra is None else _flattened(extra)
     dx = new_images(dy, x.shape, x.dtype) if source.last else x.new_empty(x.shape)
-    sums = mean.new_empty((2, shape.samples, shape.channels))
+    sums = _pair(mean, shape.samples, shape.channels)
     if not x.numel():
-        sums = sums.fill_(0)
-        return dx, sums[0].sum(0), sums[1].sum(0)
+        dweight, dbias = (t.fill_(0).sum(0) for t in sums)
+        return dx, dweight, dbias
     layouts = {source.last, slope.last, *([] if other is None else [other.last])}
     this = Launch(
         run=launch_backward,
@@ -413,12 +412,11 @@ def launch_backward(
     )
     how = chosen or plan_here(_planned(shape, x, layouts, tensors=2), this)
     tiles = _tiles(how, shape)
-    partial = mean.new_empty((2, shape.samples, tiles, shape.channels))
-    means = mean.new_empty((2, shape.samples, groups))
+    partial = _pair(mean, shape.samples, tiles, shape.channels)
+    means = _pair(mean, shape.samples, groups)
     images = (
         slope.flat, source.flat, _vector(shift), _vector(weight), _vector(bias),
-        None if other is None else other.flat, dx, mean, rstd,
-        partial[0], partial[1], sums[0], sums[1], means[0], means[1],
+        None if other is None else other.flat, dx, mean, rstd, *partial, *sums, *means,
     )  # fmt: skip
     kinds: dict[str, Any] = {
         "silu": silu,
@@ -427,8 +425,18 @@ def launch_backward(
         "extra_last": other.last if other is not None else source.last,
     }
     _run(kernels, how, shape, dx, images, (_stride(shift, shape),), kinds)
-    # Two sums, not one that is cut: an operator's results may not share memory.
-    return dx, sums[0].sum(0), sums[1].sum(0)
+    dweight, dbias = (t.sum(0) for t in sums)
+    return dx, dweight, dbias
+
+
+def _pair(like: Tensor, *shape: int) -> tuple[Tensor, Tensor]:
+    """Return memory for two tensors that a kernel writes.
+
+    As parts of one, Inductor would copy each before the kernel, whatever is in it. By torch.empty,
+    since AOTAutograd takes two calls of others that are alike for one.
+    """
+    first, second = (torch.empty(shape, dtype=like.dtype, device=like.device) for _ in range(2))
+    return first, second
 
 
 def _vector(x: Tensor | None) -> Tensor | None:

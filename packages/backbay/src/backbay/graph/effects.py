@@ -56,10 +56,9 @@ _STATEFUL_FUNCTIONS = frozenset({"from_file", "manual_seed", "fused_moving_avg_o
 
 _READERS = frozenset({torch.ops.higher_order.flex_attention})
 """Higher-order operators that write nothing, if the functions that they are given do not."""
-_COUNTS_USES = frozenset(
-    {torch._C._log_api_usage_once, torch._C._log_api_usage_metadata}  # noqa: SLF001 (Dynamo's)
-)
-"""Torch's own statistics: the first is in a graph whose program makes a module."""
+_COUNTS_USE = getattr(torch._C, "_log_api_usage_once", None)  # noqa: SLF001 (Dynamo records it)
+"""Torch's counter of its own use, which touches no tensor: in graphs of programs that make a
+module."""
 _PRIVATE = ("_int_mm", "_scaled_mm")
 """Products of 8 bits, which models call although their names are private."""
 
@@ -211,8 +210,8 @@ def is_known(node: Node) -> bool:
 
 
 def _only_reads(node: Node) -> bool:
-    """Return whether a function that is not known writes nothing, nor what it is given calls."""
-    if node.target in _COUNTS_USES:
+    """Return whether a function that `is_known` does not cover, and what it is given, only read."""
+    if node.target is _COUNTS_USE:
         return True
     owner = node.graph.owning_module
     if node.target not in _READERS or owner is None:

@@ -14,18 +14,18 @@ _CALLS = 3
 """That are watched; the first one after a pause is not."""
 _BETWEEN = ("HtoD", "DtoH", "PtoP")
 """In the name of a copy: from the host, to it, and from one GPU to another."""
-_MOVING = re.compile(
+LIBRARIES_COPIES = re.compile(r"Memcpy DtoD.*|.*(?:direct_copy_kernel|nchwToNhwc|nhwcToNchw).*")
+"""Names of copies by CUDA, torch and cuDNN."""
+_INDUCTORS_COPIES = re.compile(
     r"""
-    Memcpy\ DtoD .* | .* (?: direct_copy_kernel | nchwToNhwc | nhwcToNchw ) .*
-    | triton_poi_fused (?: _ (?:
+    triton_poi_fused (?: _ (?:
         _to_copy | copy_? | clone | contiguous | convert_element_type | (?:_unsafe_)? view | reshape
         | permute | transpose | t | expand | slice | select | (?:un)? squeeze | as_strided | detach
     ) )+ _\d+
     """,
     re.VERBOSE,
 )
-"""Names of what only moves data: copies by CUDA, torch and cuDNN, and Inductor's kernels of nothing
-else, which are named after their operators."""
+"""Names of Inductor's kernels that only move data: they are named after their operators."""
 
 
 def gpu_work(step: Callable[[], Any], device: torch.device) -> GpuWork | None:
@@ -49,7 +49,7 @@ def gpu_work(step: Callable[[], Any], device: torch.device) -> GpuWork | None:
     if not found:
         return None
     copies = [end - start for start, end, name in found if any(x in name for x in _BETWEEN)]
-    moves = [end - start for start, end, name in found if _MOVING.fullmatch(name)]
+    moves = [end - start for start, end, name in found if _only_moves(name)]
     return GpuWork(
         busy_ms=sum(end - start for start, end in _joined(found)) / 1e3 / _CALLS,
         launches=len(found) // _CALLS,
@@ -58,6 +58,10 @@ def gpu_work(step: Callable[[], Any], device: torch.device) -> GpuWork | None:
         moved_ms=sum(moves) / 1e3 / _CALLS,
         moves=len(moves) // _CALLS,
     )
+
+
+def _only_moves(name: str) -> bool:
+    return any(x.fullmatch(name) is not None for x in (LIBRARIES_COPIES, _INDUCTORS_COPIES))
 
 
 def _joined(spans: list[tuple[float, float, str]]) -> Iterator[tuple[float, float]]:
