@@ -3,9 +3,9 @@
     python benchmarks/layout_copies.py [CASE ...] [--arms inductor,backbay:no-graphs]
         [--at-once 1] [--out FILE]
 
-A case is one of ``speed.model_cases`` (``vae_decoder_nchw.infer``) or
-``WORKLOAD[,BATCH][,channels_last],infer|train``, in bfloat16 with random weights. Copies are found
-in the profile of the seventh step:
+A case is one of ``speed.model_cases`` (``vae_decoder_nchw.infer``) or of ``cuda_graphs.py``, with
+``,channels_last`` where wanted (``diffusers:unet@base,8,channels_last,infer``). Each is in bfloat16
+with random weights. Copies are found in the profile of the seventh step:
 
 - a kernel of Inductor's, if its code stores only what it loaded, casts aside: its name, as of a
   convolution whose weight it copies, does not always say so;
@@ -32,11 +32,11 @@ from torch._inductor.codecache import PyCodeCache
 from torch.autograd import DeviceType  # type: ignore[attr-defined] # it is there
 from torch.profiler import ProfilerActivity, profile
 
+import cuda_graphs
 from backbay.causes import one_line
 from backbay.proof import Step, Workload
 from backbay.timing.device import device_name
 from backbay.timing.kernels import LIBRARIES_COPIES
-from backbay.workloads.loading import load
 from speed import arms
 from speed.model_cases import CASES, built, case
 from speed.surroundings import versions
@@ -118,11 +118,9 @@ def workload(name: str, device: torch.device) -> Workload:
     """Return the model and inputs of a case."""
     if name in {x.name for x in CASES}:
         return built(case(name), "full", device=device, seed=0)
-    model, *more, what = name.split(",")
-    batch = next((int(x) for x in more if x.isdigit()), None)
-    train = what == "train"
-    made = load(model, seed=0, dtype=torch.bfloat16, device=device, train=train, batch=batch)
-    if "channels_last" in more:
+    last = ",channels_last"
+    made = cuda_graphs.built(name.replace(last, ""), device)
+    if last in name:
         made.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return made
 

@@ -12,7 +12,10 @@ import torch
 from backbay.session import LocalClient
 
 FOLDER = str(Path(__file__).parents[2] / "benchmarks")
-OURS = {"speed", "models", "patterns", "newest", "limits", "compile_times", "layout_copies"}
+OURS = {
+    *("speed", "models", "patterns", "newest", "limits", "compile_times"),
+    *("layout_copies", "cuda_graphs"),
+}
 
 
 @pytest.fixture(scope="module")
